@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# setup.sh - install what building and testing need: Debian packages and a Go toolchain. Safe to repeat.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '== %s\n' "$*"; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+missing=()
+while read -r package; do
+    case $package in ''|'#'*) continue ;; esac
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+done < scripts/packages
+if [ "${#missing[@]}" -gt 0 ]; then
+    say "installing ${#missing[@]} Debian packages: ${missing[*]}"
+    as_root apt-get update -q
+    # Daemons that a package would start belong to whoever runs the machine, so none is started here.
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+fi
+
+# Any Go from 1.21 on fetches the exact toolchain that go.mod names; Debian 12's own (1.19) does not.
+go_minor() { "$1" version 2>/dev/null | sed -n 's/.*go1\.\([0-9]*\).*/\1/p'; }
+find_go() {
+    local candidate
+    for candidate in go /usr/local/go/bin/go /usr/lib/go-*/bin/go; do
+        if [ "$(go_minor "$candidate" || true)" -ge 21 ] 2>/dev/null; then command -v "$candidate"; return 0; fi
+    done
+    return 1
+}
+if ! find_go >/dev/null; then
+    say "installing Go from Debian's backports"
+    if ! grep -rqs bookworm-backports /etc/apt/sources.list /etc/apt/sources.list.d; then
+        mirror=$(apt-get indextargets --format '$(SITE)' 'Codename: bookworm' | head -n 1)
+        echo "deb ${mirror:-http://deb.debian.org/debian} bookworm-backports main" | as_root tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
+    fi
+    as_root apt-get update -q
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q -t bookworm-backports golang-1.24-go
+fi
+mkdir -p build/bin
+ln -sfn "$(find_go)" build/bin/go
+say "Go: $(build/bin/go version)"
