@@ -746,7 +746,7 @@ type HostInfo struct {
 	WireguardPublicKey string        `protobuf:"bytes,6,opt,name=wireguard_public_key,json=wireguardPublicKey,proto3" json:"wireguard_public_key,omitempty"` // base64
 	WireguardPort      uint32        `protobuf:"varint,7,opt,name=wireguard_port,json=wireguardPort,proto3" json:"wireguard_port,omitempty"`                 // UDP
 	Cores              uint32        `protobuf:"varint,8,opt,name=cores,proto3" json:"cores,omitempty"`                                                      // logical CPUs
-	MemoryBytes        uint64        `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	MemoryBytes        uint64        `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`                       // what it offers to guests: all of it, or the agent's limit
 	NumaNodes          []*NUMANode   `protobuf:"bytes,10,rep,name=numa_nodes,json=numaNodes,proto3" json:"numa_nodes,omitempty"`
 	Acceleration       *Acceleration `protobuf:"bytes,11,opt,name=acceleration,proto3" json:"acceleration,omitempty"`
 	LibvirtVersion     string        `protobuf:"bytes,12,opt,name=libvirt_version,json=libvirtVersion,proto3" json:"libvirt_version,omitempty"`
@@ -1505,8 +1505,9 @@ type Guest struct {
 	Epoch       uint64                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`                 // of the grant; grows with each start and each move
 	BootId      string                 `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // the host's boot in which this epoch was granted
 	NoFork      bool                   `protobuf:"varint,11,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
-	Restarts    uint32                 `protobuf:"varint,12,opt,name=restarts,proto3" json:"restarts,omitempty"` // starts after an unwanted end
-	Failure     string                 `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`    // why it is not being started again; empty: nothing is wrong
+	Restarts    uint32                 `protobuf:"varint,12,opt,name=restarts,proto3" json:"restarts,omitempty"`                    // starts after an unwanted end
+	Failure     string                 `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`                       // why it is not being started again; empty: nothing is wrong
+	LastEpoch   uint64                 `protobuf:"varint,14,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"` // the highest epoch ever set aside for it, granted or not; never used twice
 	// observed
 	State         GuestState `protobuf:"varint,20,opt,name=state,proto3,enum=watari.v1.GuestState" json:"state,omitempty"`
 	Message       string     `protobuf:"bytes,21,opt,name=message,proto3" json:"message,omitempty"`
@@ -1634,6 +1635,13 @@ func (x *Guest) GetFailure() string {
 		return x.Failure
 	}
 	return ""
+}
+
+func (x *Guest) GetLastEpoch() uint64 {
+	if x != nil {
+		return x.LastEpoch
+	}
+	return 0
 }
 
 func (x *Guest) GetState() GuestState {
@@ -2557,7 +2565,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
-	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xcf\x03\n" +
+	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xee\x03\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -2572,7 +2580,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\tR\x06bootId\x12\x17\n" +
 	"\ano_fork\x18\v \x01(\bR\x06noFork\x12\x1a\n" +
 	"\brestarts\x18\f \x01(\rR\brestarts\x12\x18\n" +
-	"\afailure\x18\r \x01(\tR\afailure\x12+\n" +
+	"\afailure\x18\r \x01(\tR\afailure\x12\x1d\n" +
+	"\n" +
+	"last_epoch\x18\x0e \x01(\x04R\tlastEpoch\x12+\n" +
 	"\x05state\x18\x14 \x01(\x0e2\x15.watari.v1.GuestStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x15 \x01(\tR\amessage\x12\x14\n" +
 	"\x05ready\x18\x16 \x01(\bR\x05ready\"\x91\x02\n" +
