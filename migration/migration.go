@@ -1,0 +1,294 @@
+// Package migration decides how a live move of a guest proceeds. It is pure: Step sees a migration's record and
+// what the hosts report, and says which state comes next and whether the grant passes on. Nothing here does
+// I/O or reads a clock. The states and what each host is told in them are in docs/design/migration.md.
+//
+// What it keeps, whatever fails: at most one host holds the grant for a guest, and the target's copy is resumed
+// only after the source's copy is known not to exist any more.
+package migration
+
+import (
+	"fmt"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// RouteWait is how long a switch waits for hosts to confirm the guest's new route. A host that is slower
+// catches up by itself; its messages to the guest go by way of the source until then.
+const RouteWait = 500 * time.Millisecond
+
+// ReserveWait is how long a target that is connected may take to make room, images fetched included.
+const ReserveWait = 10 * time.Minute
+
+// AwayWait is how long a host may be away before a move that has not passed memory on is given up.
+const AwayWait = 15 * time.Second
+
+// Host is one end of a move, as the manager knows it.
+type Host struct {
+	Connected bool
+	// Away is for how long it has not been connected.
+	Away time.Duration
+	// Dead: nothing that was started on it before the migration runs; it was started anew or fenced.
+	Dead bool
+	// Current: what it reports was observed after it took up the present orders.
+	Current bool
+	// Guest is what it reports of the guest; nil: nothing.
+	Guest *v1.GuestObserved
+}
+
+// Observed is all that a step depends on besides the record.
+type Observed struct {
+	Source, Target Host
+	// InState is how long the record has been in its state.
+	InState time.Duration
+	// RoutesSet: every connected host of the cluster has the guest's new route in force.
+	RoutesSet bool
+	// Unwanted: the guest is being deleted or stopped.
+	Unwanted bool
+	// Turn: the limits on concurrent moves let this one begin.
+	Turn bool
+}
+
+// Grant says what a step does to the guest's grant.
+type Grant int
+
+const (
+	GrantStays    Grant = iota // where it is
+	GrantToTarget              // the target holds it, at the target's epoch
+	GrantLost                  // both copies are gone; the guest is to be started anew
+)
+
+// Decision is the outcome of a step. State equals the record's where nothing changes.
+type Decision struct {
+	State   v1.MigrationState
+	Grant   Grant
+	Message string
+}
+
+// Ended tells whether a state is final.
+func Ended(state v1.MigrationState) bool {
+	switch state {
+	case v1.MigrationState_MIGRATION_STATE_DONE, v1.MigrationState_MIGRATION_STATE_FAILED,
+		v1.MigrationState_MIGRATION_STATE_CANCELLED:
+		return true
+	}
+	return false
+}
+
+// RoutedToTarget tells whether hosts are to send the guest's messages to the target.
+func RoutedToTarget(state v1.MigrationState) bool {
+	switch state {
+	case v1.MigrationState_MIGRATION_STATE_SWITCHING, v1.MigrationState_MIGRATION_STATE_RESUMING,
+		v1.MigrationState_MIGRATION_STATE_DONE:
+		return true
+	}
+	return false
+}
+
+// Roles are what the two hosts are told in a state. UNSPECIFIED: nothing.
+func Roles(state v1.MigrationState) (source, target v1.GuestRole) {
+	switch state {
+	case v1.MigrationState_MIGRATION_STATE_RESERVING:
+		return v1.GuestRole_GUEST_ROLE_RUN, v1.GuestRole_GUEST_ROLE_INCOMING
+	case v1.MigrationState_MIGRATION_STATE_TRANSFERRING, v1.MigrationState_MIGRATION_STATE_SWITCHING:
+		return v1.GuestRole_GUEST_ROLE_OUTGOING, v1.GuestRole_GUEST_ROLE_INCOMING
+	case v1.MigrationState_MIGRATION_STATE_RESUMING, v1.MigrationState_MIGRATION_STATE_DONE:
+		return v1.GuestRole_GUEST_ROLE_ABSENT, v1.GuestRole_GUEST_ROLE_RUN
+	default:
+		return v1.GuestRole_GUEST_ROLE_RUN, v1.GuestRole_GUEST_ROLE_ABSENT
+	}
+}
+
+// Step decides what becomes of a migration.
+func Step(m *v1.Migration, o Observed) Decision {
+	switch m.State {
+	case v1.MigrationState_MIGRATION_STATE_PENDING:
+		return pending(m, o)
+	case v1.MigrationState_MIGRATION_STATE_RESERVING:
+		return reserving(m, o)
+	case v1.MigrationState_MIGRATION_STATE_TRANSFERRING:
+		return transferring(m, o)
+	case v1.MigrationState_MIGRATION_STATE_SWITCHING:
+		return switching(m, o)
+	case v1.MigrationState_MIGRATION_STATE_RESUMING:
+		return resuming(m, o)
+	case v1.MigrationState_MIGRATION_STATE_ROLLING_BACK:
+		return rollingBack(m, o)
+	}
+	return stay(m)
+}
+
+func stay(m *v1.Migration) Decision { return Decision{State: m.State, Message: m.Message} }
+
+func waitFor(m *v1.Migration, format string, a ...any) Decision {
+	return Decision{State: m.State, Message: fmt.Sprintf(format, a...)}
+}
+
+func cancelled(message string) Decision {
+	return Decision{State: v1.MigrationState_MIGRATION_STATE_CANCELLED, Message: message}
+}
+
+func rollBack(format string, a ...any) Decision {
+	return Decision{State: v1.MigrationState_MIGRATION_STATE_ROLLING_BACK, Message: fmt.Sprintf(format, a...)}
+}
+
+func lost(format string, a ...any) Decision {
+	return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED, Grant: GrantLost, Message: fmt.Sprintf(format, a...)}
+}
+
+// at is the target's report of this migration's copy; another epoch's is none of it.
+func at(h Host, epoch uint64) v1.GuestCondition {
+	if h.Guest == nil || h.Guest.Epoch != epoch {
+		return v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
+	}
+	return h.Guest.Condition
+}
+
+func pending(m *v1.Migration, o Observed) Decision {
+	switch {
+	case o.Unwanted:
+		return cancelled("the guest is being stopped")
+	case m.Cancel:
+		return cancelled("cancelled before it began")
+	case o.Source.Dead, at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_GONE:
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED, Message: "the guest ended before the move began"}
+	case o.Target.Dead || !o.Target.Connected && o.Target.Away > AwayWait:
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED,
+			Message: fmt.Sprintf("host %s is not reachable; the guest stays on %s", m.Target, m.Source)}
+	case !o.Turn:
+		return waitFor(m, "waits for other moves of these hosts")
+	case !o.Source.Connected || !o.Target.Connected:
+		return waitFor(m, "waits for its hosts to be connected")
+	case at(o.Source, m.SourceEpoch) != v1.GuestCondition_GUEST_CONDITION_RUNNING:
+		return waitFor(m, "waits for the guest to run")
+	}
+	return Decision{State: v1.MigrationState_MIGRATION_STATE_RESERVING}
+}
+
+func reserving(m *v1.Migration, o Observed) Decision {
+	switch condition := at(o.Target, m.TargetEpoch); {
+	case o.Unwanted:
+		return cancelled("the guest is being stopped")
+	case m.Cancel:
+		return rollBack("cancelled")
+	case o.Source.Dead, at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_GONE:
+		return rollBack("the guest ended on %s before its memory was sent", m.Source)
+	case o.Target.Dead:
+		return rollBack("host %s was started anew before it had made room", m.Target)
+	case !o.Target.Connected && o.Target.Away > AwayWait:
+		return rollBack("host %s is not reachable", m.Target)
+	case condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:
+		return rollBack("host %s cannot take it: %s", m.Target, o.Target.Guest.GetMessage())
+	case o.InState > ReserveWait:
+		return rollBack("host %s did not make room within %s", m.Target, ReserveWait)
+	case condition == v1.GuestCondition_GUEST_CONDITION_RESERVED:
+		if !o.Source.Connected {
+			return waitFor(m, "waits for host %s to be connected", m.Source)
+		}
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_TRANSFERRING}
+	}
+	if step := o.Target.Guest.GetStep(); step != "" {
+		return waitFor(m, "host %s: %s", m.Target, step)
+	}
+	return stay(m)
+}
+
+func transferring(m *v1.Migration, o Observed) Decision {
+	received := at(o.Target, m.TargetEpoch) == v1.GuestCondition_GUEST_CONDITION_RECEIVED
+	switch at(o.Source, m.SourceEpoch) {
+	case v1.GuestCondition_GUEST_CONDITION_SENT:
+		// From here on the only copy is the target's: even a cancel has to go forward.
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
+	case v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
+		if m.Cancel {
+			return rollBack("cancelled")
+		}
+		return rollBack("the transfer failed: %s", o.Source.Guest.GetMessage())
+	case v1.GuestCondition_GUEST_CONDITION_GONE:
+		// The source's QEMU ended without libvirt's confirmation.
+		if received {
+			return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
+		}
+		if o.Target.Connected && o.Target.Current || o.Target.Dead {
+			return rollBack("the guest ended on %s during the transfer", m.Source)
+		}
+		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
+	}
+	switch {
+	case o.Unwanted && o.Source.Connected && o.Target.Connected:
+		return cancelled("the guest is being stopped")
+	case o.Source.Dead && received:
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
+	case o.Source.Dead && (o.Target.Connected && o.Target.Current || o.Target.Dead):
+		return lost("host %s died while the guest's memory was being sent", m.Source)
+	case o.Source.Dead:
+		return waitFor(m, "host %s died; waits for host %s to say whether it has all of the guest", m.Source, m.Target)
+	case !o.Source.Connected:
+		return waitFor(m, "host %s is not reachable; the guest runs there, or is whole on %s", m.Source, m.Target)
+	}
+	return stay(m)
+}
+
+// sourceGone: the source's copy is known not to exist.
+func sourceGone(m *v1.Migration, o Observed) bool {
+	switch at(o.Source, m.SourceEpoch) {
+	case v1.GuestCondition_GUEST_CONDITION_SENT, v1.GuestCondition_GUEST_CONDITION_GONE:
+		return true
+	}
+	return o.Source.Dead
+}
+
+func switching(m *v1.Migration, o Observed) Decision {
+	switch condition := at(o.Target, m.TargetEpoch); {
+	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
+		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:
+		if !sourceGone(m, o) {
+			return rollBack("the guest's copy on %s is gone", m.Target)
+		}
+		return lost("the guest's only copy was on %s and is gone", m.Target)
+	case !sourceGone(m, o):
+		return waitFor(m, "waits for host %s to confirm that its copy is gone", m.Source)
+	case !o.Target.Connected:
+		return waitFor(m, "the guest is whole on %s, which is not reachable", m.Target)
+	case condition != v1.GuestCondition_GUEST_CONDITION_RECEIVED:
+		return waitFor(m, "waits for host %s to confirm that it has all of the guest", m.Target)
+	case !o.RoutesSet && o.InState < RouteWait:
+		return stay(m)
+	}
+	return Decision{State: v1.MigrationState_MIGRATION_STATE_RESUMING, Grant: GrantToTarget}
+}
+
+func resuming(m *v1.Migration, o Observed) Decision {
+	switch condition := at(o.Target, m.TargetEpoch); {
+	case condition == v1.GuestCondition_GUEST_CONDITION_RUNNING:
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_DONE}
+	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
+		condition == v1.GuestCondition_GUEST_CONDITION_FAILED:
+		// The grant is the target's already: what ended is an ordinary guest of that host.
+		return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED,
+			Message: fmt.Sprintf("the guest arrived on %s and ended there: %s", m.Target, o.Target.Guest.GetMessage())}
+	case o.Unwanted:
+		return cancelled("the guest is being stopped")
+	case !o.Target.Connected:
+		return waitFor(m, "waits for host %s to be reachable", m.Target)
+	}
+	return stay(m)
+}
+
+func rollingBack(m *v1.Migration, o Observed) Decision {
+	end := v1.MigrationState_MIGRATION_STATE_FAILED
+	if m.Cancel {
+		end = v1.MigrationState_MIGRATION_STATE_CANCELLED
+	}
+	condition := at(o.Source, m.SourceEpoch)
+	ended := condition == v1.GuestCondition_GUEST_CONDITION_GONE || o.Source.Dead
+	switch {
+	case ended, o.Unwanted:
+		return Decision{State: end, Message: m.Message}
+	case condition != v1.GuestCondition_GUEST_CONDITION_RUNNING:
+		return stay(m)
+	case o.Target.Connected && !o.Target.Dead && at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED && o.InState < AwayWait:
+		return stay(m) // its copy is being taken away
+	}
+	return Decision{State: end, Message: fmt.Sprintf("%s; the guest goes on on %s", m.Message, m.Source)}
+}

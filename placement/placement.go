@@ -1,0 +1,217 @@
+// Package placement decides on which host a guest starts or moves to. It is pure: hosts as the manager knows
+// them go in, a choice and an explanation for every host come out. Filters refuse a host and say why; scores
+// order those that are left.
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+
+	v1 "watari/api/watariv1"
+)
+
+// Host is a host as far as placing a guest depends on it.
+type Host struct {
+	Name, Site   string
+	Connected    bool
+	Draining     bool
+	Cores        uint32
+	MemoryBytes  uint64 // offered to guests
+	MemoryUsed   uint64 // set aside for guests, incoming ones among them
+	VCPUs        uint32 // of guests placed on it
+	Acceleration v1.AccelerationKind
+	HasImage     bool
+	// ClusterGuests is how many guests of the request's cluster are placed on it.
+	ClusterGuests int
+}
+
+// Request is a guest that needs a host.
+type Request struct {
+	Shape   *v1.GuestShape
+	Sites   []string // empty: any
+	Spread  v1.Spread
+	Exclude []string // hosts it must not be placed on
+}
+
+// Verdict is the answer for one host: why it was refused, or how it ranks.
+type Verdict struct {
+	Host   string
+	Refuse string // empty: it fits
+	Rank   int    // 1 is the chosen one; 0: refused
+	Why    string // of the rank
+}
+
+func (v Verdict) String() string {
+	if v.Refuse != "" {
+		return fmt.Sprintf("%s: refused: %s", v.Host, v.Refuse)
+	}
+	return fmt.Sprintf("%s: fits, rank %d: %s", v.Host, v.Rank, v.Why)
+}
+
+// Filter refuses hosts. Check returns the reason, or nothing where the host fits.
+type Filter struct {
+	Name  string
+	Check func(r *Request, h *Host) string
+}
+
+// Filters are applied in order; the first refusal is the one that is told.
+var Filters = []Filter{
+	{"connected", func(_ *Request, h *Host) string {
+		return refuse(!h.Connected, "it is not reachable")
+	}},
+	{"draining", func(_ *Request, h *Host) string {
+		return refuse(h.Draining, "it is being drained")
+	}},
+	{"exclude", func(r *Request, h *Host) string {
+		return refuse(slices.Contains(r.Exclude, h.Name), "the guest is there already, or was refused there")
+	}},
+	{"site", func(r *Request, h *Host) string {
+		return refuse(len(r.Sites) > 0 && !slices.Contains(r.Sites, h.Site),
+			"it is at site %s, wanted is %s", h.Site, strings.Join(r.Sites, " or "))
+	}},
+	{"vcpus", func(r *Request, h *Host) string {
+		return refuse(r.Shape.GetVcpus() > h.Cores, "%d vCPUs are wanted, it has %d cores", r.Shape.GetVcpus(), h.Cores)
+	}},
+	{"memory", func(r *Request, h *Host) string {
+		free := h.free()
+		return refuse(r.Shape.GetMemoryBytes() > free, "%s of memory are wanted, %s of %s are free",
+			humanize.IBytes(r.Shape.GetMemoryBytes()), humanize.IBytes(free), humanize.IBytes(h.MemoryBytes))
+	}},
+}
+
+func refuse(refused bool, format string, a ...any) string {
+	if !refused {
+		return ""
+	}
+	return fmt.Sprintf(format, a...)
+}
+
+func (h *Host) free() uint64 {
+	if h.MemoryUsed >= h.MemoryBytes {
+		return 0
+	}
+	return h.MemoryBytes - h.MemoryUsed
+}
+
+// Choose ranks the hosts for one guest; chosen is empty where none fits. Equal hosts are ranked by name, so
+// that the same question has the same answer.
+func Choose(r *Request, hosts []Host) (chosen string, verdicts []Verdict) {
+	verdicts = make([]Verdict, len(hosts))
+	var fit []int
+	for i := range hosts {
+		verdicts[i] = Verdict{Host: hosts[i].Name, Refuse: check(r, &hosts[i])}
+		if verdicts[i].Refuse == "" {
+			fit = append(fit, i)
+		}
+	}
+	sites := siteGuests(hosts)
+	slices.SortFunc(fit, func(a, b int) int { return compare(r, &hosts[a], &hosts[b], sites) })
+	for rank, i := range fit {
+		h := &hosts[i]
+		verdicts[i].Rank = rank + 1
+		verdicts[i].Why = fmt.Sprintf("%d guests of the cluster here, %d at site %s, %d vCPUs on %d cores, image %s",
+			h.ClusterGuests, sites[h.Site], h.Site, h.VCPUs, h.Cores, map[bool]string{true: "here", false: "to be fetched"}[h.HasImage])
+	}
+	if len(fit) > 0 {
+		chosen = hosts[fit[0]].Name
+	}
+	return chosen, verdicts
+}
+
+func check(r *Request, h *Host) string {
+	for _, filter := range Filters {
+		if reason := filter.Check(r, h); reason != "" {
+			return reason
+		}
+	}
+	return ""
+}
+
+func siteGuests(hosts []Host) map[string]int {
+	sites := map[string]int{}
+	for i := range hosts {
+		sites[hosts[i].Site] += hosts[i].ClusterGuests
+	}
+	return sites
+}
+
+// compare orders two hosts that fit: negative where a is the better one.
+func compare(r *Request, a, b *Host, sites map[string]int) int {
+	var order []int
+	switch r.Spread {
+	case v1.Spread_SPREAD_SITE:
+		order = append(order, sites[a.Site]-sites[b.Site], a.ClusterGuests-b.ClusterGuests)
+	case v1.Spread_SPREAD_HOST:
+		order = append(order, a.ClusterGuests-b.ClusterGuests)
+	}
+	order = append(order,
+		accelerationCost(a)-accelerationCost(b),
+		// Fewer vCPUs for each core first; cross-multiplied, so that nothing is rounded.
+		int(a.VCPUs*b.Cores)-int(b.VCPUs*a.Cores),
+		imageCost(a)-imageCost(b),
+		a.ClusterGuests-b.ClusterGuests,
+		strings.Compare(a.Name, b.Name))
+	for _, o := range order {
+		if o != 0 {
+			return o
+		}
+	}
+	return 0
+}
+
+func accelerationCost(h *Host) int {
+	if h.Acceleration == v1.AccelerationKind_ACCELERATION_KIND_KVM {
+		return 0
+	}
+	return 1
+}
+
+func imageCost(h *Host) int {
+	if h.HasImage {
+		return 0
+	}
+	return 1
+}
+
+// Place adds a guest of the request's cluster to a host, so that the next choice sees it.
+func (h *Host) Place(shape *v1.GuestShape) {
+	h.ClusterGuests++
+	h.MemoryUsed += shape.GetMemoryBytes()
+	h.VCPUs += shape.GetVcpus()
+}
+
+// Plan places n equal guests, one after the other. Its error names each host's reason where one finds no place.
+func Plan(r *Request, n int, hosts []Host) ([]string, error) {
+	hosts = slices.Clone(hosts)
+	chosen := make([]string, 0, n)
+	for i := range n {
+		name, verdicts := Choose(r, hosts)
+		if name == "" {
+			return nil, &NoHostError{Guest: i, Guests: n, Verdicts: verdicts}
+		}
+		at := slices.IndexFunc(hosts, func(h Host) bool { return h.Name == name })
+		hosts[at].Place(r.Shape)
+		chosen = append(chosen, name)
+	}
+	return chosen, nil
+}
+
+// NoHostError says for every host why a guest does not fit on it.
+type NoHostError struct {
+	Guest, Guests int // number of the guest, counted from 0, out of so many
+	Verdicts      []Verdict
+}
+
+func (e *NoHostError) Error() string {
+	if len(e.Verdicts) == 0 {
+		return "there is no host; add one with `watari up` or `watari lab up`"
+	}
+	lines := make([]string, len(e.Verdicts))
+	for i, v := range e.Verdicts {
+		lines[i] = v.Host + ": " + v.Refuse
+	}
+	return fmt.Sprintf("no host for guest %d of %d: %s", e.Guest+1, e.Guests, strings.Join(lines, "; "))
+}

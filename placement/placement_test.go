@@ -1,0 +1,95 @@
+package placement
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	v1 "watari/api/watariv1"
+)
+
+const mib = 1 << 20
+
+func request(spread v1.Spread) *Request {
+	return &Request{Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 * mib}, Spread: spread}
+}
+
+func fourHosts() []Host {
+	var hosts []Host
+	for _, name := range []string{"a1", "a2", "b1", "b2"} {
+		hosts = append(hosts, Host{Name: name, Site: name[:1], Connected: true, Cores: 2, MemoryBytes: 4096 * mib,
+			Acceleration: v1.AccelerationKind_ACCELERATION_KIND_TCG})
+	}
+	return hosts
+}
+
+func TestSpreadOverSites(t *testing.T) {
+	chosen, err := Plan(request(v1.Spread_SPREAD_SITE), 4, fourHosts())
+	if got := strings.Join(chosen, " "); err != nil || got != "a1 b1 a2 b2" {
+		t.Fatalf("Plan = %q, %v; want a1 b1 a2 b2", got, err)
+	}
+}
+
+func TestEveryRefusalNamesItsReason(t *testing.T) {
+	hosts := fourHosts()
+	hosts[0].Connected = false
+	hosts[1].Draining = true
+	hosts[2].MemoryUsed = 4000 * mib
+	hosts[3].Cores = 0
+	_, err := Plan(request(0), 1, hosts)
+	want := "no host for guest 1 of 1: a1: it is not reachable; a2: it is being drained; " +
+		"b1: 512 MiB of memory are wanted, 96 MiB of 4.0 GiB are free; b2: 1 vCPUs are wanted, it has 0 cores"
+	if err == nil || err.Error() != want {
+		t.Fatalf("error = %v\nwant    %s", err, want)
+	}
+}
+
+func TestKVMBeforeEmulation(t *testing.T) {
+	hosts := fourHosts()
+	hosts[3].Acceleration = v1.AccelerationKind_ACCELERATION_KIND_KVM
+	hosts[3].VCPUs = 2
+	if chosen, _ := Choose(request(0), hosts); chosen != "b2" {
+		t.Fatalf("chosen = %q, want the host with KVM, b2", chosen)
+	}
+}
+
+// A plan is compared with the plainest one imaginable: guests go to hosts that fit, and as long as every host
+// has room the numbers of guests differ by one at most.
+func TestPlanAgainstPlainReference(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		hosts := make([]Host, rapid.IntRange(1, 8).Draw(t, "hosts"))
+		capacity := 0
+		for i := range hosts {
+			slots := rapid.IntRange(0, 4).Draw(t, "slots")
+			capacity += slots
+			hosts[i] = Host{Name: string(rune('a' + i)), Site: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "site"),
+				Connected: true, Cores: 2, MemoryBytes: uint64(slots) * 512 * mib}
+		}
+		n := rapid.IntRange(1, 20).Draw(t, "guests")
+		spread := rapid.SampledFrom([]v1.Spread{0, v1.Spread_SPREAD_SITE, v1.Spread_SPREAD_HOST}).Draw(t, "spread")
+		chosen, err := Plan(request(spread), n, hosts)
+		if (err == nil) != (n <= capacity) {
+			t.Fatalf("Plan of %d guests on %d slots: %v", n, capacity, err)
+		}
+		if err != nil {
+			return
+		}
+		count := map[string]int{}
+		for _, name := range chosen {
+			count[name]++
+		}
+		for i := range hosts {
+			slots := int(hosts[i].MemoryBytes / (512 * mib))
+			if count[hosts[i].Name] > slots {
+				t.Fatalf("%d guests on host %s with room for %d", count[hosts[i].Name], hosts[i].Name, slots)
+			}
+			for j := range hosts {
+				full := count[hosts[j].Name] == int(hosts[j].MemoryBytes/(512*mib))
+				if spread == v1.Spread_SPREAD_HOST && !full && count[hosts[i].Name] > count[hosts[j].Name]+1 {
+					t.Fatalf("hosts %s and %s have %d and %d guests", hosts[i].Name, hosts[j].Name, count[hosts[i].Name], count[hosts[j].Name])
+				}
+			}
+		}
+	})
+}
