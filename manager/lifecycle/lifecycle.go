@@ -1,0 +1,107 @@
+// Package lifecycle decides what becomes of a guest that is not being moved: where it gets a grant, when it is
+// started anew, when nothing of it is left. It is pure, like package migration, and keeps the same promise: a
+// new grant is given only when the copy of the old one is known not to exist.
+package lifecycle
+
+import (
+	"fmt"
+
+	v1 "watari/api/watariv1"
+)
+
+// MaxRestarts is how often a guest that ends by itself is started again before a person has to look.
+const MaxRestarts = 3
+
+// Host is the host that holds the guest's grant, as the manager knows it.
+type Host struct {
+	Exists    bool
+	Connected bool
+	// Dead: what was started under the grant's boot cannot be running; the host was started anew or fenced.
+	Dead bool
+	// Current: what it reports was observed after it took up the present orders.
+	Current bool
+	Guest   *v1.GuestObserved
+}
+
+// Act is what is to be done about a guest.
+type Act int
+
+const (
+	Nothing Act = iota
+	// Place: no host holds a grant; choose one and give it a new epoch.
+	Place
+	// Release: the copy is known not to exist; take the grant away, so that the guest may be placed or removed.
+	Release
+	// Fail: as Release, and do not start it again by itself.
+	Fail
+	// Remove: it is to be deleted and nothing of it is left.
+	Remove
+)
+
+// Decision says what to do and why.
+type Decision struct {
+	Act     Act
+	Message string
+	// Restart: the release is of a guest that ended though it was wanted.
+	Restart bool
+	// Avoid: the host could not start it; try another one first.
+	Avoid bool
+}
+
+// Step decides about one guest. deleting: its cluster is being deleted.
+func Step(g *v1.Guest, h Host, deleting bool) Decision {
+	if g.Host == "" {
+		switch {
+		case deleting:
+			return Decision{Act: Remove}
+		case g.Stopped || g.Failure != "":
+			return Decision{}
+		}
+		return Decision{Act: Place}
+	}
+	if gone, why := copyGone(g, h); gone {
+		return release(g, h, why, deleting)
+	}
+	if deleting || g.Stopped {
+		// The host was told to end it; it is gone once the host has taken that up and reports it no more.
+		if h.Connected && h.Current && h.Guest == nil {
+			return Decision{Act: Release, Message: "stopped"}
+		}
+		if !h.Connected {
+			return Decision{Message: fmt.Sprintf("waits for host %s to be reachable; if it is off for good: watari host remove --lost %s", g.Host, g.Host)}
+		}
+	}
+	return Decision{}
+}
+
+// copyGone tells whether the copy under the present grant is known not to exist (any more).
+func copyGone(g *v1.Guest, h Host) (bool, string) {
+	if !h.Exists {
+		return true, fmt.Sprintf("host %s was removed", g.Host)
+	}
+	if h.Dead {
+		return true, fmt.Sprintf("host %s was started anew", g.Host)
+	}
+	if h.Guest == nil || h.Guest.Epoch != g.Epoch {
+		return false, ""
+	}
+	switch h.Guest.Condition {
+	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_SENT:
+		return true, "its QEMU ended"
+	case v1.GuestCondition_GUEST_CONDITION_FAILED:
+		return true, "it could not be started: " + h.Guest.Message
+	}
+	return false, ""
+}
+
+func release(g *v1.Guest, h Host, why string, deleting bool) Decision {
+	if deleting || g.Stopped {
+		return Decision{Act: Release, Message: why}
+	}
+	failed := h.Guest != nil && h.Guest.Epoch == g.Epoch && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED
+	// A host that died is no fault of the guest's.
+	if h.Exists && !h.Dead && g.Restarts >= MaxRestarts {
+		return Decision{Act: Fail, Message: fmt.Sprintf("%s; given up after %d starts; watari guest start %s tries again", why, g.Restarts+1, g.Meta.GetName())}
+	}
+	return Decision{Act: Release, Message: why, Restart: true, Avoid: failed}
+}

@@ -1,0 +1,58 @@
+package lifecycle
+
+import (
+	"testing"
+
+	v1 "watari/api/watariv1"
+)
+
+func observed(epoch uint64, condition v1.GuestCondition) *v1.GuestObserved {
+	return &v1.GuestObserved{Epoch: epoch, Condition: condition, Message: "no space"}
+}
+
+func TestStep(t *testing.T) {
+	granted := func() *v1.Guest {
+		return &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3, BootId: "x"}
+	}
+	stopped := func() *v1.Guest { g := granted(); g.Stopped = true; return g }
+	worn := func() *v1.Guest { g := granted(); g.Restarts = MaxRestarts; return g }
+	up := Host{Exists: true, Connected: true, Current: true}
+	with := func(h Host, o *v1.GuestObserved) Host { h.Guest = o; return h }
+	const (
+		run    = v1.GuestCondition_GUEST_CONDITION_RUNNING
+		gone   = v1.GuestCondition_GUEST_CONDITION_GONE
+		failed = v1.GuestCondition_GUEST_CONDITION_FAILED
+	)
+	for name, c := range map[string]struct {
+		guest    *v1.Guest
+		host     Host
+		deleting bool
+		want     Act
+		restart  bool
+	}{
+		"new guest is placed":                    {guest: &v1.Guest{Meta: &v1.Meta{}}, want: Place},
+		"failed guest waits for a person":        {guest: &v1.Guest{Meta: &v1.Meta{}, Failure: "x"}, want: Nothing},
+		"deleted without a grant is removed":     {guest: &v1.Guest{Meta: &v1.Meta{}}, deleting: true, want: Remove},
+		"running is left alone":                  {guest: granted(), host: with(up, observed(3, run)), want: Nothing},
+		"not yet reported is left alone":         {guest: granted(), host: up, want: Nothing},
+		"unreachable host keeps its grant":       {guest: granted(), host: Host{Exists: true}, want: Nothing},
+		"another epoch's end is not this one's":  {guest: granted(), host: with(up, observed(2, gone)), want: Nothing},
+		"ended guest is started anew":            {guest: granted(), host: with(up, observed(3, gone)), want: Release, restart: true},
+		"guest that keeps ending is given up":    {guest: worn(), host: with(up, observed(3, gone)), want: Fail},
+		"failed start is tried elsewhere":        {guest: granted(), host: with(up, observed(3, failed)), want: Release, restart: true},
+		"rebooted host has lost it":              {guest: worn(), host: Host{Exists: true, Connected: true, Dead: true}, want: Release, restart: true},
+		"removed host has lost it":               {guest: granted(), host: Host{}, want: Release, restart: true},
+		"stopped and reported no more":           {guest: stopped(), host: up, want: Release},
+		"stopped but orders not taken up":        {guest: stopped(), host: Host{Exists: true, Connected: true}, want: Nothing},
+		"deleted on unreachable host stays":      {guest: granted(), host: Host{Exists: true}, deleting: true, want: Nothing},
+		"deleted and still there stays":          {guest: granted(), host: with(up, observed(3, run)), deleting: true, want: Nothing},
+		"deleted and reported no more is let go": {guest: granted(), host: up, deleting: true, want: Release},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := Step(c.guest, c.host, c.deleting)
+			if d.Act != c.want || d.Restart != c.restart {
+				t.Errorf("Step = %+v, want act %v, restart %v", d, c.want, c.restart)
+			}
+		})
+	}
+}
