@@ -1,0 +1,246 @@
+package store
+
+// cache.go - the snapshot: all objects in memory, replaced (never changed) as the watch tells of writes.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "watari/api/watariv1"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Snapshot is all objects at one revision, by name. It is shared and never changes.
+type Snapshot struct {
+	Revision   int64
+	Term       uint64 // of the manager that leads or led last; 0: none ever did
+	Leader     string // what that manager calls itself (see Lead)
+	Hosts      map[string]*v1.Host
+	Images     map[string]*v1.Image
+	Clusters   map[string]*v1.Cluster
+	Guests     map[string]*v1.Guest
+	Migrations map[string]*v1.Migration
+	Runs       map[string]*v1.Run
+	Users      map[string]*v1.User
+	Tokens     map[string]*v1.Token
+}
+
+func emptySnapshot() *Snapshot {
+	return &Snapshot{
+		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
+		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
+		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{},
+	}
+}
+
+type subscriber struct {
+	ch  chan struct{}
+	ctx context.Context // nil: lives as long as the store
+}
+
+type cache struct {
+	mu      sync.Mutex
+	snap    *Snapshot
+	moved   chan struct{} // closed and replaced whenever snap is
+	subs    []subscriber
+	history history
+}
+
+func newCache(maxEvents int) *cache {
+	return &cache{snap: emptySnapshot(), moved: make(chan struct{}), history: newHistory(maxEvents)}
+}
+
+func (c *cache) current() *Snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.snap
+}
+
+func (c *cache) subscribe(ctx context.Context) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sub := subscriber{make(chan struct{}, 1), ctx}
+	c.subs = append(c.subs, sub)
+	return sub.ch
+}
+
+// wait returns when the snapshot is at revision rev or later.
+func (c *cache) wait(ctx context.Context, rev int64) error {
+	for {
+		c.mu.Lock()
+		at, moved := c.snap.Revision, c.moved
+		c.mu.Unlock()
+		if at >= rev {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the snapshot to show a write: %w", ctx.Err())
+		}
+	}
+}
+
+// replace makes snap the current snapshot and tells everyone. c.mu is held.
+func (c *cache) replace(snap *Snapshot) {
+	c.snap = snap
+	close(c.moved)
+	c.moved = make(chan struct{})
+	kept := c.subs[:0]
+	for _, sub := range c.subs {
+		if sub.ctx != nil && sub.ctx.Err() != nil {
+			continue
+		}
+		kept = append(kept, sub)
+		select {
+		case sub.ch <- struct{}{}:
+		default: // a token waits already
+		}
+	}
+	clear(c.subs[len(kept):])
+	c.subs = kept
+}
+
+// builder makes the next snapshot; maps are copied when they are first written.
+type builder struct {
+	next   Snapshot
+	copied map[string]bool
+}
+
+func newBuilder(from *Snapshot) *builder { return &builder{*from, map[string]bool{}} }
+
+func put[T Object](b *builder, k Kind[T], m *map[string]T, name string, kv *mvccpb.KeyValue) error {
+	if !b.copied[k.dir] {
+		*m = maps.Clone(*m)
+		b.copied[k.dir] = true
+	}
+	if kv == nil {
+		delete(*m, name)
+		return nil
+	}
+	o, err := k.decode(kv.Value, kv.ModRevision)
+	if err != nil {
+		return err
+	}
+	(*m)[name] = o
+	return nil
+}
+
+// apply takes up one key's new value (nil: it is gone).
+func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
+	dir, name := root, strings.TrimPrefix(key, root)
+	if i := strings.IndexByte(name, '/'); i >= 0 {
+		dir, name = root+name[:i+1], name[i+1:]
+	}
+	switch dir {
+	case Hosts.dir:
+		return put(b, Hosts, &b.next.Hosts, name, kv)
+	case Images.dir:
+		return put(b, Images, &b.next.Images, name, kv)
+	case Clusters.dir:
+		return put(b, Clusters, &b.next.Clusters, name, kv)
+	case Guests.dir:
+		return put(b, Guests, &b.next.Guests, name, kv)
+	case Migrations.dir:
+		return put(b, Migrations, &b.next.Migrations, name, kv)
+	case Runs.dir:
+		return put(b, Runs, &b.next.Runs, name, kv)
+	case Users.dir:
+		return put(b, Users, &b.next.Users, name, kv)
+	case Tokens.dir:
+		return put(b, Tokens, &b.next.Tokens, name, kv)
+	}
+	if key == termKey && kv != nil {
+		return decodeTerm(kv.Value, &b.next)
+	}
+	return nil
+}
+
+// load reads everything and returns the revision it was read at.
+func (s *Store) load(ctx context.Context) (int64, error) {
+	resp, err := s.client.Get(ctx, root, clientv3.WithPrefix())
+	if err != nil {
+		return 0, err
+	}
+	c := s.cache
+	b := newBuilder(emptySnapshot())
+	events := newHistory(s.cfg.MaxEvents)
+	for _, kv := range resp.Kvs {
+		if strings.HasPrefix(string(kv.Key), eventsDir) {
+			events.add(kv)
+		} else if err := b.apply(string(kv.Key), kv); err != nil {
+			s.log.Error("an object in etcd cannot be read and is ignored", "key", string(kv.Key), "error", err)
+		}
+	}
+	events.sort()
+	b.next.Revision = resp.Header.Revision
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.history = events
+	c.replace(&b.next)
+	return resp.Header.Revision, nil
+}
+
+// watch follows all changes after revision rev until ctx ends. A watch that breaks (etcd away, or compacted
+// past us) is begun anew from a full read.
+func (s *Store) watch(ctx context.Context, rev int64) {
+	for ctx.Err() == nil {
+		err := s.follow(ctx, rev)
+		if ctx.Err() != nil {
+			return
+		}
+		s.log.Warn("watching etcd broke off; reading everything anew", "error", err)
+		for ctx.Err() == nil {
+			if rev, err = s.load(ctx); err == nil {
+				break
+			}
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+func (s *Store) follow(ctx context.Context, rev int64) error {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	for resp := range s.client.Watch(ctx, root, clientv3.WithPrefix(), clientv3.WithRev(rev+1)) {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		if len(resp.Events) > 0 {
+			s.take(resp)
+		}
+	}
+	return fmt.Errorf("the watch ended")
+}
+
+// take brings one watch response into the snapshot.
+func (s *Store) take(resp clientv3.WatchResponse) {
+	c := s.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := newBuilder(c.snap)
+	for _, ev := range resp.Events {
+		key, kv := string(ev.Kv.Key), ev.Kv
+		if ev.Type == mvccpb.DELETE {
+			kv = nil
+		}
+		if strings.HasPrefix(key, eventsDir) {
+			if kv != nil {
+				c.history.add(kv)
+			}
+		} else if err := b.apply(key, kv); err != nil {
+			s.log.Error("an object in etcd cannot be read and is ignored", "key", key, "error", err)
+		}
+		b.next.Revision = ev.Kv.ModRevision
+	}
+	c.replace(&b.next)
+}

@@ -1,0 +1,153 @@
+package store
+
+// embedded.go - the etcd inside the manager: one member, no listeners.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+)
+
+const (
+	// reserveBytes is the free disk space below which nothing more is written: etcd ends the whole process
+	// when a write of its log fails, so that point must never be reached.
+	reserveBytes = 96 << 20
+	// quotaBytes bounds etcd's database; when it is reached etcd raises its NOSPACE alarm.
+	quotaBytes = 1 << 30
+	// maxTxnOps bounds the objects of one transaction in the embedded etcd. An outside etcd has 128 unless
+	// told otherwise, so callers stay below that.
+	maxTxnOps = 1024
+)
+
+func quietLogger() *zap.Logger { return zap.NewNop() }
+
+func (s *Store) startEmbedded(ctx context.Context) error {
+	if s.cfg.Dir == "" {
+		return errors.New("store: neither a directory nor etcd endpoints are given")
+	}
+	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return fmt.Errorf("make etcd's directory: %w", err)
+	}
+	if free, err := freeBytes(s.cfg.Dir); err == nil && free < reserveBytes {
+		return fmt.Errorf("open %s: %d MiB are free where %d MiB are needed: %w", s.cfg.Dir, free>>20, reserveBytes>>20, ErrNoSpace)
+	}
+	server, err := embed.StartEtcd(embeddedConfig(s.cfg.Dir))
+	if err != nil {
+		return fmt.Errorf("start the embedded etcd in %s: %w", s.cfg.Dir, err)
+	}
+	select {
+	case <-server.Server.ReadyNotify():
+	case <-server.Server.StopNotify():
+		return fmt.Errorf("start the embedded etcd in %s: it stopped by itself, see etcd.log there", s.cfg.Dir)
+	case <-ctx.Done():
+		server.Close()
+		return fmt.Errorf("start the embedded etcd in %s: %w", s.cfg.Dir, ctx.Err())
+	}
+	s.server = server
+	s.client = v3client.New(server.Server)
+	return nil
+}
+
+func embeddedConfig(dir string) *embed.Config {
+	cfg := embed.NewConfig()
+	cfg.Name = "manager"
+	cfg.Dir = filepath.Join(dir, "data")
+	// Nobody listens: a single member never talks to peers, and the client is in the process. The peer
+	// address only names the member.
+	peer := url.URL{Scheme: "http", Host: "127.0.0.1:2380"}
+	cfg.ListenPeerUrls, cfg.ListenClientUrls = nil, nil
+	cfg.AdvertisePeerUrls, cfg.AdvertiseClientUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.Name + "=" + peer.String()
+	cfg.Logger = "zap"
+	cfg.LogLevel = "warn"
+	cfg.LogOutputs = []string{filepath.Join(dir, "etcd.log")}
+	cfg.AutoCompactionMode = embed.CompactorModePeriodic
+	cfg.AutoCompactionRetention = "30m"
+	cfg.QuotaBackendBytes = quotaBytes
+	cfg.MaxTxnOps = maxTxnOps
+	cfg.MaxRequestBytes = 8 << 20
+	cfg.EnableGRPCGateway = false
+	// A quiet manager does not need a snapshot of the log often, but its log is to stay small.
+	cfg.SnapshotCount = 5000
+	return cfg
+}
+
+// freeBytes is what an unprivileged writer could still write to dir's file system.
+func freeBytes(dir string) (uint64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", dir, err)
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
+// roomToWrite refuses a write to a nearly full disk before etcd sees it.
+func (s *Store) roomToWrite() error {
+	if s.server == nil {
+		return nil
+	}
+	free, err := freeBytes(s.cfg.Dir)
+	if err == nil && free < reserveBytes {
+		return fmt.Errorf("%d MiB are free at %s, %d MiB are needed: %w", free>>20, s.cfg.Dir, reserveBytes>>20, ErrNoSpace)
+	}
+	return nil
+}
+
+// Problems says what is wrong with the store, a sentence each; empty: nothing.
+func (s *Store) Problems(ctx context.Context) []string {
+	var problems []string
+	if err := s.roomToWrite(); err != nil {
+		problems = append(problems, fmt.Sprintf("the manager's disk is full, nothing can be changed: %v", err))
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	alarms, err := s.client.AlarmList(ctx)
+	if err != nil {
+		return append(problems, fmt.Sprintf("etcd does not answer: %v", err))
+	}
+	for _, a := range alarms.Alarms {
+		problems = append(problems, fmt.Sprintf("etcd raised the alarm %s", a.Alarm))
+	}
+	return problems
+}
+
+// DisarmNoSpace compacts and defragments the database and takes back a NOSPACE alarm; harmless when there is
+// none. The daemon calls it now and then.
+func (s *Store) DisarmNoSpace(ctx context.Context) error {
+	alarms, err := s.client.AlarmList(ctx)
+	if err != nil {
+		return fmt.Errorf("list etcd's alarms: %w", err)
+	}
+	if len(alarms.Alarms) == 0 || s.server == nil || s.roomToWrite() != nil {
+		return nil
+	}
+	if _, err := s.client.Compact(ctx, s.Snapshot().Revision); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		return fmt.Errorf("compact etcd: %w", err)
+	}
+	if err := s.server.Server.Backend().Defrag(); err != nil {
+		return fmt.Errorf("defragment etcd: %w", err)
+	}
+	for _, a := range alarms.Alarms {
+		if _, err := s.client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(a)); err != nil {
+			return fmt.Errorf("disarm etcd's alarm %s: %w", a.Alarm, err)
+		}
+	}
+	return nil
+}
+
+// isNoSpace tells etcd's own refusals for want of space.
+func isNoSpace(err error) bool {
+	return errors.Is(err, rpctypes.ErrNoSpace) || err != nil && strings.Contains(err.Error(), "database space exceeded")
+}

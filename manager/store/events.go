@@ -1,0 +1,114 @@
+package store
+
+// events.go - the history, which is also the audit trail: bounded, in order, followable.
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	v1 "watari/api/watariv1"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+)
+
+const eventsDir = root + "events/"
+
+// trimSlack is by how many events the history may exceed its bound before the oldest are removed together.
+const trimSlack = 100
+
+type keptEvent struct {
+	key   string
+	event *v1.Event
+}
+
+// history holds events by id, which is the revision they were written at.
+type history struct {
+	max    int
+	events []keptEvent
+}
+
+func newHistory(max int) history { return history{max: max} }
+
+func (h *history) add(kv *mvccpb.KeyValue) {
+	e := new(v1.Event)
+	if proto.Unmarshal(kv.Value, e) != nil {
+		return
+	}
+	e.Id = uint64(kv.ModRevision)
+	h.events = append(h.events, keptEvent{string(kv.Key), e})
+	if len(h.events) > h.max+2*trimSlack {
+		h.events = slices.Clone(h.events[len(h.events)-h.max:])
+	}
+}
+
+func (h *history) sort() {
+	slices.SortFunc(h.events, func(a, b keptEvent) int { return int(int64(a.event.Id) - int64(b.event.Id)) })
+}
+
+// after returns the events with greater ids; the slice is the caller's, the events are shared.
+func (h *history) after(id uint64) []*v1.Event {
+	i, _ := slices.BinarySearchFunc(h.events, id+1, func(k keptEvent, id uint64) int { return int(int64(k.event.Id) - int64(id)) })
+	var list []*v1.Event
+	for _, k := range h.events[i:] {
+		list = append(list, k.event)
+	}
+	return list
+}
+
+// AddEvent adds a line to the history and fills its id, and its time where it has none. An event that belongs
+// to a change is better written with it (Record).
+func (s *Store) AddEvent(ctx context.Context, e *v1.Event) error {
+	return s.Txn(ctx, Record(e))
+}
+
+// trimEvents removes the oldest events when there are too many. What it fails to remove the next call will.
+func (s *Store) trimEvents(ctx context.Context) {
+	s.cache.mu.Lock()
+	h := &s.cache.history
+	var old []keptEvent
+	if len(h.events) > h.max+trimSlack {
+		n := len(h.events) - h.max
+		old = h.events[:n:n]
+		h.events = slices.Clone(h.events[n:])
+	}
+	s.cache.mu.Unlock()
+	for chunk := range slices.Chunk(old, 100) {
+		var ops []clientv3.Op
+		for _, k := range chunk {
+			ops = append(ops, clientv3.OpDelete(k.key))
+		}
+		if _, err := s.client.Txn(ctx).Then(ops...).Commit(); err != nil {
+			s.log.Warn("old events could not be removed", "error", err)
+		}
+	}
+}
+
+// Events yields the events with ids above after, oldest first; with follow also those to come, until ctx ends.
+// The events are shared: do not change them. The error is ctx's.
+func (s *Store) Events(ctx context.Context, after uint64, follow bool) iter.Seq2[*v1.Event, error] {
+	return func(yield func(*v1.Event, error) bool) {
+		for {
+			s.cache.mu.Lock()
+			list, moved := s.cache.history.after(after), s.cache.moved
+			s.cache.mu.Unlock()
+			for _, e := range list {
+				if !yield(e, nil) {
+					return
+				}
+				after = e.Id
+			}
+			if !follow {
+				return
+			}
+			select {
+			case <-moved:
+			case <-ctx.Done():
+				yield(nil, ctx.Err())
+				return
+			}
+		}
+	}
+}

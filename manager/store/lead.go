@@ -1,0 +1,116 @@
+package store
+
+// lead.go - who leads. A term record, rewritten by each new leader, fences the writes of the one before.
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+const (
+	termKey     = root + "leader/term"
+	electionKey = root + "leader/election"
+	// leaseSeconds is how long a dead leader is waited for.
+	leaseSeconds = 6
+)
+
+// termRecord is what termKey holds, as JSON.
+type termRecord struct {
+	Term   uint64 `json:"term"`
+	Leader string `json:"leader"`
+}
+
+func decodeTerm(value []byte, into *Snapshot) error {
+	var r termRecord
+	if err := json.Unmarshal(value, &r); err != nil {
+		return fmt.Errorf("decode the term record: %w", err)
+	}
+	into.Term, into.Leader = r.Term, r.Leader
+	return nil
+}
+
+// Lead waits until this process leads and returns the new term, which is above every earlier one. name is
+// shown to those who ask another manager (its URL). lost is closed when leadership may have been lost; writes
+// of this store fail with ErrNotLeader from the moment another leads until Lead is called again and returns.
+// The embedded etcd belongs to one process, so that it leads at once, and until Close.
+func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan struct{}, err error) {
+	if s.server != nil {
+		term, err = s.beginTerm(ctx, name)
+		return term, s.server.Server.StopNotify(), err
+	}
+	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(leaseSeconds))
+	if err != nil {
+		return 0, nil, fmt.Errorf("open a lease for the election: %w", err)
+	}
+	election := concurrency.NewElection(session, electionKey)
+	if err := election.Campaign(ctx, name); err != nil {
+		session.Close()
+		return 0, nil, fmt.Errorf("stand for election: %w", err)
+	}
+	// The term is only begun while the election is still won.
+	elected := clientv3.Compare(clientv3.CreateRevision(election.Key()), "=", election.Rev())
+	term, err = s.beginTerm(ctx, name, elected)
+	if err != nil {
+		session.Close()
+		return 0, nil, err
+	}
+	s.done.Go(func() {
+		select {
+		case <-session.Done():
+		case <-s.life.Done():
+		}
+		session.Close() // gives the office up at once instead of by the lease's end
+	})
+	return term, session.Done(), nil
+}
+
+// beginTerm raises the term under the conditions and remembers the fence.
+func (s *Store) beginTerm(ctx context.Context, name string, conditions ...clientv3.Cmp) (uint64, error) {
+	if err := s.roomToWrite(); err != nil {
+		return 0, err
+	}
+	for {
+		got, err := s.client.Get(ctx, termKey)
+		if err != nil {
+			return 0, fmt.Errorf("read the term: %w", err)
+		}
+		var was Snapshot
+		var rev int64
+		if len(got.Kvs) > 0 {
+			if err := decodeTerm(got.Kvs[0].Value, &was); err != nil {
+				return 0, err
+			}
+			rev = got.Kvs[0].ModRevision
+		}
+		value, err := json.Marshal(termRecord{was.Term + 1, name})
+		if err != nil {
+			return 0, fmt.Errorf("encode the term record: %w", err)
+		}
+		unchanged := clientv3.Compare(clientv3.ModRevision(termKey), "=", rev)
+		resp, err := s.client.Txn(ctx).If(append(conditions, unchanged)...).Then(clientv3.OpPut(termKey, string(value))).Commit()
+		if err != nil {
+			return 0, fmt.Errorf("begin term %d: %w", was.Term+1, err)
+		}
+		if !resp.Succeeded {
+			if len(conditions) > 0 {
+				return 0, fmt.Errorf("begin term %d: %w", was.Term+1, ErrNotLeader)
+			}
+			continue
+		}
+		s.mu.Lock()
+		s.ledRev = resp.Header.Revision
+		s.mu.Unlock()
+		return was.Term + 1, s.cache.wait(ctx, resp.Header.Revision)
+	}
+}
+
+// fence is the revision the term record must have for this process to write; 0: it never led, anyone writes.
+func (s *Store) fence() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ledRev
+}

@@ -1,0 +1,132 @@
+// Package store keeps Watari's objects in etcd: typed kinds under /watari/<kind>/<name> (protobuf values),
+// compare-and-swap updates, transactions over several kinds, an in-memory snapshot kept by one watch, a bounded
+// history of events, and leadership whose loss fences every later write.
+//
+// etcd is embedded by default (no listeners at all: the client calls it in the process); with Config.Endpoints
+// an outside etcd cluster is used, which several managers may share.
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+var (
+	// ErrNotFound: there is no object of that kind and name.
+	ErrNotFound = errors.New("not found")
+	// ErrExists: there is already an object of that kind and name.
+	ErrExists = errors.New("already exists")
+	// ErrConflict: the object was changed since it was read; read it again and decide anew.
+	ErrConflict = errors.New("changed meanwhile")
+	// ErrNotLeader: this process led once and another leads now; nothing was written.
+	ErrNotLeader = errors.New("another manager leads now")
+	// ErrNoSpace: the disk (or etcd's quota) is full; nothing was written.
+	ErrNoSpace = errors.New("no space left for the manager's state")
+)
+
+// Config says where the objects are.
+type Config struct {
+	// Dir holds the embedded etcd's data (made with mode 0700). Unused when Endpoints are given.
+	Dir string
+	// Endpoints of an outside etcd cluster, "https://host:2379". Empty: embed one.
+	Endpoints []string
+	// TLS for the Endpoints; nil only makes sense for Unix sockets and tests.
+	TLS *tls.Config
+	// MaxEvents bounds the history; 0: 10,000.
+	MaxEvents int
+	// Logger takes the store's own few messages; nil: slog.Default(). The embedded etcd's go to Dir/etcd.log.
+	Logger *slog.Logger
+}
+
+// Store is a connection to the objects. Its methods may be called from any goroutine.
+type Store struct {
+	cfg    Config
+	log    *slog.Logger
+	server *embed.Etcd // nil: an outside etcd
+	client *clientv3.Client
+	cache  *cache
+	life   context.Context // ends with Close
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+
+	mu     sync.Mutex
+	ledRev int64 // ModRevision of the term record when this process began to lead; 0: never led
+}
+
+// Open starts the embedded etcd or connects to the outside one, and returns when the snapshot is loaded.
+// ctx bounds the opening only.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if cfg.MaxEvents == 0 {
+		cfg.MaxEvents = 10_000
+	}
+	s := &Store{cfg: cfg, log: cfg.Logger}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	if err := s.connect(ctx); err != nil {
+		return nil, err
+	}
+	s.cache = newCache(cfg.MaxEvents)
+	rev, err := s.load(ctx)
+	if err != nil {
+		s.disconnect()
+		return nil, fmt.Errorf("read the manager's objects from etcd: %w", err)
+	}
+	s.life, s.stop = context.WithCancel(context.Background())
+	s.done.Go(func() { s.watch(s.life, rev) })
+	return s, nil
+}
+
+func (s *Store) connect(ctx context.Context) error {
+	if len(s.cfg.Endpoints) == 0 {
+		return s.startEmbedded(ctx)
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: s.cfg.Endpoints, TLS: s.cfg.TLS, Context: context.Background(),
+		DialTimeout: 10 * time.Second, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+		Logger: quietLogger(),
+	})
+	if err != nil {
+		return fmt.Errorf("connect to etcd at %v: %w", s.cfg.Endpoints, err)
+	}
+	s.client = client
+	return nil
+}
+
+func (s *Store) disconnect() {
+	if s.server == nil {
+		s.client.Close()
+		return
+	}
+	// The in-process client has no connection; its watcher and leases end with the server.
+	s.client.Watcher.Close()
+	s.client.Lease.Close()
+	s.server.Close()
+}
+
+// Close ends leadership, the watch and the embedded etcd. Channels of Changes and Subscribe are not closed.
+func (s *Store) Close() error {
+	s.stop()
+	s.done.Wait()
+	s.disconnect()
+	return nil
+}
+
+// Snapshot returns all objects as the watch last saw them, which includes every write whose call has returned.
+// It and everything in it is shared: never change it, proto.Clone what is to be changed.
+func (s *Store) Snapshot() *Snapshot { return s.cache.current() }
+
+// Changes returns a channel that holds a token when the snapshot has changed since the last receive. The
+// subscription lives as long as the store: call it once per consumer, not once per receive.
+func (s *Store) Changes() <-chan struct{} { return s.cache.subscribe(nil) }
+
+// Subscribe is Changes for a consumer that ends with ctx.
+func (s *Store) Subscribe(ctx context.Context) <-chan struct{} { return s.cache.subscribe(ctx) }

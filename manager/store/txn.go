@@ -1,0 +1,201 @@
+package store
+
+// txn.go - several changes at once, each compared with what its caller saw, fenced by leadership.
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+
+	v1 "watari/api/watariv1"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+type action int
+
+const (
+	create action = iota
+	update
+	remove
+	record
+)
+
+// Op is one change of a transaction.
+type Op struct {
+	action action
+	object Object
+	event  *v1.Event
+}
+
+// Create adds an object that must not exist; its uid and creation time are filled where they are missing.
+func Create(o Object) Op { return Op{action: create, object: o} }
+
+// Update replaces an object that must still be at o's meta.revision.
+func Update(o Object) Op { return Op{action: update, object: o} }
+
+// Delete removes an object that must still be at o's meta.revision.
+func Delete(o Object) Op { return Op{action: remove, object: o} }
+
+// Record adds a line to the history together with the change it tells of; at most one in a transaction.
+func Record(e *v1.Event) Op { return Op{action: record, event: e} }
+
+// Txn makes all changes or none. When it returns nil, Snapshot shows them and the objects' meta.revision is
+// the new one. Its errors wrap ErrExists, ErrNotFound, ErrConflict, ErrNotLeader or ErrNoSpace where one of
+// these is why nothing was written; after another error (a timeout) it is unknown whether it was.
+func (s *Store) Txn(ctx context.Context, ops ...Op) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	if err := s.roomToWrite(); err != nil {
+		return err
+	}
+	t := txn{fence: s.fence()}
+	for _, op := range ops {
+		if err := t.add(op); err != nil {
+			return err
+		}
+	}
+	resp, err := s.client.Txn(ctx).If(t.compares...).Then(t.puts...).Else(t.looks...).Commit()
+	if isNoSpace(err) {
+		return fmt.Errorf("write to etcd: %w", ErrNoSpace)
+	}
+	if err != nil {
+		return fmt.Errorf("write to etcd: %w", err)
+	}
+	if !resp.Succeeded {
+		return t.explain(resp.Responses)
+	}
+	for _, op := range ops {
+		if op.action == create || op.action == update {
+			op.object.GetMeta().Revision = resp.Header.Revision
+		}
+		if op.action == record {
+			op.event.Id = uint64(resp.Header.Revision)
+		}
+	}
+	if t.recorded {
+		s.trimEvents(ctx)
+	}
+	return s.cache.wait(ctx, resp.Header.Revision)
+}
+
+// txn gathers what one etcd transaction is made of.
+type txn struct {
+	fence    int64 // ModRevision the term record must have; 0: not fenced
+	fenced   bool
+	recorded bool
+	ops      []Op
+	names    []string
+	compares []clientv3.Cmp
+	puts     []clientv3.Op
+	looks    []clientv3.Op // to explain a refusal; the fence's first, then one per object
+}
+
+func (t *txn) add(op Op) error {
+	if t.fence != 0 && !t.fenced {
+		t.fenced = true
+		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(termKey), "=", t.fence))
+		t.looks = append(t.looks, clientv3.OpGet(termKey, clientv3.WithKeysOnly()))
+	}
+	if op.action == record {
+		return t.addEvent(op.event)
+	}
+	kind, key, err := kindOf(op.object)
+	if err != nil {
+		return err
+	}
+	meta := op.object.GetMeta()
+	switch op.action {
+	case create:
+		t.compares = append(t.compares, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
+		if meta.Uid == "" {
+			meta.Uid = NewUID()
+		}
+		if meta.Created == nil {
+			meta.Created = timestamppb.Now()
+		}
+	default:
+		// Revision 0 would mean "does not exist" to etcd; no object was read at 0, so compare with -1.
+		rev := meta.Revision
+		if rev == 0 {
+			rev = -1
+		}
+		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "=", rev))
+	}
+	if op.action == remove {
+		t.puts = append(t.puts, clientv3.OpDelete(key))
+	} else {
+		value, err := encode(op.object)
+		if err != nil {
+			return fmt.Errorf("encode %s %s: %w", kind, meta.Name, err)
+		}
+		t.puts = append(t.puts, clientv3.OpPut(key, string(value)))
+	}
+	t.ops = append(t.ops, op)
+	t.names = append(t.names, kind+" "+meta.Name)
+	t.looks = append(t.looks, clientv3.OpGet(key, clientv3.WithKeysOnly()))
+	return nil
+}
+
+func (t *txn) addEvent(e *v1.Event) error {
+	if t.recorded {
+		return fmt.Errorf("store: two events in one transaction")
+	}
+	t.recorded = true
+	if e.At == nil {
+		e.At = timestamppb.Now()
+	}
+	value, err := proto.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("encode an event: %w", err)
+	}
+	t.puts = append(t.puts, clientv3.OpPut(eventsDir+NewUID(), string(value)))
+	return nil
+}
+
+// encode marshals without the revision, which etcd knows.
+func encode(o Object) ([]byte, error) {
+	meta := o.GetMeta()
+	rev := meta.Revision
+	meta.Revision = 0
+	defer func() { meta.Revision = rev }()
+	return proto.Marshal(o)
+}
+
+// explain turns a refused transaction into the error of the first comparison that failed.
+func (t *txn) explain(looks []*etcdserverpb.ResponseOp) error {
+	if t.fenced {
+		kvs := looks[0].GetResponseRange().Kvs
+		if len(kvs) == 0 || kvs[0].ModRevision != t.fence {
+			return ErrNotLeader
+		}
+		looks = looks[1:]
+	}
+	for i, op := range t.ops {
+		kvs := looks[i].GetResponseRange().Kvs
+		switch {
+		case op.action == create && len(kvs) > 0:
+			return fmt.Errorf("create %s: %w", t.names[i], ErrExists)
+		case op.action != create && len(kvs) == 0:
+			return fmt.Errorf("change %s: %w", t.names[i], ErrNotFound)
+		case op.action != create && kvs[0].ModRevision != op.object.GetMeta().GetRevision():
+			return fmt.Errorf("change %s: %w", t.names[i], ErrConflict)
+		}
+	}
+	return fmt.Errorf("change %v: %w", t.names, ErrConflict)
+}
+
+// NewUID makes a random UUID (version 4, RFC 9562).
+func NewUID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	h := hex.EncodeToString(b[:])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
