@@ -22,5 +22,7 @@ generate: setup ## regenerate the Go code of api/ from its protobuf files
 	@$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
 	@PATH=$(CURDIR)/$(BIN):$$PATH protoc -I api --go_out=. --go_opt=module=watari --connect-go_out=. --connect-go_opt=module=watari api/watari/v1/*.proto
 
+-include bench/*.mk
+
 clean: ## remove what was built
 	rm -rf build

@@ -1,0 +1,184 @@
+// Package report is what benchmarks and the demo have in common: medians and spread of repeated runs, on which
+// machine and commit they were taken, and the JSON file that says so.
+package report
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stat sums up repeated measurements of one thing.
+type Stat struct {
+	Median float64   `json:"median"`
+	Min    float64   `json:"min"`
+	Max    float64   `json:"max"`
+	Unit   string    `json:"unit,omitempty"` // "" for ratios
+	Runs   []float64 `json:"runs"`           // in the order they were taken
+}
+
+// Summarize gives median, least and greatest of runs, which may be empty (all zero then).
+func Summarize(unit string, runs ...float64) Stat {
+	s := Stat{Unit: unit, Runs: slices.Clone(runs)}
+	if len(runs) == 0 {
+		return s
+	}
+	sorted := slices.Sorted(slices.Values(runs))
+	s.Min, s.Max = sorted[0], sorted[len(sorted)-1]
+	mid := len(sorted) / 2
+	s.Median = sorted[mid]
+	if len(sorted)%2 == 0 {
+		s.Median = (sorted[mid-1] + sorted[mid]) / 2
+	}
+	return s
+}
+
+// Ratios divides run by run, so that a slow moment of the machine weighs on both sides: above and below are to be
+// taken alternately. The shorter one's length counts; a run of zero below is left out.
+func Ratios(above, below []float64) Stat {
+	var runs []float64
+	for i := range min(len(above), len(below)) {
+		if below[i] != 0 {
+			runs = append(runs, above[i]/below[i])
+		}
+	}
+	return Summarize("", runs...)
+}
+
+// String prints the median with its spread: "1.73 (1.40..1.81)".
+func (s Stat) String() string {
+	text := fmt.Sprintf("%.3g (%.3g..%.3g)", s.Median, s.Min, s.Max)
+	if s.Unit != "" {
+		text += " " + s.Unit
+	}
+	return text
+}
+
+// Machine says what a measurement was taken on.
+type Machine struct {
+	CPU          string `json:"cpu"`   // model name, of the first CPU
+	Cores        int    `json:"cores"` // logical CPUs this process may use
+	MemoryBytes  uint64 `json:"memory_bytes"`
+	Kernel       string `json:"kernel"`                 // release
+	Acceleration string `json:"acceleration,omitempty"` // how guests' instructions were executed: "kvm" or "tcg"
+}
+
+// ThisMachine describes the machine this process runs on. What cannot be read stays empty.
+func ThisMachine() Machine {
+	m := Machine{Cores: runtime.NumCPU(), CPU: cpuModel()}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	m.MemoryBytes = memoryTotal()
+	return m
+}
+
+func cpuModel() string {
+	return field("/proc/cpuinfo", "model name")
+}
+
+func memoryTotal() uint64 {
+	kib, _ := strconv.ParseUint(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"), 10, 64)
+	return kib << 10
+}
+
+// field gives the value of the first "key : value" line in a file of /proc.
+func field(path, key string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for scanner := bufio.NewScanner(f); scanner.Scan(); {
+		if k, v, ok := strings.Cut(scanner.Text(), ":"); ok && strings.TrimSpace(k) == key {
+			return strings.TrimSpace(v)
+		}
+	}
+	return ""
+}
+
+// Header is what every report begins with; embed it in the report's own struct.
+type Header struct {
+	Benchmark string  `json:"benchmark"` // "bench-overlay"
+	Command   string  `json:"command"`   // that takes these figures again
+	Date      string  `json:"date"`      // RFC 3339, UTC
+	Commit    string  `json:"commit"`    // of the working directory; "-dirty" appended when something was changed
+	Machine   Machine `json:"machine"`
+}
+
+// NewHeader fills a header in for a benchmark that starts now in the repository's directory.
+func NewHeader(benchmark, command string) Header {
+	return Header{
+		Benchmark: benchmark, Command: command, Date: time.Now().UTC().Format(time.RFC3339),
+		Commit: commit(), Machine: ThisMachine(),
+	}
+}
+
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Goal is a figure that a benchmark is to reach.
+type Goal struct {
+	Name    string  `json:"name"`
+	AtLeast float64 `json:"at_least,omitempty"`
+	AtMost  float64 `json:"at_most,omitempty"` // one of the two is zero
+	Value   float64 `json:"value"`
+	Met     bool    `json:"met"`
+}
+
+// AtLeast checks value against a goal that it is to reach.
+func AtLeast(name string, value, goal float64) Goal {
+	return Goal{Name: name, AtLeast: goal, Value: value, Met: value >= goal}
+}
+
+// AtMost checks value against a goal that it is not to exceed.
+func AtMost(name string, value, goal float64) Goal {
+	return Goal{Name: name, AtMost: goal, Value: value, Met: value <= goal}
+}
+
+// String prints the goal and whether it is met, for a table's last lines.
+func (g Goal) String() string {
+	bound, verdict := fmt.Sprintf(">= %g", g.AtLeast), "met"
+	if g.AtMost != 0 {
+		bound = fmt.Sprintf("<= %g", g.AtMost)
+	}
+	if !g.Met {
+		verdict = "NOT MET"
+	}
+	return fmt.Sprintf("%-20s %8.3g   goal %-8s %s", g.Name, g.Value, bound, verdict)
+}
+
+// Write puts the report v at path as indented JSON, whole or not at all. Folders are made.
+func Write(path string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write report %s: %w", path, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("write report %s: %w", path, err)
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write report %s: %w", path, err)
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return fmt.Errorf("write report %s: %w", path, err)
+	}
+	return nil
+}
