@@ -1,0 +1,246 @@
+// Package ca is Watari's certificate authority: it makes and reads certificates, and the TLS configurations in
+// which they are used. It does no I/O beyond what it is handed.
+//
+// There is one authority for managers, hosts and users, and one for the guests of each cluster. Who a
+// certificate speaks for is its URI: watari://manager/<name>, watari://host/<name>, watari://user/<name>, and
+// watari://guest/<cluster>/<name>. TLS 1.3 only.
+package ca
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/url"
+	"time"
+)
+
+const (
+	// ServerName is the DNS name every manager's certificate has, and which clients check, so that managers'
+	// addresses may change.
+	ServerName = "watari-manager"
+	// backdate is how far a verifier's clock may be behind.
+	backdate = time.Hour
+	// authorityYears and certificateYears are how long certificates are good. A host or user asks for a new
+	// one well before the end (JoinService, without a token). A guest gets a new one at each start; since a
+	// guest may run for long, its certificate is as good as its authority's.
+	authorityYears   = 20
+	certificateYears = 1
+)
+
+// Authority issues certificates.
+type Authority struct {
+	cert    *x509.Certificate
+	key     crypto.Signer
+	certPEM []byte
+	keyPEM  []byte
+	now     func() time.Time
+}
+
+// KeyPair is a certificate with its key, both PEM.
+type KeyPair struct {
+	Certificate []byte
+	Key         []byte
+}
+
+// New makes an authority. The name is for people only.
+func New(name string) (*Authority, error) {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: name},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.AddDate(authorityYears, 0, 0),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+	}
+	if template.SerialNumber, err = serial(); err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("make the authority's certificate: %w", err)
+	}
+	return Load(encodeCertificate(der), keyPEM)
+}
+
+// Load takes an authority's certificate and key, PEM, as CertificatePEM and KeyPEM gave them.
+func Load(certPEM, keyPEM []byte) (*Authority, error) {
+	cert, err := ParseCertificate(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("load the authority: %w", err)
+	}
+	if !cert.IsCA {
+		return nil, errors.New("load the authority: its certificate is not an authority's")
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("load the authority: %w", err)
+	}
+	key, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("load the authority: its key cannot sign")
+	}
+	return &Authority{cert: cert, key: key, certPEM: certPEM, keyPEM: keyPEM, now: time.Now}, nil
+}
+
+// CertificatePEM is the authority's certificate.
+func (a *Authority) CertificatePEM() []byte { return a.certPEM }
+
+// KeyPEM is the authority's secret key.
+func (a *Authority) KeyPEM() []byte { return a.keyPEM }
+
+// Hash is the hex SHA-256 of the authority's certificate, DER, which join tokens hold.
+func (a *Authority) Hash() string { return hashOf(a.cert) }
+
+func hashOf(cert *x509.Certificate) string {
+	sum := sha256.Sum256(cert.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// IssueServer issues a manager's certificate with a new key. The authority's own certificate is appended, so
+// that a joiner, who knows only its hash, sees it.
+func (a *Authority) IssueServer(name string) (KeyPair, error) {
+	pair, err := a.issue(Identity{Kind: KindManager, Name: name})
+	pair.Certificate = append(pair.Certificate, a.certPEM...)
+	return pair, err
+}
+
+// IssueClient issues a certificate with a new key for a host or user made here (the first administrator).
+func (a *Authority) IssueClient(id Identity) (KeyPair, error) { return a.issue(id) }
+
+// IssueGuest issues a guest's certificate with a new key; a is its cluster's authority.
+func (a *Authority) IssueGuest(cluster, name string) (KeyPair, error) {
+	return a.issue(Identity{Kind: KindGuest, Cluster: cluster, Name: name})
+}
+
+func (a *Authority) issue(id Identity) (KeyPair, error) {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return KeyPair{}, err
+	}
+	certPEM, err := a.sign(key.Public(), id)
+	return KeyPair{certPEM, keyPEM}, err
+}
+
+// Sign issues a certificate for the key of a PEM certificate request (PKCS #10) whose signature proves that the
+// asker has it; nothing else of the request is looked at.
+func (a *Authority) Sign(requestPEM []byte, id Identity) (certPEM []byte, err error) {
+	block, _ := pem.Decode(requestPEM)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" {
+		return nil, errors.New("sign a certificate: there is no PEM certificate request")
+	}
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("sign a certificate: %w", err)
+	}
+	if err := request.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("sign a certificate: the request's signature: %w", err)
+	}
+	return a.sign(request.PublicKey, id)
+}
+
+func (a *Authority) sign(public crypto.PublicKey, id Identity) ([]byte, error) {
+	now := a.now()
+	template := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: id.Name, SerialNumber: id.UID},
+		URIs:        []*url.URL{id.url()},
+		NotBefore:   now.Add(-backdate),
+		NotAfter:    now.AddDate(certificateYears, 0, 0),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	switch id.Kind {
+	case KindManager:
+		template.DNSNames = []string{ServerName}
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	case KindGuest:
+		template.DNSNames = []string{id.Name}
+		template.NotAfter = a.cert.NotAfter
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	case KindHost: // hosts serve each other (tunnels)
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+	case KindUser:
+	default:
+		return nil, fmt.Errorf("sign a certificate: unknown kind %q", id.Kind)
+	}
+	var err error
+	if template.SerialNumber, err = serial(); err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, public, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign a certificate for %s: %w", id, err)
+	}
+	return encodeCertificate(der), nil
+}
+
+// NewKeyAndCSR makes a key and a certificate request for it, both PEM.
+func NewKeyAndCSR() (keyPEM, requestPEM []byte, err error) {
+	key, keyPEM, err := newKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a certificate request: %w", err)
+	}
+	return keyPEM, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
+}
+
+// ParseCertificate reads the first certificate of a PEM text.
+func ParseCertificate(certPEM []byte) (*x509.Certificate, error) {
+	block, _ := pem.Decode(certPEM)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, errors.New("there is no PEM certificate")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}
+
+// RenewalDue says whether a certificate, PEM, is past half its time, so that a new one should be asked for.
+func RenewalDue(certPEM []byte, now time.Time) bool {
+	cert, err := ParseCertificate(certPEM)
+	if err != nil {
+		return true
+	}
+	return now.After(cert.NotBefore.Add(cert.NotAfter.Sub(cert.NotBefore) / 2))
+}
+
+func newKey() (*ecdsa.PrivateKey, []byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode a key: %w", err)
+	}
+	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+func encodeCertificate(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// serial is a random certificate serial number of 128 bits.
+func serial() (*big.Int, error) {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("make a serial number: %w", err)
+	}
+	return n.Add(n, big.NewInt(1)), nil
+}

@@ -1,0 +1,185 @@
+package ca
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+func authority(t *testing.T) *Authority {
+	t.Helper()
+	a, err := New("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = Load(a.CertificatePEM(), a.KeyPEM()); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// shake makes a TLS connection over a pipe and returns both ends' errors; a byte is sent, since a TLS 1.3
+// client only learns of a refusal by reading.
+func shake(client, server *tls.Config) (clientErr, serverErr error) {
+	c, s := net.Pipe()
+	defer c.Close()
+	done := make(chan error, 1)
+	go func() {
+		conn := tls.Server(s, server)
+		err := conn.Handshake()
+		if err == nil {
+			_, err = conn.Write([]byte("x"))
+		}
+		s.Close()
+		done <- err
+	}()
+	conn := tls.Client(c, client)
+	clientErr = conn.Handshake()
+	if clientErr == nil {
+		_, clientErr = conn.Read(make([]byte, 1))
+	}
+	c.Close()
+	return clientErr, <-done
+}
+
+func issued(t *testing.T, a *Authority, id Identity) KeyPair {
+	t.Helper()
+	key, request, err := NewKeyAndCSR()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := a.Sign(request, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return KeyPair{cert, key}
+}
+
+func must[T any](t *testing.T) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func TestClientAndManagerKnowEachOther(t *testing.T) {
+	a, other := authority(t), authority(t)
+	config := must[*tls.Config](t)
+	server := must[KeyPair](t)(a.IssueServer("m1"))
+	serverTLS := config(ServerTLS(a.CertificatePEM(), server.Certificate, server.Key))
+	host := issued(t, a, Identity{Kind: KindHost, Name: "a1", UID: "u-1"})
+
+	var seen Identity
+	serverTLS.VerifyConnection = func(state tls.ConnectionState) (err error) {
+		seen, err = IdentityOf(state.PeerCertificates[0])
+		return err
+	}
+	if c, s := shake(config(ClientTLS(a.CertificatePEM(), host.Certificate, host.Key)), serverTLS); c != nil || s != nil {
+		t.Fatal(c, s)
+	}
+	if seen != (Identity{Kind: KindHost, Name: "a1", UID: "u-1"}) || seen.String() != "watari://host/a1" {
+		t.Fatalf("seen %+v", seen)
+	}
+	stranger := issued(t, other, Identity{Kind: KindHost, Name: "a1"})
+	if _, s := shake(config(ClientTLS(a.CertificatePEM(), stranger.Certificate, stranger.Key)), serverTLS); s == nil {
+		t.Fatal("another authority's host was let in")
+	}
+	if c, _ := shake(config(ClientTLS(other.CertificatePEM(), host.Certificate, host.Key)), serverTLS); c == nil {
+		t.Fatal("another authority's manager was believed")
+	}
+	// A host must not pass for a manager.
+	hostAsServer := config(ServerTLS(a.CertificatePEM(), host.Certificate, host.Key))
+	if c, _ := shake(config(ClientTLS(a.CertificatePEM(), host.Certificate, host.Key)), hostAsServer); c == nil {
+		t.Fatal("a host was believed to be the manager")
+	}
+}
+
+func TestJoinerChecksTheTokensHash(t *testing.T) {
+	a, other := authority(t), authority(t)
+	server := must[KeyPair](t)(a.IssueServer("m1"))
+	serverTLS := must[*tls.Config](t)(ServerTLS(a.CertificatePEM(), server.Certificate, server.Key))
+	token := must[Token](t)(ParseToken(" " + a.NewToken().String() + "\n"))
+	if c, s := shake(JoinTLS(token), serverTLS); c != nil || s != nil {
+		t.Fatal(c, s)
+	}
+	if err := token.CheckAuthority(a.CertificatePEM()); err != nil {
+		t.Fatal(err)
+	}
+	if c, _ := shake(JoinTLS(other.NewToken()), serverTLS); c == nil {
+		t.Fatal("a manager with another hash was believed")
+	}
+	for _, bad := range []string{"", "watari1..", "watari1.00.aa", "watari2." + strings.Repeat("0", 64) + ".aaaa", "watari1." + strings.Repeat("0", 64) + ".!!"} {
+		if _, err := ParseToken(bad); err == nil {
+			t.Errorf("%q passed for a token", bad)
+		}
+	}
+}
+
+func TestPeersSeeEachOthersIdentity(t *testing.T) {
+	a := authority(t)
+	a1, a2 := issued(t, a, Identity{Kind: KindHost, Name: "a1"}), issued(t, a, Identity{Kind: KindHost, Name: "a2"})
+	only := func(name string) func(Identity) error {
+		return func(id Identity) error {
+			if id.Name != name {
+				return errors.New("not " + name)
+			}
+			return nil
+		}
+	}
+	config := must[*tls.Config](t)
+	at2 := config(PeerTLS(a.CertificatePEM(), a2.Certificate, a2.Key, only("a1")))
+	if c, s := shake(config(PeerTLS(a.CertificatePEM(), a1.Certificate, a1.Key, only("a2"))), at2); c != nil || s != nil {
+		t.Fatal(c, s)
+	}
+	if c, _ := shake(config(PeerTLS(a.CertificatePEM(), a1.Certificate, a1.Key, only("b1"))), at2); c == nil {
+		t.Fatal("the wrong host was accepted")
+	}
+	other := authority(t)
+	x := issued(t, other, Identity{Kind: KindHost, Name: "a1"})
+	if _, s := shake(config(PeerTLS(other.CertificatePEM(), x.Certificate, x.Key, nil)), at2); s == nil {
+		t.Fatal("another authority's host was accepted")
+	}
+}
+
+func TestGuestCertificates(t *testing.T) {
+	a := authority(t)
+	g := must[KeyPair](t)(a.IssueGuest("md", "md-0"))
+	cert := must[*x509.Certificate](t)(ParseCertificate(g.Certificate))
+	if err := cert.VerifyHostname("md-0"); err != nil {
+		t.Fatal(err)
+	}
+	id := must[Identity](t)(IdentityOf(cert))
+	if id != (Identity{Kind: KindGuest, Cluster: "md", Name: "md-0"}) {
+		t.Fatalf("%+v", id)
+	}
+	now := time.Now()
+	if RenewalDue(g.Certificate, now) || !RenewalDue(g.Certificate, now.AddDate(11, 0, 0)) {
+		t.Fatal("renewal is due at the wrong time")
+	}
+	if !cert.NotBefore.Before(now.Add(-59 * time.Minute)) {
+		t.Fatal("not backdated")
+	}
+}
+
+func TestSignRefusesDamagedRequests(t *testing.T) {
+	a := authority(t)
+	_, request, err := NewKeyAndCSR()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bad := range map[string][]byte{"nothing": nil, "no PEM": []byte("x"), "another PEM": a.CertificatePEM()} {
+		if _, err := a.Sign(bad, Identity{Kind: KindHost, Name: "a1"}); err == nil {
+			t.Errorf("%s was signed", name)
+		}
+	}
+	if _, err := a.Sign(request, Identity{Kind: "king", Name: "a1"}); err == nil {
+		t.Error("an unknown kind was signed")
+	}
+}

@@ -1,0 +1,64 @@
+package ca
+
+// identity.go - who a certificate speaks for.
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// Kind is what sort of party a certificate speaks for.
+type Kind string
+
+// The kinds.
+const (
+	KindManager Kind = "manager"
+	KindHost    Kind = "host"
+	KindUser    Kind = "user"
+	KindGuest   Kind = "guest"
+)
+
+// Identity is who a certificate speaks for.
+type Identity struct {
+	Kind    Kind
+	Name    string
+	Cluster string // of a guest
+	// UID of the host's or user's object, kept as the subject's serial number, so that the certificate of a
+	// removed one is not good for a later one of the same name. Not part of the URI.
+	UID string
+}
+
+// String is the identity's URI.
+func (id Identity) String() string { return id.url().String() }
+
+func (id Identity) url() *url.URL {
+	path := "/" + id.Name
+	if id.Kind == KindGuest {
+		path = "/" + id.Cluster + path
+	}
+	return &url.URL{Scheme: "watari", Host: string(id.Kind), Path: path}
+}
+
+// IdentityOf reads who a certificate speaks for. It does not verify the certificate.
+func IdentityOf(cert *x509.Certificate) (Identity, error) {
+	if cert == nil || len(cert.URIs) != 1 {
+		return Identity{}, errors.New("the certificate has no identity (one watari:// URI)")
+	}
+	u := cert.URIs[0]
+	parts := strings.Split(strings.TrimPrefix(u.Path, "/"), "/")
+	id := Identity{Kind: Kind(u.Host), Name: parts[len(parts)-1], UID: cert.Subject.SerialNumber}
+	want := 1
+	if id.Kind == KindGuest {
+		want, id.Cluster = 2, parts[0]
+	}
+	switch {
+	case u.Scheme != "watari" || len(parts) != want || id.Name == "":
+		return Identity{}, fmt.Errorf("the certificate's URI %s is not one of Watari's", u)
+	case id.Kind != KindManager && id.Kind != KindHost && id.Kind != KindUser && id.Kind != KindGuest:
+		return Identity{}, fmt.Errorf("the certificate's URI %s is of an unknown kind", u)
+	}
+	return id, nil
+}

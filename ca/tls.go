@@ -1,0 +1,126 @@
+package ca
+
+// tls.go - the TLS configurations in which the certificates are used.
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+)
+
+// ClientTLS is for calling a manager as the host or user of the certificate. All arguments are PEM.
+func ClientTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
+	cfg, err := base(caPEM, certPEM, keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	cfg.ServerName = ServerName
+	return cfg, nil
+}
+
+// ServerTLS is for a manager (all arguments are PEM). Client certificates are asked for and verified when one
+// is given; that one is given where it must be is for the handlers to check, as JoinService needs none.
+func ServerTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
+	cfg, err := base(caPEM, certPEM, keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	cfg.ClientAuth = tls.VerifyClientCertIfGiven
+	return cfg, nil
+}
+
+// PeerTLS is for both ends of a connection between equals, hosts (one authority's) or guests of a cluster: the
+// other's certificate is required, verified, and then handed to accept as an identity. It fits tls.Client and
+// tls.Server. accept may be nil: any party of the authority.
+func PeerTLS(caPEM, certPEM, keyPEM []byte, accept func(Identity) error) (*tls.Config, error) {
+	cfg, err := base(caPEM, certPEM, keyPEM)
+	if err != nil {
+		return nil, err
+	}
+	cfg.ClientAuth = tls.RequireAnyClientCert
+	// The library's check insists on a host name, which peers do not have; VerifyConnection does the rest of
+	// that check, in both directions.
+	cfg.InsecureSkipVerify = true
+	roots := cfg.RootCAs
+	cfg.VerifyConnection = func(state tls.ConnectionState) error {
+		id, err := verifyPeer(state, roots)
+		if err != nil || accept == nil {
+			return err
+		}
+		return accept(id)
+	}
+	return cfg, nil
+}
+
+func verifyPeer(state tls.ConnectionState, roots *x509.CertPool) (Identity, error) {
+	if len(state.PeerCertificates) == 0 {
+		return Identity{}, errors.New("the peer showed no certificate")
+	}
+	leaf := state.PeerCertificates[0]
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	if err != nil {
+		return Identity{}, fmt.Errorf("the peer's certificate: %w", err)
+	}
+	return IdentityOf(leaf)
+}
+
+// JoinTLS is for a joiner, who has a token and no certificate yet: the manager is trusted if its authority has
+// the token's hash.
+func JoinTLS(token Token) *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		ServerName:         ServerName,
+		InsecureSkipVerify: true, // VerifyConnection verifies, against the authority that the token names
+		VerifyConnection: func(state tls.ConnectionState) error {
+			_, err := verifyByHash(state, token.AuthorityHash)
+			return err
+		},
+	}
+}
+
+// verifyByHash verifies a manager's certificate against that authority of its chain which has the hash.
+func verifyByHash(state tls.ConnectionState, hash string) (*x509.Certificate, error) {
+	for _, authority := range state.PeerCertificates[1:] {
+		if !authority.IsCA || hashOf(authority) != hash {
+			continue
+		}
+		roots := x509.NewCertPool()
+		roots.AddCert(authority)
+		_, err := state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, DNSName: ServerName})
+		if err != nil {
+			return nil, fmt.Errorf("the manager's certificate: %w", err)
+		}
+		return authority, nil
+	}
+	return nil, errors.New("the manager is not the one the token was made by (its authority's hash differs)")
+}
+
+// CheckAuthority checks that a certificate, PEM, is the authority's that the token names.
+func (t Token) CheckAuthority(caPEM []byte) error {
+	cert, err := ParseCertificate(caPEM)
+	if err != nil {
+		return fmt.Errorf("the manager's authority: %w", err)
+	}
+	if hashOf(cert) != t.AuthorityHash {
+		return errors.New("the manager's authority is not the one the token names")
+	}
+	return nil
+}
+
+func base(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(caPEM) {
+		return nil, errors.New("the authority's certificate is not PEM")
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("certificate and key: %w", err)
+	}
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		RootCAs:      pool,
+		ClientCAs:    pool,
+		Certificates: []tls.Certificate{pair},
+	}, nil
+}
