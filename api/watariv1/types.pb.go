@@ -1782,6 +1782,7 @@ type Migration struct {
 	TotalMs        uint32                 `protobuf:"varint,19,opt,name=total_ms,json=totalMs,proto3" json:"total_ms,omitempty"`
 	// downtime_ms: from the source's stop to the target's resume, as far as hosts' clocks agree.
 	DowntimeMs    uint32 `protobuf:"varint,20,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
+	StoppedUnixNs int64  `protobuf:"varint,21,opt,name=stopped_unix_ns,json=stoppedUnixNs,proto3" json:"stopped_unix_ns,omitempty"` // when the guest stopped, by the source's clock
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1952,6 +1953,13 @@ func (x *Migration) GetTotalMs() uint32 {
 func (x *Migration) GetDowntimeMs() uint32 {
 	if x != nil {
 		return x.DowntimeMs
+	}
+	return 0
+}
+
+func (x *Migration) GetStoppedUnixNs() int64 {
+	if x != nil {
+		return x.StoppedUnixNs
 	}
 	return 0
 }
@@ -2596,7 +2604,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vdowntime_ms\x18\x06 \x01(\rR\n" +
 	"downtimeMs\x12\x1d\n" +
 	"\n" +
-	"elapsed_ms\x18\a \x01(\x04R\telapsedMs\"\xdf\x05\n" +
+	"elapsed_ms\x18\a \x01(\x04R\telapsedMs\"\x87\x06\n" +
 	"\tMigration\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x14\n" +
 	"\x05guest\x18\x02 \x01(\tR\x05guest\x12\x1b\n" +
@@ -2619,7 +2627,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x19\n" +
 	"\btotal_ms\x18\x13 \x01(\rR\atotalMs\x12\x1f\n" +
 	"\vdowntime_ms\x18\x14 \x01(\rR\n" +
-	"downtimeMs\"\xc4\x02\n" +
+	"downtimeMs\x12&\n" +
+	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\"\xc4\x02\n" +
 	"\aRunSpec\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x14\n" +

@@ -1,0 +1,283 @@
+// Package controller is the leader's loop: it compares what is wanted (the store's objects) with what is
+// observed (the agents' reports), asks the pure deciders what to do, writes their decisions down and tells each
+// host what is wanted of it. Everything here may be repeated after a crash at any point: what has to be
+// remembered is in the store before anybody acts on it.
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/manager/lifecycle"
+	"watari/manager/store"
+	"watari/manager/view"
+)
+
+// Sessions are the agents that are connected.
+type Sessions interface {
+	view.Observer
+	// Send hands a host what is wanted of it; a later one replaces one that has not left yet.
+	Send(host string, wanted *v1.HostWanted)
+	// HTTPClient calls what the host's agent serves.
+	HTTPClient(host string) (connect.HTTPClient, error)
+}
+
+// Deps is what the controller works with.
+type Deps struct {
+	Store    *store.Store
+	Sessions Sessions
+	// SessionChanges holds a token when an agent reported, connected or disconnected.
+	SessionChanges <-chan struct{}
+	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
+	RunsDir string
+	Term    uint64
+	Log     *slog.Logger
+}
+
+// Controller holds what the loop remembers between passes; all of it can be lost.
+type Controller struct {
+	Deps
+	sent       map[string]sent
+	inState    map[string]stateSince
+	avoid      map[string][]string // hosts that could not start a guest, by guest uid
+	identities map[identityKey]*v1.Identity
+	runs       map[string]*runner
+	done       chan string // runs whose runner has ended
+	started    time.Time
+}
+
+// sent is what a host was told last.
+type sent struct {
+	wanted *v1.HostWanted
+	since  time.Time // of the connection it was sent on
+}
+
+type stateSince struct {
+	state v1.MigrationState
+	since time.Time
+}
+
+// idlePass bounds how long the loop sleeps when nothing happens, so that waits that are bounded in time end.
+const idlePass = 2 * time.Second
+
+// Run works until ctx ends or leadership is lost.
+func Run(ctx context.Context, d Deps) error {
+	c := &Controller{Deps: d, sent: map[string]sent{}, inState: map[string]stateSince{}, avoid: map[string][]string{},
+		identities: map[identityKey]*v1.Identity{}, runs: map[string]*runner{}, done: make(chan string), started: time.Now()}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	changes := d.Store.Subscribe(ctx)
+	timer := time.NewTimer(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changes:
+		case <-d.SessionChanges:
+		case <-timer.C:
+		case uid := <-c.done:
+			delete(c.runs, uid)
+		}
+		wait := idlePass
+		again, err := c.pass(ctx)
+		switch {
+		case errors.Is(err, store.ErrNotLeader):
+			return err
+		case err != nil && ctx.Err() == nil:
+			c.Log.Error("a decision could not be written down; trying again", "error", err)
+			wait = 200 * time.Millisecond
+		case again:
+			wait = 0
+		}
+		timer.Reset(wait)
+	}
+}
+
+// pass tells every host what is wanted, then decides once about everything. again: something was decided.
+func (c *Controller) pass(ctx context.Context) (again bool, err error) {
+	s := c.Store.Snapshot()
+	steps := []func(context.Context, *store.Snapshot) (bool, error){c.hosts, c.migrations, c.guests, c.clusters, c.drain, c.prune}
+	c.tell(s)
+	for _, step := range steps {
+		changed, err := step(ctx, s)
+		if err != nil && !errors.Is(err, store.ErrConflict) {
+			return false, err
+		}
+		if changed || err != nil {
+			return true, nil // the rest is decided on the new snapshot
+		}
+	}
+	c.startRunners(ctx, s)
+	return false, nil
+}
+
+// tell sends each connected host what is wanted of it, where that changed.
+func (c *Controller) tell(s *store.Snapshot) {
+	for name := range s.Hosts {
+		_, since, connected := c.Sessions.Observed(name)
+		if !connected {
+			continue
+		}
+		last := c.sent[name].wanted
+		w := hostWanted(s, c.Sessions, c.identity, name)
+		w.Term, w.Generation = c.Term, last.GetGeneration()
+		w.Network.Generation = last.GetNetwork().GetGeneration()
+		if last != nil && proto.Equal(w, last) {
+			if !since.Equal(c.sent[name].since) {
+				c.sent[name] = sent{last, since}
+				c.Sessions.Send(name, last)
+			}
+			continue
+		}
+		if last == nil || !proto.Equal(w.Network, last.Network) {
+			w.Network.Generation++
+		}
+		w.Generation++
+		c.sent[name] = sent{w, since}
+		c.Sessions.Send(name, w)
+	}
+}
+
+// current: what the host reports was observed after it took up the present orders.
+func (c *Controller) current(host string) bool {
+	report, _, connected := c.Sessions.Observed(host)
+	told := c.sent[host].wanted
+	return connected && told != nil && report.GetTerm() == c.Term && report.GetGeneration() >= told.Generation
+}
+
+// routesSet: every connected host that has a part in the cluster's network has the present routes in force.
+func (c *Controller) routesSet(cluster string) bool {
+	for host, told := range c.sent {
+		hasPart := slices.ContainsFunc(told.wanted.Network.Clusters, func(n *v1.ClusterNetwork) bool { return n.Name == cluster })
+		report, _, connected := c.Sessions.Observed(host)
+		if hasPart && connected && (report.GetTerm() != c.Term || report.GetNetworkGeneration() < told.wanted.Network.Generation) {
+			return false
+		}
+	}
+	return true
+}
+
+// hosts keeps what agents say of their hosts.
+func (c *Controller) hosts(ctx context.Context, s *store.Snapshot) (bool, error) {
+	for name, h := range s.Hosts {
+		report, _, connected := c.Sessions.Observed(name)
+		if !connected || report.GetInfo() == nil || proto.Equal(report.Info, h.Info) {
+			continue
+		}
+		update := proto.CloneOf(h)
+		update.Info = report.Info
+		if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
+			return false, fmt.Errorf("keep what host %s says of itself: %w", name, err)
+		}
+		switch {
+		case h.GetInfo() == nil:
+			c.event(ctx, v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %d cores, %s", report.Info.Site, report.Info.Cores, report.Info.GetAcceleration().GetReason())
+		case h.Info.BootId != report.Info.BootId:
+			c.event(ctx, v1.Severity_SEVERITY_WARNING, "host", name, "was started anew; its guests of before have ended")
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// guests carries out what lifecycle decides.
+func (c *Controller) guests(ctx context.Context, s *store.Snapshot) (bool, error) {
+	for _, name := range slices.Sorted(maps.Keys(s.Guests)) {
+		g := s.Guests[name]
+		if m := view.Migrating(s, g.Meta.Uid); m != nil && m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
+			continue // the move decides
+		}
+		cluster := s.Clusters[g.Cluster]
+		deleting := cluster == nil || cluster.Meta.Deleting != nil
+		changed, err := c.guest(ctx, s, g, lifecycle.Step(g, c.lifecycleHost(s, g), deleting))
+		if err != nil {
+			return false, fmt.Errorf("guest %s: %w", name, err)
+		}
+		if changed {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (c *Controller) lifecycleHost(s *store.Snapshot, g *v1.Guest) lifecycle.Host {
+	h := s.Hosts[g.Host]
+	report, _, connected := c.Sessions.Observed(g.Host)
+	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: view.Dead(h, g.BootId),
+		Current: c.current(g.Host), Guest: view.GuestOn(report, g.Meta.Uid)}
+}
+
+func (c *Controller) guest(ctx context.Context, s *store.Snapshot, g *v1.Guest, d lifecycle.Decision) (bool, error) {
+	switch d.Act {
+	case lifecycle.Remove:
+		delete(c.avoid, g.Meta.Uid)
+		return true, c.Store.Txn(ctx, store.Delete(proto.CloneOf(g)))
+	case lifecycle.Place:
+		return c.place(ctx, s, g)
+	case lifecycle.Release, lifecycle.Fail:
+		update := proto.CloneOf(g)
+		update.Host, update.BootId, update.Message = "", "", d.Message
+		severity := v1.Severity_SEVERITY_INFO
+		if d.Restart {
+			update.Restarts++
+			severity = v1.Severity_SEVERITY_WARNING
+		}
+		if d.Act == lifecycle.Fail {
+			update.Failure = d.Message
+			severity = v1.Severity_SEVERITY_ERROR
+		}
+		if d.Avoid {
+			c.avoid[g.Meta.Uid] = append(c.avoid[g.Meta.Uid], g.Host)
+		}
+		if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
+			return false, err
+		}
+		c.event(ctx, severity, "guest", g.Meta.Name, "ended on %s: %s", g.Host, d.Message)
+		return true, nil
+	}
+	return false, nil
+}
+
+// clusters removes a cluster of which nothing is left.
+func (c *Controller) clusters(ctx context.Context, s *store.Snapshot) (bool, error) {
+	for name, cluster := range s.Clusters {
+		if cluster.Meta.Deleting == nil || hasGuests(s, name) {
+			continue
+		}
+		if err := c.Store.Txn(ctx, store.Delete(proto.CloneOf(cluster))); err != nil {
+			return false, fmt.Errorf("remove cluster %s: %w", name, err)
+		}
+		c.event(ctx, v1.Severity_SEVERITY_INFO, "cluster", name, "deleted")
+		return true, nil
+	}
+	return false, nil
+}
+
+func hasGuests(s *store.Snapshot, cluster string) bool {
+	for _, g := range s.Guests {
+		if g.Cluster == cluster {
+			return true
+		}
+	}
+	return false
+}
+
+// event adds to the history; that it could not be written must not stop the work it tells of.
+func (c *Controller) event(ctx context.Context, severity v1.Severity, kind, name, format string, a ...any) {
+	e := &v1.Event{Severity: severity, Kind: kind, Name: name, Actor: "manager", Message: fmt.Sprintf(format, a...)}
+	if err := c.Store.AddEvent(ctx, e); err != nil && ctx.Err() == nil {
+		c.Log.Error("an event could not be written", "event", e.Message, "error", err)
+	}
+}

@@ -1,0 +1,81 @@
+package controller
+
+// launch.go - the command that starts an MPI program over a cluster's guests.
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	v1 "watari/api/watariv1"
+	"watari/manager/store"
+	"watari/manager/view"
+)
+
+// Where the guest agent is in every guest, and the file of hosts and slots that it keeps.
+const (
+	guestAgent = "/run/watari/watari-guest"
+	hostfile   = "/run/watari/hostfile"
+)
+
+// openMPI are defaults for Open MPI's parameters, as environment, so that a user's own arguments win. The
+// launcher is the guest agent; transports that a guest does not have are not looked for, which under emulation
+// takes longer than the whole rest of the start.
+var openMPI = map[string]string{
+	"OMPI_MCA_plm_rsh_agent":         guestAgent + " rsh",
+	"OMPI_MCA_orte_default_hostfile": hostfile,
+	"OMPI_MCA_pml":                   "ob1",
+	"OMPI_MCA_btl":                   "self,vader,tcp",
+	"OMPI_MCA_osc":                   "^ucx",
+	"OMPI_MCA_btl_tcp_if_exclude":    "lo",
+	"OMPI_MCA_oob_tcp_if_exclude":    "lo",
+}
+
+func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, error) {
+	cluster := s.Clusters[run.Spec.Cluster]
+	if cluster == nil {
+		return nil, fmt.Errorf("cluster %s exists no more", run.Spec.Cluster)
+	}
+	ranks := run.Spec.Ranks
+	if ranks == 0 {
+		ranks = cluster.Spec.Guests * cluster.Spec.Shape.GetVcpus()
+	}
+	user := run.Spec.User
+	if user == "" {
+		user = GuestUser
+	}
+	command, env := launch(imageByDigest(s, cluster.ImageDigest).GetMpi(), run.Spec, ranks)
+	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: view.RunDirectory(run), User: user}, nil
+}
+
+// launch is the command and environment for an image's MPI library, Open MPI where it has several.
+func launch(mpi []string, spec *v1.RunSpec, ranks uint32) (command, env []string) {
+	names := slices.Sorted(maps.Keys(spec.Env))
+	for _, name := range names {
+		env = append(env, name+"="+spec.Env[name])
+	}
+	n := strconv.Itoa(int(ranks))
+	if slices.Contains(mpi, "mpich") && !slices.Contains(mpi, "openmpi") {
+		command = []string{"mpiexec", "-launcher", "rsh", "-launcher-exec", guestAgent + "-rsh", "-f", hostfile + ".hydra", "-n", n}
+		if spec.TagOutput {
+			command = append(command, "-prepend-rank")
+		}
+		for _, name := range names {
+			command = append(command, "-genv", name, spec.Env[name])
+		}
+	} else {
+		for _, name := range slices.Sorted(maps.Keys(openMPI)) {
+			env = append(env, name+"="+openMPI[name])
+		}
+		command = []string{"mpirun", "-n", n}
+		if spec.TagOutput {
+			command = append(command, "--tag-output")
+		}
+		for _, name := range names {
+			command = append(command, "-x", name)
+		}
+	}
+	command = append(command, spec.LauncherArgs...)
+	return append(command, spec.Command...), env
+}

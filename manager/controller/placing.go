@@ -1,0 +1,212 @@
+package controller
+
+// placing.go - hosts as placement sees them, and what follows from its choices: grants, moves, drains.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/manager/store"
+	"watari/manager/view"
+	"watari/migration"
+	"watari/placement"
+)
+
+func tunnelAddress(h *v1.Host) string {
+	info := h.GetInfo()
+	if info == nil {
+		return ""
+	}
+	return net.JoinHostPort(info.LanAddress, strconv.Itoa(int(info.TunnelPort)))
+}
+
+// PlacementHosts lists the hosts as placement sees them for a guest of a cluster, by name.
+func PlacementHosts(s *store.Snapshot, o view.Observer, cluster, imageDigest string) []placement.Host {
+	hosts := make([]placement.Host, 0, len(s.Hosts))
+	for _, name := range slices.Sorted(maps.Keys(s.Hosts)) {
+		h := s.Hosts[name]
+		report, _, connected := o.Observed(name)
+		hosts = append(hosts, placement.Host{
+			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining,
+			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
+			Acceleration: h.GetInfo().GetAcceleration().GetKind(), HasImage: slices.Contains(report.GetImages(), imageDigest),
+		})
+	}
+	add := func(host string, g *v1.Guest) {
+		at := slices.IndexFunc(hosts, func(h placement.Host) bool { return h.Name == host })
+		if at < 0 {
+			return
+		}
+		hosts[at].MemoryUsed += g.Shape.GetMemoryBytes()
+		hosts[at].VCPUs += g.Shape.GetVcpus()
+		if g.Cluster == cluster {
+			hosts[at].ClusterGuests++
+		}
+	}
+	moves := movesByGuest(s)
+	for _, g := range s.Guests {
+		add(g.Host, g)
+		// A move under way has its room at both ends.
+		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {
+			add(m.Target, g)
+		}
+	}
+	return hosts
+}
+
+// Feasible says whether a cluster of this size could be placed now; the error names each host's reason.
+func Feasible(s *store.Snapshot, o view.Observer, spec *v1.ClusterSpec, imageDigest string) error {
+	r := &placement.Request{Shape: spec.Shape, Sites: spec.Sites, Spread: spec.Spread}
+	_, err := placement.Plan(r, int(spec.Guests), PlacementHosts(s, o, "", imageDigest))
+	return err
+}
+
+// place chooses a host for a guest and gives it the grant, under an epoch that was never used.
+func (c *Controller) place(ctx context.Context, s *store.Snapshot, g *v1.Guest) (bool, error) {
+	cluster := s.Clusters[g.Cluster]
+	r := &placement.Request{Shape: g.Shape, Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(), Exclude: c.avoid[g.Meta.Uid]}
+	hosts := PlacementHosts(s, c.Sessions, g.Cluster, g.ImageDigest)
+	chosen, verdicts := placement.Choose(r, hosts)
+	if chosen == "" && len(r.Exclude) > 0 {
+		// Every host that is left was refused: let those that failed before try again.
+		delete(c.avoid, g.Meta.Uid)
+		r.Exclude = nil
+		chosen, verdicts = placement.Choose(r, hosts)
+	}
+	update := proto.CloneOf(g)
+	if chosen == "" {
+		update.Message = (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
+		if update.Message == g.Message {
+			return false, nil
+		}
+		return true, c.Store.Txn(ctx, store.Update(update))
+	}
+	update.LastEpoch++
+	update.Epoch, update.Host, update.Message = update.LastEpoch, chosen, ""
+	update.BootId = s.Hosts[chosen].GetInfo().GetBootId()
+	if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
+		return false, err
+	}
+	c.event(ctx, v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", chosen, update.Epoch)
+	return true, nil
+}
+
+// PlanMigration chooses where a guest moves to and makes the record, which is not stored yet. The explanation
+// has a line for each host. Errors say why the guest cannot be moved there.
+func PlanMigration(s *store.Snapshot, o view.Observer, g *v1.Guest, toHost, toSite string, exclude ...string) (*v1.Migration, []string, error) {
+	if g.Host == "" {
+		return nil, nil, fmt.Errorf("guest %s does not run", g.Meta.Name)
+	}
+	if toHost == g.Host {
+		return nil, nil, fmt.Errorf("guest %s is on host %s already", g.Meta.Name, toHost)
+	}
+	if toHost != "" && s.Hosts[toHost] == nil {
+		return nil, nil, fmt.Errorf("there is no host %s; there are %s", toHost, strings.Join(slices.Sorted(maps.Keys(s.Hosts)), ", "))
+	}
+	cluster := s.Clusters[g.Cluster]
+	r := &placement.Request{Shape: g.Shape, Spread: cluster.GetSpec().GetSpread(), Exclude: append([]string{g.Host}, exclude...)}
+	if toSite != "" {
+		r.Sites = []string{toSite}
+	} else if toHost == "" {
+		r.Sites = cluster.GetSpec().GetSites()
+	}
+	hosts := PlacementHosts(s, o, g.Cluster, g.ImageDigest)
+	hosts = withoutSelf(hosts, g)
+	if toHost != "" {
+		hosts = slices.DeleteFunc(hosts, func(h placement.Host) bool { return h.Name != toHost })
+	}
+	chosen, verdicts := placement.Choose(r, hosts)
+	var explanation []string
+	for _, v := range verdicts {
+		explanation = append(explanation, v.String())
+	}
+	if chosen == "" {
+		return nil, explanation, fmt.Errorf("guest %s cannot be moved: %s", g.Meta.Name, strings.Join(explanation, "; "))
+	}
+	if reason := incompatible(s.Hosts[g.Host], s.Hosts[chosen]); reason != "" {
+		return nil, explanation, fmt.Errorf("guest %s cannot be moved from %s to %s: %s", g.Meta.Name, g.Host, chosen, reason)
+	}
+	return &v1.Migration{
+		Meta:  &v1.Meta{Name: fmt.Sprintf("%s-m%d", g.Meta.Name, g.LastEpoch+1), Owner: g.Meta.Owner},
+		Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Source: g.Host, Target: chosen,
+		SourceBootId: g.BootId, TargetBootId: s.Hosts[chosen].GetInfo().GetBootId(),
+		SourceEpoch: g.Epoch, State: v1.MigrationState_MIGRATION_STATE_PENDING,
+	}, explanation, nil
+}
+
+// withoutSelf takes the guest out of its host's count, so that scores are of the cluster after the move.
+func withoutSelf(hosts []placement.Host, g *v1.Guest) []placement.Host {
+	for i := range hosts {
+		if hosts[i].Name == g.Host && hosts[i].ClusterGuests > 0 {
+			hosts[i].ClusterGuests--
+		}
+	}
+	return hosts
+}
+
+// incompatible says why a guest that runs on one host could not go on on the other.
+func incompatible(a, b *v1.Host) string {
+	ka, kb := a.GetInfo().GetAcceleration().GetKind(), b.GetInfo().GetAcceleration().GetKind()
+	if ka != kb {
+		return fmt.Sprintf("one runs guests by %s, the other by %s", view.StateName(ka.String()), view.StateName(kb.String()))
+	}
+	return ""
+}
+
+// drain moves the guests of draining hosts away, as far as there is room for them.
+func (c *Controller) drain(ctx context.Context, s *store.Snapshot) (bool, error) {
+	moves := movesByGuest(s)
+	for _, name := range slices.Sorted(maps.Keys(s.Guests)) {
+		g := s.Guests[name]
+		h := s.Hosts[g.Host]
+		if h == nil || !h.Draining || unwanted(s, g) || moves[g.Meta.Uid] != nil || !c.runs1(g) {
+			continue
+		}
+		m, _, err := PlanMigration(s, c.Sessions, g, "", "")
+		if err != nil || c.failedLately(s, g) {
+			continue // tried again when something changes; the guest's host says that it is draining
+		}
+		m.Reason = "host " + g.Host + " is drained"
+		if err := c.Store.Txn(ctx, store.Create(m)); err != nil {
+			return false, fmt.Errorf("move guest %s away from %s: %w", name, g.Host, err)
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// runs1: the guest's host reports it running under the present grant.
+func (c *Controller) runs1(g *v1.Guest) bool {
+	report, _, connected := c.Sessions.Observed(g.Host)
+	seen := view.GuestOn(report, g.Meta.Uid)
+	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
+}
+
+// keepMoves is how many ended moves of a guest are kept for `watari migrate list`.
+const keepMoves = 10
+
+// prune forgets the oldest ended moves.
+func (c *Controller) prune(ctx context.Context, s *store.Snapshot) (bool, error) {
+	ended := map[string][]*v1.Migration{}
+	for _, m := range s.Migrations {
+		if migration.Ended(m.State) {
+			ended[m.GuestUid] = append(ended[m.GuestUid], m)
+		}
+	}
+	for _, list := range ended {
+		if len(list) <= keepMoves {
+			continue
+		}
+		oldest := slices.MinFunc(list, func(a, b *v1.Migration) int { return a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()) })
+		return true, c.Store.Txn(ctx, store.Delete(proto.CloneOf(oldest)))
+	}
+	return false, nil
+}
