@@ -1,0 +1,409 @@
+// Package session holds the manager's connections to agents. An agent dials the manager (so that it works
+// behind NAT), TLS with the ALPN protocol watari-agent/1, and then serves HTTP/2 on the connection it dialled:
+// the manager is the client of AgentService, and of the guests behind it.
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"watari/ca"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// Protocol is the ALPN protocol of an agent's connection.
+	Protocol = "watari-agent/1"
+	// BaseURL is what requests through Sessions.HTTPClient are addressed to; a guest is at BaseURL/guest/<uid>.
+	BaseURL = "http://agent"
+
+	// A connection on which nothing was heard for pingAfter is pinged, and given up pingTimeout later.
+	pingAfter   = 2 * time.Second
+	pingTimeout = 3 * time.Second
+)
+
+// Sessions are the agents connected now, and what each said last. A host whose connection ends changes nothing
+// but its being connected.
+type Sessions struct {
+	// Accept says whether a host may connect now; its error is told to the agent. It is called at each
+	// connection. A *Refusal tells the agent where to go instead.
+	Accept func(ca.Identity) error
+	// Log is nil for slog.Default().
+	Log *slog.Logger
+
+	mu       sync.Mutex
+	hosts    map[string]*host
+	watchers []func(host string)
+	subs     []chan struct{}
+	closed   bool
+}
+
+// host is what is known of one host over its sessions.
+type host struct {
+	session   *session // nil: not connected
+	connected bool     // session has reported
+	since     time.Time
+	observed  *v1.HostObserved
+	wanted    *v1.HostWanted
+}
+
+// session is one connection.
+type session struct {
+	name   string
+	conn   net.Conn
+	client *http.Client
+	wake   chan struct{} // holds a token when wanted was replaced
+	cancel context.CancelFunc
+}
+
+// New makes an empty set of sessions. accept may be nil: every host with a certificate.
+func New(accept func(ca.Identity) error, log *slog.Logger) *Sessions {
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Sessions{Accept: accept, Log: log, hosts: map[string]*host{}}
+}
+
+// TLSNextProto is for http.Server.TLSNextProto: it serves agents' connections until they end. The server's TLS
+// configuration must offer Protocol.
+func (s *Sessions) TLSNextProto() map[string]func(*http.Server, *tls.Conn, http.Handler) {
+	return map[string]func(*http.Server, *tls.Conn, http.Handler){
+		Protocol: func(_ *http.Server, conn *tls.Conn, _ http.Handler) { s.serve(conn) },
+	}
+}
+
+func (s *Sessions) serve(conn *tls.Conn) {
+	defer conn.Close()
+	certs := conn.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return
+	}
+	id, err := ca.IdentityOf(certs[0])
+	if err == nil && id.Kind != ca.KindHost {
+		err = fmt.Errorf("%s is not a host", id)
+	}
+	if err == nil && s.Accept != nil {
+		err = s.Accept(id)
+	}
+	if err != nil {
+		s.Log.Warn("an agent was refused", "identity", id.String(), "address", conn.RemoteAddr().String(), "reason", err)
+		refuse(newTransport(conn), err)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	transport := newTransport(conn)
+	defer transport.CloseIdleConnections()
+	ses := &session{name: id.Name, conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
+	if !s.begin(ses) {
+		return
+	}
+	s.Log.Info("agent connected", "host", id.Name, "address", conn.RemoteAddr().String())
+	err = s.sync(ctx, ses)
+	s.end(ses)
+	s.Log.Info("agent disconnected", "host", id.Name, "reason", err)
+}
+
+// newTransport is an HTTP/2 client on exactly this connection.
+func newTransport(conn net.Conn) *http.Transport {
+	var once sync.Once
+	dial := func(context.Context, string, string) (c net.Conn, err error) {
+		err = fmt.Errorf("the agent's connection has ended: %w", net.ErrClosed)
+		once.Do(func() { c, err = plainConn{conn}, nil })
+		return c, err
+	}
+	t := &http.Transport{
+		DialContext: dial,
+		Protocols:   new(http.Protocols),
+		HTTP2: &http.HTTP2Config{
+			SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout,
+			StrictMaxConcurrentRequests: true,
+		},
+		DisableCompression: true,
+	}
+	t.Protocols.SetUnencryptedHTTP2(true) // the encryption is below
+	return t
+}
+
+// plainConn hides from net/http that a connection is a *tls.Conn whose ALPN it would look at.
+type plainConn struct{ net.Conn }
+
+// begin makes ses the host's session; an older one ends. It refuses when all is being closed.
+func (s *Sessions) begin(ses *session) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	h := s.host(ses.name)
+	if h.session != nil {
+		h.session.conn.Close()
+	}
+	if h.connected {
+		h.connected, h.since = false, time.Now()
+	}
+	h.session = ses
+	if h.wanted != nil {
+		ses.wake <- struct{}{}
+	}
+	return true
+}
+
+func (s *Sessions) end(ses *session) {
+	s.mu.Lock()
+	h := s.hosts[ses.name]
+	if h == nil || h.session != ses {
+		s.mu.Unlock()
+		return
+	}
+	h.session = nil
+	was := h.connected
+	if was {
+		h.connected, h.since = false, time.Now()
+	}
+	s.mu.Unlock()
+	if was {
+		s.tell(ses.name)
+	}
+}
+
+// host returns the record of a host, made where it is missing. s.mu is held.
+func (s *Sessions) host(name string) *host {
+	if s.hosts[name] == nil {
+		s.hosts[name] = &host{}
+	}
+	return s.hosts[name]
+}
+
+// sync carries AgentService.Sync until the connection ends.
+func (s *Sessions) sync(ctx context.Context, ses *session) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := watariv1connect.NewAgentServiceClient(ses.client, BaseURL).Sync(ctx)
+	defer stream.CloseResponse()
+	// The request's headers go out at once, so that the agent reports before anything is wanted of it.
+	if err := stream.Send(nil); err != nil {
+		return fmt.Errorf("begin to talk to the agent: %w", err)
+	}
+	sent := make(chan error, 1)
+	go func() {
+		sent <- s.sendWanted(ctx, ses, stream)
+		cancel()
+	}()
+	for {
+		observed, err := stream.Receive()
+		if err != nil {
+			cancel()
+			if sendErr := <-sent; sendErr != nil && ctx.Err() == nil {
+				err = sendErr
+			}
+			return err
+		}
+		s.heard(ses, observed)
+	}
+}
+
+func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect.BidiStreamForClient[v1.HostWanted, v1.HostObserved]) error {
+	defer stream.CloseRequest()
+	for {
+		select {
+		case <-ses.wake:
+		case <-ctx.Done():
+			return nil
+		}
+		s.mu.Lock()
+		wanted := s.hosts[ses.name].wanted
+		s.mu.Unlock()
+		if wanted == nil {
+			continue
+		}
+		if err := stream.Send(wanted); err != nil {
+			return fmt.Errorf("send what is wanted: %w", err)
+		}
+	}
+}
+
+// heard takes up a report.
+func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
+	s.mu.Lock()
+	h := s.hosts[ses.name]
+	if h.session != ses {
+		s.mu.Unlock()
+		return
+	}
+	changed := !h.connected || !sameButLoad(h.observed, observed)
+	h.observed = observed
+	if !h.connected {
+		h.connected, h.since = true, time.Now()
+	}
+	s.mu.Unlock()
+	if changed {
+		s.tell(ses.name)
+	}
+}
+
+// sameButLoad compares two reports without the load, which always changes and about which nobody acts.
+func sameButLoad(a, b *v1.HostObserved) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	a, b = proto.CloneOf(a), proto.CloneOf(b)
+	a.Load, b.Load = nil, nil
+	return proto.Equal(a, b)
+}
+
+// tell calls the watchers and fills the subscriptions. s.mu is not held.
+func (s *Sessions) tell(host string) {
+	s.mu.Lock()
+	watchers, subs := s.watchers, s.subs
+	s.mu.Unlock()
+	for _, f := range watchers {
+		f(host)
+	}
+	for _, ch := range subs {
+		select {
+		case ch <- struct{}{}:
+		default: // a token waits already
+		}
+	}
+}
+
+// OnChange has f called after a host reported something new (its load apart), connected or disconnected. f
+// must not block; it stays registered.
+func (s *Sessions) OnChange(f func(host string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watchers = append(s.watchers[:len(s.watchers):len(s.watchers)], f)
+}
+
+// Changes returns a channel that holds a token when something changed (as OnChange) since the last receive.
+// Call it once per consumer.
+func (s *Sessions) Changes() <-chan struct{} { return s.Subscribe(nil) }
+
+// Subscribe is Changes for a consumer that ends with ctx.
+func (s *Sessions) Subscribe(ctx context.Context) <-chan struct{} {
+	ch := make(chan struct{}, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subs = append(s.subs[:len(s.subs):len(s.subs)], ch)
+	if ctx != nil {
+		context.AfterFunc(ctx, func() { s.unsubscribe(ch) })
+	}
+	return ch
+}
+
+func (s *Sessions) unsubscribe(ch chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var kept []chan struct{}
+	for _, sub := range s.subs {
+		if sub != ch {
+			kept = append(kept, sub)
+		}
+	}
+	s.subs = kept
+}
+
+// Send hands a host what is wanted of it; a later one replaces one that has not left yet, and the latest is
+// sent again when the agent connects anew. One of an older term than the last is dropped.
+func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.host(name)
+	if wanted.GetTerm() < h.wanted.GetTerm() {
+		return
+	}
+	h.wanted = wanted
+	if h.session != nil {
+		select {
+		case h.session.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Observed is what a host reported last (nil: nothing since the manager began; shared, do not change it),
+// whether it is connected now, and since when it is or is not (zero: it never was). A host counts as connected
+// from its first report on, so that what is observed of a connected host is never older than its connection.
+func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.Time, connected bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.hosts[name]
+	if h == nil {
+		return nil, time.Time{}, false
+	}
+	return h.observed, h.since, h.connected
+}
+
+// HTTPClient calls what the host's agent serves (base URL BaseURL) on its present connection.
+func (s *Sessions) HTTPClient(name string) (connect.HTTPClient, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.hosts[name]
+	if h == nil || h.session == nil {
+		return nil, fmt.Errorf("host %s is not connected", name)
+	}
+	return h.session.client, nil
+}
+
+// Drop ends a host's session and forgets what it said: the host was removed.
+func (s *Sessions) Drop(name string) {
+	s.mu.Lock()
+	if h := s.hosts[name]; h != nil && h.session != nil {
+		h.session.conn.Close()
+	}
+	delete(s.hosts, name)
+	s.mu.Unlock()
+	s.tell(name)
+}
+
+// Reset ends all sessions and forgets everything: this manager does not lead any more.
+func (s *Sessions) Reset() { s.reset(false) }
+
+// Close is Reset for good.
+func (s *Sessions) Close() { s.reset(true) }
+
+func (s *Sessions) reset(close bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range s.hosts {
+		if h.session != nil {
+			h.session.conn.Close()
+		}
+	}
+	s.hosts = map[string]*host{}
+	s.closed = s.closed || close
+}
+
+// refuse tells an agent why it is not served, by one request that DialAgent answers.
+func refuse(t *http.Transport, reason error) {
+	defer t.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, BaseURL+refusalPath, strings.NewReader(reason.Error()))
+	if err != nil {
+		return
+	}
+	if to, ok := reason.(*Refusal); ok {
+		r.Header.Set(leaderHeader, to.Leader)
+	}
+	resp, err := t.RoundTrip(r)
+	if err != nil {
+		return
+	}
+	io.Copy(io.Discard, resp.Body)
+	resp.Body.Close()
+}

@@ -1,0 +1,290 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"watari/ca"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+)
+
+// lab is a manager's port and an authority.
+type lab struct {
+	t         *testing.T
+	authority *ca.Authority
+	sessions  *Sessions
+	url       string
+	changed   chan string
+}
+
+func newLab(t *testing.T, accept func(ca.Identity) error) *lab {
+	t.Helper()
+	a, err := ca.New("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := a.IssueServer("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := ca.ServerTLS(a.CertificatePEM(), pair.Certificate, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.NextProtos = []string{Protocol}
+	l := &lab{t: t, authority: a, sessions: New(accept, nil), changed: make(chan string, 1000)}
+	l.sessions.OnChange(func(host string) { l.changed <- host })
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.url = "https://" + listener.Addr().String()
+	server := &http.Server{TLSConfig: config, TLSNextProto: l.sessions.TLSNextProto(), Protocols: new(http.Protocols)}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(true)
+	go server.ServeTLS(listener, "", "")
+	t.Cleanup(func() {
+		l.sessions.Close()
+		server.Close()
+	})
+	return l
+}
+
+func (l *lab) tls(id ca.Identity) *tls.Config {
+	l.t.Helper()
+	pair, err := l.authority.IssueClient(id)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	config, err := ca.ClientTLS(l.authority.CertificatePEM(), pair.Certificate, pair.Key)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return config
+}
+
+// await waits until cond holds, looking after each change.
+func (l *lab) await(what string, cond func() bool) {
+	l.t.Helper()
+	deadline := time.After(20 * time.Second)
+	for !cond() {
+		select {
+		case <-l.changed:
+		case <-deadline:
+			l.t.Fatalf("timed out: %s", what)
+		}
+	}
+}
+
+// fakeAgent reports the generation it was last told, and knows one path beside AgentService.
+type fakeAgent struct {
+	watariv1connect.UnimplementedAgentServiceHandler
+	told  chan *v1.HostWanted
+	first func() // called before the first report
+}
+
+func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+	if f.first != nil {
+		f.first()
+	}
+	if err := stream.Send(&v1.HostObserved{Info: &v1.HostInfo{BootId: "b1"}}); err != nil {
+		return err
+	}
+	for {
+		w, err := stream.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		f.told <- w
+		if err := stream.Send(&v1.HostObserved{Generation: w.Generation, Term: w.Term}); err != nil {
+			return err
+		}
+	}
+}
+
+func newFakeAgent() *fakeAgent { return &fakeAgent{told: make(chan *v1.HostWanted, 1000)} }
+
+func (f *fakeAgent) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
+	mux.HandleFunc("/guest/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.Path) })
+	return mux
+}
+
+func (l *lab) connected(name string) func() bool {
+	return func() bool { _, _, c := l.sessions.Observed(name); return c }
+}
+
+func TestAgentConnectsReportsAndIsTold(t *testing.T) {
+	l := newLab(t, nil)
+	ctx, stop := context.WithCancel(context.Background())
+	f := newFakeAgent()
+	ended := make(chan error, 1)
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	go func() { ended <- DialAgent(ctx, l.url, config, f.handler()) }()
+	l.await("a1 connects", l.connected("a1"))
+	if o, _, _ := l.sessions.Observed("a1"); o.Info.GetBootId() != "b1" {
+		t.Fatalf("observed %v", o)
+	}
+	l.sessions.Send("a1", &v1.HostWanted{Term: 2, Generation: 7})
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 9}) // a leader of the past
+	l.await("a1 reports generation 7", func() bool { o, _, _ := l.sessions.Observed("a1"); return o.Generation == 7 })
+
+	client, err := l.sessions.HTTPClient("a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := http.NewRequest("GET", BaseURL+"/guest/u1", nil)
+	resp, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(resp.Body)
+	if string(body) != "/guest/u1" {
+		t.Fatalf("the agent answered %q", body)
+	}
+
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	l.await("a1 is gone", func() bool { return !l.connected("a1")() })
+	if o, since, _ := l.sessions.Observed("a1"); o.GetGeneration() != 7 || since.IsZero() {
+		t.Fatal("what a1 said last was forgotten")
+	}
+	if _, err := l.sessions.HTTPClient("a1"); err == nil {
+		t.Fatal("there is a client of a host that is gone")
+	}
+	// The latest word is repeated to the agent that comes back.
+	f2 := newFakeAgent()
+	ctx, stop = context.WithCancel(context.Background())
+	defer stop()
+	go DialAgent(ctx, l.url, config, f2.handler())
+	if w := <-f2.told; w.Generation != 7 || w.Term != 2 {
+		t.Fatalf("told %v", w)
+	}
+}
+
+func TestNewestSessionWins(t *testing.T) {
+	l := newLab(t, nil)
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	ended := make(chan error, 1)
+	go func() { ended <- DialAgent(t.Context(), l.url, config, newFakeAgent().handler()) }()
+	l.await("the first connects", l.connected("a1"))
+	f := newFakeAgent()
+	go DialAgent(t.Context(), l.url, config, f.handler())
+	if err := <-ended; err == nil {
+		t.Fatal("no error")
+	}
+	l.await("the second connects", l.connected("a1"))
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1})
+	<-f.told
+}
+
+func TestConnectedOnlyOnceReported(t *testing.T) {
+	l := newLab(t, nil)
+	f := newFakeAgent()
+	reached, goOn := make(chan bool), make(chan bool)
+	f.first = func() { reached <- true; <-goOn }
+	go DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+	<-reached
+	if l.connected("a1")() {
+		t.Fatal("connected before it reported")
+	}
+	close(goOn)
+	l.await("a1 connects", l.connected("a1"))
+}
+
+func TestRefusalIsTold(t *testing.T) {
+	l := newLab(t, func(id ca.Identity) error {
+		if id.Name == "a1" {
+			return &Refusal{Reason: "m2 leads", Leader: "https://m2:7070"}
+		}
+		return fmt.Errorf("host %s was removed", id.Name)
+	})
+	f := newFakeAgent()
+	var to *Refusal
+	err := DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+	if !errors.As(err, &to) || to.Leader != "https://m2:7070" {
+		t.Fatalf("%v", err)
+	}
+	err = DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a2"}), f.handler())
+	if !errors.As(err, &to) || to.Reason != "host a2 was removed" {
+		t.Fatalf("%v", err)
+	}
+	err = DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindUser, Name: "a1"}), f.handler())
+	if !errors.As(err, &to) {
+		t.Fatalf("a user passed for a host: %v", err)
+	}
+	if err := DialAgent(t.Context(), "http://x", &tls.Config{}, nil); err == nil {
+		t.Fatal("a plain URL was dialled")
+	}
+}
+
+// TestSilenceIsNoticed cuts the path without closing anything, as a crashed host or a cut WAN does.
+func TestSilenceIsNoticed(t *testing.T) {
+	l := newLab(t, nil)
+	var cut atomic.Bool
+	proxy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proxy.Close()
+	target := l.url[len("https://"):]
+	go func() {
+		for {
+			c, err := proxy.Accept()
+			if err != nil {
+				return
+			}
+			m, err := net.Dial("tcp", target)
+			if err != nil {
+				return
+			}
+			go forward(c, m, &cut)
+			go forward(m, c, &cut)
+		}
+	}()
+	ended := make(chan error, 1)
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	go func() {
+		ended <- DialAgent(t.Context(), "https://"+proxy.Addr().String(), config, newFakeAgent().handler())
+	}()
+	l.await("a1 connects", l.connected("a1"))
+	cut.Store(true)
+	begin := time.Now()
+	l.await("the silence is noticed", func() bool { return !l.connected("a1")() })
+	if d := time.Since(begin); d > 8*time.Second {
+		t.Fatalf("only after %v", d)
+	}
+	<-ended // the agent notices, too
+}
+
+// forward copies until cut, and then swallows.
+func forward(from, to net.Conn, cut *atomic.Bool) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		if !cut.Load() {
+			to.Write(buf[:n])
+		}
+	}
+}
