@@ -1,0 +1,67 @@
+package link
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"sync"
+
+	"golang.org/x/net/http2"
+)
+
+// Client speaks HTTP/2 to a guest agent and opens a new session whenever the last one has ended. A request
+// that was under way when a session ended fails; whoever sent it may send it again. It is an
+// http.RoundTripper and, by Do, a connect.HTTPClient. Requests go to http://guest/.
+type Client struct {
+	transport *http2.Transport
+
+	mu      sync.Mutex
+	session net.Conn // the newest
+}
+
+// NewClient makes a client; dial opens a session, with DialUnix for instance. It is called when a request
+// needs a session and there is none.
+func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
+	c := new(Client)
+	c.transport = &http2.Transport{
+		AllowHTTP: true,
+		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) {
+			session, err := dial(ctx)
+			if err == nil {
+				c.mu.Lock()
+				c.session = session
+				c.mu.Unlock()
+			}
+			return session, err
+		},
+		// A second session would end the first.
+		StrictMaxConcurrentStreams: true,
+		MaxReadFrameSize:           64 << 10,
+		DisableCompression:         true,
+	}
+	return c
+}
+
+// RoundTrip sends one request; its host is of no matter.
+func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.URL.Scheme != "http" || request.URL.Host != "guest" {
+		request = request.Clone(request.Context())
+		request.URL.Scheme, request.URL.Host = "http", "guest" // one key in the transport's pool: one session
+	}
+	return c.transport.RoundTrip(request)
+}
+
+// Do is RoundTrip.
+func (c *Client) Do(request *http.Request) (*http.Response, error) { return c.RoundTrip(request) }
+
+// Close ends the session; requests under way fail. A later request opens a new one.
+func (c *Client) Close() error {
+	c.transport.CloseIdleConnections()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == nil {
+		return nil
+	}
+	return c.session.Close()
+}

@@ -1,0 +1,265 @@
+package link
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Errors that end a session.
+var (
+	// ErrTakenOver: the host opened a newer session.
+	ErrTakenOver = errors.New("link: session taken over by a newer one")
+	// ErrNoHost: the host's end of the channel is closed. A reader of the channel returns it once for each
+	// disconnection; its next Read waits for a new host.
+	ErrNoHost = errors.New("link: no host at the other end of the channel")
+	// ErrSilent: the peer did not answer in time.
+	ErrSilent = errors.New("link: peer is silent")
+	// ErrUnknownSession: the guest does not know this session (it was restored, or started anew).
+	ErrUnknownSession = errors.New("link: session is unknown to the peer")
+)
+
+// windowSize is how many bytes may be on their way, unread or unacknowledged, in one direction.
+const windowSize = 256 << 10
+
+// timing holds the protocol's times.
+type timing struct {
+	again    time.Duration // until unacknowledged bytes are sent again; doubled up to againMax
+	againMax time.Duration
+	ackDelay time.Duration // that an acknowledgement may wait for company
+	ping     time.Duration // between pings of an idle session; 0: none
+	dead     time.Duration // without an answer until the peer is held for dead
+	linger   time.Duration // that Close spends on sending what was written
+}
+
+var (
+	hostTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 2 * time.Second, 10 * time.Second, time.Second}
+	// The guest does not ping: an idle guest has nothing to do.
+	guestTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 0, 30 * time.Second, time.Second}
+)
+
+// wire sends frames; senders take turns.
+type wire struct {
+	mu  sync.Mutex
+	w   io.Writer
+	buf []byte
+}
+
+func (w *wire) send(f *frame) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.buf = f.encode(w.buf[:0])
+	_, err := w.w.Write(w.buf)
+	return err
+}
+
+// conn is one end of a session. A goroutine (run) sends; whoever reads the wire calls handle.
+type conn struct {
+	wire    *wire
+	session uint64
+	timing  timing
+	onEnd   func() // called once, when the session is over and all is sent
+	kick    chan struct{}
+
+	mu                 sync.Mutex
+	readable, writable *sync.Cond
+	err                error // why the session is over
+	closing            bool  // Close was called
+	finBy              time.Time
+	eof                bool // the peer's FIN was reached
+
+	out       queue  // bytes from outBase on: sent and unacknowledged, then unsent
+	outBase   uint64 // offset of the first unacknowledged byte
+	outNext   uint64 // offset of the next byte to send
+	outMax    uint64 // offset after the highest byte ever sent
+	outLimit  uint64 // offset up to which the peer takes bytes
+	againAt   time.Time
+	againWait time.Duration
+	wentBack  time.Time
+
+	in        queue
+	inNext    uint64
+	inFrom    time.Time // when the oldest unacknowledged bytes came
+	inUnacked int
+	inLimit   uint64 // offset up to which we said we take bytes
+
+	sendNow   kind // a frame of no bytes to send at once (kindWelcome, kindPong, kindAck), or 0
+	sendAgain bool // with flagAgain
+
+	heard   time.Time // when the last frame came
+	pinged  time.Time // when the last ping was sent
+	waiting time.Time // since when an answer is awaited; zero: none is
+
+	readBy, writeBy deadline
+}
+
+func newConn(w *wire, session uint64, t timing) *conn {
+	c := &conn{
+		wire: w, session: session, timing: t, kick: make(chan struct{}, 1),
+		outLimit: windowSize, inLimit: windowSize, againWait: t.again, heard: time.Now(), onEnd: func() {},
+	}
+	c.readable, c.writable = sync.NewCond(&c.mu), sync.NewCond(&c.mu)
+	return c
+}
+
+// Read waits for bytes of the peer. It returns io.EOF once the peer has closed and all was read.
+func (c *conn) Read(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		switch {
+		case c.closing:
+			return 0, net.ErrClosed
+		case c.readBy.passed():
+			return 0, os.ErrDeadlineExceeded
+		case len(b) == 0:
+			return 0, nil
+		case c.in.len() > 0:
+			n := c.in.peek(0, b)
+			c.in.drop(n)
+			// Tell the peer that there is room again, once it is worth a frame.
+			if free := c.inNext + c.room(); free-c.inLimit >= windowSize/4 {
+				c.sendSoon(kindAck)
+			}
+			return n, nil
+		case c.eof:
+			return 0, io.EOF
+		case c.err != nil:
+			return 0, c.err
+		}
+		c.readable.Wait()
+	}
+}
+
+// Write queues bytes; it waits while a window of bytes is unacknowledged.
+func (c *conn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	done := 0
+	for {
+		switch {
+		case c.closing:
+			return done, net.ErrClosed
+		case c.err != nil:
+			return done, c.err
+		case c.writeBy.passed():
+			return done, os.ErrDeadlineExceeded
+		case done == len(b):
+			return done, nil
+		}
+		if free := windowSize - c.out.len(); free > 0 {
+			n := min(free, len(b)-done)
+			c.out.push(b[done : done+n])
+			done += n
+			c.wake()
+			continue
+		}
+		c.writable.Wait()
+	}
+}
+
+// Close ends the session; what was written is still sent, for a second at most.
+func (c *conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closing {
+		c.closing = true
+		c.finBy = time.Now().Add(c.timing.linger)
+		c.broadcast()
+		c.wake()
+	}
+	return nil
+}
+
+// end ends the session at once.
+func (c *conn) end(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.endLocked(err)
+}
+
+func (c *conn) endLocked(err error) {
+	if c.err == nil {
+		c.err = err
+		c.broadcast()
+		c.wake()
+	}
+}
+
+func (c *conn) broadcast() {
+	c.readable.Broadcast()
+	c.writable.Broadcast()
+}
+
+func (c *conn) wake() {
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// sendSoon asks run for a frame of no bytes; stronger ones stay.
+func (c *conn) sendSoon(k kind) {
+	if c.sendNow == 0 || c.sendNow == kindAck {
+		c.sendNow = k
+	}
+	c.wake()
+}
+
+// room is how many more bytes can be taken from the peer.
+func (c *conn) room() uint64 { return uint64(windowSize - c.in.len()) }
+
+// address is the net.Addr of both ends.
+type address struct{}
+
+func (address) Network() string { return "watari" }
+func (address) String() string  { return "watari-link" }
+
+func (c *conn) LocalAddr() net.Addr  { return address{} }
+func (c *conn) RemoteAddr() net.Addr { return address{} }
+
+func (c *conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.readBy.set(t, &c.mu, c.readable)
+	return nil
+}
+
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writeBy.set(t, &c.mu, c.writable)
+	return nil
+}
+
+// deadline wakes the waiters of a condition when its time has come.
+type deadline struct {
+	at    time.Time
+	timer *time.Timer
+}
+
+func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
+
+// set is called with mu held.
+func (d *deadline) set(t time.Time, mu *sync.Mutex, cond *sync.Cond) {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	d.at = t
+	if !t.IsZero() {
+		d.timer = time.AfterFunc(time.Until(t), func() {
+			mu.Lock()
+			defer mu.Unlock()
+			cond.Broadcast()
+		})
+	}
+	cond.Broadcast()
+}

@@ -1,0 +1,89 @@
+package link
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// Dial opens a session over a channel to a guest, which it owns from then on: closing the session, or its end,
+// closes the channel. It repeats its greeting until the guest answers or ctx is over; a session that the guest
+// had before ends.
+func Dial(ctx context.Context, channel io.ReadWriteCloser) (net.Conn, error) {
+	return dial(ctx, channel, hostTiming)
+}
+
+// DialUnix opens a session through the Unix socket of a guest's channel, as QEMU makes it.
+func DialUnix(ctx context.Context, path string) (net.Conn, error) {
+	var d net.Dialer
+	channel, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("open guest channel: %w", err)
+	}
+	return Dial(ctx, channel)
+}
+
+func dial(ctx context.Context, channel io.ReadWriteCloser, t timing) (net.Conn, error) {
+	var id [8]byte
+	rand.Read(id[:])
+	c := newConn(&wire{w: channel}, binary.LittleEndian.Uint64(id[:]), t)
+	welcome := make(chan struct{})
+	go readHost(c, channel, welcome)
+	c.onEnd = func() { channel.Close() }
+	// A write to the channel may block while the guest does not read, so greeting is not done here.
+	done := make(chan struct{})
+	go greet(c, done)
+	defer close(done)
+	select {
+	case <-welcome:
+		go c.run()
+		return c, nil
+	case <-ctx.Done():
+		c.end(ctx.Err())
+		channel.Close()
+		return nil, fmt.Errorf("greet guest agent: no answer: %w", context.Cause(ctx))
+	}
+}
+
+// greet sends greetings, at growing intervals, until done.
+func greet(c *conn, done <-chan struct{}) {
+	for wait := c.timing.again / 4; ; wait = min(2*wait, 5*c.timing.again/2) {
+		hello := frame{kind: kindHello, session: c.session, window: windowSize}
+		if err := c.wire.send(&hello); err != nil {
+			return // readHost sees the end of the channel, too
+		}
+		select {
+		case <-done:
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// readHost takes frames off the channel until it ends.
+func readHost(c *conn, channel io.Reader, welcome chan struct{}) {
+	d := newDecoder(channel)
+	welcomed := false
+	for {
+		f, garbled, err := d.next()
+		if err != nil {
+			c.end(fmt.Errorf("link: channel to the guest ended: %w", eofIsUnexpected(err)))
+			return
+		}
+		if f.session != c.session || f.kind == kindHello {
+			continue // of an earlier session
+		}
+		if !welcomed {
+			if f.kind == kindReset {
+				continue // the guest lost the greeting; another one follows
+			}
+			welcomed = true
+			close(welcome)
+		}
+		c.handle(f, garbled)
+	}
+}

@@ -1,0 +1,33 @@
+package link
+
+// queue is a byte queue that reuses its memory.
+type queue struct {
+	buf  []byte
+	head int
+}
+
+func (q *queue) len() int { return len(q.buf) - q.head }
+
+func (q *queue) push(b []byte) {
+	if q.head > 0 && len(q.buf)+len(b) > cap(q.buf) {
+		q.buf = q.buf[:copy(q.buf, q.buf[q.head:])]
+		q.head = 0
+	}
+	q.buf = append(q.buf, b...)
+}
+
+// peek copies bytes from offset on into b.
+func (q *queue) peek(offset int, b []byte) int { return copy(b, q.buf[q.head+offset:]) }
+
+// drop takes n bytes off the front; an empty queue gives its memory back where it had grown large.
+func (q *queue) drop(n int) {
+	q.head += n
+	if q.head == len(q.buf) {
+		q.head = 0
+		if cap(q.buf) > 64<<10 {
+			q.buf = nil
+		} else {
+			q.buf = q.buf[:0]
+		}
+	}
+}
