@@ -1,0 +1,163 @@
+// Taking a lab down: whatever is there of it, found by its name, even where its state is lost or half written.
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Down removes everything of the lab, telling Progress what, and waits until it is gone. It works on what a crash
+// left as well, and does nothing if nothing is there.
+func (l *Lab) Down(ctx context.Context) error { return Down(ctx, l.Name(), l.progress) }
+
+// Down removes everything of the lab of that name.
+func Down(ctx context.Context, name string, progress func(line string)) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	l := at(name)
+	if progress != nil {
+		l.progress = progress
+	}
+	if !l.leftovers() {
+		return nil
+	}
+	unlock, err := lockDirectory(l.dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, step := range []func(context.Context) error{l.endProcesses, l.removeRootLink, l.removeNamespaces, l.removeFiles} {
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("take down lab %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// leftovers says whether there is anything of the lab.
+func (l *Lab) leftovers() bool {
+	if _, err := os.Lstat(l.dir); err == nil {
+		return true
+	}
+	if _, err := os.Lstat(l.run); err == nil {
+		return true
+	}
+	_, err := netlink.LinkByName(rootLinkName(l.Name()))
+	return err == nil || len(findHelpers(helperArgs(verbHostInit, l.Name(), ""))) > 0 ||
+		len(findHelpers(helperArgs(verbWANLink, l.Name(), ""))) > 0
+}
+
+// endProcesses ends the hosts, the WAN's link, and whatever else was started in the lab's network namespaces.
+func (l *Lab) endProcesses(ctx context.Context) error {
+	own := namespaceOf(os.Getpid(), "net")
+	inodes := map[uint64]bool{}
+	hosts := findHelpers(helperArgs(verbHostInit, l.Name(), ""))
+	for _, pid := range hosts {
+		inodes[namespaceOf(pid, "net")] = true
+	}
+	held, _ := filepath.Glob(l.namespacePath("*"))
+	for _, path := range held {
+		if heldNamespace(path) {
+			inodes[inode(path)] = true
+		}
+	}
+	delete(inodes, own)
+	delete(inodes, 0)
+	if err := kill(ctx, hosts...); err != nil {
+		return err
+	}
+	if len(hosts) > 0 {
+		l.say("ended %d hosts", len(hosts))
+	}
+	links := findHelpers(helperArgs(verbWANLink, l.Name(), ""))
+	if err := kill(ctx, links...); err != nil {
+		return err
+	}
+	if len(links) > 0 {
+		l.say("ended the WAN's link")
+	}
+	others := inNamespaces(inodes)
+	if err := kill(ctx, others...); err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		l.say("ended %d processes in the lab's networks", len(others))
+	}
+	return nil
+}
+
+func (l *Lab) removeRootLink(context.Context) error {
+	name := rootLinkName(l.Name())
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil
+	}
+	if err := netlink.LinkDel(link); err != nil {
+		return fmt.Errorf("remove link %s: %w", name, err)
+	}
+	l.say("removed link %s", name)
+	return nil
+}
+
+// removeNamespaces removes the links inside first, so that nothing but an empty namespace stays if some other
+// process's mounts hold it.
+func (l *Lab) removeNamespaces(context.Context) error {
+	held, err := filepath.Glob(l.namespacePath("*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range held {
+		if heldNamespace(path) {
+			if err := removeLinks(path); err != nil {
+				return err
+			}
+		}
+		if err := releaseNamespace(path); err != nil {
+			return err
+		}
+	}
+	if len(held) > 0 {
+		l.say("removed %d network namespaces", len(held))
+	}
+	return nil
+}
+
+func removeLinks(namespace string) error {
+	h, err := handle(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	links, err := h.LinkList()
+	if err != nil {
+		return fmt.Errorf("list links in %s: %w", namespace, err)
+	}
+	for _, link := range links {
+		switch link.Type() {
+		case "veth", "bridge", "tuntap":
+			_ = h.LinkDel(link) // its peer may just have taken it along
+		}
+	}
+	return nil
+}
+
+func (l *Lab) removeFiles(context.Context) error {
+	for _, dir := range []string{l.run, l.dir} {
+		if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+		l.say("removed %s", dir)
+		_ = os.Remove(filepath.Dir(dir)) // if this was the last lab
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+// A host's first process: it makes the host's own mounts, waits for its network, and keeps its daemons running.
+
+package lab
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// hostInit is the process with id 1 of a host; args are the names of the lab and of the host.
+func hostInit(args []string) error {
+	if len(args) != 2 || os.Getpid() != 1 {
+		return fmt.Errorf("%s is run by watari lab up alone", verbHostInit)
+	}
+	lab, host := args[0], args[1]
+	slog.Info("host starts", "lab", lab, "host", host)
+	unix.Umask(0o022)
+	dir := filepath.Join(stateRoot, lab, "hosts", host)
+	var config hostConfig
+	if err := readJSON(filepath.Join(dir, "host.json"), &config); err != nil {
+		return err
+	}
+	if err := unix.Sethostname([]byte(host)); err != nil {
+		return fmt.Errorf("set the host name: %w", err)
+	}
+	if err := mountHost(dir, config.Binaries); err != nil {
+		return err
+	}
+	if err := os.MkdirAll("/run/watari", 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile("/run/watari/boot-id", []byte(uuid.NewString()+"\n"), 0o444); err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, unix.SIGCHLD, unix.SIGHUP, unix.SIGTERM, unix.SIGINT)
+	if err := waitForNetwork(); err != nil {
+		return err
+	}
+	return newSupervisor().run(signals)
+}
+
+// waitForNetwork returns when lab up has wired the host, which the default route shows.
+func waitForNetwork() error {
+	if err := linkUp("/proc/self/ns/net", "lo"); err != nil {
+		return err
+	}
+	for {
+		routes, err := netlink.RouteList(nil, unix.AF_INET)
+		if err != nil {
+			return fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if r.Gw != nil {
+				return nil
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// mountHost gives the process, alone in a copy of this machine's mounts, the host's own.
+func mountHost(dir, binaries string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("part from this machine's mounts: %w", err)
+	}
+	forgetNamespaces()
+	// Sources are opened before mounts hide them, and mounted through their descriptors, for which /proc must be ours.
+	sources := mountSources{}
+	defer sources.close()
+	if err := sources.open(dir, binaries); err != nil {
+		return err
+	}
+	fresh := []struct{ kind, path, options string }{
+		{"proc", "/proc", ""}, {"sysfs", "/sys", ""},
+		{"tmpfs", "/dev/shm", "mode=1777"}, {"tmpfs", "/tmp", "mode=1777"}, {"tmpfs", "/run", "mode=0755"},
+	}
+	for _, m := range fresh {
+		if err := unix.Mount(m.kind, m.path, m.kind, unix.MS_NOSUID|unix.MS_NODEV, m.options); err != nil {
+			return fmt.Errorf("mount own %s: %w", m.path, err)
+		}
+	}
+	for _, path := range []string{"/run/lock", inHost + "/host", inHost + "/bin"} {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return err
+		}
+	}
+	return sources.mount()
+}
+
+// forgetNamespaces unmounts this copy of what holds all labs' network namespaces, so that the host does not hold them.
+func forgetNamespaces() {
+	data, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	for line := range strings.Lines(string(data)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], runRoot+"/") {
+			_ = unix.Unmount(fields[4], unix.MNT_DETACH)
+		}
+	}
+}
+
+// mountSources are open directories and files, by where they are to be mounted.
+type mountSources map[string]*os.File
+
+func (s mountSources) open(dir, binaries string) error {
+	sources := map[string]string{inHost + "/host": dir}
+	if binaries != "" {
+		sources[inHost+"/bin"] = binaries
+	}
+	if _, err := os.Stat("/sys/fs/cgroup"); err == nil {
+		sources["/sys/fs/cgroup"] = "/sys/fs/cgroup"
+	}
+	for name, target := range privateDirectories {
+		sources[target] = filepath.Join(dir, name)
+		if err := os.MkdirAll(target, 0o755); err != nil {
+			return err
+		}
+	}
+	for name, target := range privateFiles {
+		if _, err := os.Stat(target); err == nil {
+			sources[target] = filepath.Join(dir, name)
+		}
+	}
+	for target, source := range sources {
+		f, err := os.OpenFile(source, unix.O_PATH, 0)
+		if err != nil {
+			return fmt.Errorf("mount %s: %w", target, err)
+		}
+		s[target] = f
+	}
+	return nil
+}
+
+func (s mountSources) mount() error {
+	for target, f := range s {
+		source := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+		if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("mount %s over %s: %w", f.Name(), target, err)
+		}
+	}
+	return nil
+}
+
+func (s mountSources) close() {
+	for _, f := range s {
+		f.Close()
+	}
+}

@@ -1,0 +1,195 @@
+// Package lab runs several sites with several hosts each on one machine: every host is a set of namespaces with its
+// own libvirt daemon and agent, every site a LAN, and the sites are joined by a WAN that can be shaped and cut.
+//
+// Everything a lab makes has a name derived from the lab's name, or is found by it, so that a lab left half made or
+// half removed by a crash can always be finished or removed. See docs/guide/lab.md for what a host sees.
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+var (
+	// ErrNotFound says that there is no lab of that name.
+	ErrNotFound = errors.New("no such lab")
+	// ErrShape says that a lab of that name exists with other numbers of sites or hosts.
+	ErrShape = errors.New("lab exists with another shape")
+)
+
+// DefaultManagerPort is the port on which a manager listens unless told otherwise.
+const DefaultManagerPort = "7070"
+
+// Options say what lab to make.
+type Options struct {
+	Name  string // lower-case letters, digits and dashes, at most 24
+	Sites int    // 1 to MaxSites
+	Hosts int    // on each site, 1 to MaxHosts
+	WAN   *WAN   // nil: unshaped for a new lab, unchanged for one that exists
+
+	// Agent starts an agent on each host. A host that has not joined yet needs a token, from Tokens (one for each
+	// host, in the order of Hosts) or from TokenFunc.
+	Agent   bool
+	Manager string // URL that agents dial; empty: the lab's root end with the port that TokenFunc gives
+	Tokens  []string
+	// TokenFunc makes a join token for a host of that site and gives the manager's port, as "7070" or ":7070".
+	TokenFunc func(ctx context.Context, site string) (token, managerURLPortOnly string, err error)
+	// AgentBinary is watari-agent; empty: the one beside Executable.
+	AgentBinary string
+
+	// Executable is run again as each host's first process and as the WAN's link: a program that calls Helper first.
+	// Empty: the running program.
+	Executable string
+	// Progress is told each step, a line without its end. May be nil.
+	Progress func(line string)
+}
+
+// Lab is a lab on this machine, up or partly up.
+type Lab struct {
+	dir        string // lasting state
+	run        string // namespaces
+	executable string
+	progress   func(string)
+	state      state
+}
+
+// Up makes a lab, or finishes what is missing of it. It can be interrupted by ctx or a crash at any point and called
+// again. It returns when the libvirt daemon of every host answers.
+func Up(ctx context.Context, o Options) (*Lab, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	l, unlock, err := openOrCreate(o)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	l.executable, l.progress = o.Executable, o.Progress
+	if err := l.bringUp(ctx, o); err != nil {
+		return nil, fmt.Errorf("bring up lab %s: %w", o.Name, err)
+	}
+	return l, nil
+}
+
+func (l *Lab) bringUp(ctx context.Context, o Options) error {
+	if err := l.setUpNetwork(ctx); err != nil {
+		return err
+	}
+	if err := l.applyWAN(); err != nil {
+		return err
+	}
+	if err := l.prepareHosts(ctx, o); err != nil {
+		return err
+	}
+	for _, host := range l.Hosts() {
+		if err := l.startHost(ctx, host); err != nil {
+			return err
+		}
+	}
+	return l.waitForHosts(ctx, l.Hosts())
+}
+
+func (o *Options) complete() error {
+	if err := checkName(o.Name); err != nil {
+		return err
+	}
+	if err := checkShape(o.Sites, o.Hosts); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("a lab needs root: it makes namespaces and network links")
+	}
+	if o.Executable == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find the running program: %w", err)
+		}
+		o.Executable = self
+	}
+	if o.AgentBinary == "" {
+		o.AgentBinary = filepath.Join(filepath.Dir(o.Executable), "watari-agent")
+	}
+	if o.Agent {
+		if _, err := os.Stat(o.AgentBinary); err != nil {
+			return fmt.Errorf("find the agent: %w (build it beside watari, or start the hosts without agents)", err)
+		}
+	}
+	if n := o.Sites * o.Hosts; len(o.Tokens) > 0 && len(o.Tokens) != n {
+		return fmt.Errorf("%d join tokens for %d hosts: a token admits one host", len(o.Tokens), n)
+	}
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	return nil
+}
+
+// Open finds a lab that was made before.
+func Open(name string) (*Lab, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	l := at(name)
+	if err := l.load(); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the running program: %w", err)
+	}
+	l.executable = self
+	return l, nil
+}
+
+// List names the labs of this machine.
+func List() ([]string, error) {
+	entries, err := os.ReadDir(stateRoot)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list labs: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() && checkName(e.Name()) == nil {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// at is the lab of that name before its state is read.
+func at(name string) *Lab {
+	return &Lab{
+		dir:      filepath.Join(stateRoot, name),
+		run:      filepath.Join(runRoot, name),
+		progress: func(string) {},
+		state:    state{Name: name},
+	}
+}
+
+// Name is the lab's name.
+func (l *Lab) Name() string { return l.state.Name }
+
+// OnProgress sets who is told each step.
+func (l *Lab) OnProgress(f func(line string)) { l.progress = f }
+
+func (l *Lab) say(format string, args ...any) { l.progress(fmt.Sprintf(format, args...)) }
+
+// waitFor polls until done says so; it gives up with what ctx says, or after limit.
+func waitFor(ctx context.Context, limit time.Duration, what string, done func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for !done() {
+		select {
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return fmt.Errorf("%s: not within %s", what, limit)
+			}
+			return fmt.Errorf("%s: %w", what, ctx.Err())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}

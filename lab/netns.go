@@ -1,0 +1,116 @@
+// Network namespaces that are held by a bind mount, so that they outlive whoever made them.
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const nsfsMagic = 0x6e736673
+
+func (l *Lab) namespacePath(name string) string { return filepath.Join(l.run, "ns", name) }
+
+// ensureNamespace makes a network namespace unless it is there, and says whether it did.
+func (l *Lab) ensureNamespace(name string) (made bool, err error) {
+	path := l.namespacePath(name)
+	if heldNamespace(path) {
+		return false, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return false, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o444)
+	if err != nil {
+		return false, err
+	}
+	f.Close()
+	err = onOwnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		self := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
+		if err := unix.Mount(self, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("hold it at %s: %w", path, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("make network namespace %s: %w", name, err)
+	}
+	return true, nil
+}
+
+func heldNamespace(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == nsfsMagic
+}
+
+// onOwnThread runs f on a thread that ends with it, so that f may change the thread's namespaces.
+func onOwnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the runtime ends the thread
+		done <- f()
+	}()
+	return <-done
+}
+
+// inNamespace runs f on a thread in the network namespace held at path; processes that f starts are in it too.
+func inNamespace(path string, f func() error) error {
+	return onOwnThread(func() error {
+		ns, err := netns.GetFromPath(path)
+		if err != nil {
+			return fmt.Errorf("open network namespace %s: %w", path, err)
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", path, err)
+		}
+		return f()
+	})
+}
+
+// handle speaks netlink inside the network namespace held at path. The caller closes it.
+func handle(path string) (*netlink.Handle, error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("speak netlink in %s: %w", path, err)
+	}
+	return h, nil
+}
+
+// setSysctl writes a setting under /proc/sys of the network namespace held at path.
+func setSysctl(path, key, value string) error {
+	return inNamespace(path, func() error {
+		if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
+			return fmt.Errorf("set %s to %s: %w", key, value, err)
+		}
+		return nil
+	})
+}
+
+// releaseNamespace ends what holds a namespace and removes the file.
+func releaseNamespace(path string) error {
+	for heldNamespace(path) {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("release network namespace %s: %w", path, err)
+		}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("release network namespace %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+// The lasting state of a lab: what was asked for, written before anything is made, and the locks around it.
+
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	stateRoot = "/var/lib/watari/lab"
+	runRoot   = "/run/watari/lab"
+)
+
+// state is lab.json.
+type state struct {
+	Name  string `json:"name"`
+	Slot  int    `json:"slot"` // which /20 of 198.18.0.0/15
+	Sites int    `json:"sites"`
+	Hosts int    `json:"hosts"` // on each site
+	WAN   WAN    `json:"wan"`
+	// Cut names the sites that are cut off the WAN.
+	Cut []string `json:"cut,omitempty"`
+	// RootEnd is this machine's address in the lab: where its hosts find a manager that runs here.
+	RootEnd netip.Addr           `json:"root_end"`
+	UUIDs   map[string]uuid.UUID `json:"host_uuids"` // what libvirt takes for the host's identity
+}
+
+func (s state) plan() plan { return plan{slot: s.Slot, sites: s.Sites, hosts: s.Hosts} }
+
+// Hosts lists the lab's hosts, site by site.
+func (l *Lab) Hosts() []Host { return l.state.plan().all() }
+
+// Host finds a host by name.
+func (l *Lab) Host(name string) (Host, error) {
+	for _, h := range l.Hosts() {
+		if h.Name == name {
+			return h, nil
+		}
+	}
+	return Host{}, fmt.Errorf("lab %s has no host %q", l.Name(), name)
+}
+
+// RootEnd is this machine's address in the lab: where the lab's hosts reach what listens on this machine.
+func (l *Lab) RootEnd() netip.Addr { return l.state.RootEnd }
+
+// Dir holds the lab's lasting state; a host's is in hosts/<name>, its logs in hosts/<name>/log.
+func (l *Lab) Dir() string { return l.dir }
+
+func (l *Lab) load() error {
+	data, err := os.ReadFile(filepath.Join(l.dir, "lab.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: %s", ErrNotFound, l.state.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("read lab %s: %w", l.state.Name, err)
+	}
+	if err := json.Unmarshal(data, &l.state); err != nil {
+		return fmt.Errorf("read lab %s: %w", l.state.Name, err)
+	}
+	return nil
+}
+
+func (l *Lab) save() error {
+	return writeJSON(filepath.Join(l.dir, "lab.json"), l.state)
+}
+
+// openOrCreate reads the lab, or writes it down with a slot of its own. The lab stays locked until unlock.
+func openOrCreate(o Options) (l *Lab, unlock func(), err error) {
+	unlockAll, err := lockDirectory(stateRoot) // no two labs choose a slot at once
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlockAll()
+	l = at(o.Name)
+	unlock, err = lockDirectory(l.dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := l.decide(o); err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return l, unlock, nil
+}
+
+func (l *Lab) decide(o Options) error {
+	err := l.load()
+	switch {
+	case err == nil && (l.state.Sites != o.Sites || l.state.Hosts != o.Hosts):
+		return fmt.Errorf("%w: %s has %d sites of %d hosts, asked for are %d of %d (take it down first, or choose another name)",
+			ErrShape, o.Name, l.state.Sites, l.state.Hosts, o.Sites, o.Hosts)
+	case err != nil && !errors.Is(err, ErrNotFound):
+		return err
+	case err != nil:
+		slot, err := freeSlot(o.Name)
+		if err != nil {
+			return err
+		}
+		l.state = state{Name: o.Name, Slot: slot, Sites: o.Sites, Hosts: o.Hosts, UUIDs: map[string]uuid.UUID{}}
+		l.state.RootEnd = l.state.plan().rootEnd()
+		for _, h := range l.Hosts() {
+			l.state.UUIDs[h.Name] = uuid.New()
+		}
+	}
+	if o.WAN != nil {
+		l.state.WAN = *o.WAN
+	}
+	return l.save()
+}
+
+// freeSlot is the first /20 that no other lab has and no route of this machine leads into.
+func freeSlot(name string) (int, error) {
+	names, err := List()
+	if err != nil {
+		return 0, err
+	}
+	taken := make([]bool, slots)
+	for _, other := range names {
+		l := at(other)
+		if other != name && l.load() == nil && l.state.Slot < slots {
+			taken[l.state.Slot] = true
+		}
+	}
+	routes, err := netlink.RouteList(nil, unix.AF_INET)
+	if err != nil {
+		return 0, fmt.Errorf("list this machine's routes: %w", err)
+	}
+	for slot := range slots {
+		if !taken[slot] && !slices.ContainsFunc(routes, leadsInto(plan{slot: slot}.prefix())) {
+			return slot, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d prefixes for labs in 198.18.0.0/15 are taken: take a lab down", slots)
+}
+
+func leadsInto(prefix netip.Prefix) func(netlink.Route) bool {
+	return func(r netlink.Route) bool {
+		if r.Dst == nil {
+			return false
+		}
+		address, ok := netip.AddrFromSlice(r.Dst.IP.To4())
+		ones, _ := r.Dst.Mask.Size()
+		return ok && ones > 0 && netip.PrefixFrom(address, ones).Overlaps(prefix)
+	}
+}
+
+// lockDirectory makes a directory and holds a lock on it, waiting for another process to give it up. The directory
+// may be removed under the lock: whoever waited then makes it anew.
+func lockDirectory(path string) (unlock func(), err error) {
+	deadline := time.Now().Add(10 * time.Minute)
+	for {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		f, err := os.Open(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && sameFile(f, path) {
+			return func() { f.Close() }, nil
+		}
+		f.Close()
+		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("lock %s: another process holds it", path)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func sameFile(f *os.File, path string) bool {
+	a, errA := f.Stat()
+	b, errB := os.Stat(path)
+	return errA == nil && errB == nil && os.SameFile(a, b)
+}
+
+// writeJSON replaces a file whole.
+func writeJSON(path string, value any) error {
+	data, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return writeFile(path, append(data, '\n'), 0o644)
+}
+
+func writeFile(path string, data []byte, mode os.FileMode) error {
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, data, mode); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
