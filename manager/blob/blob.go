@@ -1,0 +1,270 @@
+// Package blob keeps content by its hash: <dir>/sha256/<64 hex digits>, and half-done uploads in
+// <dir>/partial. Content is verified before it gets its name.
+package blob
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+var (
+	// ErrNotFound: there is no such blob, or it is not whole.
+	ErrNotFound = errors.New("no such blob")
+	// ErrBusy: another upload of the same blob is under way.
+	ErrBusy = errors.New("another upload of it is under way")
+	// ErrAltered: the content does not have the hash; what was there of it is dropped.
+	ErrAltered = errors.New("the content does not have that hash; put it again from the start")
+	// ErrFull: the disk has no room for it.
+	ErrFull = errors.New("the manager's disk is full")
+)
+
+// OffsetError is that an upload does not go on where the held part ends.
+type OffsetError struct{ Held int64 }
+
+func (e *OffsetError) Error() string { return fmt.Sprintf("%d bytes are held; go on there", e.Held) }
+
+// DefaultReserve is how many bytes of the disk uploads leave free, so that the manager's own state has room.
+const DefaultReserve = 256 << 20
+
+// Store is a folder of blobs.
+type Store struct {
+	dir string
+	// Reserve is how many bytes of the disk stay free.
+	Reserve uint64
+
+	mu   sync.Mutex
+	busy map[string]bool // by hex digest: an upload is under way
+}
+
+// Open makes the folder where it is missing.
+func Open(dir string) (*Store, error) {
+	for _, d := range []string{"sha256", "partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return nil, fmt.Errorf("make the folder for blobs: %w", err)
+		}
+	}
+	return &Store{dir: dir, Reserve: DefaultReserve, busy: map[string]bool{}}, nil
+}
+
+// ParseDigest checks "sha256:<64 hex digits>" and returns the hex digits.
+func ParseDigest(digest string) (string, error) {
+	sum, found := strings.CutPrefix(digest, "sha256:")
+	raw, err := hex.DecodeString(sum)
+	if !found || err != nil || len(raw) != sha256.Size || strings.ToLower(sum) != sum {
+		return "", fmt.Errorf("%q is not a digest (sha256:<64 hex digits>)", digest)
+	}
+	return sum, nil
+}
+
+// Path is where a whole blob is; sum is its hex digest.
+func (s *Store) Path(sum string) string { return filepath.Join(s.dir, "sha256", sum) }
+
+func (s *Store) partial(sum string) string { return filepath.Join(s.dir, "partial", sum) }
+
+// Stat tells a blob's size where it is whole, else how many bytes of an upload are held.
+func (s *Store) Stat(sum string) (size int64, whole bool, err error) {
+	if info, err := os.Stat(s.Path(sum)); err == nil {
+		return info.Size(), true, nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return 0, false, err
+	}
+	info, err := os.Stat(s.partial(sum))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	return info.Size(), false, nil
+}
+
+// Put appends content at offset to the blob, which is size bytes when whole, and returns how many bytes are
+// held afterwards. When all are there they are verified and the blob is whole. An interrupted Put keeps what
+// came.
+func (s *Store) Put(sum string, offset, size int64, content io.Reader) (held int64, err error) {
+	release, err := s.claim(sum)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	held, whole, err := s.Stat(sum)
+	if err != nil || whole {
+		return held, err
+	}
+	if held > size {
+		os.Remove(s.partial(sum))
+		held = 0
+	}
+	if held != offset {
+		return held, &OffsetError{held}
+	}
+	if err := s.room(size - offset); err != nil {
+		return held, err
+	}
+	f, err := os.OpenFile(s.partial(sum), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return held, fmt.Errorf("write blob %s: %w", sum, full(err))
+	}
+	defer f.Close()
+	held, err = s.append(f, offset, size, content)
+	if err != nil {
+		return held, fmt.Errorf("write blob %s: %w", sum, full(err))
+	}
+	if held < size {
+		return held, nil
+	}
+	if err := f.Sync(); err != nil {
+		return held, fmt.Errorf("write blob %s: %w", sum, full(err))
+	}
+	if err := verify(s.partial(sum), sum); err != nil {
+		os.Remove(s.partial(sum))
+		return 0, err
+	}
+	if err := os.Rename(s.partial(sum), s.Path(sum)); err != nil {
+		return held, fmt.Errorf("write blob %s: %w", sum, err)
+	}
+	return held, syncDir(filepath.Dir(s.Path(sum)))
+}
+
+// append copies up to size-offset bytes to f and returns how many bytes it then holds.
+func (s *Store) append(f *os.File, offset, size int64, content io.Reader) (held int64, err error) {
+	const stretch = 8 << 20 // between two looks at the disk's free space
+	held = offset
+	for held < size {
+		if err := s.room(0); err != nil {
+			return held, err
+		}
+		n, err := io.CopyN(io.NewOffsetWriter(f, held), content, min(stretch, size-held))
+		held += n
+		if errors.Is(err, io.EOF) {
+			return held, nil
+		}
+		if err != nil {
+			return held, err
+		}
+	}
+	return held, nil
+}
+
+func (s *Store) claim(sum string) (release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy[sum] {
+		return nil, ErrBusy
+	}
+	s.busy[sum] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.busy, sum)
+	}, nil
+}
+
+// room checks that n more bytes fit and leave the reserve.
+func (s *Store) room(n int64) error {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(s.dir, &st); err != nil {
+		return fmt.Errorf("free space of %s: %w", s.dir, err)
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	if free < s.Reserve || free-s.Reserve < uint64(n) {
+		return fmt.Errorf("%w: %d MiB more are needed, %d MiB are free at %s and %d MiB of these are kept free; remove images or make room",
+			ErrFull, n>>20, free>>20, s.dir, s.Reserve>>20)
+	}
+	return nil
+}
+
+// full turns the system's "no space" into ErrFull.
+func full(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: %w", ErrFull, err)
+	}
+	return err
+}
+
+func verify(path, sum string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("verify blob %s: %w", sum, err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return fmt.Errorf("verify blob %s: %w", sum, err)
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != sum {
+		return fmt.Errorf("blob %s: %w (it has %s)", sum, ErrAltered, got)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// Check verifies a whole blob's size and content, and saves it from the next collections of garbage. One that
+// is damaged is dropped, so that it can be put again. ErrNotFound, ErrAltered.
+func (s *Store) Check(sum string, size int64) error {
+	if !s.touch(sum) {
+		return fmt.Errorf("blob %s: %w", sum, ErrNotFound)
+	}
+	info, err := os.Stat(s.Path(sum))
+	if err != nil {
+		return fmt.Errorf("blob %s: %w", sum, ErrNotFound)
+	}
+	err = verify(s.Path(sum), sum)
+	if err == nil && info.Size() != size {
+		return fmt.Errorf("blob %s has %d bytes, not %d", sum, info.Size(), size)
+	}
+	if errors.Is(err, ErrAltered) {
+		os.Remove(s.Path(sum))
+	}
+	return err
+}
+
+func (s *Store) touch(sum string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	return os.Chtimes(s.Path(sum), now, now) == nil
+}
+
+// Collect removes whole blobs that are not in use, and uploads that stopped, both when they were last written
+// or checked before the given time. It returns how many bytes were freed. inUse is asked while no blob can be
+// checked, so that it may read the state that Check's caller writes afterwards.
+func (s *Store) Collect(before time.Time, inUse func() map[string]bool) (freed int64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	used := inUse()
+	for _, dir := range []string{"sha256", "partial"} {
+		entries, readErr := os.ReadDir(filepath.Join(s.dir, dir))
+		err = errors.Join(err, readErr)
+		for _, e := range entries {
+			info, infoErr := e.Info()
+			if infoErr != nil || info.ModTime().After(before) || s.busy[e.Name()] || dir == "sha256" && used[e.Name()] {
+				continue
+			}
+			if removeErr := os.Remove(filepath.Join(s.dir, dir, e.Name())); removeErr != nil {
+				err = errors.Join(err, removeErr)
+				continue
+			}
+			freed += info.Size()
+		}
+	}
+	return freed, err
+}
