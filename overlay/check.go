@@ -1,0 +1,151 @@
+// check.go looks after what Apply made: finds out that somebody removed or blocks it, repairs what can be, and
+// takes all of it away in the end.
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Check looks whether the packet filter still stands (and puts it back if not) and whether another filter drops
+// guests' packets. It gives one sentence for each thing that is wrong and that it could not repair. It takes
+// about a millisecond; call it every some seconds.
+func (o *Overlay) Check(ctx context.Context) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var problems []string
+	connection, err := nftables.New()
+	if err != nil {
+		return []string{fmt.Sprintf("packet filter cannot be looked at: %v", err)}
+	}
+	chains, err := connection.ListChains()
+	if err != nil {
+		return []string{fmt.Sprintf("packet filter cannot be listed: %v", err)}
+	}
+	stands := slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
+		return isOwn(c.Table) && c.Name == "forward"
+	})
+	if o.prepared && !stands {
+		o.log.Warn("somebody removed the packet filter (nftables table inet watari): putting it back")
+		if err := o.raiseFilter(ctx); err != nil {
+			problems = append(problems, err.Error())
+		}
+	}
+	for _, c := range chains {
+		if p := o.checkForward(ctx, c); p != "" {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
+
+func isOwn(t *nftables.Table) bool {
+	return t != nil && t.Name == "watari" && t.Family == nftables.TableFamilyINet
+}
+
+// checkForward looks for somebody else's chain that drops what it does not know, as Docker's does. An iptables
+// chain is given rules that accept our interfaces: our own filter still decides about them.
+func (o *Overlay) checkForward(ctx context.Context, c *nftables.Chain) string {
+	drops := c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookForward && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
+	family := c.Table.Family
+	concerns := family == nftables.TableFamilyIPv4 || family == nftables.TableFamilyINet
+	if !drops || !concerns || isOwn(c.Table) {
+		return ""
+	}
+	if family == nftables.TableFamilyIPv4 && c.Table.Name == "filter" && c.Name == "FORWARD" {
+		err := o.acceptInIptables(ctx)
+		if err == nil {
+			return ""
+		}
+		return fmt.Sprintf("iptables drops forwarded packets (policy of FORWARD) and could not be told to accept those of guests: %v", err)
+	}
+	return fmt.Sprintf("nftables chain %s of table %s drops forwarded packets by default: let it accept interfaces wt* and %s, and %s for guests' addresses",
+		c.Name, c.Table.Name, Device, o.lan.name)
+}
+
+// iptablesRules accept, in somebody else's FORWARD chain, what our own filter has let pass.
+func iptablesRules() [][]string {
+	var rules [][]string
+	for _, match := range [][]string{{"-i", "wt+"}, {"-o", "wt+"}, {"-i", Device}, {"-o", Device}} {
+		rules = append(rules, append(match, "-m", "comment", "--comment", "watari", "-j", "ACCEPT"))
+	}
+	return rules
+}
+
+func (o *Overlay) acceptInIptables(ctx context.Context) error {
+	for _, rule := range iptablesRules() {
+		if iptables(ctx, "-C", rule) == nil {
+			continue
+		}
+		if err := iptables(ctx, "-I", rule); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func iptables(ctx context.Context, verb string, rule []string) error {
+	args := append([]string{"--wait", "5", verb, "FORWARD"}, rule...)
+	out, err := exec.CommandContext(ctx, program("iptables"), args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("iptables %s: %s: %w", strings.Join(args, " "), strings.TrimSpace(string(out)), err)
+	}
+	return nil
+}
+
+// Watch calls changed whenever the WireGuard device disappears, until ctx ends: Apply then makes it anew.
+func (o *Overlay) Watch(ctx context.Context, changed func()) error {
+	updates := make(chan netlink.LinkUpdate, 64)
+	if err := netlink.LinkSubscribe(updates, ctx.Done()); err != nil {
+		return fmt.Errorf("watch interfaces: %w", err)
+	}
+	for update := range updates {
+		if update.Header.Type == unix.RTM_DELLINK && update.Attrs().Name == Device {
+			o.log.Warn("the WireGuard device disappeared", "device", Device)
+			changed()
+		}
+	}
+	return ctx.Err()
+}
+
+// Cleanup removes everything the overlay made on this host: taps, routes, the WireGuard device with its process,
+// the filter, and what it told other filters; and puts forwarding back as it was. The WireGuard key stays.
+func (o *Overlay) Cleanup(ctx context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var errs []error
+	guests, err := pluggedGuests(o.handle)
+	errs = append(errs, err)
+	for uid := range guests {
+		errs = append(errs, deleteLink(o.handle, TapName(uid)))
+	}
+	errs = append(errs, o.applyRoutes(nil))
+	// Its process ends with it.
+	errs = append(errs, deleteLink(o.handle, Device))
+	errs = append(errs, nft(ctx, "add table inet watari\ndelete table inet watari\n"))
+	for _, rule := range iptablesRules() {
+		for iptables(ctx, "-C", rule) == nil {
+			if err := iptables(ctx, "-D", rule); err != nil {
+				errs = append(errs, err)
+				break
+			}
+		}
+	}
+	errs = append(errs, o.closeLAN())
+	clear(o.guests)
+	clear(o.clusters)
+	clear(o.wanted)
+	o.prepared = false
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("remove the overlay from this host: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,275 @@
+// filter.go is the packet filter: nftables table "inet watari". Its chains are written once; guests and clusters
+// are elements of its sets, so that a new guest is one element and not a new ruleset.
+package overlay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"text/template"
+)
+
+// ruleset is the whole table. Forwarded packets of guests are not tracked by conntrack (they may change hosts at
+// any moment, and no NAT is to touch them). Sets: sources (tap, its guest's address), prefixes (tap, its cluster's
+// prefix), taps, clusters (their prefixes), pairs (cluster, cluster: both ends in one cluster), opened (interfaces
+// on which forwarding is on only for us).
+var ruleset = template.Must(template.New("ruleset").Parse(`
+add table inet watari
+delete table inet watari
+table inet watari {
+	set taps { type ifname; {{with .Taps}}elements = { {{.}} }{{end}} }
+	set sources { type ifname . ipv4_addr; {{with .Sources}}elements = { {{.}} }{{end}} }
+	set prefixes { type ifname . ipv4_addr; flags interval; {{with .Prefixes}}elements = { {{.}} }{{end}} }
+	set clusters { type ipv4_addr; flags interval; {{with .Clusters}}elements = { {{.}} }{{end}} }
+	set pairs { type ipv4_addr . ipv4_addr; flags interval; {{with .Pairs}}elements = { {{.}} }{{end}} }
+	set opened { type ifname; {{with .Opened}}elements = { {{.}} }{{end}} }
+
+	chain untracked {
+		type filter hook prerouting priority raw; policy accept;
+		iifname @taps notrack
+		ip saddr . ip daddr @pairs notrack
+	}
+	chain forward {
+		type filter hook forward priority filter - 10; policy accept;
+		iifname @taps goto from_guest
+		oifname @taps goto to_guest
+		iifname "{{.WireGuard}}" goto transit
+		oifname "{{.WireGuard}}" goto transit
+		ip saddr @clusters goto transit
+		ip daddr @clusters goto transit
+		iifname @opened drop
+	}
+	chain from_guest {
+		meta nfproto != ipv4 drop
+		iifname . ip saddr != @sources drop
+		iifname . ip daddr != @prefixes drop
+		oifname @taps accept
+		oifname { "{{.LAN}}", "{{.WireGuard}}" } accept
+		drop
+	}
+	chain to_guest {
+		meta nfproto != ipv4 drop
+		iifname != { "{{.LAN}}", "{{.WireGuard}}" } drop
+		oifname . ip saddr @prefixes accept
+		icmp type { destination-unreachable, time-exceeded } accept
+		drop
+	}
+	chain transit {
+		ip saddr . ip daddr @pairs accept
+		drop
+	}
+	chain input {
+		type filter hook input priority filter - 10; policy accept;
+		iifname @taps goto guest_to_host
+		iifname "{{.WireGuard}}" drop
+		ip saddr @clusters drop
+	}
+	chain guest_to_host {
+		icmp type echo-request ip daddr {{.Gateway}} limit rate 50/second accept
+		drop
+	}
+	chain output {
+		type filter hook output priority filter - 10; policy accept;
+		oifname @taps goto host_to_guest
+		oifname "{{.WireGuard}}" goto host_to_guest
+		ip daddr @clusters goto host_to_guest
+	}
+	chain host_to_guest {
+		icmp type { destination-unreachable, time-exceeded, echo-reply } accept
+		drop
+	}
+}
+`))
+
+// raiseFilter puts the whole table in place in one transaction, with all guests and clusters in its sets.
+func (o *Overlay) raiseFilter(ctx context.Context) error {
+	for _, g := range o.guests {
+		o.clusters[g.Prefix.Masked()] = true
+	}
+	var text bytes.Buffer
+	if err := ruleset.Execute(&text, o.rulesetData()); err != nil {
+		return fmt.Errorf("write packet filter: %w", err)
+	}
+	return nft(ctx, text.String())
+}
+
+type rulesetData struct {
+	LAN, WireGuard                                   string
+	Gateway                                          netip.Addr
+	Taps, Sources, Prefixes, Clusters, Pairs, Opened string
+}
+
+func (o *Overlay) rulesetData() rulesetData {
+	var taps, sources, prefixes, clusters, pairs []string
+	for _, g := range o.guests {
+		tap := TapName(g.UID)
+		taps = append(taps, quote(tap))
+		sources = append(sources, sourceElement(tap, g))
+		prefixes = append(prefixes, prefixElement(tap, g))
+	}
+	for prefix := range o.clusters {
+		clusters = append(clusters, prefix.String())
+		pairs = append(pairs, pairElement(prefix))
+	}
+	d := rulesetData{
+		LAN: o.lan.name, WireGuard: Device, Gateway: Gateway,
+		Taps: elements(taps), Sources: elements(sources), Prefixes: elements(prefixes),
+		Clusters: elements(clusters), Pairs: elements(pairs),
+	}
+	if f, ok := o.foundLAN(); ok && f.Forwarding == "0" {
+		d.Opened = quote(o.lan.name)
+	}
+	return d
+}
+
+func quote(name string) string                 { return `"` + name + `"` }
+func sourceElement(tap string, g Guest) string { return quote(tap) + " . " + g.Address.String() }
+func prefixElement(tap string, g Guest) string {
+	return quote(tap) + " . " + g.Prefix.Masked().String()
+}
+func pairElement(prefix netip.Prefix) string { return prefix.String() + " . " + prefix.String() }
+func setLine(verb, set string, words ...string) string {
+	return verb + " element inet watari " + set + " { " + elements(words) + " }\n"
+}
+
+func elements(words []string) string {
+	slices.Sort(words)
+	return strings.Join(words, ", ")
+}
+
+// filterGuest lets a guest's packets pass. A guest that was plugged in before with other addresses is corrected.
+func (o *Overlay) filterGuest(ctx context.Context, tap string, g Guest) error {
+	var text strings.Builder
+	old, known := o.guests[g.UID]
+	same := known && old.Address == g.Address && old.Prefix.Masked() == g.Prefix.Masked()
+	if known && !same {
+		text.WriteString(setLine("delete", "sources", sourceElement(tap, old)))
+		text.WriteString(setLine("delete", "prefixes", prefixElement(tap, old)))
+	}
+	if !same {
+		text.WriteString(setLine("add", "taps", quote(tap)))
+		text.WriteString(setLine("add", "sources", sourceElement(tap, g)))
+		text.WriteString(setLine("add", "prefixes", prefixElement(tap, g)))
+	}
+	prefix := g.Prefix.Masked()
+	if !o.clusters[prefix] {
+		text.WriteString(clusterLines("add", prefix))
+	}
+	o.guests[g.UID], o.clusters[prefix] = g, true
+	return o.changeFilter(ctx, text.String())
+}
+
+func (o *Overlay) unfilterGuest(ctx context.Context, tap string, g Guest) error {
+	delete(o.guests, g.UID)
+	return o.changeFilter(ctx, setLine("delete", "taps", quote(tap))+
+		setLine("delete", "sources", sourceElement(tap, g))+
+		setLine("delete", "prefixes", prefixElement(tap, g)))
+}
+
+// filterClusters makes the filter know the clusters of the last NetworkWanted and of the guests plugged in here.
+func (o *Overlay) filterClusters(ctx context.Context) error {
+	wanted := maps.Clone(o.wanted)
+	for _, g := range o.guests {
+		wanted[g.Prefix.Masked()] = true
+	}
+	var text strings.Builder
+	for _, prefix := range missing(o.clusters, wanted) {
+		text.WriteString(clusterLines("delete", prefix))
+	}
+	for _, prefix := range missing(wanted, o.clusters) {
+		text.WriteString(clusterLines("add", prefix))
+	}
+	o.clusters = wanted
+	return o.changeFilter(ctx, text.String())
+}
+
+func clusterLines(verb string, prefix netip.Prefix) string {
+	return setLine(verb, "clusters", prefix.String()) + setLine(verb, "pairs", pairElement(prefix))
+}
+
+// changeFilter changes sets so that they hold o.guests and o.clusters again. Where that does not work, because
+// somebody has changed or flushed the table, it is written anew.
+func (o *Overlay) changeFilter(ctx context.Context, text string) error {
+	if text == "" {
+		return nil
+	}
+	if nft(ctx, text) == nil {
+		return nil
+	}
+	if err := o.raiseFilter(ctx); err != nil {
+		o.prepared = false // the next call begins with the whole table
+		return err
+	}
+	return nil
+}
+
+// readClusters finds the clusters that an earlier agent let pass; none if it cannot be told.
+func readClusters(ctx context.Context) []netip.Prefix {
+	out, err := exec.CommandContext(ctx, program("nft"), "--json", "list", "set", "inet", "watari", "clusters").Output()
+	if err != nil {
+		return nil
+	}
+	return parseClusters(out)
+}
+
+// parseClusters reads nft's JSON of a set of IPv4 prefixes.
+func parseClusters(data []byte) []netip.Prefix {
+	var listing struct {
+		Nftables []struct {
+			Set *struct {
+				Elem []struct {
+					Prefix struct {
+						Addr netip.Addr `json:"addr"`
+						Len  int        `json:"len"`
+					} `json:"prefix"`
+				} `json:"elem"`
+			} `json:"set"`
+		} `json:"nftables"`
+	}
+	if json.Unmarshal(data, &listing) != nil {
+		return nil
+	}
+	var prefixes []netip.Prefix
+	for _, item := range listing.Nftables {
+		if item.Set == nil {
+			continue
+		}
+		for _, e := range item.Set.Elem {
+			if prefix := netip.PrefixFrom(e.Prefix.Addr, e.Prefix.Len); prefix.IsValid() {
+				prefixes = append(prefixes, prefix)
+			}
+		}
+	}
+	return prefixes
+}
+
+// nft runs one transaction.
+func nft(ctx context.Context, text string) error {
+	command := exec.CommandContext(ctx, program("nft"), "-f", "-")
+	command.Stdin = strings.NewReader(text)
+	out, err := command.CombinedOutput()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("packet filter: nft is missing (Debian package nftables): %w", err)
+	}
+	if err != nil {
+		first, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+		return fmt.Errorf("packet filter: nft: %s: %w", first, err)
+	}
+	return nil
+}
+
+// program finds a program also where PATH lacks the folders of administrators' programs.
+func program(name string) string {
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	return "/usr/sbin/" + name
+}

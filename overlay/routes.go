@@ -1,0 +1,110 @@
+// routes.go brings the kernel's routes in line with a plan. Ours carry an own protocol number and an own metric:
+// the number finds them again, the metric keeps a replacement from ever hitting a route of somebody else.
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	routeProtocol = 119 // free in iproute2's rt_protos
+	routeMetric   = 119
+)
+
+// applyRoutes sets what is missing or different, then deletes what is left over.
+func (o *Overlay) applyRoutes(wanted map[netip.Prefix]route) error {
+	links := newLinkCache(o.handle, o.lan)
+	actual, err := o.actualRoutes(links)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	set, remove := diffRoutes(wanted, actual)
+	var errs []error
+	for _, r := range set {
+		entry, err := r.entry(links, o.lan)
+		if err == nil {
+			err = o.handle.RouteReplace(entry)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("set route to %s: %w", r.prefix, err))
+		}
+	}
+	for _, r := range remove {
+		entry := ownRoute(r.prefix)
+		if err := o.handle.RouteDel(entry); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = append(errs, fmt.Errorf("delete route to %s: %w", r.prefix, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// actualRoutes lists our routes as the kernel has them. One that we would never make is given as the zero way
+// with a tap's name that no plan has, so that it is replaced or deleted.
+func (o *Overlay) actualRoutes(links *linkCache) (map[netip.Prefix]route, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: routeProtocol}
+	entries, err := o.handle.RouteListFiltered(unix.AF_INET, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, err
+	}
+	actual := map[netip.Prefix]route{}
+	for _, e := range entries {
+		if e.Dst == nil || e.Priority != routeMetric {
+			continue
+		}
+		address, _ := netip.AddrFromSlice(e.Dst.IP.To4())
+		bits, _ := e.Dst.Mask.Size()
+		r := route{prefix: netip.PrefixFrom(address, bits)}
+		gateway, hasGateway := netip.AddrFromSlice(e.Gw.To4())
+		name := links.nameOf(e.LinkIndex)
+		switch {
+		case e.Type == unix.RTN_BLACKHOLE:
+		case e.LinkIndex == o.lan.index && hasGateway:
+			r.way, r.gateway = wayLAN, gateway
+		case name == Device && !hasGateway:
+			r.way = wayWireGuard
+		default:
+			r.way, r.tap = wayTap, name
+		}
+		actual[r.prefix] = r
+	}
+	return actual, nil
+}
+
+func ownRoute(prefix netip.Prefix) *netlink.Route {
+	return &netlink.Route{
+		Dst: ipNet(prefix), Table: unix.RT_TABLE_MAIN, Protocol: routeProtocol, Priority: routeMetric,
+		// 255 (nowhere) in a deletion matches any scope.
+		Scope: unix.RT_SCOPE_NOWHERE,
+	}
+}
+
+// entry gives the route in netlink's form.
+func (r route) entry(links *linkCache, lan lan) (*netlink.Route, error) {
+	entry := ownRoute(r.prefix)
+	entry.Scope = unix.RT_SCOPE_UNIVERSE
+	device := ""
+	switch r.way {
+	case wayNone:
+		entry.Type = unix.RTN_BLACKHOLE
+		return entry, nil
+	case wayTap:
+		device, entry.Scope = r.tap, unix.RT_SCOPE_LINK
+	case wayLAN:
+		entry.LinkIndex, entry.Gw = lan.index, r.gateway.AsSlice()
+		entry.SetFlag(netlink.FLAG_ONLINK)
+		return entry, nil
+	case wayWireGuard:
+		device, entry.Scope = Device, unix.RT_SCOPE_LINK
+	}
+	index, err := links.indexOf(device)
+	if err != nil {
+		return nil, err
+	}
+	entry.LinkIndex = index
+	return entry, nil
+}

@@ -1,0 +1,184 @@
+// wireguard.go keeps the host's one WireGuard device: in the kernel where it has WireGuard, else in a process of
+// its own (process.go), configured through the same control interface.
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// loadKey reads the host's private key, and makes it the first time.
+func loadKey(stateDir string) (wgtypes.Key, error) {
+	path := filepath.Join(stateDir, "wireguard.key")
+	data, err := os.ReadFile(path)
+	if err == nil {
+		key, err := wgtypes.ParseKey(strings.TrimSpace(string(data)))
+		if err != nil {
+			return key, fmt.Errorf("read WireGuard key %s (delete the file to have a new one made): %w", path, err)
+		}
+		return key, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return wgtypes.Key{}, fmt.Errorf("read WireGuard key: %w", err)
+	}
+	key, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		return key, fmt.Errorf("make WireGuard key: %w", err)
+	}
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return key, fmt.Errorf("make WireGuard key: %w", err)
+	}
+	return key, writeFileSynced(path, []byte(key.String()+"\n"))
+}
+
+// writeFileSynced puts a file of mode 0600 in place, whole or not at all, also over a power cut.
+func writeFileSynced(path string, data []byte) error {
+	temporary := path + ".new"
+	file, err := os.OpenFile(temporary, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+// growWireGuard brings the device up and gives peers what they are to have more; what they are to have less is
+// returned for shrinkWireGuard. A host without peers has no device made for it.
+func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*peer) (shrink []peerChange, err error) {
+	device, err := o.control.Device(Device)
+	if err != nil || !o.wireGuardUp(device) {
+		if err != nil && len(wanted) == 0 {
+			return nil, nil
+		}
+		if device, err = o.raiseWireGuard(ctx); err != nil {
+			return nil, fmt.Errorf("raise WireGuard device %s: %w", Device, err)
+		}
+	}
+	grow, shrink := diffPeers(wanted, actualPeers(device), o.endpoints, time.Now())
+	if err := o.configurePeers(grow); err != nil {
+		return nil, err
+	}
+	clear(o.endpoints)
+	for key, w := range wanted {
+		o.endpoints[key] = w.endpoint
+	}
+	return shrink, nil
+}
+
+func (o *Overlay) shrinkWireGuard(changes []peerChange) error { return o.configurePeers(changes) }
+
+func (o *Overlay) configurePeers(changes []peerChange) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	config := wgtypes.Config{}
+	for _, c := range changes {
+		p := wgtypes.PeerConfig{
+			PublicKey: c.key, Remove: c.remove, UpdateOnly: c.replace,
+			PersistentKeepaliveInterval: c.keepalive, ReplaceAllowedIPs: c.replace,
+		}
+		if c.endpoint.IsValid() {
+			p.Endpoint = net.UDPAddrFromAddrPort(c.endpoint)
+		}
+		for _, prefix := range c.allowed {
+			p.AllowedIPs = append(p.AllowedIPs, *ipNet(prefix))
+		}
+		config.Peers = append(config.Peers, p)
+	}
+	if err := o.control.ConfigureDevice(Device, config); err != nil {
+		return fmt.Errorf("configure %d WireGuard peers of %s: %w", len(changes), Device, err)
+	}
+	return nil
+}
+
+func actualPeers(device *wgtypes.Device) map[wgtypes.Key]actualPeer {
+	actual := make(map[wgtypes.Key]actualPeer, len(device.Peers))
+	for _, p := range device.Peers {
+		a := actualPeer{keepalive: p.PersistentKeepaliveInterval, handshake: p.LastHandshakeTime, allowed: map[netip.Prefix]bool{}}
+		if p.Endpoint != nil {
+			endpoint := p.Endpoint.AddrPort()
+			a.endpoint = netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
+		}
+		for _, allowed := range p.AllowedIPs {
+			address, _ := netip.AddrFromSlice(allowed.IP)
+			bits, _ := allowed.Mask.Size()
+			a.allowed[netip.PrefixFrom(address.Unmap(), bits)] = true
+		}
+		actual[p.PublicKey] = a
+	}
+	return actual
+}
+
+// wireGuardUp tells whether the device needs nothing but peers.
+func (o *Overlay) wireGuardUp(device *wgtypes.Device) bool {
+	link, err := o.handle.LinkByName(Device)
+	return err == nil && link.Attrs().Flags&net.FlagUp != 0 &&
+		device.PrivateKey == o.key && device.ListenPort == o.cfg.WireGuardPort
+}
+
+// raiseWireGuard makes the device, or takes what there is of it, and configures all of it but its peers.
+func (o *Overlay) raiseWireGuard(ctx context.Context) (*wgtypes.Device, error) {
+	link, err := o.makeWireGuard(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := setInterfaceSysctls(Device, guestSysctls); err != nil {
+		return nil, err
+	}
+	if mtu := o.lan.mtu - wireGuardOverhead; link.Attrs().MTU != mtu {
+		if err := o.handle.LinkSetMTU(link, mtu); err != nil {
+			return nil, fmt.Errorf("set MTU to %d: %w", mtu, err)
+		}
+	}
+	port := o.cfg.WireGuardPort
+	if err := o.control.ConfigureDevice(Device, wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}); err != nil {
+		return nil, fmt.Errorf("set key and port %d: %w", port, err)
+	}
+	if err := o.handle.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("set up (is UDP port %d free?): %w", port, err)
+	}
+	return o.control.Device(Device)
+}
+
+// makeWireGuard gives a device that answers the control interface.
+func (o *Overlay) makeWireGuard(ctx context.Context) (netlink.Link, error) {
+	if _, err := o.control.Device(Device); err != nil {
+		// A tun device whose process does not answer is of no use.
+		if err := deleteLink(o.handle, Device); err != nil {
+			return nil, fmt.Errorf("delete a leftover: %w", err)
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = Device
+		err := o.handle.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			err = o.startProcess(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+		// A control client made before the kernel loaded its WireGuard module does not see the kernel's devices.
+		fresh, err := wgctrl.New()
+		if err != nil {
+			return nil, fmt.Errorf("open WireGuard control: %w", err)
+		}
+		o.control.Close()
+		o.control = fresh
+	}
+	return o.handle.LinkByName(Device)
+}
