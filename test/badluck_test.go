@@ -1,0 +1,207 @@
+package test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// daemonPID is the pid of a daemon that `watari up` started.
+func daemonPID(t *testing.T, name string) int {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(shared.state, name, name+".pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+func killManager(t *testing.T) {
+	t.Helper()
+	if err := syscall.Kill(daemonPID(t, "manager"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func startManager(t *testing.T) {
+	t.Helper()
+	must(t, "up", "--no-agent", "--state", shared.state, "--listen", listen)
+}
+
+// fault is something that goes wrong while a guest moves, and what lifts it again.
+type fault struct {
+	name string
+	long bool
+	// slow: the transfer is slowed down so that the fault hits it.
+	do   func(t *testing.T, from, to string)
+	lift func(t *testing.T, from, to string)
+	// ends: the guest itself is what the fault ends; it is started anew.
+	ends bool
+}
+
+var faults = []fault{
+	{name: "manager killed", do: func(t *testing.T, _, _ string) { killManager(t) }, lift: func(t *testing.T, _, _ string) { startManager(t) }},
+	{name: "agent of the source killed", do: func(t *testing.T, from, _ string) { kill9(t, from, "watari-agent --manager") }},
+	{name: "agent of the target killed", do: func(t *testing.T, _, to string) { kill9(t, to, "watari-agent --manager") }},
+	{name: "libvirt daemon of the source killed", long: true, do: func(t *testing.T, from, _ string) { kill9(t, from, "libvirtd") }},
+	{name: "libvirt daemon of the target killed", long: true, do: func(t *testing.T, _, to string) { kill9(t, to, "libvirtd") }},
+	{name: "QEMU of the target killed", long: true, do: func(t *testing.T, _, to string) { kill9(t, to, "qemu-system.*watari-fault") }},
+	{name: "QEMU of the source killed", long: true, ends: true, do: func(t *testing.T, from, _ string) { kill9(t, from, "qemu-system.*watari-fault") }},
+	{name: "WAN cut", do: func(t *testing.T, _, _ string) { must(t, "lab", "wan", "cut", "--name", labName, "b") },
+		lift: func(t *testing.T, _, _ string) { must(t, "lab", "wan", "heal", "--name", labName, "b") }},
+	{name: "target host crashed", long: true, do: func(t *testing.T, _, to string) { must(t, "lab", "host", "crash", "--name", labName, to) },
+		lift: func(t *testing.T, _, to string) { must(t, "lab", "host", "start", "--name", labName, to) }},
+	{name: "source host crashed", long: true, ends: true, do: func(t *testing.T, from, _ string) { must(t, "lab", "host", "crash", "--name", labName, from) },
+		lift: func(t *testing.T, from, _ string) { must(t, "lab", "host", "start", "--name", labName, from) }},
+	{name: "cancelled", do: func(t *testing.T, _, _ string) { must(t, "migrate", "cancel", "fault-0") }},
+	{name: "target drained", long: true, do: func(t *testing.T, _, to string) { must(t, "host", "drain", to) },
+		lift: func(t *testing.T, _, to string) { must(t, "host", "drain", "--undo", to) }},
+}
+
+// Whatever fails while a guest moves: it is not lost, there are never two, and manager and reality agree again.
+func TestFaultsDuringAMove(t *testing.T) {
+	newCluster(t, "fault", 1)
+	for _, f := range faults {
+		t.Run(f.name, func(t *testing.T) {
+			if f.long {
+				full(t)
+			}
+			settled(t, "fault", 1)
+			unmarked := mark(t, "fault-0")
+			from, to := elsewhere(t, "fault-0")
+			// 4 MB/s: the move takes long enough to be hit in its middle.
+			must(t, "migrate", "fault-0", "--to", to, "--bandwidth", "4M", "--detach")
+			until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
+				list := decoded[[]migration](t, "migrate", "list")
+				for _, m := range list {
+					if strings.HasSuffix(m.State, "_TRANSFERRING") {
+						return true, ""
+					}
+				}
+				return false, "no move is transferring"
+			})
+			f.do(t, from, to)
+			if f.lift != nil {
+				if f.name == "WAN cut" {
+					time.Sleep(8 * time.Second) // the time for which the line is cut
+				}
+				f.lift(t, from, to)
+			}
+			// A move that the fault did not end goes on slowly; it need not be waited for.
+			shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
+			settled(t, "fault", 1)
+			if lost := unmarked(); (lost != nil) != f.ends {
+				t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
+			}
+		})
+	}
+}
+
+func TestHostThatVanishesAndComesBack(t *testing.T) {
+	newCluster(t, "away", 2, "--spread", "site")
+	g := guestNamed(t, "away-1")
+	must(t, "lab", "host", "crash", "--name", labName, g.Host)
+	until(t, 30*time.Second, "the guest's host is missed", func() (bool, string) {
+		g := guestNamed(t, "away-1")
+		return strings.HasSuffix(g.State, "_UNKNOWN"), g.State
+	})
+	must(t, "lab", "host", "start", "--name", labName, g.Host)
+	settled(t, "away", 2)
+}
+
+func TestGuestThatEndsIsStartedAnew(t *testing.T) {
+	newCluster(t, "ends", 1)
+	unmarked := mark(t, "ends-0")
+	kill9(t, guestNamed(t, "ends-0").Host, "qemu-system.*watari-ends")
+	until(t, 20*time.Second, "the end was seen", func() (bool, string) { return guestNamed(t, "ends-0").Epoch != "1", "" })
+	settled(t, "ends", 1)
+	if unmarked() == nil {
+		t.Error("the guest has its old memory though its QEMU was killed")
+	}
+}
+
+func TestDaemonsKilledUnderARun(t *testing.T) {
+	newCluster(t, "keeps", 2, "--spread", "site")
+	unmarked := mark(t, "keeps-0", "keeps-1")
+	must(t, "run", "keeps", "--name", "keeps-run", "--detach", "--", "sh", "-c", "for i in $(seq 20); do echo tick $i; sleep 1; done")
+	killManager(t)
+	for _, host := range hosts {
+		kill9(t, host, "watari-agent --manager")
+		kill9(t, host, "libvirtd")
+	}
+	startManager(t)
+	out := must(t, "run", "logs", "--follow", "keeps-run")
+	if n := strings.Count(out, "tick 20"); n != 2 {
+		t.Errorf("the end of the output arrived %d times, want once from each of 2 ranks:\n%s", n, out)
+	}
+	if n := strings.Count(out, "tick"); n != 40 {
+		t.Errorf("%d lines of output, want 40", n)
+	}
+	settled(t, "keeps", 2)
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were started anew: %v", lost)
+	}
+}
+
+func TestManagerAwayForAMinute(t *testing.T) {
+	full(t)
+	newCluster(t, "alone", 2, "--spread", "site")
+	must(t, "run", "alone", "--name", "alone-run", "--detach", "--", "sh", "-c", "for i in $(seq 70); do echo tick $i; sleep 1; done")
+	killManager(t)
+	time.Sleep(time.Minute)
+	startManager(t)
+	out := must(t, "run", "logs", "--follow", "alone-run")
+	if n := strings.Count(out, "tick"); n != 140 {
+		t.Errorf("%d lines of output, want 140", n)
+	}
+	settled(t, "alone", 2)
+}
+
+func TestDeleteDuringAMove(t *testing.T) {
+	full(t)
+	must(t, "cluster", "create", "gone", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
+	uid := guestNamed(t, "gone-0").Meta.UID
+	_, to := elsewhere(t, "gone-0")
+	must(t, "migrate", "gone-0", "--to", to, "--bandwidth", "4M", "--detach")
+	must(t, "cluster", "delete", "gone", "--wait")
+	if n := copies(uid); n != 0 {
+		t.Errorf("%d copies are left", n)
+	}
+}
+
+func TestMigrateToADeadHost(t *testing.T) {
+	full(t)
+	newCluster(t, "dead", 1)
+	_, to := elsewhere(t, "dead-0")
+	must(t, "lab", "host", "crash", "--name", labName, to)
+	t.Cleanup(func() { must(t, "lab", "host", "start", "--name", labName, to) })
+	until(t, 30*time.Second, "the host is missed", func() (bool, string) {
+		out, err := shared.watari(20*time.Second, "migrate", "dead-0", "--to", to, "--detach")
+		return err != nil && strings.Contains(out, "not reachable"), out
+	})
+	settled(t, "dead", 1)
+}
+
+func TestDrainMovesGuestsAway(t *testing.T) {
+	full(t)
+	newCluster(t, "drain", 2, "--spread", "host")
+	unmarked := mark(t, "drain-0", "drain-1")
+	host := guestNamed(t, "drain-0").Host
+	must(t, "host", "drain", host, "--wait")
+	t.Cleanup(func() { must(t, "host", "drain", "--undo", host) })
+	settled(t, "drain", 2)
+	if g := guestNamed(t, "drain-0"); g.Host == host {
+		t.Errorf("drain-0 is still on %s", host)
+	}
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were started anew: %v", lost)
+	}
+}

@@ -1,0 +1,79 @@
+package test
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func exitCode(err error) int {
+	var e *exec.ExitError
+	if errors.As(err, &e) {
+		return e.ExitCode()
+	}
+	return 0
+}
+
+func TestBadInputIsAnsweredWithAReason(t *testing.T) {
+	for _, c := range []struct {
+		command string
+		words   []string
+	}{
+		{"cluster create Bad_Name --guests 1 --image mpi", []string{"Bad_Name"}},
+		{"cluster create x --guests 0 --image mpi", []string{"guests"}},
+		{"cluster create x --guests 1 --memory 12parsecs --image mpi", []string{"12parsecs"}},
+		{"cluster create x --guests 1 --image nothing", []string{"nothing", "mpi"}},
+		{"cluster create x --guests 1 --memory 900G --image mpi", []string{"a1", "a2", "b1", "b2"}},
+		{"cluster create x --guests 1 --vcpus 64 --image mpi", []string{"a1", "cores"}},
+		{"cluster create x --guests 1 --image mpi --site nowhere", []string{"nowhere"}},
+		{"cluster show nobody", []string{"nobody"}},
+		{"migrate nobody-0 --to a1", []string{"nobody-0"}},
+		{"run nobody -- true", []string{"nobody"}},
+		{"host show z9", []string{"z9"}},
+		{"guest exec nobody-0 -- true", []string{"nobody-0"}},
+		{"image remove nothing", []string{"nothing"}},
+		{"lab wan set --name e2e 20parsecs", []string{"20parsecs"}},
+	} {
+		t.Run(c.command, func(t *testing.T) { refused(t, c.words, strings.Fields(c.command)...) })
+	}
+}
+
+func TestSecondCreateOfTheSameName(t *testing.T) {
+	newCluster(t, "twice", 1)
+	must(t, "cluster", "create", "twice", "--guests", "1", "--memory", "256M", "--image", imageName)
+	refused(t, []string{"twice"}, "cluster", "create", "twice", "--guests", "2", "--memory", "256M", "--image", imageName)
+	t.Run("migrate to where it is", func(t *testing.T) {
+		refused(t, []string{"already"}, "migrate", "twice-0", "--to", guestNamed(t, "twice-0").Host)
+	})
+	t.Run("migrate to an unknown host", func(t *testing.T) {
+		refused(t, []string{"z9", "a1"}, "migrate", "twice-0", "--to", "z9")
+	})
+	t.Run("an image in use is not removed", func(t *testing.T) {
+		refused(t, []string{"twice"}, "image", "remove", imageName)
+	})
+}
+
+func TestDeleteDuringCreate(t *testing.T) {
+	must(t, "cluster", "create", "brief", "--guests", "2", "--memory", "256M", "--image", imageName)
+	uids := []string{}
+	for _, g := range guestsOf(t, "brief") {
+		uids = append(uids, g.Meta.UID)
+	}
+	must(t, "cluster", "delete", "brief", "--wait")
+	for _, uid := range uids {
+		if n := copies(uid); n != 0 {
+			t.Errorf("%d copies of guest %s are left", n, uid)
+		}
+	}
+}
+
+func TestInterruptOfAWaitLeavesTheClusterStarting(t *testing.T) {
+	out, err := shared.watari(300*time.Millisecond, "cluster", "create", "later", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
+	t.Cleanup(func() { must(t, "cluster", "delete", "later", "--wait") })
+	if code := exitCode(err); code != 130 {
+		t.Errorf("status %d after an interrupt, want 130:\n%s", code, out)
+	}
+	settled(t, "later", 1)
+}

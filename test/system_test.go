@@ -1,0 +1,324 @@
+package test
+
+// system_test.go - a manager and a lab for the tests, and what they ask of both.
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	labName   = "e2e"
+	listen    = "0.0.0.0:17070"
+	imageName = "mpi"
+	settle    = 30 * time.Second // state and reality agree again this long after a fault is lifted
+)
+
+var hosts = []string{"a1", "a2", "b1", "b2"}
+
+// system is the one manager and lab that all tests of a process share.
+type system struct {
+	bin, state string
+}
+
+var shared *system
+
+func TestMain(m *testing.M) {
+	code := 1
+	s, err := bringUp()
+	switch {
+	case errors.Is(err, errSkip):
+		fmt.Println("SKIP: tests of the whole:", err)
+		code = 0
+		if os.Getenv("CI") != "" {
+			code = 1 // where tests are to be run, what they need ought to be there
+		}
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "FAIL: bring up a manager and a lab:", err)
+	default:
+		shared = s
+		code = m.Run()
+	}
+	if s != nil && os.Getenv("WATARI_TEST_KEEP") == "" {
+		s.takeDown()
+	}
+	os.Exit(code)
+}
+
+var errSkip = errors.New("missing")
+
+func bringUp() (*system, error) {
+	if os.Getuid() != 0 {
+		return nil, fmt.Errorf("%w: root", errSkip)
+	}
+	bin, err := filepath.Abs("../build/bin")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(filepath.Join(bin, "watari")); err != nil {
+		return nil, fmt.Errorf("%w: build/bin/watari (make build)", errSkip)
+	}
+	s := &system{bin: bin, state: "/var/tmp/watari-e2e"}
+	s.takeDown() // what a run that was killed left behind
+	if err := os.MkdirAll(s.state, 0o700); err != nil {
+		return nil, err
+	}
+	for _, step := range [][]string{
+		{"up", "--no-agent", "--state", s.state, "--listen", listen},
+		{"lab", "up", "--name", labName, "--sites", "2", "--hosts", "2", "--wan", "10ms,400mbit"},
+		{"image", "build", imageName, "--packages", "openmpi-bin,lammps"},
+	} {
+		fmt.Println("== watari", strings.Join(step, " "))
+		out, err := s.watari(10*time.Minute, step...)
+		if err != nil {
+			return s, fmt.Errorf("watari %s: %w\n%s", strings.Join(step, " "), err, out)
+		}
+	}
+	return s, nil
+}
+
+func (s *system) takeDown() {
+	for _, step := range [][]string{{"lab", "down", "--name", labName}, {"down", "--state", s.state}} {
+		if out, err := s.watari(2*time.Minute, step...); err != nil && shared == s {
+			fmt.Printf("watari %s: %v\n%s\n", strings.Join(step, " "), err, out)
+		}
+	}
+	os.RemoveAll(s.state)
+}
+
+func (s *system) command(ctx context.Context, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, filepath.Join(s.bin, "watari"), args...)
+	c.Env = append(os.Environ(), "WATARI_CONFIG="+filepath.Join(s.state, "admin.json"))
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = 10 * time.Second
+	return c
+}
+
+// watari runs a command; out is both streams.
+func (s *system) watari(limit time.Duration, args ...string) (out string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	var b bytes.Buffer
+	c := s.command(ctx, args...)
+	c.Stdout, c.Stderr = &b, &b
+	err = c.Run()
+	return b.String(), err
+}
+
+// must runs a command that has to succeed.
+func must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := shared.watari(3*time.Minute, args...)
+	if err != nil {
+		t.Fatalf("watari %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// refused runs a command that has to fail with a message that holds all the words.
+func refused(t *testing.T, words []string, args ...string) {
+	t.Helper()
+	out, err := shared.watari(time.Minute, args...)
+	if err == nil {
+		t.Errorf("watari %s succeeded:\n%s", strings.Join(args, " "), out)
+	}
+	for _, word := range words {
+		if !strings.Contains(out, word) {
+			t.Errorf("watari %s: the answer does not name %q:\n%s", strings.Join(args, " "), word, out)
+		}
+	}
+}
+
+// decoded runs a command with -o json and decodes what it prints on standard output.
+func decoded[T any](t *testing.T, args ...string) T {
+	t.Helper()
+	var v T
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	args = append([]string{"-o", "json"}, args...)
+	c := shared.command(ctx, args...)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("watari %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr.String())
+	}
+	if err := json.Unmarshal(out, &v); err != nil {
+		t.Fatalf("watari %s: %v in\n%s", strings.Join(args, " "), err, out)
+	}
+	return v
+}
+
+type meta struct {
+	Name, UID string
+}
+
+type guest struct {
+	Meta    meta
+	Host    string
+	Epoch   string
+	State   string
+	Message string
+	Ready   bool
+}
+
+type migration struct {
+	Meta       meta
+	Guest      string
+	Source     string
+	Target     string
+	State      string
+	Message    string
+	TotalMs    uint32
+	DowntimeMs uint32
+}
+
+type run struct {
+	Meta     meta
+	State    string
+	ExitCode int32
+	Message  string
+}
+
+func guestsOf(t *testing.T, cluster string) []guest {
+	return decoded[[]guest](t, "guest", "list", cluster)
+}
+
+func guestNamed(t *testing.T, name string) guest {
+	t.Helper()
+	for _, g := range decoded[[]guest](t, "guest", "list") {
+		if g.Meta.Name == name {
+			return g
+		}
+	}
+	t.Fatalf("there is no guest %s", name)
+	return guest{}
+}
+
+// onHost runs a command in a lab host.
+func onHost(t *testing.T, host string, command ...string) (string, error) {
+	t.Helper()
+	return shared.watari(time.Minute, append([]string{"lab", "exec", "--name", labName, host, "--"}, command...)...)
+}
+
+// kill9 kills a host's processes of a name; a lab host sees none but its own.
+func kill9(t *testing.T, host, pattern string) {
+	t.Helper()
+	if out, err := onHost(t, host, "pkill", "-9", "-f", "--", pattern); err != nil {
+		t.Logf("pkill -9 -f %s on %s: %v %s", pattern, host, err, out)
+	}
+}
+
+// until waits for a condition, which is asked again every 200 ms.
+func until(t *testing.T, limit time.Duration, what string, condition func() (bool, string)) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		ok, why := condition()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s: %s", limit, what, why)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// copies counts the machine's QEMU processes of a guest, whoever's they are.
+func copies(uid string) int {
+	n := 0
+	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range processes {
+		words, err := os.ReadFile(path)
+		if err == nil && bytes.Contains(words, []byte("qemu-system")) && bytes.Contains(words, []byte("\x00-uuid\x00"+uid+"\x00")) {
+			n++
+		}
+	}
+	return n
+}
+
+// settled waits until what the manager says and what runs agree: each guest of the cluster is ready and has one
+// copy on the machine.
+func settled(t *testing.T, cluster string, guests int) {
+	t.Helper()
+	until(t, settle, "manager and reality agree on cluster "+cluster, func() (bool, string) {
+		out, err := shared.watari(20*time.Second, "-o", "json", "guest", "list", cluster)
+		var list []guest
+		if err != nil || json.Unmarshal([]byte(out), &list) != nil {
+			return false, out
+		}
+		if len(list) != guests {
+			return false, fmt.Sprintf("%d guests, want %d", len(list), guests)
+		}
+		for _, g := range list {
+			if n := copies(g.Meta.UID); n != 1 || !g.Ready || !strings.HasSuffix(g.State, "_RUNNING") {
+				return false, fmt.Sprintf("%s on %s: %s, ready %v, %d copies: %s", g.Meta.Name, g.Host, g.State, g.Ready, n, g.Message)
+			}
+		}
+		return true, ""
+	})
+}
+
+// newCluster makes a cluster and removes it at the end.
+func newCluster(t *testing.T, name string, guests int, more ...string) {
+	t.Helper()
+	args := append([]string{"cluster", "create", name, "--guests", strconv.Itoa(guests), "--memory", "256M", "--image", imageName, "--wait"}, more...)
+	must(t, args...)
+	t.Cleanup(func() {
+		if out, err := shared.watari(2*time.Minute, "cluster", "delete", name, "--wait"); err != nil {
+			t.Errorf("delete cluster %s: %v\n%s", name, err, out)
+		}
+	})
+}
+
+// mark leaves a file in each guest's memory; unmarked tells which guests have lost theirs, and with it
+// everything that ran in them.
+func mark(t *testing.T, guests ...string) (unmarked func() []string) {
+	t.Helper()
+	text := make([]byte, 8)
+	rand.Read(text)
+	word := hex.EncodeToString(text)
+	for _, g := range guests {
+		must(t, "guest", "exec", g, "--", "sh", "-c", "echo "+word+" > /run/mark")
+	}
+	return func() (lost []string) {
+		for _, g := range guests {
+			out, _ := shared.watari(30*time.Second, "guest", "exec", g, "--", "cat", "/run/mark")
+			if !strings.Contains(out, word) {
+				lost = append(lost, g)
+			}
+		}
+		return lost
+	}
+}
+
+// elsewhere is a host of the other site than the guest's.
+func elsewhere(t *testing.T, name string) (from, to string) {
+	t.Helper()
+	from = guestNamed(t, name).Host
+	if strings.HasPrefix(from, "a") {
+		return from, "b1"
+	}
+	return from, "a1"
+}
+
+// full skips a test that only make test-full runs.
+func full(t *testing.T) {
+	t.Helper()
+	if os.Getenv("WATARI_TEST_FULL") == "" {
+		t.Skip("one of the long ones: make test-full")
+	}
+}
