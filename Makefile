@@ -5,7 +5,7 @@ BIN := build/bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build generate lint test clean
+.PHONY: help setup build generate demo test test-unit test-full lint clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -17,6 +17,26 @@ build: setup ## build watari, watari-agent and watari-guest into build/bin
 	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -o $(BIN)/watari ./cmd/watari
 	@CGO_ENABLED=1 $(GO) build $(LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
 	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
+
+demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
+	@scripts/demo.sh
+
+test: lint test-unit ## all tests but the long ones; sets up all it needs (root)
+	@echo "== tests of the whole, in a lab with real guests"
+	@$(GO) test -count=1 -timeout 40m -v ./test/
+
+test-unit: build
+	@echo "== unit tests"
+	@$(GO) test $$($(GO) list ./... | grep -v '^watari/test$$')
+
+test-full: lint test-unit ## all tests, also every kind of bad luck (root, about an hour)
+	@WATARI_TEST_FULL=1 $(GO) test -count=1 -timeout 120m -v ./test/
+
+lint: setup ## formatting, vet, shell scripts
+	@echo "== lint"
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
+	@$(GO) vet ./...
+	@shellcheck scripts/*.sh
 
 generate: setup ## regenerate the Go code of api/ from its protobuf files
 	@$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go

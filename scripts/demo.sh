@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# demo.sh - the main job: a LAMMPS run over two sites, once left alone, once with a guest moved to the other site
+# and back while it runs. Every step is a command that a user would type.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH=$PWD/build/bin:$PATH
+lab=demo
+cluster=md
+guest=md-2
+work=build/demo
+rm -rf "$work"; mkdir -p "$work" build/reports
+
+say() { printf '\n== %s\n' "$*"; }
+run() { printf '\n$ watari %s\n' "$*"; watari "$@"; }
+now() { date +%s.%N; }
+since() { echo "$(now) $1" | awk '{printf "%.2f", $1 - $2}'; }
+
+started_manager=
+finish() {
+    status=$?
+    trap - EXIT INT TERM
+    [ -z "${background:-}" ] || kill -INT "$background" 2>/dev/null || true
+    if [ "$status" != 0 ]; then
+        say "the demo failed (status $status); what the manager says:"
+        watari status || true
+        watari events --last 20 || true
+    fi
+    say "cleaning up"
+    watari cluster delete "$cluster" --wait >/dev/null 2>&1 || true
+    watari lab down --name "$lab" || true
+    [ -z "$started_manager" ] || watari down || true
+    exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+say "a manager on this machine, and a lab: two sites with two hosts each, 20 ms and 200 Mbit/s apart"
+watari status >/dev/null 2>&1 || started_manager=yes
+run up --no-agent
+watari cluster delete "$cluster" --wait >/dev/null 2>&1 || true
+run lab up --name "$lab" --sites 2 --hosts 2 --wan 20ms,200mbit
+run host list
+
+say "an image with Open MPI and LAMMPS, from Debian's packages (kept for the next time)"
+begin=$(now)
+run image build mpi --packages openmpi-bin,lammps
+image_s=$(since "$begin")
+
+say "a cluster of four guests over both sites"
+begin=$(now)
+run cluster create "$cluster" --guests 4 --vcpus 1 --memory 512M --image mpi --spread site --wait
+ready_s=$(since "$begin")
+run guest list "$cluster"
+
+melt() { # melt LOG: run the melt, its output to the terminal, its log to LOG
+    watari run "$cluster" --stage examples/melt/in.melt --collect "log.lammps:$1" -- lmp -in in.melt
+}
+
+say "the melt, left alone"
+printf '$ watari run %s --stage examples/melt/in.melt --collect log.lammps:%s -- lmp -in in.melt\n' "$cluster" "$work/undisturbed.log"
+begin=$(now)
+melt "$work/undisturbed.log" | tee "$work/undisturbed.out"
+undisturbed_s=$(since "$begin")
+
+say "the melt again; $guest moves to the other site while it runs, and back"
+# The step that the program printed last.
+step() { awk '/^ *Step /{inside=1; next} /^Loop time/{inside=0} inside && $1 ~ /^[0-9]+$/ {s=$1} END {print s+0}' "$work/migrated.out"; }
+begin=$(now)
+melt "$work/migrated.log" > "$work/migrated.out" 2>&1 &
+background=$!
+while [ "$(step)" -lt 40 ]; do
+    kill -0 "$background" 2>/dev/null || { cat "$work/migrated.out"; echo "the run ended before the guest was moved"; exit 1; }
+    sleep 0.2
+done
+site_of() { watari -o json guest show "$guest" | python3 -c 'import json,sys; g=json.load(sys.stdin); g=g[0] if isinstance(g,list) else g; print(g["host"][0])'; }
+other() { if [ "$1" = a ]; then echo b; else echo a; fi; }
+home=$(site_of)
+begin_step=$(step)
+printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$(other "$home")" "$begin_step"
+watari -o json migrate "$guest" --to-site "$(other "$home")" > "$work/migration.json"
+end_step=$(step)
+watari guest list "$cluster"
+back=()
+if [ "$end_step" -lt 300 ]; then
+    printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$home" "$end_step"
+    watari -o json migrate "$guest" --to-site "$home" > "$work/back.json"
+    back=(--back "$work/back.json" --back-end-step "$(step)")
+fi
+wait "$background"; background=
+migrated_s=$(since "$begin")
+tail -n 25 "$work/migrated.out"
+
+say "result"
+acceleration=$(watari -o json host list | grep -q KVM && echo kvm || echo "tcg (no usable KVM here)")
+go run ./bench/demo --undisturbed "$work/undisturbed.log" --migrated "$work/migrated.log" --migration "$work/migration.json" "${back[@]}" \
+    --begin-step "$begin_step" --end-step "$end_step" --image-s "$image_s" --ready-s "$ready_s" \
+    --undisturbed-s "$undisturbed_s" --migrated-s "$migrated_s" --acceleration "$acceleration"
