@@ -30,6 +30,7 @@ find_go() {
 if ! find_go >/dev/null; then
     say "installing Go from Debian's backports"
     if ! grep -rqs bookworm-backports /etc/apt/sources.list /etc/apt/sources.list.d; then
+        # shellcheck disable=SC2016 # $(SITE) is apt's own
         mirror=$(apt-get indextargets --format '$(SITE)' 'Codename: bookworm' | head -n 1)
         echo "deb ${mirror:-http://deb.debian.org/debian} bookworm-backports main" | as_root tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
     fi
