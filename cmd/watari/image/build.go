@@ -1,0 +1,120 @@
+// Package image holds the commands about images.
+package image
+
+// build.go - watari image build.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/guest/image"
+)
+
+// buildOptions are the flags of watari image build.
+type buildOptions struct {
+	packages  []string
+	additions []string
+	recipe    image.Recipe
+	outputDir string
+}
+
+// BuildCommand makes `watari image build`.
+func BuildCommand() *cobra.Command {
+	var o buildOptions
+	command := &cobra.Command{
+		Use:   "build NAME",
+		Short: "Build an image from Debian packages, a directory tree or an OCI archive",
+		Long: "Builds what guests boot (a kernel, an initial RAM file system with the guest agent, a read-only root) " +
+			"and gives it to the manager.",
+		Example: "  watari image build mpi --packages openmpi-bin,lammps\n" +
+			"  watari image build mine --tree ./rootfs\n" +
+			"  watari image build app --oci app.tar --add ./input:/opt/input",
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			return o.run(command.Context(), args[0])
+		},
+	}
+	flags := command.Flags()
+	flags.StringSliceVar(&o.packages, "packages", nil, "Debian packages to install, from this machine's apt sources")
+	flags.StringVar(&o.recipe.Tree, "tree", "", "directory that becomes the root as it is")
+	flags.StringVar(&o.recipe.OCI, "oci", "", "OCI or docker archive (a tar file) whose layers become the root")
+	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or folder into the root (repeatable)")
+	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own, else "+image.DefaultKernelPackage+")")
+	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "added to the kernel's command line")
+	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary (default: beside this program)")
+	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "where packages, roots and kernels are kept for the next build")
+	flags.BoolVar(&o.recipe.Force, "force", false, "build anew, with the packages' present versions, even if the cache has the same recipe")
+	flags.StringVar(&o.outputDir, "output-dir", "", "write the image into this folder instead of giving it to the manager")
+	command.MarkFlagsMutuallyExclusive("packages", "tree", "oci")
+	command.MarkFlagsOneRequired("packages", "tree", "oci")
+	return command
+}
+
+func (o *buildOptions) run(ctx context.Context, name string) error {
+	recipe, err := o.complete()
+	if err != nil {
+		return err
+	}
+	if o.outputDir == "" {
+		return errors.New("no manager to give the image to: use --output-dir")
+	}
+	if err := os.MkdirAll(o.outputDir, 0o755); err != nil {
+		return fmt.Errorf("output folder: %w", err)
+	}
+	began := time.Now()
+	show := newBuildProgress(os.Stderr)
+	built, err := image.Build(ctx, recipe, o.outputDir, show.update)
+	show.end()
+	if err != nil {
+		return fmt.Errorf("build image %s: %w", name, err)
+	}
+	fmt.Fprintln(os.Stderr, describe(name, built, time.Since(began)))
+	return nil
+}
+
+// complete makes the recipe that the flags describe.
+func (o *buildOptions) complete() (image.Recipe, error) {
+	recipe := o.recipe
+	for _, name := range o.packages {
+		if name = strings.TrimSpace(name); name != "" {
+			recipe.Packages = append(recipe.Packages, name)
+		}
+	}
+	for _, text := range o.additions {
+		addition, err := image.ParseAddition(text)
+		if err != nil {
+			return recipe, err
+		}
+		recipe.Additions = append(recipe.Additions, addition)
+	}
+	if recipe.GuestAgent == "" {
+		program, err := os.Executable()
+		if err != nil {
+			return recipe, fmt.Errorf("find the guest agent: %w (name it by --guest-agent)", err)
+		}
+		recipe.GuestAgent = filepath.Join(filepath.Dir(program), "watari-guest")
+		if _, err := os.Stat(recipe.GuestAgent); err != nil {
+			return recipe, fmt.Errorf("the guest agent is not beside this program (%s): build it, or name it by --guest-agent", recipe.GuestAgent)
+		}
+	}
+	return recipe, nil
+}
+
+// describe tells people what was built.
+func describe(name string, built *v1.Image, took time.Duration) string {
+	mpi := "no MPI library found"
+	if len(built.GetMpi()) > 0 {
+		mpi = strings.Join(built.GetMpi(), ", ")
+	}
+	return fmt.Sprintf("image %s: %s; kernel %d MiB, initrd %d MiB, root %d MiB; %s; built in %.1f s", name,
+		built.GetDigest(), built.GetKernel().GetSize()>>20, built.GetInitrd().GetSize()>>20, built.GetRoot().GetSize()>>20,
+		mpi, took.Seconds())
+}

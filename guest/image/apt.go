@@ -1,0 +1,236 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// apt asks this machine's apt sources, keys and proxies, as they are configured, but with package lists and
+// downloads of its own, so that neither the machine's nor ours are disturbed.
+type apt struct {
+	dir      string // folder in the cache
+	progress func(Progress)
+	updated  bool
+}
+
+// apt makes the workspace's apt ready, once.
+func (w *workspace) apt() (*apt, error) {
+	if w.packages != nil {
+		return w.packages, nil
+	}
+	a := &apt{dir: filepath.Join(w.cache, "apt"), progress: w.progress}
+	for _, dir := range []string{a.lists() + "/partial", a.archives() + "/partial"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, diskError(err, w.cache)
+		}
+	}
+	if err := os.WriteFile(a.status(), nil, 0o644); err != nil {
+		return nil, diskError(err, w.cache)
+	}
+	w.packages = a
+	return a, nil
+}
+
+func (a *apt) lists() string    { return filepath.Join(a.dir, "state/lists") }
+func (a *apt) archives() string { return filepath.Join(a.dir, "cache/archives") }
+func (a *apt) status() string   { return filepath.Join(a.dir, "status") }
+
+// options make apt work in a.dir as on a machine that has no package installed.
+func (a *apt) options() []string {
+	return []string{
+		"-q", "-o", "Dir::State=" + filepath.Join(a.dir, "state"), "-o", "Dir::State::status=" + a.status(),
+		"-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"), "-o", "Dir::Log=" + filepath.Join(a.dir, "log"),
+		"-o", "APT::Install-Recommends=false", "-o", "Acquire::Languages=none", "-o", "APT::Get::Assume-Yes=true",
+		"-o", "Acquire::Retries=2", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20",
+	}
+}
+
+// get runs apt-get with progress of its downloads under the name of step.
+func (a *apt) get(ctx context.Context, step, dir string, args ...string) error {
+	a.progress(Progress{Step: step})
+	status, done, err := statusPipe(func(line string) {
+		// dlstatus:<item>:<percent>:<text>
+		if fields := strings.SplitN(line, ":", 4); len(fields) == 4 && fields[0] == "dlstatus" {
+			percent, _ := strconv.ParseFloat(fields[2], 64)
+			a.progress(Progress{Step: step, Done: int64(percent), Total: 100, Unit: "%"})
+		}
+	})
+	if err != nil {
+		return err
+	}
+	err = run(ctx, command{
+		name: "apt-get", dir: dir, status: status,
+		args: append(append(a.options(), "-o", "APT::Status-Fd=3"), args...),
+	})
+	done()
+	return a.explain(err)
+}
+
+// update fetches the package lists, once a build.
+func (a *apt) update(ctx context.Context) error {
+	if a.updated {
+		return nil
+	}
+	if err := a.get(ctx, "fetch package lists", "", "update", "--error-on=any"); err != nil {
+		return fmt.Errorf("fetch package lists: %w", err)
+	}
+	a.updated = true
+	return nil
+}
+
+// usrIsMerged is chosen instead of usrmerge, which would bring in Perl: roots are made merged from the start.
+var usrIsMerged = []string{"usr-is-merged", "usrmerge-"}
+
+// simulate says how many packages an installation of these and of the essential ones takes; an unknown
+// package, or dependencies that cannot be met, are its errors.
+func (a *apt) simulate(ctx context.Context, packages []string) (int, error) {
+	a.progress(Progress{Step: "resolve dependencies"})
+	args := append(append(a.options(), "--simulate", "install", "?essential"), usrIsMerged...)
+	out, err := output(ctx, command{name: "apt-get", args: append(args, packages...)})
+	if err != nil {
+		return 0, a.explain(err)
+	}
+	return strings.Count("\n"+out, "\nInst "), nil
+}
+
+// downloadAll puts the packages, the essential ones and all that they depend on into archives().
+func (a *apt) downloadAll(ctx context.Context, packages []string) error {
+	args := append([]string{"install", "--download-only", "?essential"}, usrIsMerged...)
+	if err := a.get(ctx, "download packages", "", append(args, packages...)...); err != nil {
+		return fmt.Errorf("download packages: %w", err)
+	}
+	return nil
+}
+
+// kernelName is a package that holds a kernel, where linux-image-amd64 and its like only depend on one.
+var kernelName = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-[0-9]\S+)$`)
+
+// downloadKernel fetches a kernel's package, following packages that only depend on the current one. It
+// returns the .deb file's path, its package and version ("linux-image-6.1.0-1-amd64 6.1.1-1").
+func (a *apt) downloadKernel(ctx context.Context, name string) (deb, identity string, err error) {
+	out, err := output(ctx, command{name: "apt-cache", args: append(a.options(), "depends", name)})
+	if err != nil {
+		return "", "", a.explain(err)
+	}
+	if match := kernelName.FindStringSubmatch(out); match != nil {
+		name = match[1]
+	}
+	dir := filepath.Join(a.dir, "kernel")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", "", diskError(err, a.dir)
+	}
+	if err := a.get(ctx, "download kernel", dir, "-o", "APT::Sandbox::User=root", "download", name); err != nil {
+		return "", "", fmt.Errorf("download kernel package %s: %w", name, err)
+	}
+	plain, _, _ := strings.Cut(name, "=")
+	found, _ := filepath.Glob(filepath.Join(dir, plain+"_*.deb"))
+	if len(found) == 0 {
+		return "", "", fmt.Errorf("download kernel package %s: apt-get left no file", name)
+	}
+	newest := slices.MaxFunc(found, func(x, y string) int { return modTime(x).Compare(modTime(y)) })
+	identity, err = output(ctx, command{name: "dpkg-deb", args: []string{"--showformat=${Package} ${Version}", "--show", newest}})
+	return newest, strings.TrimSpace(identity), err
+}
+
+func modTime(path string) (t time.Time) {
+	if info, err := os.Stat(path); err == nil {
+		t = info.ModTime()
+	}
+	return t
+}
+
+// The ways in which apt and dpkg say what went wrong.
+var (
+	unknownPackage = regexp.MustCompile(`E: (?:Unable to locate package|No packages found|Can't select installed nor candidate version from package) (\S+)`)
+	noCandidate    = regexp.MustCompile(`E: (?:Package '([^']+)' has no installation candidate|(Version '[^']+' for '[^']+' was not found)|(Release '[^']+' for '[^']+' was not found))`)
+	noNetwork      = regexp.MustCompile(`Could not resolve|Temporary failure resolving|Could not connect|Unable to connect|Connection failed|onnection timed out|Connection refused|Network is unreachable|No route to host`)
+	badSignature   = regexp.MustCompile(`is not signed|signatures? (?:couldn't be verified|were invalid)|NO_PUBKEY`)
+	badDownload    = regexp.MustCompile(`Hash Sum mismatch|File has unexpected size`)
+	noSpace        = regexp.MustCompile(`No space left on device|You don't have enough free space|Disk quota exceeded`)
+)
+
+// explain turns the failure of apt, dpkg or a tool that they run into a sentence that says what to do.
+func (a *apt) explain(err error) error {
+	var failure *commandError
+	if !errors.As(err, &failure) {
+		return err
+	}
+	said := strings.Join(failure.tail, "\n")
+	if match := unknownPackage.FindStringSubmatch(said); match != nil {
+		return fmt.Errorf("package %q is not known to this machine's apt sources: check its name (apt-cache search), or add its source to /etc/apt", match[1])
+	}
+	if match := noCandidate.FindStringSubmatch(said); match != nil {
+		if match[1] != "" {
+			return fmt.Errorf("package %q cannot be installed from this machine's apt sources: %w", match[1], err)
+		}
+		return fmt.Errorf("%s in this machine's apt sources", match[2]+match[3])
+	}
+	switch {
+	case noSpace.MatchString(said):
+		return fullDisk(a.dir)
+	case badSignature.MatchString(said):
+		return fmt.Errorf("a package source's signature is not valid here: check apt's sources and keys: %w", err)
+	case badDownload.MatchString(said):
+		return fmt.Errorf("a download was altered or cut short: try again: %w", err)
+	case noNetwork.MatchString(said):
+		return fmt.Errorf("the package mirror cannot be reached: check the network and apt's sources and proxy: %w", err)
+	}
+	return err
+}
+
+// sourceFiles are the machine's apt source files that are in use.
+func sourceFiles() []string {
+	files := []string{"/etc/apt/sources.list"}
+	for _, pattern := range []string{"/etc/apt/sources.list.d/*.list", "/etc/apt/sources.list.d/*.sources"} {
+		found, _ := filepath.Glob(pattern)
+		files = append(files, found...)
+	}
+	return slices.DeleteFunc(files, func(path string) bool { return hasNoContent(path) })
+}
+
+func hasNoContent(path string) bool {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			return false
+		}
+	}
+	return true
+}
+
+// sourcesKey hashes the machine's apt sources: other sources, other packages.
+func sourcesKey() string {
+	hash := sha256.New()
+	for _, path := range sourceFiles() {
+		text, _ := os.ReadFile(path)
+		hash.Write(text)
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
+
+// suite is the machine's Debian release ("bookworm").
+func suite() (string, error) {
+	text, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "", fmt.Errorf("find this machine's Debian release: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok && name != "" {
+			return strings.Trim(name, `"`), nil
+		}
+	}
+	return "", errors.New("images are built from packages on Debian and its kin only: /etc/os-release names no VERSION_CODENAME; use --tree or --oci")
+}

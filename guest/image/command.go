@@ -1,0 +1,177 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// command is a program run as a step of a build.
+type command struct {
+	name  string
+	args  []string
+	dir   string // "": where we are
+	env   []string
+	stdin io.Reader
+	// stdout takes the standard output; nil: it is read line by line, together with the standard error.
+	stdout io.Writer
+	line   func(string) // told each line read
+	status *os.File     // file descriptor 3
+	// mounts gives it a mount namespace of its own, so that no mount outlives it. Needs root.
+	mounts bool
+}
+
+// commandError is a program's failure with the last lines it wrote.
+type commandError struct {
+	name string
+	err  error
+	tail []string
+}
+
+func (e *commandError) Unwrap() error { return e.err }
+
+func (e *commandError) Error() string {
+	said := slices.Clone(e.tail)
+	if marked := slices.DeleteFunc(slices.Clone(e.tail), func(l string) bool { return !strings.HasPrefix(l, "E: ") }); len(marked) > 0 {
+		said = marked
+	}
+	said = said[max(0, len(said)-6):]
+	if len(said) == 0 {
+		return fmt.Sprintf("%s: %v", e.name, e.err)
+	}
+	return fmt.Sprintf("%s: %v: %s", e.name, e.err, strings.Join(said, "; "))
+}
+
+// run runs c to its end. When ctx is cancelled it is asked to end (it cleans up after itself), killed after
+// ten seconds, and the context's cause is returned.
+func run(ctx context.Context, c command) error {
+	process := exec.CommandContext(ctx, c.name, c.args...)
+	process.Dir, process.Stdin = c.dir, c.stdin
+	process.Env = append(os.Environ(), append([]string{"LC_ALL=C", "LANGUAGE=C"}, c.env...)...)
+	tail := &tailWriter{line: c.line}
+	process.Stdout, process.Stderr = tail, tail
+	if c.stdout != nil {
+		process.Stdout = c.stdout
+	}
+	if c.status != nil {
+		process.ExtraFiles = []*os.File{c.status}
+	}
+	process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if c.mounts {
+		process.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
+	process.Cancel = func() error { return syscall.Kill(-process.Process.Pid, syscall.SIGTERM) }
+	process.WaitDelay = 10 * time.Second
+	if err := process.Start(); err != nil {
+		if errors.Is(err, exec.ErrNotFound) {
+			return fmt.Errorf("%s is not installed: apt-get install %s", c.name, packageOf(c.name))
+		}
+		return fmt.Errorf("%s: %w", c.name, err)
+	}
+	err := process.Wait()
+	if process.Process != nil && err != nil {
+		_ = syscall.Kill(-process.Process.Pid, syscall.SIGKILL) // children it may have left
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return &commandError{name: c.name, err: err, tail: tail.last()}
+	}
+	return nil
+}
+
+// packageOf names the Debian package that holds a program we use.
+func packageOf(program string) string {
+	switch program {
+	case "mksquashfs":
+		return "squashfs-tools"
+	case "dpkg-deb":
+		return "dpkg"
+	case "apt-get", "apt-cache":
+		return "apt"
+	case "xz":
+		return "xz-utils"
+	}
+	return program
+}
+
+// output runs c and returns its standard output.
+func output(ctx context.Context, c command) (string, error) {
+	var out bytes.Buffer
+	c.stdout = &out
+	err := run(ctx, c)
+	return out.String(), err
+}
+
+// tailWriter splits what is written into lines and keeps the last ones.
+type tailWriter struct {
+	mutex   sync.Mutex
+	line    func(string)
+	partial []byte
+	kept    []string
+}
+
+const keptLines = 40
+
+func (t *tailWriter) Write(p []byte) (int, error) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.partial = append(t.partial, p...)
+	for {
+		end := bytes.IndexAny(t.partial, "\n\r")
+		if end < 0 {
+			return len(p), nil
+		}
+		t.take(string(t.partial[:end]))
+		t.partial = t.partial[end+1:]
+	}
+}
+
+func (t *tailWriter) take(line string) {
+	if line = strings.TrimSpace(line); line == "" {
+		return
+	}
+	if t.kept = append(t.kept, line); len(t.kept) > keptLines {
+		t.kept = t.kept[1:]
+	}
+	if t.line != nil {
+		t.line(line)
+	}
+}
+
+func (t *tailWriter) last() []string {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if len(t.partial) > 0 {
+		t.take(string(t.partial))
+		t.partial = nil
+	}
+	return slices.Clone(t.kept)
+}
+
+// statusPipe gives a file to write on, whose lines are handed to take until done is called.
+func statusPipe(take func(string)) (write *os.File, done func(), err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		for scanner := bufio.NewScanner(read); scanner.Scan(); {
+			take(scanner.Text())
+		}
+	}()
+	return write, func() { write.Close(); <-finished; read.Close() }, nil
+}

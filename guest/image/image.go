@@ -1,0 +1,116 @@
+// Package image builds what guests boot: a kernel, an initial RAM file system with the guest agent, and a
+// read-only root file system, from Debian packages, a directory tree or an OCI archive.
+package image
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	v1 "watari/api/watariv1"
+)
+
+// The names of an image's blobs in a folder, and of the files that describe it.
+const (
+	KernelFile   = "kernel"
+	InitrdFile   = "initrd"
+	RootFile     = "root"
+	ImageFile    = "image.json"   // a v1.Image in protobuf's JSON
+	PackagesFile = "packages.txt" // "name version" of each Debian package in the root, and the kernel's
+)
+
+// Progress tells how far a build has come.
+type Progress struct {
+	Step  string // what is being done, for people: "install packages"
+	Done  int64  // of Total, in Unit; 0 at the start of a step
+	Total int64  // 0: not known
+	Unit  string // "packages", "bytes", "files"; "" when the step has no measure
+	Line  string // a detail for people, such as the package being unpacked; may be empty
+}
+
+// Build makes the image that recipe describes in outDir, which must exist: the three blobs, image.json and
+// packages.txt. Roots and kernels that an equal recipe made before are taken from recipe.Cache, so that the
+// second build of a recipe takes about a second. progress, if not nil, is called from one goroutine at a
+// time. When ctx is cancelled nothing of the build is left but whole files of the cache.
+//
+// The image returned has no name. An error of the user's making (an unknown package, a bad archive, no
+// network, a full disk) says what it was and what to do next.
+func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Progress)) (*v1.Image, error) {
+	recipe = recipe.withDefaults()
+	if err := recipe.Validate(); err != nil {
+		return nil, err
+	}
+	if progress == nil {
+		progress = func(Progress) {}
+	}
+	w, err := openWorkspace(ctx, recipe.Cache, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer w.close()
+	root, err := w.root(ctx, recipe)
+	if err != nil {
+		return nil, err
+	}
+	kernel, err := w.kernel(ctx, recipe, root)
+	if err != nil {
+		return nil, err
+	}
+	return w.assemble(ctx, recipe, root, kernel, outDir)
+}
+
+// assemble puts the three blobs and their description into outDir.
+func (w *workspace) assemble(ctx context.Context, recipe Recipe, root *rootEntry, kernel *kernelEntry, outDir string) (*v1.Image, error) {
+	w.progress(Progress{Step: "write the initial RAM file system"})
+	if err := writeInitrd(filepath.Join(outDir, InitrdFile), recipe.GuestAgent, kernel.modulePaths()); err != nil {
+		return nil, err
+	}
+	if err := linkOrCopy(filepath.Join(kernel.dir, KernelFile), filepath.Join(outDir, KernelFile)); err != nil {
+		return nil, err
+	}
+	if err := linkOrCopy(filepath.Join(root.dir, RootFile), filepath.Join(outDir, RootFile)); err != nil {
+		return nil, err
+	}
+	initrd, err := fileBlob(ctx, filepath.Join(outDir, InitrdFile))
+	if err != nil {
+		return nil, err
+	}
+	image := &v1.Image{
+		Kernel:     kernel.Blob.proto(),
+		Initrd:     initrd,
+		Root:       root.Blob.proto(),
+		KernelArgs: recipe.KernelArgs,
+		RootType:   rootType,
+		Source:     root.Source + "; kernel " + kernel.Version,
+		Mpi:        root.MPI,
+	}
+	image.Digest = Digest(image)
+	packages := append(append([]string{}, root.Packages...), kernel.Packages...)
+	if err := os.WriteFile(filepath.Join(outDir, PackagesFile), lines(packages), 0o644); err != nil {
+		return nil, diskError(err, outDir)
+	}
+	text, err := protojson.MarshalOptions{Multiline: true}.Marshal(image)
+	if err != nil {
+		return nil, fmt.Errorf("describe the image: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(outDir, ImageFile), append(text, '\n'), 0o644); err != nil {
+		return nil, diskError(err, outDir)
+	}
+	return image, nil
+}
+
+// Load reads the description of an image that Build has put into dir.
+func Load(dir string) (*v1.Image, error) {
+	text, err := os.ReadFile(filepath.Join(dir, ImageFile))
+	if err != nil {
+		return nil, fmt.Errorf("read image: %w", err)
+	}
+	image := &v1.Image{}
+	if err := protojson.Unmarshal(text, image); err != nil {
+		return nil, fmt.Errorf("read image %s: %w", filepath.Join(dir, ImageFile), err)
+	}
+	return image, nil
+}

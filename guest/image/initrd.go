@@ -1,0 +1,93 @@
+package image
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/u-root/u-root/pkg/cpio"
+)
+
+// ModuleList is the file in the initrd that names the modules to load, a path a line, in load order.
+const ModuleList = "/watari/modules"
+
+// writeInitrd writes an initial RAM file system: /init is the guest agent, modules are as named, and there
+// is a console to write on. It is not compressed: unpacking costs an emulated processor more than loading.
+func writeInitrd(target, agent string, modules []moduleFile) error {
+	program, err := os.ReadFile(agent)
+	if err != nil {
+		return fmt.Errorf("guest agent: %w", err)
+	}
+	if !strings.HasPrefix(string(program[:min(4, len(program))]), "\x7fELF") {
+		return fmt.Errorf("guest agent %s is not a program", agent)
+	}
+	records := []cpio.Record{
+		cpio.Directory("dev", 0o755),
+		cpio.CharDev("dev/console", 0o600, 5, 1),
+		cpio.CharDev("dev/null", 0o666, 1, 3),
+		cpio.Directory("proc", 0o755),
+		cpio.Directory("sys", 0o755),
+		cpio.Directory("run", 0o755),
+		cpio.StaticFile("init", string(program), 0o755),
+	}
+	var list strings.Builder
+	for _, module := range modules {
+		content, err := os.ReadFile(module.Source)
+		if err != nil {
+			return fmt.Errorf("kernel module: %w", err)
+		}
+		records = append(records, cpio.StaticFile(strings.TrimPrefix(module.Path, "/"), string(content), 0o644))
+		fmt.Fprintln(&list, module.Path)
+	}
+	records = append(records, cpio.StaticFile(strings.TrimPrefix(ModuleList, "/"), list.String(), 0o644))
+	return writeArchive(target, withParents(records))
+}
+
+// withParents puts before each record the folders it lies in.
+func withParents(records []cpio.Record) []cpio.Record {
+	seen := map[string]bool{".": true}
+	var list []cpio.Record
+	var parent func(name string)
+	parent = func(name string) {
+		if !seen[name] {
+			seen[name] = true
+			parent(path.Dir(name))
+			list = append(list, cpio.Directory(name, 0o755))
+		}
+	}
+	for _, record := range records {
+		if seen[record.Name] {
+			continue
+		}
+		parent(path.Dir(record.Name))
+		seen[record.Name] = true
+		list = append(list, record)
+	}
+	return list
+}
+
+// writeArchive writes a cpio archive that is the same for the same records.
+func writeArchive(target string, records []cpio.Record) error {
+	file, err := os.Create(target)
+	if err != nil {
+		return diskError(err, filepath.Dir(target))
+	}
+	buffer := bufio.NewWriterSize(file, 1<<20)
+	writer := cpio.Newc.Writer(buffer)
+	for i := range records {
+		records[i] = cpio.MakeReproducible(records[i])
+		records[i].Ino = uint64(i + 1)
+	}
+	err = cpio.WriteRecords(writer, records)
+	if err == nil {
+		err = cpio.WriteTrailer(writer)
+	}
+	if err = errors.Join(err, buffer.Flush(), file.Close()); err != nil {
+		return diskError(fmt.Errorf("write %s: %w", target, err), filepath.Dir(target))
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// kernelEntry describes a kernel in the cache: its file, and the modules for the initrd below modules/.
+type kernelEntry struct {
+	dir      string
+	Blob     blob     `json:"blob"`
+	Version  string   `json:"version"`  // as uname -r says
+	Modules  []string `json:"modules"`  // paths below lib/modules/<version>, in load order
+	Packages []string `json:"packages"` // "name version" of the Debian package it came from
+}
+
+// moduleFile is a kernel module for the initrd.
+type moduleFile struct {
+	Path   string // in the initrd, absolute
+	Source string // the uncompressed file
+}
+
+func (k *kernelEntry) modulePaths() []moduleFile {
+	var list []moduleFile
+	for _, name := range k.Modules {
+		list = append(list, moduleFile{
+			Path:   path.Join("/lib/modules", k.Version, name),
+			Source: filepath.Join(k.dir, "modules", name),
+		})
+	}
+	return list
+}
+
+// kernel returns the root's own kernel, unless the recipe names a package, else Debian's.
+func (w *workspace) kernel(ctx context.Context, recipe Recipe, root *rootEntry) (*kernelEntry, error) {
+	entry := &kernelEntry{dir: root.bootDir()}
+	if recipe.KernelPackage == "" && readEntry(entry.dir, entry) == nil {
+		return entry, nil
+	}
+	name := recipe.KernelPackage
+	if name == "" {
+		name = DefaultKernelPackage
+	}
+	entry = &kernelEntry{}
+	key := key("kernel", name, strings.Join(recipe.Modules, " "), sourcesKey())
+	if dir, ok := w.cached("kernels", key, entry); ok && !recipe.Force {
+		entry.dir = dir
+		return entry, nil
+	}
+	entry = &kernelEntry{}
+	made := filepath.Join(w.temp, "kernel-entry")
+	if err := w.kernelFromPackage(ctx, name, recipe.Modules, made, entry); err != nil {
+		return nil, err
+	}
+	var err error
+	entry.dir, err = w.keep(made, "kernels", key, keptKernels)
+	return entry, err
+}
+
+// kernelFromPackage makes an entry in the folder made from a Debian package.
+func (w *workspace) kernelFromPackage(ctx context.Context, name string, modules []string, made string, entry *kernelEntry) error {
+	a, err := w.apt()
+	if err != nil {
+		return err
+	}
+	if err := a.update(ctx); err != nil {
+		return err
+	}
+	deb, identity, err := a.downloadKernel(ctx, name)
+	if err != nil {
+		return err
+	}
+	w.progress(Progress{Step: "unpack the kernel", Line: identity})
+	tree := filepath.Join(w.temp, "kernel-tree")
+	if err := run(ctx, command{name: "dpkg-deb", args: []string{"--extract", deb, tree}}); err != nil {
+		return fmt.Errorf("unpack %s: %w", filepath.Base(deb), a.explain(err))
+	}
+	found, err := findKernel(tree)
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		return fmt.Errorf("package %s holds no kernel (boot/vmlinuz-VERSION with lib/modules/VERSION)", name)
+	}
+	entry.Packages = []string{identity}
+	return w.keepKernel(ctx, found, modules, made, entry)
+}
+
+// ownKernel keeps the newest kernel of a tree, if it has one, beside its root.
+func (w *workspace) ownKernel(ctx context.Context, tree string, recipe Recipe, root *rootEntry) error {
+	found, err := findKernel(tree)
+	if err != nil || found == nil {
+		return err
+	}
+	w.progress(Progress{Step: "take the kernel of the root", Line: found.version})
+	return w.keepKernel(ctx, found, recipe.Modules, root.bootDir(), &kernelEntry{})
+}
+
+// keepKernel writes a kernel and the modules named, with all they need, into the folder made.
+func (w *workspace) keepKernel(ctx context.Context, found *foundKernel, names []string, made string, entry *kernelEntry) error {
+	if err := os.MkdirAll(made, 0o755); err != nil {
+		return diskError(err, w.cache)
+	}
+	packed, err := fs.ReadFile(found.tree, found.path)
+	if err != nil {
+		return fmt.Errorf("read kernel %s: %w", found.path, err)
+	}
+	if err := os.WriteFile(filepath.Join(made, KernelFile), unpackKernel(ctx, packed), 0o444); err != nil {
+		return diskError(err, w.cache)
+	}
+	hashed, err := fileBlob(ctx, filepath.Join(made, KernelFile))
+	if err != nil {
+		return err
+	}
+	entry.dir, entry.Blob, entry.Version = made, blob{hashed.Digest, hashed.Size}, found.version
+	modules, err := fs.Sub(found.tree, found.modules)
+	if err != nil {
+		return err
+	}
+	ordered, err := resolveModules(ctx, modules, names)
+	if err != nil {
+		return fmt.Errorf("kernel %s: %w", found.version, err)
+	}
+	for _, module := range ordered {
+		target := filepath.Join(made, "modules", module.path)
+		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+			return diskError(err, w.cache)
+		}
+		if err := os.WriteFile(target, module.content, 0o444); err != nil {
+			return diskError(err, w.cache)
+		}
+		entry.Modules = append(entry.Modules, module.path)
+	}
+	return writeEntry(made, entry)
+}
+
+// foundKernel is a kernel in a tree.
+type foundKernel struct {
+	tree    fs.FS // does not leave the tree, whatever symbolic links it holds
+	version string
+	path    string // of the kernel
+	modules string // path of its folder of modules
+}
+
+// findKernel finds the newest kernel of a tree that has its modules beside it; nil: there is none.
+func findKernel(tree string) (*foundKernel, error) {
+	root, err := os.OpenRoot(tree)
+	if err != nil {
+		return nil, err
+	}
+	inside := root.FS()
+	var newest *foundKernel
+	for _, modules := range []string{"lib/modules", "usr/lib/modules"} {
+		versions, err := fs.ReadDir(inside, modules)
+		if err != nil {
+			continue // none, or a link that leads outside
+		}
+		for _, entry := range versions {
+			version := entry.Name()
+			for _, name := range []string{"boot/vmlinuz-" + version, path.Join(modules, version, "vmlinuz")} {
+				info, err := fs.Stat(inside, name)
+				if err != nil || !info.Mode().IsRegular() {
+					continue
+				}
+				if newest == nil || compareVersions(version, newest.version) > 0 {
+					newest = &foundKernel{tree: inside, version: version, path: name, modules: path.Join(modules, version)}
+				}
+			}
+		}
+	}
+	return newest, nil
+}
+
+// compareVersions orders kernel versions: runs of digits by value, all else by character.
+func compareVersions(a, b string) int {
+	for a != "" && b != "" {
+		x, y := versionPart(a), versionPart(b)
+		a, b = a[len(x):], b[len(y):]
+		if isDigit(x[0]) && isDigit(y[0]) {
+			x, y = strings.TrimLeft(x, "0"), strings.TrimLeft(y, "0")
+			if len(x) != len(y) {
+				return len(x) - len(y)
+			}
+		}
+		if order := strings.Compare(x, y); order != 0 {
+			return order
+		}
+	}
+	return len(a) - len(b)
+}
+
+// versionPart is the leading run of digits, or of other characters.
+func versionPart(s string) string {
+	digits := isDigit(s[0])
+	if end := slices.IndexFunc([]byte(s), func(c byte) bool { return isDigit(c) != digits }); end > 0 {
+		return s[:end]
+	}
+	return s
+}
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+
+// errNoModule is wrapped by errors about modules a kernel does not have.
+var errNoModule = errors.New("no such kernel module")

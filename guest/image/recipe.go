@@ -1,0 +1,156 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// DefaultCache is where Debian packages, roots and kernels are kept between builds.
+const DefaultCache = "/var/cache/watari/images"
+
+// DefaultKernelPackage is Debian's full kernel: its cloud kernel lacks the VM generation ID, by which guests
+// forked from one template get different random numbers at once, and 9p.
+const DefaultKernelPackage = "linux-image-amd64"
+
+// DefaultModules are the kernel modules a guest needs to come up; what they depend on is added.
+var DefaultModules = []string{
+	"virtio_pci", "virtio_blk", "virtio_net", "virtio_console", "virtio_rng", "squashfs", "erofs", "overlay",
+	"nfs", "nfsv3", "lockd", "sunrpc", "9p", "9pnet", "9pnet_fd",
+}
+
+// Addition is a file or folder of this machine that is copied into the root.
+type Addition struct {
+	Source      string
+	Destination string // absolute path in the root; the thing itself, unless it ends in a slash: then a folder
+}
+
+// ParseAddition reads SRC:DST. The last colon separates, so a source may hold colons.
+func ParseAddition(text string) (Addition, error) {
+	at := strings.LastIndex(text, ":")
+	if at <= 0 || !strings.HasPrefix(text[at+1:], "/") {
+		return Addition{}, fmt.Errorf("addition %q: want SOURCE:DESTINATION with an absolute destination", text)
+	}
+	return Addition{Source: text[:at], Destination: text[at+1:]}, nil
+}
+
+// target is the cleaned path in the root, without a leading slash.
+func (a Addition) target() string {
+	destination := a.Destination
+	if strings.HasSuffix(destination, "/") {
+		destination = path.Join(destination, filepath.Base(a.Source))
+	}
+	return strings.TrimPrefix(path.Clean(destination), "/")
+}
+
+// Recipe says how to make an image. Exactly one of Packages, Tree and OCI is set.
+type Recipe struct {
+	Packages []string // Debian packages, as apt-get names them ("lammps", "lammps=1.2-3")
+	Tree     string   // a directory that becomes the root as it is
+	OCI      string   // an OCI or docker archive (a tar file), whose layers become the root
+
+	Additions []Addition
+	// KernelPackage is the Debian package of the kernel; "": the kernel a tree or archive brings, else
+	// DefaultKernelPackage.
+	KernelPackage string
+	KernelArgs    string   // added to the kernel's command line
+	Modules       []string // nil: DefaultModules
+	GuestAgent    string   // path of the static watari-guest
+
+	// The rest says where and how, not what.
+	Cache string // "": DefaultCache
+	Force bool   // build anew what the cache has
+}
+
+func (r Recipe) withDefaults() Recipe {
+	if r.Modules == nil {
+		r.Modules = DefaultModules
+	}
+	if r.Cache == "" {
+		r.Cache = DefaultCache
+	}
+	r.Packages = slices.Sorted(slices.Values(r.Packages))
+	r.Packages = slices.Compact(r.Packages)
+	return r
+}
+
+// packageName is what apt-get takes as one package, and nothing that it could take for an option or a
+// pattern.
+var packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+|/[a-z][a-z0-9-]*)?$`)
+
+// Validate checks a recipe without building anything.
+func (r Recipe) Validate() error {
+	sources := 0
+	for _, set := range []bool{len(r.Packages) > 0, r.Tree != "", r.OCI != ""} {
+		if set {
+			sources++
+		}
+	}
+	if sources != 1 {
+		return errors.New("an image is made from exactly one of packages, a tree and an OCI archive")
+	}
+	for _, name := range r.Packages {
+		if !packageName.MatchString(name) {
+			return fmt.Errorf("%q is not the name of a Debian package", name)
+		}
+	}
+	if r.KernelPackage != "" && !packageName.MatchString(r.KernelPackage) {
+		return fmt.Errorf("%q is not the name of a Debian package with a kernel", r.KernelPackage)
+	}
+	if r.Tree != "" {
+		if info, err := os.Stat(r.Tree); err != nil {
+			return fmt.Errorf("tree: %w", err)
+		} else if !info.IsDir() {
+			return fmt.Errorf("tree %s is not a directory", r.Tree)
+		}
+	}
+	if r.OCI != "" {
+		if info, err := os.Stat(r.OCI); err != nil {
+			return fmt.Errorf("archive: %w", err)
+		} else if !info.Mode().IsRegular() {
+			return fmt.Errorf("archive %s is not a file; make one with skopeo copy ... oci-archive:FILE.tar or docker save -o FILE.tar", r.OCI)
+		}
+	}
+	return r.validateFiles()
+}
+
+func (r Recipe) validateFiles() error {
+	for _, a := range r.Additions {
+		if _, err := os.Lstat(a.Source); err != nil {
+			return fmt.Errorf("addition: %w", err)
+		}
+		if !strings.HasPrefix(a.Destination, "/") || a.target() == "" {
+			return fmt.Errorf("addition %s: destination %q is not an absolute path below the root", a.Source, a.Destination)
+		}
+	}
+	if strings.ContainsAny(r.KernelArgs, "\n\x00") {
+		return errors.New("kernel arguments hold a line break or a zero byte")
+	}
+	if r.GuestAgent == "" {
+		return errors.New("no guest agent given: name the watari-guest binary")
+	}
+	info, err := os.Stat(r.GuestAgent)
+	if err != nil {
+		return fmt.Errorf("guest agent: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("guest agent %s is not a file", r.GuestAgent)
+	}
+	return nil
+}
+
+// source describes where the root came from, for people.
+func (r Recipe) source() string {
+	switch {
+	case r.Tree != "":
+		return "tree: " + r.Tree
+	case r.OCI != "":
+		return "archive: " + filepath.Base(r.OCI)
+	}
+	return "packages: " + strings.Join(r.Packages, ", ")
+}

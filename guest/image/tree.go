@@ -1,0 +1,192 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// rootFromTree makes a root from a user's directory as it is.
+func (w *workspace) rootFromTree(ctx context.Context, recipe Recipe, entry *rootEntry) error {
+	tree := recipe.Tree
+	if err := checkTree(tree); err != nil {
+		return err
+	}
+	var err error
+	if len(recipe.Additions) > 0 {
+		if tree, err = w.stage(ctx, recipe); err != nil {
+			return err
+		}
+	}
+	if entry.MPI, err = mpiInTree(tree); err != nil {
+		return err
+	}
+	if entry.Packages, err = packagesOf(ctx, tree); err != nil {
+		return err
+	}
+	if recipe.KernelPackage == "" {
+		if err := w.ownKernel(ctx, tree, recipe, entry); err != nil {
+			return err
+		}
+	}
+	return w.squashTree(ctx, tree, filepath.Join(entry.dir, RootFile), time.Time{})
+}
+
+// checkTree refuses what cannot be a guest's root.
+func checkTree(tree string) error {
+	for _, name := range []string{"bin", "sbin", "usr", "lib"} {
+		if info, err := os.Stat(filepath.Join(tree, name)); err == nil && info.IsDir() {
+			return nil
+		}
+	}
+	return fmt.Errorf("tree %s holds no root file system: neither bin, sbin, lib nor usr is there", tree)
+}
+
+// stage copies the tree, where additions are wanted, so that the user's own stays as it is.
+func (w *workspace) stage(ctx context.Context, recipe Recipe) (string, error) {
+	staged := filepath.Join(w.temp, "tree")
+	w.progress(Progress{Step: "copy the tree"})
+	if err := copyTree(ctx, recipe.Tree, staged); err != nil {
+		return "", err
+	}
+	for _, addition := range recipe.Additions {
+		if err := add(ctx, addition, staged); err != nil {
+			return "", err
+		}
+	}
+	return staged, nil
+}
+
+// add copies an addition into the tree root, replacing a file of that name, with root as its owner.
+func add(ctx context.Context, a Addition, root string) error {
+	target, err := insideTree(root, a.target())
+	if err != nil {
+		return fmt.Errorf("addition %s to %s: %w", a.Source, a.Destination, err)
+	}
+	if info, err := os.Lstat(target); err == nil && !info.IsDir() {
+		if err := os.Remove(target); err != nil {
+			return err
+		}
+	}
+	if err := copyTree(ctx, a.Source, target); err != nil {
+		return fmt.Errorf("addition %s to %s: %w", a.Source, a.Destination, err)
+	}
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return filepath.WalkDir(target, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Lchown(path, 0, 0)
+	})
+}
+
+// insideTree makes the folders that lead to name and returns its path, refusing one that a symbolic link of
+// the tree leads outside.
+func insideTree(tree, name string) (string, error) {
+	root, err := os.OpenRoot(tree)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	if dir := filepath.Dir(name); dir != "." {
+		if err := root.MkdirAll(dir, 0o755); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(tree, name), nil
+}
+
+// copyTree copies a file or folder with all that belongs to it.
+func copyTree(ctx context.Context, source, target string) error {
+	args := []string{"-a", "--reflink=auto", "-T", "--", source, target}
+	err := run(ctx, command{name: "cp", args: args})
+	if failure, ok := err.(*commandError); ok && noSpace.MatchString(strings.Join(failure.tail, "\n")) {
+		return fullDisk(filepath.Dir(target))
+	}
+	return err
+}
+
+// packagesOf lists a tree's Debian packages, if it has any.
+func packagesOf(ctx context.Context, tree string) ([]string, error) {
+	if _, err := os.Stat(filepath.Join(tree, "var/lib/dpkg/status")); err != nil {
+		return nil, nil
+	}
+	return installed(ctx, tree)
+}
+
+// treeSum hashes a file or folder: names, kinds, modes, owners, link targets, times and content.
+func treeSum(ctx context.Context, root string) (string, error) {
+	hash := sha256.New()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		stat := info.Sys().(*syscall.Stat_t)
+		fmt.Fprintf(hash, "%d:%s %o %d %d %d %d %d\n", len(name), name, stat.Mode, stat.Uid, stat.Gid, stat.Rdev, info.Size(), info.ModTime().Unix())
+		switch {
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(path)
+			fmt.Fprintf(hash, "%d:%s\n", len(target), target)
+			return err
+		case info.Mode().IsRegular():
+			file, err := os.Open(path)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			_, err = io.Copy(hash, file)
+			return err
+		}
+		return nil
+	})
+	return hex.EncodeToString(hash.Sum(nil)), err
+}
+
+// mpiOf names the MPI library that a file of this name is part of; "" for most.
+func mpiOf(name string) string {
+	switch {
+	case strings.HasPrefix(name, "libopen-pal.so"), strings.HasPrefix(name, "libopen-rte.so"), name == "ompi_info":
+		return "openmpi"
+	case strings.HasPrefix(name, "libmpich.so"), name == "mpichversion":
+		return "mpich"
+	}
+	return ""
+}
+
+// mpiInTree finds the MPI libraries of a tree.
+func mpiInTree(tree string) ([]string, error) {
+	var found []string
+	err := filepath.WalkDir(tree, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if mpi := mpiOf(d.Name()); mpi != "" && !slices.Contains(found, mpi) {
+			found = append(found, mpi)
+		}
+		return nil
+	})
+	slices.Sort(found)
+	return found, err
+}

@@ -1,0 +1,268 @@
+package image
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Entries of each kind that the cache keeps; the least recently used go first.
+const (
+	keptRoots   = 6
+	keptKernels = 4
+)
+
+// recipeVersion is part of every key of the cache: it changes when equal recipes begin to give another root
+// or kernel.
+const recipeVersion = "1"
+
+// workspace is the cache during one build:
+//
+//	roots/<key>/    root, entry.json, and boot/ where the root brought its own kernel
+//	kernels/<key>/  kernel, modules/, entry.json
+//	apt/            apt's own package lists and packages
+//	build-*/        what is being made; removed at the end, also by the next build after a crash
+//	lock            held by the one build at a time
+type workspace struct {
+	cache    string
+	temp     string
+	lock     *os.File
+	progress func(Progress)
+	packages *apt // see apt
+}
+
+// openWorkspace waits until no other build uses the cache, then takes it.
+func openWorkspace(ctx context.Context, cache string, progress func(Progress)) (*workspace, error) {
+	cache, err := filepath.Abs(cache)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("image cache: %w: run as root (sudo), or name a folder of your own by --cache", err)
+		}
+		return nil, diskError(err, filepath.Dir(cache))
+	}
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("image cache: %w", err)
+	}
+	if err := waitForLock(ctx, lock, progress); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	w := &workspace{cache: cache, lock: lock, progress: progress}
+	stale, _ := filepath.Glob(filepath.Join(cache, "build-*"))
+	for _, dir := range stale {
+		removeTree(dir)
+	}
+	if w.temp, err = os.MkdirTemp(cache, "build-"); err != nil {
+		lock.Close()
+		return nil, diskError(err, cache)
+	}
+	return w, os.Chmod(w.temp, 0o755)
+}
+
+func waitForLock(ctx context.Context, lock *os.File, progress func(Progress)) error {
+	for first := true; ; first = false {
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+			return fmt.Errorf("lock %s: %w", lock.Name(), err)
+		}
+		if first {
+			progress(Progress{Step: "wait for another image build"})
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (w *workspace) close() {
+	removeTree(w.temp)
+	w.lock.Close()
+}
+
+// removeTree removes a folder of a build and whatever a killed build left mounted in it. Where something
+// stays mounted nothing is removed: it could be the host's own files.
+func removeTree(dir string) {
+	for range 3 {
+		mounts := mountsBelow(dir)
+		if len(mounts) == 0 {
+			os.RemoveAll(dir)
+			return
+		}
+		for _, mount := range slices.Backward(mounts) {
+			_ = unix.Unmount(mount, unix.MNT_DETACH)
+		}
+	}
+}
+
+// mountsBelow lists mount points in dir, outer ones first.
+func mountsBelow(dir string) []string {
+	file, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	var list []string
+	for scanner := bufio.NewScanner(file); scanner.Scan(); {
+		fields := strings.Fields(scanner.Text())
+		if len(fields) < 5 {
+			continue
+		}
+		if point := unescapeMount(fields[4]); strings.HasPrefix(point, dir+"/") {
+			list = append(list, point)
+		}
+	}
+	return list
+}
+
+// unescapeMount undoes the kernel's octal escapes ("\040") in a path of mountinfo.
+func unescapeMount(text string) string {
+	var out strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '\\' && i+3 < len(text) {
+			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
+				out.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		out.WriteByte(text[i])
+	}
+	return out.String()
+}
+
+// key hashes what determines an entry of the cache.
+func key(parts ...string) string {
+	hash := sha256.New()
+	for _, part := range append([]string{recipeVersion}, parts...) {
+		fmt.Fprintf(hash, "%d:%s\n", len(part), part)
+	}
+	return hex.EncodeToString(hash.Sum(nil))[:40]
+}
+
+// cached finds a whole entry of the cache and reads its description.
+func (w *workspace) cached(kind, key string, entry any) (dir string, ok bool) {
+	dir = filepath.Join(w.cache, kind, key)
+	if readEntry(dir, entry) != nil {
+		return dir, false
+	}
+	now := time.Now()
+	_ = os.Chtimes(dir, now, now) // used now
+	return dir, true
+}
+
+func readEntry(dir string, entry any) error {
+	text, err := os.ReadFile(filepath.Join(dir, "entry.json"))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, entry)
+}
+
+// writeEntry describes the folder dir; with its description an entry is whole.
+func writeEntry(dir string, entry any) error {
+	text, err := json.MarshalIndent(entry, "", "  ")
+	if err != nil {
+		return err
+	}
+	return diskError(os.WriteFile(filepath.Join(dir, "entry.json"), append(text, '\n'), 0o644), dir)
+}
+
+// keep moves a finished folder into the cache and drops the oldest entries beyond limit.
+func (w *workspace) keep(made, kind, key string, limit int) (string, error) {
+	parent := filepath.Join(w.cache, kind)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return "", diskError(err, w.cache)
+	}
+	dir := filepath.Join(parent, key)
+	if err := os.RemoveAll(dir); err != nil {
+		return "", err
+	}
+	if err := os.Rename(made, dir); err != nil {
+		return "", diskError(err, w.cache)
+	}
+	now := time.Now()
+	_ = os.Chtimes(dir, now, now)
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return "", err
+	}
+	var infos []fs.FileInfo
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil {
+			infos = append(infos, info)
+		}
+	}
+	slices.SortFunc(infos, func(a, b fs.FileInfo) int { return cmp.Compare(b.ModTime().UnixNano(), a.ModTime().UnixNano()) })
+	for _, info := range infos[min(limit, len(infos)):] {
+		os.RemoveAll(filepath.Join(parent, info.Name()))
+	}
+	return dir, nil
+}
+
+// linkOrCopy makes target the same file as source, or a copy where they are on different file systems.
+func linkOrCopy(source, target string) error {
+	_ = os.Remove(target)
+	if os.Link(source, target) == nil {
+		return nil
+	}
+	return copyFile(source, target)
+}
+
+func copyFile(source, target string) error {
+	in, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(target)
+	if err != nil {
+		return diskError(err, filepath.Dir(target))
+	}
+	_, err = io.Copy(out, in)
+	if err = errors.Join(err, out.Close()); err != nil {
+		return diskError(fmt.Errorf("copy %s to %s: %w", source, target, err), filepath.Dir(target))
+	}
+	return nil
+}
+
+// diskError adds to a full disk's error where it is full and how to make room.
+func diskError(err error, dir string) error {
+	if err == nil || !(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
+		return err
+	}
+	return fullDisk(dir)
+}
+
+func fullDisk(dir string) error {
+	var stat unix.Statfs_t
+	free := ""
+	if unix.Statfs(dir, &stat) == nil {
+		free = fmt.Sprintf(" (%d MiB free)", stat.Bavail*uint64(stat.Bsize)>>20)
+	}
+	return fmt.Errorf("the disk is full at %s%s: make room there, or choose another place by --cache: %w", dir, free, syscall.ENOSPC)
+}
