@@ -1,0 +1,132 @@
+// serve.go is the host's side: the first process in its namespaces.
+package nethost
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/rpc"
+	"os"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/overlay"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+)
+
+const environment = "WATARI_NETHOST"
+
+// Main makes the process a host, or a host's WireGuard process, if it was started as one, and does not return
+// then. Programs that use nethost call it first.
+func Main() {
+	if os.Getenv(environment) == "" {
+		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == "wireguard" {
+		exit(overlay.RunWireGuard(os.Args[2:]))
+	}
+	connection, err := net.FileConn(os.NewFile(3, "calls"))
+	if err != nil {
+		exit(err)
+	}
+	server := rpc.NewServer()
+	if err := server.Register(&Service{}); err != nil {
+		exit(err)
+	}
+	server.ServeConn(connection) // until the other process ends
+	exit(nil)
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Service is what a host can be told to do (package net/rpc).
+type Service struct{ agent *overlay.Overlay }
+
+// AgentArgs are the arguments of StartAgent.
+type AgentArgs struct {
+	Name    string
+	Address netip.Addr
+}
+
+// PlugArgs are the arguments of PlugGuest.
+type PlugArgs struct {
+	Guest overlay.Guest
+	MTU   int
+}
+
+// ApplyArgs are the arguments of Apply; Wanted is a NetworkWanted in protobuf.
+type ApplyArgs struct {
+	Wanted []byte
+	Local  []overlay.Guest
+}
+
+// Prepare gives the host its own mounts and name.
+func (s *Service) Prepare(name string, _ *struct{}) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount("run", "/run", "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mount /run: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	return unix.Sethostname([]byte(name))
+}
+
+// StartAgent makes a new Overlay. An earlier one is forgotten without a word, as if its process had been killed.
+func (s *Service) StartAgent(args AgentArgs, publicKey *string) (err error) {
+	s.agent, err = overlay.New(overlay.Config{
+		HostName: args.Name, LANAddress: args.Address,
+		StateDir: "/run/watari-state", RunDir: "/run/watari", AgentBinary: "/proc/self/exe",
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	})
+	if err == nil {
+		*publicKey = s.agent.PublicKey()
+	}
+	return err
+}
+
+// Plug calls PlugGuest.
+func (s *Service) Plug(args PlugArgs, tap *string) (err error) {
+	*tap, err = s.agent.PlugGuest(context.Background(), args.Guest, args.MTU)
+	return err
+}
+
+// Unplug calls UnplugGuest.
+func (s *Service) Unplug(uid string, _ *struct{}) error {
+	return s.agent.UnplugGuest(context.Background(), uid)
+}
+
+// Apply calls Apply and gives the milliseconds it took.
+func (s *Service) Apply(args ApplyArgs, milliseconds *float64) error {
+	wanted := &v1.NetworkWanted{}
+	if err := proto.Unmarshal(args.Wanted, wanted); err != nil {
+		return err
+	}
+	began := time.Now()
+	err := s.agent.Apply(context.Background(), wanted, args.Local)
+	*milliseconds = float64(time.Since(began)) / float64(time.Millisecond)
+	return err
+}
+
+// Check calls Check.
+func (s *Service) Check(_ struct{}, problems *[]string) error {
+	*problems = s.agent.Check(context.Background())
+	return nil
+}
+
+// Cleanup calls Cleanup.
+func (s *Service) Cleanup(_ struct{}, _ *struct{}) error {
+	return s.agent.Cleanup(context.Background())
+}

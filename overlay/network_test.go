@@ -1,0 +1,268 @@
+// network_test.go runs the overlay on real hosts in network namespaces: a1 and a2 in site a, b1 in site b, joined
+// by a router that knows hosts' addresses only.
+package overlay_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/internal/nethost"
+	"watari/overlay"
+)
+
+func TestMain(m *testing.M) {
+	nethost.Main()
+	os.Exit(m.Run())
+}
+
+// world is what a manager would know.
+type world struct {
+	t          *testing.T
+	router     *nethost.Host
+	hosts      map[string]*nethost.Host
+	keys       map[string]string
+	generation uint64
+	at         map[string]string // guest's UID -> host
+	guests     map[string]*nethost.Guest
+	via        map[[2]string]string // from, to -> relay
+}
+
+var addresses = map[string]string{"a1": "198.18.1.1/24", "a2": "198.18.1.2/24", "b1": "198.18.2.1/24"}
+
+func site(host string) string { return host[:1] }
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if missing := nethost.Missing(); missing != "" {
+		t.Skipf("hosts in namespaces need %s", missing)
+	}
+	w := &world{t: t, hosts: map[string]*nethost.Host{}, keys: map[string]string{}, at: map[string]string{},
+		guests: map[string]*nethost.Guest{}, via: map[[2]string]string{}}
+	w.router = w.start("router")
+	w.must(w.router.Script(t.Context(),
+		"ip link add lana type bridge", "ip link add lanb type bridge", "ip link set lana up", "ip link set lanb up",
+		"ip addr add 198.18.1.254/24 dev lana", "ip addr add 198.18.2.254/24 dev lanb", "sysctl -qw net.ipv4.ip_forward=1"))
+	for name := range addresses {
+		w.startHost(name)
+	}
+	return w
+}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) start(name string) *nethost.Host {
+	h, err := nethost.Start(name)
+	w.must(err)
+	w.t.Cleanup(h.Kill)
+	return h
+}
+
+func (w *world) startHost(name string) {
+	w.t.Helper()
+	h := w.start(name)
+	w.must(nethost.Cable(h, "eth0", w.router, name))
+	w.must(w.router.Script(w.t.Context(), "ip link set "+name+" master lan"+site(name)))
+	address := netip.MustParsePrefix(addresses[name])
+	w.must(h.SetAddress("eth0", address))
+	octets := address.Addr().As4()
+	w.must(h.Script(w.t.Context(), fmt.Sprintf("ip route add default via 198.18.%d.254", octets[2])))
+	key, err := h.StartAgent()
+	w.must(err)
+	w.hosts[name], w.keys[name] = h, key
+}
+
+// guest makes a guest of a cluster (1 or 2) and plugs it in at a host.
+func (w *world) guest(cluster, number int, host string) *nethost.Guest {
+	w.t.Helper()
+	g := overlay.Guest{
+		UID:     fmt.Sprintf("%04x%04x-0000-4000-8000-000000000000", cluster, number),
+		Cluster: fmt.Sprintf("c%d", cluster),
+		Address: netip.AddrFrom4([4]byte{10, 77, byte(cluster), byte(10 + number)}),
+		Prefix:  netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", cluster)),
+	}
+	guest, err := nethost.NewGuest(g, overlay.DefaultMTU)
+	w.must(err)
+	w.t.Cleanup(guest.Close)
+	w.guests[g.UID] = guest
+	w.plug(guest, host)
+	w.at[g.UID] = host
+	return guest
+}
+
+func (w *world) plug(g *nethost.Guest, host string) {
+	w.t.Helper()
+	tap, err := w.hosts[host].Plug(g.Guest, 0)
+	w.must(err)
+	w.must(g.Plug(w.hosts[host], tap))
+}
+
+// wanted is the manager's word for one host.
+func (w *world) wanted(host string) (*v1.NetworkWanted, []overlay.Guest) {
+	n := &v1.NetworkWanted{Generation: w.generation, Mtu: overlay.DefaultMTU}
+	for c := 1; c <= 2; c++ {
+		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprintf("c%d", c), Prefix: fmt.Sprintf("10.77.%d.0/24", c)})
+	}
+	for name, h := range w.hosts {
+		if name != host {
+			n.Peers = append(n.Peers, &v1.PeerHost{Name: name, Site: site(name), SameSite: site(name) == site(host),
+				LanAddress: h.Address.String(), WireguardPublicKey: w.keys[name],
+				WireguardPort: overlay.DefaultWireGuardPort, Via: w.via[[2]string{host, name}]})
+		}
+	}
+	var local []overlay.Guest
+	for uid, at := range w.at {
+		n.Routes = append(n.Routes, &v1.GuestRoute{Address: w.guests[uid].Address.String(), Host: at})
+		if at == host {
+			local = append(local, w.guests[uid].Guest)
+		}
+	}
+	return n, local
+}
+
+// apply tells the hosts (all if none is named) how things are, and gives the longest Apply in milliseconds.
+func (w *world) apply(hosts ...string) (slowest float64) {
+	w.t.Helper()
+	w.generation++
+	if len(hosts) == 0 {
+		for name := range w.hosts {
+			hosts = append(hosts, name)
+		}
+	}
+	for _, name := range hosts {
+		n, local := w.wanted(name)
+		took, err := w.hosts[name].Apply(n, local...)
+		if err != nil {
+			w.t.Fatalf("apply on %s: %v", name, err)
+		}
+		slowest = max(slowest, took)
+	}
+	return slowest
+}
+
+func (w *world) reaches(from, to *nethost.Guest, size int) {
+	w.t.Helper()
+	if err := from.Ping(w.t.Context(), to.Address, 3, size); err != nil {
+		for name, h := range w.hosts {
+			state, _ := h.Run(w.t.Context(), "sh", "-c", "ip route; ip -s link; wg show; cat /run/watari/wireguard.log")
+			w.t.Logf("%s:\n%s", name, state)
+		}
+		w.t.Fatal(err)
+	}
+}
+
+// cannotReach tries once, long enough for a handshake.
+func (w *world) cannotReach(from *nethost.Guest, to string) {
+	w.t.Helper()
+	out, err := from.Run(w.t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", to)
+	if err == nil || !strings.Contains(out, "0 received") {
+		w.t.Fatalf("guest %s reaches %s: %s", from.UID, to, out)
+	}
+}
+
+const largest = overlay.DefaultMTU - 28 // of a ping's data, in bytes
+
+func TestGuestsReachEachOtherAcrossHostsAndSites(t *testing.T) {
+	w := newWorld(t)
+	g := []*nethost.Guest{w.guest(1, 0, "a1"), w.guest(1, 1, "a1"), w.guest(1, 2, "a2"), w.guest(1, 3, "b1")}
+	w.apply()
+	for i, from := range g {
+		for j, to := range g {
+			if i != j {
+				w.reaches(from, to, 56)
+				w.reaches(from, to, largest)
+			}
+		}
+	}
+	if _, err := g[0].Run(t.Context(), "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(largest+1), g[3].Address.String()); err == nil {
+		t.Error("a packet larger than the MTU passed unfragmented")
+	}
+	for name, h := range w.hosts {
+		if problems, err := h.Check(); err != nil || len(problems) > 0 {
+			t.Errorf("%s: problems %q, error %v", name, problems, err)
+		}
+	}
+	if took := w.apply(); took > 100 {
+		t.Errorf("an Apply that changed nothing took %.1f ms", took)
+	} else {
+		t.Logf("an Apply that changed nothing took %.2f ms at most", took)
+	}
+}
+
+func TestClustersAndHostsAreKeptApart(t *testing.T) {
+	w := newWorld(t)
+	one := w.guest(1, 0, "a1")
+	mate := w.guest(1, 1, "b1")
+	others := []*nethost.Guest{w.guest(2, 0, "a1"), w.guest(2, 1, "a2"), w.guest(2, 2, "b1")}
+	w.apply()
+	w.reaches(one, mate, 56)
+	for _, other := range others {
+		w.cannotReach(one, other.Address.String())
+	}
+	// Its host, another host, the router, by every address they have.
+	for _, to := range []string{"198.18.1.1", "198.18.1.2", "198.18.2.1", "198.18.1.254"} {
+		w.cannotReach(one, to)
+	}
+	if _, err := one.Run(t.Context(), "ping", "-c", "1", "-W", "2", overlay.Gateway.String()); err != nil {
+		t.Errorf("the gateway does not answer: %v", err)
+	}
+	// Hosts do not reach guests.
+	for _, h := range w.hosts {
+		if out, err := h.Run(t.Context(), "ping", "-n", "-c", "2", "-i", "0.1", "-W", "1", one.Address.String()); err == nil {
+			t.Errorf("host %s reaches a guest: %s", h.Name, out)
+		}
+	}
+}
+
+func TestSpoofedSourcesAreDropped(t *testing.T) {
+	w := newWorld(t)
+	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
+	w.apply()
+	w.reaches(one, mate, 56)
+	// An address that is its cluster's but not its own.
+	if _, err := one.Run(t.Context(), "ip", "addr", "add", "10.77.1.99/32", "dev", "eth0"); err != nil {
+		t.Fatal(err)
+	}
+	before := w.received(mate)
+	one.Run(t.Context(), "ping", "-c", "3", "-i", "0.1", "-W", "1", "-I", "10.77.1.99", mate.Address.String())
+	if after := w.received(mate); after != before {
+		t.Errorf("%d spoofed packets reached the other guest", after-before)
+	}
+	w.reaches(one, mate, 56)
+}
+
+// received counts the ICMP messages a guest was given.
+func (w *world) received(g *nethost.Guest) int {
+	w.t.Helper()
+	out, err := g.Run(w.t.Context(), "cat", "/proc/net/snmp")
+	w.must(err)
+	for _, line := range strings.Split(out, "\n") {
+		var n int
+		if _, err := fmt.Sscanf(line, "Icmp: %d", &n); err == nil {
+			return n
+		}
+	}
+	w.t.Fatalf("no ICMP counters in %s", out)
+	return 0
+}
+
+// background runs a command in a guest and gives a function that waits for its output.
+func (w *world) background(g *nethost.Guest, words ...string) func() string {
+	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
+	result := make(chan string, 1)
+	go func() {
+		out, _ := g.Run(ctx, words...)
+		result <- out
+	}()
+	return func() string { defer cancel(); return <-result }
+}
