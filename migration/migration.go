@@ -101,6 +101,10 @@ func Roles(state v1.MigrationState) (source, target v1.GuestRole) {
 
 // Step decides what becomes of a migration.
 func Step(m *v1.Migration, o Observed) Decision {
+	if o.Unwanted && !Ended(m.State) {
+		// Both hosts are told to end it, and what has no grant is never resumed: nothing is left to wait for.
+		return cancelled("the guest is being stopped")
+	}
 	switch m.State {
 	case v1.MigrationState_MIGRATION_STATE_PENDING:
 		return pending(m, o)
@@ -146,8 +150,6 @@ func at(h Host, epoch uint64) v1.GuestCondition {
 
 func pending(m *v1.Migration, o Observed) Decision {
 	switch {
-	case o.Unwanted:
-		return cancelled("the guest is being stopped")
 	case m.Cancel:
 		return cancelled("cancelled before it began")
 	case o.Source.Dead, at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_GONE:
@@ -167,8 +169,6 @@ func pending(m *v1.Migration, o Observed) Decision {
 
 func reserving(m *v1.Migration, o Observed) Decision {
 	switch condition := at(o.Target, m.TargetEpoch); {
-	case o.Unwanted:
-		return cancelled("the guest is being stopped")
 	case m.Cancel:
 		return rollBack("cancelled")
 	case o.Source.Dead, at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_GONE:
@@ -215,8 +215,6 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
 	}
 	switch {
-	case o.Unwanted && o.Source.Connected && o.Target.Connected:
-		return cancelled("the guest is being stopped")
 	case o.Source.Dead && received:
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 	case o.Source.Dead && (o.Target.Connected && o.Target.Current || o.Target.Dead):
@@ -267,8 +265,6 @@ func resuming(m *v1.Migration, o Observed) Decision {
 		// The grant is the target's already: what ended is an ordinary guest of that host.
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED,
 			Message: fmt.Sprintf("the guest arrived on %s and ended there: %s", m.Target, o.Target.Guest.GetMessage())}
-	case o.Unwanted:
-		return cancelled("the guest is being stopped")
 	case !o.Target.Connected:
 		return waitFor(m, "waits for host %s to be reachable", m.Target)
 	}
@@ -283,7 +279,7 @@ func rollingBack(m *v1.Migration, o Observed) Decision {
 	condition := at(o.Source, m.SourceEpoch)
 	ended := condition == v1.GuestCondition_GUEST_CONDITION_GONE || o.Source.Dead
 	switch {
-	case ended, o.Unwanted:
+	case ended:
 		return Decision{State: end, Message: m.Message}
 	case condition != v1.GuestCondition_GUEST_CONDITION_RUNNING:
 		return stay(m)
