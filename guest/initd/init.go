@@ -1,0 +1,242 @@
+// Package initd is a guest's first process: from the initrd it loads modules, mounts the read-only root under
+// a writable layer in memory, moves into it, and then keeps the guest agent running and reaps orphans.
+package initd
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Program is where the guest program lies once the root is mounted.
+const Program = "/run/watari/watari-guest"
+
+// newRoot is where the root is put together in the initrd.
+const newRoot = "/watari/root"
+
+// say prints a progress line on the console.
+func say(format string, args ...any) {
+	var up unix.Timespec
+	unix.ClockGettime(unix.CLOCK_BOOTTIME, &up)
+	fmt.Printf("watari: %d.%03d: %s\n", up.Sec, up.Nsec/1e6, fmt.Sprintf(format, args...))
+}
+
+// Run boots the guest. It is called as process 1 and does not return. A failure is told on the console, which
+// stays readable.
+func Run() {
+	late, err := boot()
+	if err != nil {
+		say("cannot boot: %v", err)
+		say("the guest stays here so that this can be read; delete it, or boot it with another image")
+		for {
+			time.Sleep(time.Hour)
+		}
+	}
+	go func() {
+		if len(late) > 0 {
+			say("%d of %d further modules loaded", load(late), len(late))
+		}
+	}()
+	supervise()
+}
+
+// boot brings the guest to where the agent can run, and returns modules that are still to be loaded.
+func boot() ([]module, error) {
+	os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	for _, m := range []mount{
+		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
+		{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
+	} {
+		if err := m.do(); err != nil {
+			return nil, err
+		}
+	}
+	openConsole()
+	paths, err := listModules(modulesFile)
+	if err != nil {
+		return nil, fmt.Errorf("list modules: %w", err)
+	}
+	early, late := splitModules(paths)
+	n := load(openModules(early))
+	say("%d of %d modules loaded", n, len(early))
+	later := openModules(late)
+	args, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	if err := mountRoot(parseArgs(string(args))); err != nil {
+		return nil, err
+	}
+	if err := switchRoot(); err != nil {
+		return nil, err
+	}
+	tune()
+	say("root mounted")
+	return later, nil
+}
+
+// openConsole makes the console standard input, output and error, where the kernel has not done so.
+func openConsole() {
+	fd, err := unix.Open("/dev/console", unix.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return
+	}
+	for i := range 3 {
+		unix.Dup3(fd, i, 0)
+	}
+	if fd > 2 {
+		unix.Close(fd)
+	}
+}
+
+// arguments are those of the kernel command line that are ours.
+type arguments struct {
+	root, rootType string
+}
+
+func parseArgs(line string) arguments {
+	var a arguments
+	for field := range strings.FieldsSeq(line) {
+		switch key, value, _ := strings.Cut(field, "="); key {
+		case "watari.root":
+			a.root = value
+		case "watari.rootfstype":
+			a.rootType = value
+		}
+	}
+	return a
+}
+
+// mountRoot mounts the root image under a writable layer in memory at newRoot.
+func mountRoot(a arguments) error {
+	if a.root == "" {
+		return fmt.Errorf("kernel arguments have no watari.root=DEVICE")
+	}
+	if err := await(a.root, 10*time.Second); err != nil {
+		return fmt.Errorf("wait for root device: %w", err)
+	}
+	types := []string{a.rootType}
+	if a.rootType == "" {
+		types = []string{"squashfs", "erofs"}
+	}
+	var err error
+	for _, kind := range types {
+		if err = (mount{a.root, "/watari/image", kind, unix.MS_RDONLY, ""}).do(); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := (mount{"tmpfs", "/watari/layer", "tmpfs", 0, "mode=0755"}).do(); err != nil {
+		return err
+	}
+	for _, directory := range []string{"/watari/layer/upper", "/watari/layer/work"} {
+		if err := os.Mkdir(directory, 0o755); err != nil {
+			return err
+		}
+	}
+	return mount{"overlay", newRoot, "overlay", 0,
+		"lowerdir=/watari/image,upperdir=/watari/layer/upper,workdir=/watari/layer/work"}.do()
+}
+
+// await waits until a file is there.
+func await(path string, limit time.Duration) error {
+	for deadline := time.Now().Add(limit); ; time.Sleep(2 * time.Millisecond) {
+		_, err := os.Stat(path)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// switchRoot makes newRoot the root, with the kernel's file systems in it and this program at Program.
+func switchRoot() error {
+	for _, directory := range []string{"/proc", "/sys", "/dev"} {
+		if err := (mount{directory, newRoot + directory, "", unix.MS_MOVE, ""}).do(); err != nil {
+			return err
+		}
+	}
+	for _, m := range []mount{
+		{"tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
+		{"devpts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
+		{"tmpfs", "/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=0755"},
+	} {
+		m.target = newRoot + m.target
+		if err := m.do(); err != nil {
+			return err
+		}
+	}
+	if err := moveProgram(newRoot + Program); err != nil {
+		return fmt.Errorf("move guest program into the root: %w", err)
+	}
+	if err := os.Chdir(newRoot); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("move root: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("change root: %w", err)
+	}
+	return os.Chdir("/")
+}
+
+// moveProgram makes this program appear at path without copying it: its memory is the initrd's.
+func moveProgram(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	file.Close()
+	return mount{"/init", path, "", unix.MS_BIND, ""}.do()
+}
+
+// mount is one call of mount(2).
+type mount struct {
+	source, target, kind string
+	flags                uintptr
+	options              string
+}
+
+func (m mount) do() error {
+	if m.flags&unix.MS_BIND == 0 {
+		if err := os.MkdirAll(m.target, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.options); err != nil {
+		return fmt.Errorf("mount %s %s on %s: %w", m.kind, m.source, m.target, err)
+	}
+	return nil
+}
+
+// tune sets what MPI programs need of the kernel. What a kernel lacks is left out.
+func tune() {
+	for path, value := range map[string]string{
+		"kernel/yama/ptrace_scope":           "0",            // ranks copy out of each other's memory (CMA)
+		"kernel/panic":                       "1",            // a dead guest is seen by its host, a hanging one is not
+		"net/core/rmem_max":                  "16777216",     // bytes
+		"net/core/wmem_max":                  "16777216",     // bytes
+		"net/ipv4/ping_group_range":          "0 2147483647", // anyone may ping
+		"net/ipv4/tcp_slow_start_after_idle": "0",            // ranks compute between messages
+		"fs/leases-enable":                   "0",            // the shared home's server hands out no delegations
+	} {
+		os.WriteFile(filepath.Join("/proc/sys", path), []byte(value), 0)
+	}
+	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 65536, Max: 1 << 20})
+	unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	unix.Sethostname([]byte("watari"))
+	os.Symlink("/proc/self/fd", "/dev/fd")
+	os.Symlink("/proc/self/fd/0", "/dev/stdin")
+	os.Symlink("/proc/self/fd/1", "/dev/stdout")
+	os.Symlink("/proc/self/fd/2", "/dev/stderr")
+}

@@ -1,0 +1,121 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// outputLimit is how many bytes of one stream are kept; older ones are dropped, dropStep at a time.
+	outputLimit = 64 << 20
+	dropStep    = 4 << 20
+)
+
+// output keeps one stream of a process in a file whose offsets are those of the stream: what is dropped
+// becomes a hole, which takes no memory.
+type output struct {
+	mu      sync.Mutex
+	file    *os.File
+	size    uint64        // bytes written by the process
+	kept    uint64        // offset of the first byte that is still there
+	limit   uint64        // bytes
+	closed  bool          // the process will write no more
+	changed chan struct{} // closed and replaced when size or closed changes
+}
+
+func newOutput(path string) (*output, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &output{file: file, limit: outputLimit, changed: make(chan struct{})}, nil
+}
+
+// Write appends bytes.
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n, err := o.file.WriteAt(b, int64(o.size))
+	o.size += uint64(n)
+	if o.size-o.kept > o.limit {
+		drop := min((o.size-o.kept-o.limit+dropStep-1)/dropStep*dropStep, o.size-o.kept)
+		if punchErr := unix.Fallocate(int(o.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(o.kept), int64(drop)); punchErr == nil {
+			o.kept += drop
+		} else if err == nil {
+			err = fmt.Errorf("drop old output: %w", punchErr)
+		}
+	}
+	o.tell()
+	return n, err
+}
+
+// tell wakes readers; mu is held.
+func (o *output) tell() {
+	close(o.changed)
+	o.changed = make(chan struct{})
+}
+
+// end says that there will be no more bytes.
+func (o *output) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.closed {
+		o.closed = true
+		o.tell()
+	}
+}
+
+func (o *output) bytes() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.size
+}
+
+// read waits for bytes from offset on and copies them to b. Where bytes there were dropped, a note says so and
+// reading goes on behind them: from is the offset of b's first byte in the stream, next the offset to read
+// from then. It returns io.EOF when the stream has ended.
+func (o *output) read(ctx context.Context, offset uint64, b []byte) (n int, from, next uint64, err error) {
+	for {
+		o.mu.Lock()
+		size, kept, closed, changed := o.size, o.kept, o.closed, o.changed
+		if offset < kept {
+			o.mu.Unlock()
+			note := fmt.Sprintf("\n[watari: %d bytes of output were dropped here]\n", kept-offset)
+			n = copy(b, note)
+			// The note stands for bytes that end where the kept ones begin.
+			return n, kept - min(kept, uint64(n)), kept, nil
+		}
+		if offset < size {
+			n, err = o.file.ReadAt(b[:min(uint64(len(b)), size-offset)], int64(offset))
+			o.mu.Unlock()
+			if errors.Is(err, io.EOF) && n > 0 {
+				err = nil
+			}
+			return n, offset, offset + uint64(n), err
+		}
+		o.mu.Unlock()
+		if closed {
+			return 0, offset, offset, io.EOF
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return 0, offset, offset, ctx.Err()
+		}
+	}
+}
+
+// remove gives the file's memory back.
+func (o *output) remove() {
+	o.end()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	os.Remove(o.file.Name())
+	o.file.Close()
+}

@@ -1,0 +1,276 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	// drainGrace is how long output is awaited after a process has ended: a child that it left behind may
+	// hold the streams open for ever.
+	drainGrace = 300 * time.Millisecond
+	// forgetGrace is how long an ended process's group may take after SIGTERM until SIGKILL.
+	forgetGrace = 2 * time.Second
+)
+
+// Process is one process of a table.
+type Process struct {
+	request        *v1.StartProcessRequest
+	directory      string // of its output
+	stdout, stderr *output
+	started        time.Time
+	done           chan struct{} // closed when it has ended and the result below is there
+
+	input       *os.File      // nil: the process takes none
+	inputTurn   chan struct{} // held by whoever writes input; guards inputOffset and inputOver
+	inputOffset uint64
+	inputOver   bool
+	terminal    *os.File // nil: none
+	readers     sync.WaitGroup
+
+	mu       sync.Mutex
+	pid      int // 0: not running
+	exitCode int32
+	message  string
+	ended    time.Time
+	attached int
+	hold     *time.Timer
+}
+
+// launch starts the command; where that fails the process has ended with a message.
+func (p *Process) launch() {
+	command, child, err := p.command()
+	if err == nil {
+		err = command.Start()
+		for _, file := range child {
+			file.Close()
+		}
+	}
+	if err != nil {
+		p.closeInput()
+		if p.terminal != nil {
+			p.terminal.Close()
+		}
+		p.finish(startFailure(err))
+		return
+	}
+	p.pid = command.Process.Pid
+	// Programs are what memory may be taken from, the agent is not.
+	os.WriteFile(filepath.Join("/proc", strconv.Itoa(p.pid), "oom_score_adj"), []byte("0"), 0)
+	p.holdAgain()
+	go p.wait(command)
+}
+
+// startFailure is the exit code and message of a command that was not executed, as a shell's.
+func startFailure(err error) (int32, string) {
+	code := int32(126)
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		code = 127
+	}
+	return code, err.Error()
+}
+
+// copyOutput keeps what comes from a stream until nothing holds it open any more.
+func (p *Process) copyOutput(from *os.File, to *output) {
+	p.readers.Go(func() {
+		io.Copy(to, from) // a terminal's end is EIO
+		if from != p.terminal {
+			from.Close()
+		}
+		to.end()
+	})
+}
+
+// wait waits for the process's end.
+func (p *Process) wait(command *exec.Cmd) {
+	command.Wait()
+	drained := make(chan struct{})
+	go func() {
+		p.readers.Wait()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+	case <-time.After(drainGrace):
+	}
+	p.closeInput()
+	if p.terminal != nil {
+		p.terminal.Close()
+	}
+	p.finish(exitCode(command.ProcessState), "")
+}
+
+// exitCode is a process's exit code, 128+n where signal n ended it.
+func exitCode(state *os.ProcessState) int32 {
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int32(status.Signal())
+	}
+	return int32(state.ExitCode())
+}
+
+func (p *Process) finish(code int32, message string) {
+	p.mu.Lock()
+	p.pid, p.exitCode, p.message, p.ended = 0, code, message, time.Now()
+	if p.hold != nil {
+		p.hold.Stop()
+	}
+	p.mu.Unlock()
+	p.stdout.end()
+	p.stderr.end()
+	close(p.done)
+}
+
+// Describe says how the process is.
+func (p *Process) Describe() *v1.Process {
+	d := &v1.Process{
+		Id: p.request.GetId(), Command: p.request.GetCommand(), Started: timestamppb.New(p.started),
+		StdoutBytes: p.stdout.bytes(), StderrBytes: p.stderr.bytes(),
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d.Running, d.ExitCode, d.Message = p.ended.IsZero(), p.exitCode, p.message
+	if !p.ended.IsZero() {
+		d.Ended = timestamppb.New(p.ended)
+	}
+	return d
+}
+
+// Signal sends a signal to the process's group. A process that has ended is not an error.
+func (p *Process) Signal(signal int32) error {
+	if signal < 1 || signal > 64 {
+		return fmt.Errorf("%w: signal %d", ErrInvalid, signal)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pid == 0 {
+		return nil
+	}
+	if err := unix.Kill(-p.pid, unix.Signal(signal)); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("signal %d to process %s: %w", signal, p.request.GetId(), err)
+	}
+	return nil
+}
+
+// kill ends the process with SIGTERM, and with SIGKILL where that takes too long, and waits for its end.
+func (p *Process) kill(grace time.Duration) {
+	p.Signal(int32(unix.SIGTERM))
+	select {
+	case <-p.done:
+		return
+	case <-time.After(grace):
+	}
+	p.Signal(int32(unix.SIGKILL))
+	<-p.done
+}
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Attach counts a caller as attached until it calls the function returned.
+func (p *Process) Attach() (detach func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attached++
+	if p.hold != nil {
+		p.hold.Stop()
+	}
+	return sync.OnceFunc(func() {
+		p.mu.Lock()
+		p.attached--
+		p.mu.Unlock()
+		p.holdAgain()
+	})
+}
+
+// holdAgain ends the process after its hold time, unless someone attaches before.
+func (p *Process) holdAgain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.request.GetHoldSeconds() == 0 || p.attached > 0 || p.pid == 0 {
+		return
+	}
+	if p.hold != nil {
+		p.hold.Stop()
+	}
+	p.hold = time.AfterFunc(time.Duration(p.request.GetHoldSeconds())*time.Second, func() { p.kill(forgetGrace) })
+}
+
+// ReadStdout and ReadStderr wait for bytes from an offset on; see output.read.
+func (p *Process) ReadStdout(ctx context.Context, offset uint64, b []byte) (n int, from, next uint64, err error) {
+	return p.stdout.read(ctx, offset, b)
+}
+
+// ReadStderr is ReadStdout for standard error.
+func (p *Process) ReadStderr(ctx context.Context, offset uint64, b []byte) (n int, from, next uint64, err error) {
+	return p.stderr.read(ctx, offset, b)
+}
+
+// Input gives the process bytes of its input from an offset on; bytes that it had before are skipped. It
+// waits while the process does not read. It returns the offset after what the process was given. Input to a
+// process that takes none (any more) is dropped.
+func (p *Process) Input(ctx context.Context, offset uint64, b []byte) (uint64, error) {
+	select {
+	case p.inputTurn <- struct{}{}:
+		defer func() { <-p.inputTurn }()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	if offset > p.inputOffset {
+		return p.inputOffset, fmt.Errorf("%w: input at %d, process %s had %d bytes", ErrInvalid, offset, p.request.GetId(), p.inputOffset)
+	}
+	if skip := p.inputOffset - offset; skip < uint64(len(b)) {
+		b = b[skip:]
+	} else {
+		return p.inputOffset, nil
+	}
+	p.inputOffset += uint64(len(b))
+	if p.input != nil && !p.inputOver {
+		if _, err := p.input.Write(b); err != nil {
+			p.inputOver = true
+		}
+	}
+	return p.inputOffset, nil
+}
+
+// CloseInput ends the process's input. A terminal is told by an end-of-file character.
+func (p *Process) CloseInput() {
+	p.inputTurn <- struct{}{}
+	defer func() { <-p.inputTurn }()
+	switch {
+	case p.input == nil || p.inputOver:
+	case p.input == p.terminal:
+		p.input.Write([]byte{4})
+	default:
+		p.input.Close()
+		p.inputOver = true
+	}
+}
+
+// closeInput releases whoever writes input to a process that has ended.
+func (p *Process) closeInput() {
+	if p.input != nil && p.input != p.terminal {
+		p.input.Close()
+	}
+}
+
+// Resize changes the terminal's size, where there is a terminal.
+func (p *Process) Resize(rows, columns uint32) {
+	if p.terminal != nil && rows > 0 && columns > 0 {
+		pty.Setsize(p.terminal, &pty.Winsize{Rows: uint16(min(rows, 65535)), Cols: uint16(min(columns, 65535))})
+	}
+}

@@ -1,0 +1,261 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+func newTable(t *testing.T) *Table {
+	table, err := NewTable(filepath.Join(t.TempDir(), "processes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, p := range table.List() {
+			table.Forget(p.GetId())
+		}
+	})
+	return table
+}
+
+func shell(id, script string) *v1.StartProcessRequest {
+	return &v1.StartProcessRequest{Id: id, Command: []string{"/bin/sh", "-c", script}}
+}
+
+func start(t *testing.T, table *Table, request *v1.StartProcessRequest) *Process {
+	t.Helper()
+	p, err := table.Start(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func ended(t *testing.T, p *Process) *v1.Process {
+	t.Helper()
+	select {
+	case <-p.Done():
+		return p.Describe()
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s still runs after 10 s", p.request.GetId())
+		return nil
+	}
+}
+
+// all reads a stream to its end.
+func all(t *testing.T, read func(context.Context, uint64, []byte) (int, uint64, uint64, error), offset uint64) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var got bytes.Buffer
+	buf := make([]byte, 1000)
+	for {
+		n, _, next, err := read(ctx, offset, buf)
+		got.Write(buf[:n])
+		if offset = next; err == io.EOF {
+			return got.String()
+		} else if err != nil {
+			t.Fatalf("read: %v", err)
+		}
+	}
+}
+
+func TestOutputAndExitCodeAreKept(t *testing.T) {
+	p := start(t, newTable(t), shell("a", "echo out; echo err >&2; exit 7"))
+	if d := ended(t, p); d.GetExitCode() != 7 || d.GetRunning() || d.GetStdoutBytes() != 4 {
+		t.Errorf("%v", d)
+	}
+	for range 2 {
+		if out := all(t, p.ReadStdout, 0); out != "out\n" {
+			t.Errorf("stdout %q", out)
+		}
+	}
+	if out := all(t, p.ReadStderr, 1); out != "rr\n" {
+		t.Errorf("stderr from 1: %q", out)
+	}
+}
+
+func TestStartingTwiceIsStartingOnce(t *testing.T) {
+	table := newTable(t)
+	first := start(t, table, shell("a", "echo $$"))
+	if second := start(t, table, shell("a", "echo $$")); first != second {
+		t.Error("a second process was started")
+	}
+	if _, err := table.Start(shell("a", "echo other")); !errors.Is(err, ErrExists) {
+		t.Errorf("another command under the same id: %v", err)
+	}
+}
+
+func TestBadRequestsAreRefused(t *testing.T) {
+	table := newTable(t)
+	for _, id := range []string{"", "..", "a/b", ".hidden", strings.Repeat("x", 65), "a b"} {
+		if _, err := table.Start(shell(id, "true")); !errors.Is(err, ErrInvalid) {
+			t.Errorf("id %q: %v", id, err)
+		}
+	}
+	if _, err := table.Start(&v1.StartProcessRequest{Id: "a"}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("no command: %v", err)
+	}
+}
+
+func TestCommandsThatCannotRunEndAsInAShell(t *testing.T) {
+	table := newTable(t)
+	for i, test := range []struct {
+		command string
+		code    int32
+	}{{"no-such-program", 127}, {"/no/such/program", 127}, {"/etc/passwd", 126}, {"/etc", 126}} {
+		p := start(t, table, &v1.StartProcessRequest{Id: fmt.Sprint(i), Command: []string{test.command}})
+		if d := ended(t, p); d.GetExitCode() != test.code || d.GetMessage() == "" {
+			t.Errorf("%s: %v", test.command, d)
+		}
+	}
+	p := start(t, table, &v1.StartProcessRequest{Id: "u", Command: []string{"true"}, User: "no-such-user"})
+	if d := ended(t, p); d.GetExitCode() != 126 || !strings.Contains(d.GetMessage(), "no-such-user") {
+		t.Errorf("unknown user: %v", d)
+	}
+}
+
+func TestSignalsReachTheWholeGroup(t *testing.T) {
+	p := start(t, newTable(t), shell("a", "sleep 100 & echo up; wait"))
+	waitFor(t, p, "up\n")
+	if err := p.Signal(15); err != nil {
+		t.Fatal(err)
+	}
+	if d := ended(t, p); d.GetExitCode() != 128+15 {
+		t.Errorf("%v", d)
+	}
+}
+
+// waitFor waits until stdout begins so.
+func waitFor(t *testing.T, p *Process, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var got []byte
+	buf := make([]byte, 100)
+	for !bytes.Contains(got, []byte(want)) {
+		n, _, _, err := p.ReadStdout(ctx, uint64(len(got)), buf)
+		if err != nil {
+			t.Fatalf("want %q on stdout, have %q: %v", want, got, err)
+		}
+		got = append(got, buf[:n]...)
+	}
+}
+
+func TestInputIsGivenOnceHoweverOftenItIsSent(t *testing.T) {
+	request := shell("a", "cat")
+	request.Stdin = true
+	p := start(t, newTable(t), request)
+	ctx := context.Background()
+	for _, in := range []struct {
+		offset uint64
+		text   string
+		after  uint64
+	}{{0, "hello ", 6}, {0, "hello ", 6}, {3, "lo world", 11}} {
+		if after, err := p.Input(ctx, in.offset, []byte(in.text)); err != nil || after != in.after {
+			t.Errorf("input %v: %d, %v", in, after, err)
+		}
+	}
+	if _, err := p.Input(ctx, 100, []byte("x")); !errors.Is(err, ErrInvalid) {
+		t.Errorf("input after a gap: %v", err)
+	}
+	p.CloseInput()
+	if d := ended(t, p); d.GetExitCode() != 0 {
+		t.Errorf("%v", d)
+	}
+	if out := all(t, p.ReadStdout, 0); out != "hello world" {
+		t.Errorf("stdout %q", out)
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	p := start(t, newTable(t), &v1.StartProcessRequest{
+		Id: "a", Command: []string{"/bin/sh", "-c", "tty; stty size; read x; echo got $x"}, Tty: true, Rows: 11, Columns: 77,
+	})
+	waitFor(t, p, "11 77")
+	if _, err := p.Input(context.Background(), 0, []byte("line\n")); err != nil {
+		t.Fatal(err)
+	}
+	if d := ended(t, p); d.GetExitCode() != 0 {
+		t.Errorf("%v", d)
+	}
+	if out := all(t, p.ReadStdout, 0); !strings.Contains(out, "/dev/pts/") || !strings.Contains(out, "got line") {
+		t.Errorf("terminal shows %q", out)
+	}
+}
+
+func TestAProcessEndsThoughAChildHoldsItsStreams(t *testing.T) {
+	table := newTable(t)
+	p := start(t, table, shell("a", "sleep 3 & echo started"))
+	begun := time.Now()
+	if d := ended(t, p); d.GetExitCode() != 0 || time.Since(begun) > 2*time.Second {
+		t.Errorf("%v after %v", d, time.Since(begun))
+	}
+	if out := all(t, p.ReadStdout, 0); out != "started\n" {
+		t.Errorf("stdout %q", out)
+	}
+}
+
+func TestUnattachedProcessIsEndedAfterItsHoldTime(t *testing.T) {
+	request := shell("a", "echo up; sleep 100")
+	request.HoldSeconds = 1
+	p := start(t, newTable(t), request)
+	detach := p.Attach()
+	waitFor(t, p, "up\n")
+	select {
+	case <-p.Done():
+		t.Fatal("ended while attached")
+	case <-time.After(1200 * time.Millisecond): // longer than the hold time
+	}
+	detach()
+	if d := ended(t, p); d.GetExitCode() != 128+15 {
+		t.Errorf("%v", d)
+	}
+}
+
+func TestForgetEndsAndDrops(t *testing.T) {
+	table := newTable(t)
+	p := start(t, table, shell("a", "trap '' TERM; echo up; while :; do sleep 0.1; done"))
+	waitFor(t, p, "up\n")
+	table.Forget("a")
+	if d := ended(t, p); d.GetExitCode() != 128+9 {
+		t.Errorf("%v", d)
+	}
+	if _, err := table.Get("a"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("get: %v", err)
+	}
+	table.Forget("a")
+	start(t, table, shell("a", "true"))
+}
+
+func TestOldOutputIsDroppedWithANote(t *testing.T) {
+	o, err := newOutput(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.remove()
+	o.limit = 2 * dropStep
+	chunk := bytes.Repeat([]byte("x"), dropStep)
+	for range 5 {
+		if _, err := o.Write(chunk); err != nil {
+			t.Skipf("the file system of the temporary directory cannot punch holes: %v", err)
+		}
+	}
+	o.end()
+	got := all(t, o.read, 100)
+	if !strings.Contains(got, "bytes of output were dropped") || strings.Count(got, "x") != 2*dropStep {
+		t.Errorf("%d bytes, beginning %.80q", len(got), got)
+	}
+	if got := all(t, o.read, 5*dropStep-3); got != "xxx" {
+		t.Errorf("end of the stream: %q", got)
+	}
+}
