@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/client"
+)
+
+// Names fetches names for completion.
+type Names func(context.Context, *client.Client) ([]string, error)
+
+// completionTimeout keeps a shell from hanging at Tab while no manager answers.
+const completionTimeout = 2 * time.Second
+
+// Complete makes the names a command's completion for its first arguments, one list each.
+func (e *Env) Complete(lists ...Names) cobra.CompletionFunc {
+	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if len(args) >= len(lists) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return e.complete(command.Context(), lists[len(args)], begun), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// CompleteFlag makes the names a flag's completion.
+func (e *Env) CompleteFlag(command *cobra.Command, flag string, names Names) {
+	_ = command.RegisterFlagCompletionFunc(flag, func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		return e.complete(command.Context(), names, begun), cobra.ShellCompDirectiveNoFileComp
+	})
+}
+
+func (e *Env) complete(ctx context.Context, names Names, begun string) []string {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
+	defer cancel()
+	c, err := e.Client()
+	if err != nil {
+		return nil
+	}
+	all, err := names(ctx, c)
+	if err != nil {
+		return nil
+	}
+	var fitting []string
+	for _, name := range all {
+		if strings.HasPrefix(name, begun) {
+			fitting = append(fitting, name)
+		}
+	}
+	return fitting
+}
+
+// Words completes from fixed words.
+func Words(words ...string) Names {
+	return func(context.Context, *client.Client) ([]string, error) { return words, nil }
+}
+
+type named interface{ GetMeta() *v1.Meta }
+
+func namesOf[T named](objects []T, err error) ([]string, error) {
+	var names []string
+	for _, object := range objects {
+		names = append(names, object.GetMeta().GetName())
+	}
+	return names, err
+}
+
+// Hosts lists the hosts' names.
+func Hosts(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Hosts, nil)
+}
+
+// Sites lists the names of the hosts' sites.
+func Sites(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	var sites []string
+	seen := map[string]bool{}
+	for _, host := range response.Msg.Hosts {
+		if site := host.GetInfo().GetSite(); !seen[site] {
+			seen[site] = true
+			sites = append(sites, site)
+		}
+	}
+	return sites, nil
+}
+
+// Images lists the images' names.
+func Images(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Images, nil)
+}
+
+// Clusters lists the clusters' names.
+func Clusters(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Clusters, nil)
+}
+
+// Guests lists the guests' names.
+func Guests(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Guests, nil)
+}
+
+// Runs lists the runs' names.
+func Runs(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Runs, nil)
+}
+
+// Migrations lists the names of the migrations under way.
+func Migrations(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListMigrations(ctx, connect.NewRequest(&v1.ListMigrationsRequest{Active: true}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Migrations, nil)
+}
+
+// Users lists the users' names.
+func Users(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(response.Msg.Users, nil)
+}

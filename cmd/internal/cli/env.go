@@ -1,0 +1,111 @@
+// Package cli is what every command of watari shares: where it reads and writes, how it ends, how arguments are
+// checked and completed.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"watari/cmd/internal/client"
+)
+
+// Env is the world as a command sees it. Tests make their own.
+type Env struct {
+	In       io.Reader
+	Out, Err io.Writer
+	// Signals delivers SIGINT and SIGTERM.
+	Signals <-chan os.Signal
+	// Now is the clock that ages are told by.
+	Now func() time.Time
+	// Config is the path of the client config; empty: client.ConfigPath.
+	Config string
+	// Output is the format asked for with --output; empty: table.
+	Output string
+}
+
+// Client opens a client with the config that the command line names.
+func (e *Env) Client() (*client.Client, error) {
+	config, err := e.LoadConfig()
+	if err != nil {
+		return nil, err
+	}
+	return client.Open(config)
+}
+
+// LoadConfig reads the config that the command line names.
+func (e *Env) LoadConfig() (*client.Config, error) {
+	path := e.Config
+	if path == "" {
+		var err error
+		if path, err = client.ConfigPath(); err != nil {
+			return nil, err
+		}
+	}
+	return client.Load(path)
+}
+
+// Terminal says whether w is a terminal, and how wide it is in characters.
+func Terminal(w any) (width int, ok bool) {
+	file, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(file.Fd())) {
+		return 0, false
+	}
+	width, _, err := term.GetSize(int(file.Fd()))
+	if err != nil || width < 20 {
+		width = 80
+	}
+	return width, true
+}
+
+// Notef writes a line beside the output proper.
+func (e *Env) Notef(format string, args ...any) {
+	fmt.Fprintf(e.Err, format+"\n", args...)
+}
+
+// ErrInterrupted is the cause of a context that Ctrl-C (or SIGTERM) ended.
+var ErrInterrupted = errors.New("interrupted")
+
+// Action is what a command does with its arguments. ctx ends at Ctrl-C.
+type Action func(ctx context.Context, args []string) error
+
+// Run makes an action a command's RunE: ctx ends at Ctrl-C, and the command then ends with status 130.
+func (e *Env) Run(action Action) func(*cobra.Command, []string) error {
+	return func(command *cobra.Command, args []string) error {
+		ctx, stop := e.Interruptible(command.Context())
+		defer stop()
+		err := action(ctx, args)
+		if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
+			var exit *Exit
+			if errors.As(err, &exit) {
+				return err
+			}
+			return &Exit{Code: StatusInterrupted}
+		}
+		return err
+	}
+}
+
+// RunWithSignals makes an action a command's RunE that reads e.Signals itself.
+func (e *Env) RunWithSignals(action Action) func(*cobra.Command, []string) error {
+	return func(command *cobra.Command, args []string) error { return action(command.Context(), args) }
+}
+
+// Interruptible gives a context that ends with ErrInterrupted as its cause when a signal comes.
+func (e *Env) Interruptible(parent context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	go func() {
+		select {
+		case <-e.Signals:
+			cancel(ErrInterrupted)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(context.Canceled) }
+}

@@ -1,0 +1,27 @@
+package cli
+
+import (
+	"io"
+
+	"google.golang.org/protobuf/proto"
+
+	"watari/cmd/internal/output"
+)
+
+// Show writes a message in the format asked for; table writes the form for people.
+func (e *Env) Show(message proto.Message, table func(w io.Writer)) error {
+	return output.Write(e.Out, e.Output, message, table)
+}
+
+// CheckOutput refuses an --output that is none.
+func (e *Env) CheckOutput() error {
+	if e.Output == "" {
+		e.Output = output.FormatTable
+	}
+	for _, format := range output.Formats {
+		if e.Output == format {
+			return nil
+		}
+	}
+	return Usagef("--output %q: use table, json or yaml", e.Output)
+}

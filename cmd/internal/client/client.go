@@ -1,0 +1,73 @@
+// Package client speaks to a manager for the command line: it reads the client config, tries each manager, waits
+// out a manager's restart, and turns what goes wrong into sentences that name the next step.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"watari/api/watariv1/watariv1connect"
+	"watari/ca"
+)
+
+// base is the URL that requests are made to; the transport finds the address.
+const base = "https://watari-manager"
+
+// Client calls the managers of one config. It is safe for use by several goroutines.
+type Client struct {
+	watariv1connect.ControlServiceClient
+	http *http.Client
+}
+
+// Open makes a client. It does not dial.
+func Open(config *Config) (*Client, error) {
+	options, err := ca.ClientTLS([]byte(config.CA), []byte(config.Certificate), []byte(config.Key))
+	if err != nil {
+		return nil, fmt.Errorf("use the client config: %w", err)
+	}
+	transport, err := newTransport(config.Managers, options)
+	if err != nil {
+		return nil, err
+	}
+	client := &Client{http: &http.Client{Transport: transport}}
+	client.ControlServiceClient = watariv1connect.NewControlServiceClient(client.http, base,
+		connect.WithInterceptors(nextManager(transport)))
+	return client, nil
+}
+
+// OpenJoin makes a client that has a token and no certificate yet, to get one by.
+func OpenJoin(manager string, token ca.Token) (watariv1connect.JoinServiceClient, error) {
+	transport, err := newTransport([]string{manager}, ca.JoinTLS(token))
+	if err != nil {
+		return nil, err
+	}
+	return watariv1connect.NewJoinServiceClient(&http.Client{Transport: transport}, base), nil
+}
+
+// HTTP is the client for what goes beside the API: images' blobs.
+func (c *Client) HTTP() *http.Client { return c.http }
+
+// URL is the address of a path at the manager, for HTTP.
+func (c *Client) URL(path string) string { return base + path }
+
+// nextManager repeats a call that no manager, or none that leads, has answered, with the next manager.
+func nextManager(transport *transport) connect.UnaryInterceptorFunc {
+	return func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+			for attempt := 1; ; attempt++ {
+				response, err := next(ctx, request)
+				if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
+					return response, err
+				}
+				transport.rotate()
+				if unreachable := (*Unreachable)(nil); errors.As(err, &unreachable) || attempt >= len(transport.addresses) {
+					return response, err // all were tried
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+)
+
+// explained is an error with a sentence for people in place of a protocol's text.
+type explained struct {
+	text string
+	err  error
+}
+
+func (e *explained) Error() string { return e.text }
+func (e *explained) Unwrap() error { return e.err }
+
+// Explain gives an error of a call a sentence that says the thing, the reason and the next step. Errors that are
+// not of a call come back as they are.
+func Explain(err error) error {
+	if errors.Is(err, ErrNoConfig) {
+		return &explained{err.Error() + "; start a manager on this machine with `sudo watari up`, or use one " +
+			"elsewhere with `watari login --manager URL --token TOKEN` (root's is read by sudo)", err}
+	}
+	var failed *connect.Error
+	if !errors.As(err, &failed) {
+		return err
+	}
+	before, _, _ := strings.Cut(err.Error(), failed.Error())
+	return &explained{before + sentence(failed), err}
+}
+
+// sentence says what went wrong with a call, and what to do about it.
+func sentence(err *connect.Error) string {
+	var unreachable *Unreachable
+	var certificate *tls.CertificateVerificationError
+	var alert tls.AlertError
+	switch {
+	case errors.As(err, &unreachable):
+		return unreachable.Error() + "; start one with `sudo watari up`"
+	case errors.As(err, &certificate):
+		return fmt.Sprintf("what answers is not the manager of the client config: %s; get a new config with `watari login`", certificateReason(certificate))
+	case errors.As(err, &alert):
+		return fmt.Sprintf("the manager refused the connection: %v; get a new certificate with `watari login`", alert)
+	case !connect.IsWireError(err) && errors.Is(err, context.Canceled):
+		return "interrupted"
+	}
+	message := err.Message()
+	switch err.Code() {
+	case connect.CodeUnavailable:
+		if !connect.IsWireError(err) {
+			return fmt.Sprintf("the connection to the manager broke: %s; try again, or look at `watari status`", message)
+		}
+		return message + "; try again in a moment, or look at `watari status`"
+	case connect.CodeUnauthenticated:
+		return message + "; ask an administrator for a token (`watari user add`), then `watari login --token TOKEN`"
+	case connect.CodePermissionDenied:
+		return message + " (`watari status` says who you are)"
+	case connect.CodeUnimplemented:
+		return "the manager does not know this command; compare `watari version` with `watari status`"
+	case connect.CodeInternal, connect.CodeUnknown:
+		return message + "; the manager's log says more"
+	}
+	return message
+}
+
+func certificateReason(err *tls.CertificateVerificationError) string {
+	var authority x509.UnknownAuthorityError
+	if errors.As(err.Err, &authority) {
+		return "its certificate is of another CA"
+	}
+	return err.Err.Error()
+}
+
+// Transient says whether an error of a call passes by itself: the manager restarts, another one takes over, the
+// connection broke.
+func Transient(err error) bool {
+	var failed *connect.Error
+	if err == nil || !errors.As(err, &failed) {
+		return false
+	}
+	if failed.Code() == connect.CodeUnavailable {
+		var certificate *tls.CertificateVerificationError
+		var alert tls.AlertError
+		return !errors.As(err, &certificate) && !errors.As(err, &alert)
+	}
+	if connect.IsWireError(failed) {
+		return false
+	}
+	switch failed.Code() {
+	case connect.CodeUnknown, connect.CodeInternal, connect.CodeCanceled, connect.CodeAborted:
+		return true // a stream that was cut off in the middle
+	}
+	return false
+}

@@ -1,0 +1,140 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+)
+
+// chunk is the size of one message of a file's transfer, bytes.
+const chunk = 256 << 10
+
+var errStreamEnded = errors.New("the manager ended the stream")
+
+// Place is a file or folder in the guests: of a guest, or of a run, whose directory relative paths are in.
+type Place struct {
+	Guest, Run string // one of the two
+	Path       string
+}
+
+func (p Place) String() string { return p.Guest + p.Run + ":" + p.Path }
+
+// Put copies a local file into the guests, over one that is there. progress is called with the bytes sent.
+func (c *Client) Put(ctx context.Context, local string, to Place, progress func(sent, size int64)) error {
+	return c.Patiently(ctx, nil, func(func()) error {
+		file, err := os.Open(local)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		if !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is not a regular file", local)
+		}
+		return c.putOnce(ctx, file, info, to, func(sent int64) {
+			if progress != nil {
+				progress(sent, info.Size())
+			}
+		})
+	})
+}
+
+func (c *Client) putOnce(ctx context.Context, file io.Reader, info os.FileInfo, to Place, sent func(int64)) error {
+	stream := c.PutFile(ctx)
+	buffer := make([]byte, chunk)
+	var total int64
+	for first, last := true, false; !last; first = false {
+		n, err := io.ReadFull(file, buffer)
+		last = errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if err != nil && !last {
+			return err
+		}
+		message := &v1.ControlPutFileRequest{File: &v1.PutFileRequest{Data: buffer[:n], Last: last}}
+		if first {
+			message.Guest, message.Run = to.Guest, to.Run
+			message.File.Path, message.File.Mode = to.Path, uint32(info.Mode().Perm())
+		}
+		if err := stream.Send(message); err != nil {
+			break // the reason comes with the response
+		}
+		total += int64(n)
+		sent(total)
+	}
+	response, err := stream.CloseAndReceive()
+	if err == nil && int64(response.Msg.Size) != total {
+		return fmt.Errorf("%d of %d bytes arrived", response.Msg.Size, total)
+	}
+	return err
+}
+
+// Get copies a file out of the guests to a local path, which is replaced only when all of it is there. A broken
+// connection is taken up where it ended.
+func (c *Client) Get(ctx context.Context, from Place, local string, progress func(got, size int64)) error {
+	if info, err := os.Stat(local); err == nil && info.IsDir() {
+		local = filepath.Join(local, filepath.Base(from.Path))
+	}
+	file, err := os.CreateTemp(filepath.Dir(local), "."+filepath.Base(local)+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	mode, err := c.Read(ctx, from, file, progress)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(file.Chmod(mode), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), local)
+}
+
+// Read writes a file of the guests to w and returns its permission bits.
+func (c *Client) Read(ctx context.Context, from Place, w io.Writer, progress func(got, size int64)) (os.FileMode, error) {
+	var got, size uint64
+	mode := os.FileMode(0o644)
+	err := c.Patiently(ctx, nil, func(alive func()) error {
+		stream, err := c.GetFile(ctx, connect.NewRequest(&v1.ControlGetFileRequest{
+			Guest: from.Guest, Run: from.Run, Path: from.Path, Offset: got}))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		for stream.Receive() {
+			alive()
+			part := stream.Msg().GetFile()
+			if part.GetSize() > 0 {
+				size = part.GetSize()
+			}
+			if part.GetMode() != 0 {
+				mode = os.FileMode(part.GetMode()).Perm()
+			}
+			n, err := w.Write(part.GetData())
+			got += uint64(n)
+			if err != nil {
+				return err
+			}
+			if progress != nil {
+				progress(int64(got), int64(size))
+			}
+		}
+		if err := stream.Err(); err != nil {
+			return err
+		}
+		if got < size {
+			return connect.NewError(connect.CodeUnavailable, errStreamEnded)
+		}
+		return nil
+	})
+	return mode, err
+}

@@ -1,0 +1,129 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	dialTimeout = 5 * time.Second
+	// A manager that vanished without a word is noticed after pingAfter + pingTimeout of silence.
+	pingAfter   = 10 * time.Second
+	pingTimeout = 10 * time.Second
+)
+
+// Unreachable says that no manager took a connection, and why each did not.
+type Unreachable struct {
+	Managers []string // URLs
+	Reasons  []error  // one for each manager
+}
+
+func (u *Unreachable) Error() string {
+	lines := make([]string, len(u.Managers))
+	for i, manager := range u.Managers {
+		lines[i] = fmt.Sprintf("%s: %s", manager, plainReason(u.Reasons[i]))
+	}
+	return "no manager answers at " + strings.Join(lines, ", nor at ")
+}
+
+// Unwrap gives the reasons to errors.Is and errors.As.
+func (u *Unreachable) Unwrap() []error { return u.Reasons }
+
+// plainReason leaves out what a reader of "no manager answers at URL" knows already.
+func plainReason(err error) string {
+	var number syscall.Errno
+	var timeout interface{ Timeout() bool }
+	switch {
+	case errors.As(err, &number):
+		return number.Error()
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return "no answer within " + dialTimeout.String()
+	}
+	return err.Error()
+}
+
+// transport sends requests to whichever manager takes connections, and remembers which did.
+type transport struct {
+	managers  []string // URLs
+	addresses []string // host:port, one for each
+	tls       *tls.Config
+
+	mu      sync.Mutex
+	first   int             // index of the manager to try first
+	current *http.Transport // nil: to be made
+}
+
+func newTransport(managers []string, options *tls.Config) (*transport, error) {
+	t := &transport{managers: managers, tls: options}
+	for _, manager := range managers {
+		parsed, err := url.Parse(manager)
+		if err != nil || parsed.Scheme != "https" || parsed.Hostname() == "" || parsed.Port() == "" {
+			return nil, fmt.Errorf("manager %q: give it as https://host:port, as in https://192.0.2.1:7070", manager)
+		}
+		t.addresses = append(t.addresses, parsed.Host)
+	}
+	return t, nil
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *transport) RoundTrip(request *http.Request) (*http.Response, error) {
+	return t.use().RoundTrip(request)
+}
+
+func (t *transport) use() *http.Transport {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.current == nil {
+		t.current = &http.Transport{
+			DialContext:         t.dial,
+			TLSClientConfig:     t.tls.Clone(),
+			TLSHandshakeTimeout: dialTimeout,
+			ForceAttemptHTTP2:   true,
+			IdleConnTimeout:     time.Minute,
+			HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+		}
+	}
+	return t.current
+}
+
+// rotate makes the next request go over a new connection, to another manager where there are several. Streams
+// that are under way end by themselves.
+func (t *transport) rotate() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.first = (t.first + 1) % len(t.addresses)
+	if t.current != nil {
+		t.current.CloseIdleConnections()
+		t.current = nil
+	}
+}
+
+// dial connects to the first manager that takes a connection.
+func (t *transport) dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	t.mu.Lock()
+	first := t.first
+	t.mu.Unlock()
+	failed := &Unreachable{}
+	for i := range t.addresses {
+		index := (first + i) % len(t.addresses)
+		connection, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, t.addresses[index])
+		if err == nil {
+			t.mu.Lock()
+			t.first = index
+			t.mu.Unlock()
+			return connection, nil
+		}
+		failed.Managers = append(failed.Managers, t.managers[index])
+		failed.Reasons = append(failed.Reasons, err)
+	}
+	return nil, failed
+}

@@ -1,0 +1,61 @@
+package client
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	firstPause = 200 * time.Millisecond
+	longPause  = 2 * time.Second
+	// patience is how long a wait goes on while no manager answers.
+	patience = 5 * time.Minute
+)
+
+// Patiently repeats a read that fails for a reason that passes by itself, until it succeeds, fails for good, ctx
+// ends, or no attempt made progress for five minutes. notice, where it is not nil, is told of each failure. An
+// attempt that calls alive has made progress.
+func (c *Client) Patiently(ctx context.Context, notice func(error), attempt func(alive func()) error) error {
+	pause, since := firstPause, time.Now()
+	for {
+		err := attempt(func() { pause, since = firstPause, time.Now() })
+		if err == nil || ctx.Err() != nil || !Transient(err) || time.Since(since) > patience {
+			return err
+		}
+		if notice != nil {
+			notice(err)
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longPause)
+	}
+}
+
+// Watch hands see an object now and after each change, until see says that it is done or fails. A manager's
+// restart does not end it.
+func (c *Client) Watch(ctx context.Context, kind, name string, notice func(error), see func(*v1.WatchResponse) (done bool, err error)) error {
+	return c.Patiently(ctx, notice, func(alive func()) error {
+		stream, err := c.ControlServiceClient.Watch(ctx, connect.NewRequest(&v1.WatchRequest{Kind: kind, Name: name}))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		for stream.Receive() {
+			alive()
+			if done, err := see(stream.Msg()); done || err != nil {
+				return err
+			}
+		}
+		if err := stream.Err(); err != nil {
+			return err
+		}
+		return connect.NewError(connect.CodeUnavailable, errStreamEnded)
+	})
+}

@@ -1,0 +1,141 @@
+// Package daemon starts programs that go on without their parent, and ends them later, by pid files. A pid file
+// names the process so that another one which got the same number is not taken for it.
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Spec is a program to start as a daemon.
+type Spec struct {
+	// Name is for people: "manager".
+	Name string
+	// Command is the program's path and its arguments.
+	Command []string
+	// Env is added to the caller's environment.
+	Env []string
+	// PIDFile and Log are paths; their folders are made. The log is appended to.
+	PIDFile, Log string
+}
+
+// poll is how often a process's end is looked for.
+const poll = 20 * time.Millisecond
+
+// Process is a daemon that runs.
+type Process struct {
+	identity
+	spec Spec
+	end  chan struct{} // closed when a child of this process has ended; nil for another's
+}
+
+// Start starts a daemon in a session of its own and writes its pid file. It does not wait until it serves.
+func Start(spec Spec) (*Process, error) {
+	for _, path := range []string{spec.PIDFile, spec.Log} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+		}
+	}
+	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: open its log: %w", spec.Name, err)
+	}
+	defer log.Close()
+	command := exec.Command(spec.Command[0], spec.Command[1:]...)
+	command.Env = append(os.Environ(), spec.Env...)
+	command.Dir = "/"
+	command.Stdout, command.Stderr = log, log
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	process := &Process{spec: spec, end: make(chan struct{})}
+	go func() {
+		_ = command.Wait()
+		close(process.end)
+	}()
+	if process.identity, err = identify(command.Process.Pid); err == nil {
+		err = process.write(spec.PIDFile)
+	}
+	if err != nil {
+		_ = command.Process.Kill()
+		return nil, fmt.Errorf("start %s: %w; %s", spec.Name, err, LastLines(spec.Log, 3))
+	}
+	return process, nil
+}
+
+// Ended says whether a daemon that this process started has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.end:
+		return true
+	default:
+		return !p.alive()
+	}
+}
+
+// Died is the error of a daemon that ended when it should not have, with the end of its log.
+func (p *Process) Died() error {
+	return fmt.Errorf("the %s ended at once; its log %s ends with:\n%s", p.spec.Name, p.spec.Log, LastLines(p.spec.Log, 8))
+}
+
+// Running finds the daemon of a pid file; nil where it does not run.
+func Running(spec Spec) (*Process, error) {
+	found, err := read(spec.PIDFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pid file of the %s: %w", spec.Name, err)
+	}
+	if !found.alive() {
+		return nil, nil
+	}
+	return &Process{identity: found, spec: spec}, nil
+}
+
+// Stop ends a daemon with SIGTERM, and with SIGKILL when it has not ended after grace, and removes its pid file.
+func (p *Process) Stop(grace time.Duration) error {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		if err := p.signal(signal); err != nil {
+			return fmt.Errorf("end the %s (pid %d): %w", p.spec.Name, p.PID, err)
+		}
+		for deadline := time.Now().Add(grace); time.Now().Before(deadline); time.Sleep(poll) {
+			if !p.alive() {
+				return p.Forget()
+			}
+		}
+	}
+	return fmt.Errorf("end the %s: pid %d is still there after SIGKILL", p.spec.Name, p.PID)
+}
+
+// Forget removes the pid file.
+func (p *Process) Forget() error {
+	if err := os.Remove(p.spec.PIDFile); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// LastLines is the end of a log, indented.
+func LastLines(path string, n int) string {
+	const most = 16 << 10
+	file, err := os.Open(path)
+	if err != nil {
+		return "  (" + err.Error() + ")"
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.Size() > most {
+		_, _ = file.Seek(-most, 2)
+	}
+	text := make([]byte, most)
+	read, _ := file.Read(text)
+	lines := strings.Split(strings.TrimRight(string(text[:read]), "\n"), "\n")
+	return "  " + strings.Join(lines[max(0, len(lines)-n):], "\n  ")
+}

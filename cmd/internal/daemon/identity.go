@@ -1,0 +1,94 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// identity tells one process from all others of this machine, ever: its number, when it started, and in which boot.
+type identity struct {
+	PID   int
+	Start string // clock ticks after the boot, field 22 of /proc/PID/stat (proc(5))
+	Boot  string
+}
+
+func identify(pid int) (identity, error) {
+	start, err := startTime(pid)
+	if err != nil {
+		return identity{}, err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return identity{}, err
+	}
+	return identity{pid, start, strings.TrimSpace(string(boot))}, nil
+}
+
+// startTime is "" for a process that has ended and was not waited for yet.
+func startTime(pid int) (string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	// The second field, a name in brackets, may hold anything; state is the third field, start the 22nd.
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) < 20 {
+		return "", fmt.Errorf("read /proc/%d/stat: too few fields", pid)
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return "", nil
+	}
+	return fields[19], nil
+}
+
+// alive says whether this very process still runs.
+func (i identity) alive() bool {
+	now, err := identify(i.PID)
+	return err == nil && now == i
+}
+
+// signal sends a signal to the process and to no other. One that has ended is no error.
+func (i identity) signal(signal syscall.Signal) error {
+	process, err := os.FindProcess(i.PID) // holds the process by a pidfd, so that the number cannot change hands
+	if err != nil {
+		return err
+	}
+	defer process.Release()
+	if !i.alive() {
+		return nil
+	}
+	if err := process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// write makes a pid file: the number alone on the first line, as pid files have it, then start and boot.
+func (i identity) write(path string) error {
+	next := path + ".new"
+	if err := os.WriteFile(next, fmt.Appendf(nil, "%d\n%s %s\n", i.PID, i.Start, i.Boot), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+func read(path string) (identity, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return identity{}, err
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) != 3 {
+		return identity{}, fmt.Errorf("%s does not hold a pid, a start time and a boot", filepath.Clean(path))
+	}
+	pid, err := strconv.Atoi(fields[0])
+	if err != nil {
+		return identity{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return identity{pid, fields[1], fields[2]}, nil
+}

@@ -1,0 +1,142 @@
+// Package output writes what commands show: tables for people, JSON and YAML with the API's field names for
+// programs.
+package output
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
+)
+
+// The formats of --output.
+const (
+	FormatTable = "table"
+	FormatJSON  = "json"
+	FormatYAML  = "yaml"
+)
+
+// Formats are the words that --output takes.
+var Formats = []string{FormatTable, FormatJSON, FormatYAML}
+
+// Write shows a message in a format; table writes the form for people.
+func Write(w io.Writer, format string, message proto.Message, table func(w io.Writer)) error {
+	switch format {
+	case FormatTable, "":
+		table(w)
+		return nil
+	case FormatJSON:
+		text, err := JSON(message)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w, "%s\n", text)
+		return err
+	case FormatYAML:
+		text, err := JSON(message)
+		if err != nil {
+			return err
+		}
+		if text, err = yaml.JSONToYAML(text); err != nil {
+			return err
+		}
+		_, err = w.Write(text)
+		return err
+	}
+	return fmt.Errorf("output format %q: use %s", format, strings.Join(Formats, ", "))
+}
+
+// JSON is a message with the field names of the API's protobuf files, empty fields included. 64-bit numbers are
+// strings, as protobuf's JSON mapping has them.
+func JSON(message proto.Message) ([]byte, error) {
+	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(message)
+	if err != nil {
+		return nil, err
+	}
+	var even bytes.Buffer // protojson varies its spaces on purpose
+	if err := json.Indent(&even, text, "", "  "); err != nil {
+		return nil, err
+	}
+	return even.Bytes(), nil
+}
+
+// JSONLine is a message as JSON on one line.
+func JSONLine(message proto.Message) ([]byte, error) {
+	text, err := JSON(message)
+	if err != nil {
+		return nil, err
+	}
+	var line bytes.Buffer
+	if err := json.Compact(&line, text); err != nil {
+		return nil, err
+	}
+	return line.Bytes(), nil
+}
+
+// Table lines up columns.
+type Table struct {
+	rows   [][]string
+	header []string
+}
+
+// NewTable makes a table with a header.
+func NewTable(header ...string) *Table { return &Table{header: header} }
+
+// Row adds a row; an empty cell is shown as "-".
+func (t *Table) Row(cells ...string) {
+	for i, cell := range cells {
+		cells[i] = strings.Join(strings.Fields(cell), " ")
+		if cells[i] == "" {
+			cells[i] = "-"
+		}
+	}
+	t.rows = append(t.rows, cells)
+}
+
+// Write writes the table, without trailing blanks. A last column that no row uses is left out.
+func (t *Table) Write(w io.Writer) {
+	columns := len(t.header)
+	if columns > 1 && len(t.rows) > 0 && !t.used(columns-1) {
+		columns--
+	}
+	var text bytes.Buffer
+	tabs := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{t.header}, t.rows...) {
+		fmt.Fprintln(tabs, strings.Join(row[:min(columns, len(row))], "\t"))
+	}
+	tabs.Flush()
+	for line := range strings.Lines(text.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
+	}
+}
+
+func (t *Table) used(column int) bool {
+	for _, row := range t.rows {
+		if column < len(row) && row[column] != "-" {
+			return true
+		}
+	}
+	return false
+}
+
+// Fields lines up names and values, for the show commands. A pair with an empty value is left out.
+func Fields(w io.Writer, pairs ...[2]string) {
+	width := 0
+	for _, pair := range pairs {
+		if pair[1] != "" {
+			width = max(width, len(pair[0])+1)
+		}
+	}
+	for _, pair := range pairs {
+		if pair[1] != "" {
+			value := strings.ReplaceAll(strings.TrimRight(pair[1], "\n"), "\n", "\n"+strings.Repeat(" ", width+1))
+			fmt.Fprintf(w, "%-*s %s\n", width, pair[0]+":", value)
+		}
+	}
+}

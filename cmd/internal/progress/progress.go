@@ -1,0 +1,128 @@
+// Package progress shows what goes on while a command waits: lines that are redrawn on a terminal, and a plain line
+// for each change elsewhere.
+package progress
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+// restatePause is the least time between two plain lines about one thing that differ in their numbers alone.
+const restatePause = 5 * time.Second
+
+// Line is the present state of one thing. Key tells things apart.
+type Line struct{ Key, Text string }
+
+// Lines is a block of progress lines. It is not safe for use by several goroutines.
+type Lines struct {
+	w        io.Writer
+	width    int // of the terminal; 0: not a terminal
+	drawn    int // lines on the terminal now
+	current  []Line
+	said     map[string]string // by key, without digits
+	saidText map[string]string
+	saidAt   map[string]time.Time
+}
+
+// New makes a block that is shown on w.
+func New(w io.Writer) *Lines {
+	width, _ := cli.Terminal(w)
+	return &Lines{w: w, width: width, said: map[string]string{}, saidText: map[string]string{}, saidAt: map[string]time.Time{}}
+}
+
+// Terminal says whether lines are redrawn.
+func (l *Lines) Terminal() bool { return l.width > 0 }
+
+// Set shows these lines in place of the last ones.
+func (l *Lines) Set(lines ...Line) {
+	if l.width == 0 {
+		for _, line := range lines {
+			l.say(line)
+		}
+		return
+	}
+	l.erase()
+	l.current = lines
+	l.draw()
+}
+
+// Notef writes a line above the block that stays.
+func (l *Lines) Notef(format string, args ...any) {
+	l.erase()
+	fmt.Fprintf(l.w, format+"\n", args...)
+	l.draw()
+}
+
+// Keep leaves the present lines standing and begins a new block.
+func (l *Lines) Keep() { l.drawn, l.current = 0, nil }
+
+// Clear takes the block away.
+func (l *Lines) Clear() {
+	l.erase()
+	l.current = nil
+}
+
+func (l *Lines) erase() {
+	if l.drawn > 0 {
+		fmt.Fprintf(l.w, "\r\x1b[%dA\x1b[J", l.drawn)
+		l.drawn = 0
+	}
+}
+
+func (l *Lines) draw() {
+	for _, line := range l.current {
+		fmt.Fprintln(l.w, clip(line.Text, l.width-1))
+	}
+	l.drawn = len(l.current)
+}
+
+// say writes a plain line unless the same was said of the thing, or nearly the same a moment ago.
+func (l *Lines) say(line Line) {
+	if line.Text == "" || l.saidText[line.Key] == line.Text {
+		return
+	}
+	gist := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' || r == '=' || r == '.' {
+			return -1
+		}
+		return r
+	}, line.Text)
+	if l.said[line.Key] == gist && time.Since(l.saidAt[line.Key]) < restatePause {
+		return
+	}
+	l.said[line.Key], l.saidText[line.Key], l.saidAt[line.Key] = gist, line.Text, time.Now()
+	fmt.Fprintln(l.w, line.Text)
+}
+
+func clip(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	return string([]rune(text)[:width-1]) + "…"
+}
+
+// Bar draws how much of a whole is done, with sizes: "[=====>    ]  52 %  133 MiB of 256 MiB". Without a terminal
+// it is the words alone.
+func (l *Lines) Bar(done, whole uint64) string {
+	if whole == 0 {
+		return output.Size(done)
+	}
+	done = min(done, whole)
+	words := fmt.Sprintf("%3d %%  %s of %s", done*100/whole, output.Size(done), output.Size(whole))
+	if l.width == 0 {
+		return strings.TrimLeft(words, " ")
+	}
+	const cells = 24
+	full := int(done * cells / whole)
+	bar := strings.Repeat("=", full)
+	if full < cells {
+		bar += ">"
+	}
+	return fmt.Sprintf("[%-*s] %s", cells, bar, words)
+}
