@@ -1,0 +1,21 @@
+// Package cluster holds the commands about clusters.
+package cluster
+
+import (
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+)
+
+// New makes `watari cluster`.
+func New(env *cli.Env) *cobra.Command {
+	return cli.Noun(&cobra.Command{
+		Use:     "cluster",
+		Aliases: []string{"clusters"},
+		Short:   "Virtual clusters: create, list, show, delete",
+		Long: "A cluster is a set of guests (virtual machines) that look like one MPI cluster: they share a home folder, " +
+			"know each other by name, and keep their addresses wherever they run.",
+		Example: "  watari cluster create md --guests 4 --vcpus 1 --memory 512M --image mpi --wait\n" +
+			"  watari cluster list",
+	}, newCreate(env), newList(env), newShow(env), newDelete(env))
+}

@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+)
+
+type createFlags struct {
+	guests, vcpus         uint32
+	memory, image, spread string
+	sites                 []string
+	noFork, wait          bool
+}
+
+func newCreate(env *cli.Env) *cobra.Command {
+	var flags createFlags
+	command := &cobra.Command{
+		Use:   "create CLUSTER --image IMAGE",
+		Short: "Create a cluster and start its guests",
+		Long: "Create a cluster of equal guests, named CLUSTER-0, CLUSTER-1 and so on. The manager chooses hosts for them.\n\n" +
+			"Creating the same cluster again does nothing; creating a different one under a name that is taken is refused. " +
+			"Without --wait the command returns at once, and the guests start meanwhile. Ctrl-C while waiting ends the " +
+			"waiting alone.",
+		Example: "  watari cluster create md --guests 4 --memory 512M --image mpi --wait\n" +
+			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site",
+		Args: cli.Args("CLUSTER"),
+		RunE: env.Run(func(ctx context.Context, args []string) error { return create(ctx, env, args[0], flags) }),
+	}
+	f := command.Flags()
+	f.Uint32VarP(&flags.guests, "guests", "g", 1, "number of guests")
+	f.Uint32Var(&flags.vcpus, "vcpus", 1, "virtual CPUs of each guest")
+	f.StringVarP(&flags.memory, "memory", "m", "512M", "memory of each guest")
+	f.StringVarP(&flags.image, "image", "i", "", "image that the guests boot")
+	f.StringSliceVar(&flags.sites, "site", nil, "site to use, may be repeated (default: any)")
+	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
+	f.BoolVar(&flags.noFork, "no-fork", false, "boot each guest instead of forking it from a booted template")
+	f.BoolVarP(&flags.wait, "wait", "w", false, "wait until every guest is ready")
+	command.ValidArgsFunction = cobra.NoFileCompletions
+	env.CompleteFlag(command, "image", cli.Images)
+	env.CompleteFlag(command, "site", cli.Sites)
+	env.CompleteFlag(command, "spread", cli.Words("site", "host"))
+	return command
+}
+
+// spec checks the flags and makes what the manager is asked for.
+func (f createFlags) spec() (*v1.ClusterSpec, error) {
+	memory, err := output.ParseSize(f.memory)
+	if err != nil {
+		return nil, cli.Usagef("--memory: %v", err)
+	}
+	spread, ok := map[string]v1.Spread{"": v1.Spread_SPREAD_UNSPECIFIED, "site": v1.Spread_SPREAD_SITE, "host": v1.Spread_SPREAD_HOST}[f.spread]
+	switch {
+	case !ok:
+		return nil, cli.Usagef("--spread %q: use site or host", f.spread)
+	case f.image == "":
+		return nil, cli.Usagef("--image is missing: name the image that the guests boot (`watari image list` shows those there are)")
+	case f.guests == 0:
+		return nil, cli.Usagef("--guests 0: a cluster has at least one guest")
+	case f.vcpus == 0:
+		return nil, cli.Usagef("--vcpus 0: a guest has at least one")
+	}
+	if err := cli.CheckName("image", f.image); err != nil {
+		return nil, err
+	}
+	return &v1.ClusterSpec{
+		Guests: f.guests, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
+		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork,
+	}, nil
+}
+
+func create(ctx context.Context, env *cli.Env, name string, flags createFlags) error {
+	if err := cli.CheckName("cluster", name); err != nil {
+		return err
+	}
+	spec, err := flags.spec()
+	if err != nil {
+		return err
+	}
+	c, err := env.Client()
+	if err != nil {
+		return err
+	}
+	response, err := c.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: name, Spec: spec}))
+	if err != nil {
+		return fmt.Errorf("create cluster %s: %w", name, err)
+	}
+	made := response.Msg.Cluster
+	if response.Msg.Existed {
+		env.Notef("cluster %s was there already, the same", name)
+	}
+	if flags.wait {
+		if made, err = waitReady(ctx, env, c, name); err != nil {
+			return err
+		}
+	}
+	return showCreated(env, made, flags.wait)
+}
+
+func showCreated(env *cli.Env, made *v1.Cluster, waited bool) error {
+	if env.Output != output.FormatTable {
+		return output.Write(env.Out, env.Output, made, nil)
+	}
+	name := made.GetMeta().GetName()
+	if waited {
+		return nil // the wait has said so
+	}
+	env.Notef("cluster %s is being started: %s on %s; watch it with `watari cluster show %s`", name,
+		output.Count(int(made.GetSpec().GetGuests()), "guest"), made.GetPrefix(), name)
+	return nil
+}
+
+// waitReady shows a cluster's guests starting until all are ready.
+func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Cluster, error) {
+	view := newStartView(env)
+	var last *v1.Cluster
+	err := c.Watch(ctx, "cluster", name, view.trouble, func(now *v1.WatchResponse) (bool, error) {
+		if now.Gone || now.GetCluster().GetState() == v1.ClusterState_CLUSTER_STATE_DELETING {
+			return false, fmt.Errorf("cluster %s was deleted while it started", name)
+		}
+		last = now.Cluster
+		view.show(now)
+		return last.GetState() == v1.ClusterState_CLUSTER_STATE_READY, failedForGood(now)
+	})
+	if err != nil {
+		view.lines.Keep()
+		if ctx.Err() != nil {
+			return nil, cli.Interruptedf("stopped waiting: cluster %s goes on starting; look with `watari cluster show %s`, undo with `watari cluster delete %s`", name, name, name)
+		}
+		return nil, fmt.Errorf("wait for cluster %s: %w", name, err)
+	}
+	view.done(last)
+	return last, nil
+}
+
+// failedForGood says that a guest will not be started again by itself.
+func failedForGood(now *v1.WatchResponse) error {
+	for _, guest := range now.GetGuests() {
+		if guest.GetState() == v1.GuestState_GUEST_STATE_FAILED && guest.GetFailure() != "" {
+			return fmt.Errorf("guest %s: %s; its console: `watari guest console %s`; try again with `watari guest start %s`",
+				guest.GetMeta().GetName(), guest.GetFailure(), guest.GetMeta().GetName(), guest.GetMeta().GetName())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/watari/guest"
+)
+
+func newShow(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show CLUSTER",
+		Short:             "Show a cluster and its guests",
+		Example:           "  watari cluster show md",
+		Args:              cli.Args("CLUSTER"),
+		ValidArgsFunction: env.Complete(cli.Clusters),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			found, err := get(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			guests, err := c.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{Cluster: args[0]}))
+			if err != nil {
+				return fmt.Errorf("list the guests of cluster %s: %w", args[0], err)
+			}
+			return env.Show(found, func(w io.Writer) {
+				describe(w, env, found)
+				fmt.Fprintln(w)
+				guest.Table(w, env, guests.Msg.Guests)
+			})
+		}),
+	}
+}
+
+// get fetches one cluster.
+func get(ctx context.Context, c *client.Client, name string) (*v1.Cluster, error) {
+	if err := cli.CheckName("cluster", name); err != nil {
+		return nil, err
+	}
+	response, err := c.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{Name: name}))
+	if err != nil {
+		return nil, fmt.Errorf("show cluster %s: %w", name, err)
+	}
+	if len(response.Msg.Clusters) == 0 {
+		return nil, fmt.Errorf("there is no cluster %s; `watari cluster list` shows those there are", name)
+	}
+	return response.Msg.Clusters[0], nil
+}
+
+func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
+	spec := c.GetSpec()
+	start := "forked from a booted template"
+	if spec.GetNoFork() {
+		start = "booted"
+	}
+	output.Fields(w,
+		[2]string{"name", c.GetMeta().GetName()},
+		[2]string{"state", output.State(c.GetState())},
+		[2]string{"why", c.GetMessage()},
+		[2]string{"guests", fmt.Sprintf("%d, of which %d ready; each %s", spec.GetGuests(), c.GetReadyGuests(), shape(spec.GetShape()))},
+		[2]string{"image", spec.GetImage() + " (" + output.Digest(c.GetImageDigest()) + ")"},
+		[2]string{"sites", strings.Join(spec.GetSites(), ", ")},
+		[2]string{"spread", output.State(spec.GetSpread())},
+		[2]string{"start", start},
+		[2]string{"network", fmt.Sprintf("%s, MTU %d", c.GetPrefix(), c.GetMtu())},
+		[2]string{"owner", c.GetMeta().GetOwner()},
+		[2]string{"age", output.Age(env.Now(), c.GetMeta().GetCreated())},
+	)
+}

@@ -1,0 +1,83 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
+)
+
+func newStart(env *cli.Env) *cobra.Command {
+	var wait bool
+	command := &cobra.Command{
+		Use:   "start GUEST",
+		Short: "Start a guest that was stopped or has failed",
+		Long: "Start a guest that was stopped or has failed. It comes up fresh: what its processes had in memory and in " +
+			"files outside the shared home is gone.",
+		Example:           "  watari guest start md-2 --wait",
+		Args:              cli.Args("GUEST"),
+		ValidArgsFunction: env.Complete(cli.Guests),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			return change(ctx, env, args[0], wait, "start", "ready",
+				func(ctx context.Context, c *client.Client) error {
+					_, err := c.StartGuest(ctx, connect.NewRequest(&v1.StartGuestRequest{Name: args[0]}))
+					return err
+				}, (*v1.Guest).GetReady)
+		}),
+	}
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until it is ready")
+	return command
+}
+
+// change asks for a change of a guest and, where wanted, waits until it is there.
+func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goal string,
+	ask func(context.Context, *client.Client) error, there func(*v1.Guest) bool) error {
+	if err := cli.CheckName("guest", name); err != nil {
+		return err
+	}
+	c, err := env.Client()
+	if err != nil {
+		return err
+	}
+	if err := ask(ctx, c); err != nil {
+		return fmt.Errorf("%s guest %s: %w", verb, name, err)
+	}
+	if !wait {
+		env.Notef("guest %s: %s asked for; look with `watari guest show %s`", name, verb, name)
+		return nil
+	}
+	lines := progress.New(env.Err)
+	trouble := func(err error) {
+		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Explain(err).Error()})
+	}
+	err = c.Watch(ctx, "guest", name, trouble, func(now *v1.WatchResponse) (bool, error) {
+		guest := now.GetGuest()
+		switch {
+		case now.Gone:
+			return false, fmt.Errorf("guest %s was deleted meanwhile", name)
+		case there(guest):
+			return true, nil
+		case guest.GetFailure() != "":
+			return false, fmt.Errorf("%s; its console: `watari guest console %s`", guest.GetFailure(), name)
+		}
+		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("guest %s: %s %s", name, output.State(guest.GetState()), guest.GetMessage())})
+		return false, nil
+	})
+	if ctx.Err() != nil {
+		lines.Keep()
+		return cli.Interruptedf("stopped waiting: guest %s: the %s goes on; look with `watari guest show %s`", name, verb, name)
+	}
+	if err != nil {
+		return fmt.Errorf("%s guest %s: %w", verb, name, err)
+	}
+	lines.Clear()
+	env.Notef("guest %s is %s", name, goal)
+	return nil
+}

@@ -1,0 +1,91 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
+)
+
+func newDrain(env *cli.Env) *cobra.Command {
+	var undo, wait bool
+	command := &cobra.Command{
+		Use:   "drain HOST",
+		Short: "Move all guests away from a host and put none there, until --undo",
+		Long: "Drain a host: its guests are live-migrated to other hosts, and no guest is put there until `--undo`. Runs " +
+			"go on. Guests for which there is no room elsewhere stay and are named.",
+		Example:           "  watari host drain a1 --wait\n  watari host drain a1 --undo",
+		Args:              cli.Args("HOST"),
+		ValidArgsFunction: env.Complete(cli.Hosts),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			return drain(ctx, env, args[0], undo, wait)
+		}),
+	}
+	command.Flags().BoolVar(&undo, "undo", false, "let the host take guests again")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until no guest is left there")
+	return command
+}
+
+func drain(ctx context.Context, env *cli.Env, name string, undo, wait bool) error {
+	if err := cli.CheckName("host", name); err != nil {
+		return err
+	}
+	if undo && wait {
+		return cli.Usagef("--undo and --wait do not go together: undoing is at once")
+	}
+	c, err := env.Client()
+	if err != nil {
+		return err
+	}
+	if _, err := c.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: name, Undo: undo})); err != nil {
+		return fmt.Errorf("drain host %s: %w", name, err)
+	}
+	switch {
+	case undo:
+		env.Notef("host %s takes guests again", name)
+		return nil
+	case !wait:
+		env.Notef("host %s is being drained; watch it with `watari migrate list`, undo with `watari host drain %s --undo`", name, name)
+		return nil
+	}
+	return waitDrained(ctx, env, c, name)
+}
+
+func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name string) error {
+	lines := progress.New(env.Err)
+	trouble := func(err error) {
+		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Explain(err).Error()})
+	}
+	err := c.Watch(ctx, "host", name, trouble, func(now *v1.WatchResponse) (bool, error) {
+		host := now.GetHost()
+		switch {
+		case now.Gone:
+			return false, fmt.Errorf("the host was removed meanwhile")
+		case host.GetState() == v1.HostState_HOST_STATE_DRAINED:
+			return true, nil
+		case !host.GetDraining():
+			return false, fmt.Errorf("the draining was undone meanwhile")
+		}
+		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("host %s: %s left: %s", name,
+			output.Count(len(host.GetGuests()), "guest"), strings.Join(host.GetGuests(), ", "))})
+		return false, nil
+	})
+	if ctx.Err() != nil {
+		lines.Keep()
+		return cli.Interruptedf("stopped waiting: host %s goes on being drained; undo with `watari host drain %s --undo`", name, name)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for host %s to be drained: %w", name, err)
+	}
+	lines.Clear()
+	env.Notef("host %s is drained: no guest is on it", name)
+	return nil
+}

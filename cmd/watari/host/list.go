@@ -1,0 +1,62 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+func newList(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "list",
+		Aliases:           []string{"ls"},
+		Short:             "List the hosts",
+		Example:           "  watari host list\n  watari host list -o json",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Run(func(ctx context.Context, _ []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+			if err != nil {
+				return fmt.Errorf("list hosts: %w", err)
+			}
+			return env.Show(response.Msg, func(w io.Writer) { table(w, env, response.Msg.Hosts) })
+		}),
+	}
+}
+
+func table(w io.Writer, env *cli.Env, hosts []*v1.Host) {
+	if len(hosts) == 0 {
+		env.Notef("there are no hosts; make this machine one with `sudo watari up`, or another by a token of `watari token create --host`")
+		return
+	}
+	t := output.NewTable("NAME", "SITE", "STATE", "CORES", "BUSY", "MEMORY", "FREE", "ACCEL", "GUESTS", "AGENT")
+	for _, h := range hosts {
+		info, load := h.GetInfo(), h.GetLoad()
+		busy, free, agent := "", "", ""
+		if load != nil {
+			busy, free = fmt.Sprintf("%.1f", load.GetCpuBusy()), output.Size(load.GetMemoryAvailableBytes())
+		}
+		if h.GetState() == v1.HostState_HOST_STATE_UNREACHABLE {
+			agent = "away"
+			if h.GetLastSeen() != nil {
+				agent = "away for " + output.Age(env.Now(), h.GetLastSeen())
+			}
+		}
+		t.Row(h.GetMeta().GetName(), info.GetSite(), output.State(h.GetState()), fmt.Sprint(info.GetCores()), busy,
+			output.Size(info.GetMemoryBytes()), free, strings.ToUpper(output.State(info.GetAcceleration().GetKind())),
+			fmt.Sprint(len(h.GetGuests())), agent)
+	}
+	t.Write(w)
+}

@@ -1,0 +1,94 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+func newShow(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show HOST",
+		Short:             "Show a host: cores, memory nodes, acceleration and why, load, guests",
+		Example:           "  watari host show a1",
+		Args:              cli.Args("HOST"),
+		ValidArgsFunction: env.Complete(cli.Hosts),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			host, err := get(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			return env.Show(host, func(w io.Writer) { describe(w, env, host) })
+		}),
+	}
+}
+
+func describe(w io.Writer, env *cli.Env, h *v1.Host) {
+	info, load := h.GetInfo(), h.GetLoad()
+	now := ""
+	if load != nil {
+		now = fmt.Sprintf("%.1f of %d cores busy, %s of memory and %s of disk free", load.GetCpuBusy(), info.GetCores(),
+			output.Size(load.GetMemoryAvailableBytes()), output.Size(load.GetDiskAvailableBytes()))
+	}
+	seen := ""
+	if h.GetLastSeen() != nil {
+		seen = output.Age(env.Now(), h.GetLastSeen()) + " ago"
+	}
+	acceleration := strings.ToUpper(output.State(info.GetAcceleration().GetKind()))
+	if reason := info.GetAcceleration().GetReason(); reason != "" {
+		acceleration += ": " + reason
+	}
+	output.Fields(w,
+		[2]string{"name", h.GetMeta().GetName()},
+		[2]string{"site", info.GetSite()},
+		[2]string{"state", output.State(h.GetState())},
+		[2]string{"agent seen", seen},
+		[2]string{"cores", fmt.Sprintf("%d, %s", info.GetCores(), info.GetCpuModel())},
+		[2]string{"memory", output.Size(info.GetMemoryBytes())},
+		[2]string{"nodes", nodes(info.GetNumaNodes())},
+		[2]string{"acceleration", acceleration},
+		[2]string{"load", now},
+		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
+		[2]string{"address", fmt.Sprintf("%s, MTU %d", info.GetLanAddress(), info.GetMtu())},
+		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), info.GetLibvirtVersion(), info.GetQemuVersion(), info.GetKernelVersion())},
+		[2]string{"boot", info.GetBootId()},
+	)
+}
+
+// nodes tells the memory nodes, a line each: "0: CPUs 0-3, 16 GiB".
+func nodes(all []*v1.NUMANode) string {
+	var lines []string
+	for _, node := range all {
+		lines = append(lines, fmt.Sprintf("%d: CPUs %s, %s", node.GetId(), ranges(node.GetCpus()), output.Size(node.GetMemoryBytes())))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// ranges tells ascending numbers in short: "0-3,8".
+func ranges(numbers []uint32) string {
+	var parts []string
+	for i := 0; i < len(numbers); {
+		j := i
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
+			j++
+		}
+		part := fmt.Sprint(numbers[i])
+		if j > i {
+			part += fmt.Sprintf("-%d", numbers[j])
+		}
+		parts = append(parts, part)
+		i = j + 1
+	}
+	return strings.Join(parts, ",")
+}

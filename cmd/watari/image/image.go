@@ -1,0 +1,41 @@
+// Package image holds the commands about images.
+package image
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+)
+
+// New makes `watari image`.
+func New(env *cli.Env) *cobra.Command {
+	return cli.Noun(&cobra.Command{
+		Use:     "image",
+		Aliases: []string{"images"},
+		Short:   "Images, what guests boot: list, show, remove",
+		Long: "An image is what guests boot: a kernel, an initial RAM file system and a read-only root, each known by its " +
+			"content's hash. Hosts fetch it from the manager when a guest needs it.",
+		Example: "  watari image list\n  watari image show mpi",
+	}, newList(env), newShow(env), newRemove(env))
+}
+
+// get fetches one image.
+func get(ctx context.Context, c *client.Client, name string) (*v1.Image, error) {
+	if err := cli.CheckName("image", name); err != nil {
+		return nil, err
+	}
+	response, err := c.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: name}))
+	if err != nil {
+		return nil, fmt.Errorf("show image %s: %w", name, err)
+	}
+	if len(response.Msg.Images) == 0 {
+		return nil, fmt.Errorf("there is no image %s; `watari image list` shows those there are", name)
+	}
+	return response.Msg.Images[0], nil
+}

@@ -1,0 +1,50 @@
+package image
+
+import (
+	"context"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+func newShow(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show IMAGE",
+		Short:             "Show an image and its blobs",
+		Example:           "  watari image show mpi",
+		Args:              cli.Args("IMAGE"),
+		ValidArgsFunction: env.Complete(cli.Images),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			image, err := get(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			return env.Show(image, func(w io.Writer) { describe(w, env, image) })
+		}),
+	}
+}
+
+func describe(w io.Writer, env *cli.Env, i *v1.Image) {
+	blob := func(b *v1.Blob) string { return b.GetDigest() + ", " + output.Size(b.GetSize()) }
+	output.Fields(w,
+		[2]string{"name", i.GetMeta().GetName()},
+		[2]string{"digest", i.GetDigest()},
+		[2]string{"source", i.GetSource()},
+		[2]string{"MPI", strings.Join(i.GetMpi(), ", ")},
+		[2]string{"kernel", blob(i.GetKernel())},
+		[2]string{"initrd", blob(i.GetInitrd())},
+		[2]string{"root", i.GetRootType() + ", " + blob(i.GetRoot())},
+		[2]string{"arguments", i.GetKernelArgs()},
+		[2]string{"owner", i.GetMeta().GetOwner()},
+		[2]string{"age", output.Age(env.Now(), i.GetMeta().GetCreated())},
+	)
+}

@@ -1,0 +1,179 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/daemon"
+	"watari/cmd/internal/output"
+)
+
+// startAgent starts this machine's agent and waits until the manager knows it.
+func (u *up) startAgent(ctx context.Context) error {
+	spec := u.agent()
+	if process, err := daemon.Running(spec); err != nil {
+		return err
+	} else if process != nil {
+		u.lines.Notef("the agent runs already, pid %d", process.PID)
+		return u.awaitAgent(ctx, process)
+	}
+	path, err := program("watari-agent")
+	if err != nil {
+		return err
+	}
+	manager, err := u.admit(ctx)
+	if err != nil {
+		return err
+	}
+	address := u.LANAddress
+	if address == "" {
+		address = lanAddress()
+	}
+	spec.Command = []string{path, "--manager", manager, "--token-file", u.tokenFile(), "--state", u.agentState(),
+		"--run", defaultRun, "--name", u.Name, "--lan-address", address, "--libvirt", libvirtURI}
+	if u.Site != "" {
+		spec.Command = append(spec.Command, "--site", u.Site)
+	}
+	process, err := daemon.Start(spec)
+	if err != nil {
+		return err
+	}
+	return u.awaitAgent(ctx, process)
+}
+
+// admit sees to it that the agent can join: it has a certificate that is good, or a token. It returns the
+// manager's URL.
+func (u *up) admit(ctx context.Context) (manager string, err error) {
+	if u.Manager != "" {
+		return u.Manager, u.admitElsewhere()
+	}
+	c, err := u.open()
+	if err != nil {
+		return "", err
+	}
+	config, err := client.Load(u.adminConfig())
+	if err != nil {
+		return "", err
+	}
+	if u.hasCertificate() {
+		known, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+		if err != nil {
+			return "", fmt.Errorf("look whether the manager knows host %s: %w", u.Name, err)
+		}
+		for _, host := range known.Msg.Hosts {
+			if host.GetMeta().GetName() == u.Name {
+				return config.Managers[0], nil
+			}
+		}
+		if err := u.forgetCertificate(); err != nil { // of a host that was removed
+			return "", err
+		}
+	}
+	response, err := c.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: u.Site}))
+	if err != nil {
+		return "", fmt.Errorf("make a token for host %s: %w", u.Name, err)
+	}
+	return config.Managers[0], u.writeToken(response.Msg.Token)
+}
+
+// admitElsewhere uses the token that was given; without one the agent must have joined before.
+func (u *up) admitElsewhere() error {
+	if u.token == "" {
+		if u.hasCertificate() {
+			return nil
+		}
+		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
+	}
+	if err := u.forgetCertificate(); err != nil {
+		return err
+	}
+	return u.writeToken(u.token)
+}
+
+func (l layout) hasCertificate() bool {
+	files, _ := os.ReadDir(l.agentPKI())
+	return len(files) > 0
+}
+
+func (l layout) forgetCertificate() error {
+	if err := os.RemoveAll(l.agentPKI()); err != nil {
+		return fmt.Errorf("take away the agent's old certificate: %w", err)
+	}
+	return nil
+}
+
+func (l layout) writeToken(token string) error {
+	if err := os.MkdirAll(filepath.Dir(l.tokenFile()), 0o755); err != nil {
+		return fmt.Errorf("hand the token to the agent: %w", err)
+	}
+	if err := os.WriteFile(l.tokenFile(), []byte(token+"\n"), 0o600); err != nil {
+		return fmt.Errorf("hand the token to the agent: %w", err)
+	}
+	return nil
+}
+
+// awaitAgent waits until the manager knows the agent, as far as that can be asked from here.
+func (u *up) awaitAgent(ctx context.Context, process *daemon.Process) error {
+	var host *v1.Host
+	err := u.await(ctx, process, "starting the agent", func() (bool, string) {
+		if u.Manager != "" {
+			return u.hasCertificate(), "joining " + u.Manager
+		}
+		found, err := u.host(ctx)
+		host = found
+		if err != nil {
+			return false, brief(err)
+		}
+		return host != nil && host.GetState() != v1.HostState_HOST_STATE_UNREACHABLE && host.GetInfo() != nil, "joining the manager"
+	})
+	if err != nil {
+		return err
+	}
+	_ = os.Remove(u.tokenFile()) // used up
+	if u.Manager != "" {
+		u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, u.agent().Log)
+		return nil
+	}
+	info := host.GetInfo()
+	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent's pid is %d, its log %s", u.Name, info.GetSite(),
+		output.State(host.GetState()), output.Count(int(info.GetCores()), "core"), output.Size(info.GetMemoryBytes()),
+		acceleration(info.GetAcceleration()), process.PID, u.agent().Log)
+	return nil
+}
+
+// host asks this machine's manager for this host; nil: it is not known yet.
+func (u *up) host(ctx context.Context) (*v1.Host, error) {
+	c, err := u.open()
+	if err != nil {
+		return nil, err
+	}
+	defer c.HTTP().CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	for _, host := range response.Msg.Hosts {
+		if host.GetMeta().GetName() == u.Name {
+			return host, nil
+		}
+	}
+	return nil, nil
+}
+
+func acceleration(a *v1.Acceleration) string {
+	switch a.GetKind() {
+	case v1.AccelerationKind_ACCELERATION_KIND_KVM:
+		return "KVM"
+	case v1.AccelerationKind_ACCELERATION_KIND_TCG:
+		return "emulated CPUs (" + a.GetReason() + ")"
+	}
+	return "acceleration not known yet"
+}

@@ -1,0 +1,107 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/daemon"
+	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
+)
+
+// grace is how long a daemon may take to end by itself.
+const grace = 10 * time.Second
+
+// NewDown makes `watari down`.
+func NewDown(env *cli.Env) *cobra.Command {
+	var l layout
+	var guests bool
+	command := &cobra.Command{
+		Use:   "down",
+		Short: "End what `watari up` began on this machine",
+		Long: "End the agent, the manager and the libvirt daemons that `watari up` started on this machine. Guests go on, " +
+			"and are found again by the next `watari up`; so do runs on them. With --guests the guests of this machine end " +
+			"too, and the next `watari up` starts them afresh. Nothing that `watari up` did not start is touched, and " +
+			"everything that is kept stays where it is.",
+		Example:           "  sudo watari down\n  sudo watari down --guests",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Run(func(ctx context.Context, _ []string) error {
+			if err := needRoot("watari down"); err != nil {
+				return err
+			}
+			state, err := filepath.Abs(l.state)
+			if err != nil {
+				return err
+			}
+			l.state = state
+			return down(ctx, env, l, guests)
+		}),
+	}
+	command.Flags().BoolVar(&guests, "guests", false, "end the guests of this machine too")
+	command.Flags().StringVar(&l.state, "state", defaultState, "folder in which everything is kept")
+	return command
+}
+
+func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
+	lines := progress.New(env.Err)
+	defer lines.Clear()
+	ended := 0
+	stop := func(specs ...daemon.Spec) error {
+		var failed []error
+		for _, spec := range specs {
+			process, err := daemon.Running(spec)
+			if err == nil && process != nil {
+				lines.Set(progress.Line{Key: spec.Name, Text: fmt.Sprintf("ending %s, pid %d", spec.Name, process.PID)})
+				if err = process.Stop(grace); err == nil {
+					ended++
+					lines.Notef("%s has ended", spec.Name)
+				}
+			}
+			failed = append(failed, err)
+		}
+		return errors.Join(failed...)
+	}
+	failed := []error{stop(l.agent())}
+	left, err := findGuests(l.agentState())
+	failed = append(failed, err)
+	if guests && len(left) > 0 {
+		lines.Set(progress.Line{Key: "guests", Text: "ending " + output.Count(len(left), "guest")})
+		left, err = endGuests(ctx, left)
+		failed = append(failed, err)
+	}
+	failed = append(failed, stop(l.libvirtd(), l.virtlogd(), l.manager()))
+	if ended == 0 {
+		lines.Notef("nothing that `watari up` started runs here (state in %s)", l.state)
+	}
+	if len(left) > 0 {
+		lines.Notef("%s: %s; take them up again with `sudo watari up`, end them with `sudo watari down --guests`",
+			goOn(len(left)), strings.Join(names(left), ", "))
+	}
+	if answering := foreign(l); answering != "" && ended > 0 {
+		lines.Notef("%s", answering)
+	}
+	return errors.Join(failed...)
+}
+
+func goOn(n int) string {
+	if n == 1 {
+		return "1 guest goes on"
+	}
+	return fmt.Sprintf("%d guests go on", n)
+}
+
+// foreign says what runs still that `watari up` uses and did not start.
+func foreign(layout) string {
+	if libvirtAnswers() {
+		return "the libvirt daemon goes on: `watari up` did not start it"
+	}
+	return ""
+}

@@ -1,0 +1,105 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// machine is a QEMU process that is a guest of this machine's agent.
+type machine struct {
+	name string
+	pid  int
+}
+
+func names(machines []machine) []string {
+	var all []string
+	for _, m := range machines {
+		all = append(all, m.name)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// findGuests finds the guests that run here: QEMU processes with the UUID of a guest that the agent keeps a record
+// of, in this process's own PID namespace (a lab's hosts have others).
+func findGuests(agentState string) ([]machine, error) {
+	records, err := os.ReadDir(filepath.Join(agentState, "guests"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for guests: %w", err)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	own, _ := os.Readlink("/proc/self/ns/pid")
+	var found []machine
+	for _, path := range processes {
+		name, uid := guestOf(path)
+		namespace, _ := os.Readlink(filepath.Join(filepath.Dir(path), "ns", "pid"))
+		if uid == "" || namespace != own {
+			continue
+		}
+		if slices.ContainsFunc(records, func(record os.DirEntry) bool { return record.Name() == uid }) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			found = append(found, machine{name, pid})
+		}
+	}
+	return found, nil
+}
+
+// guestOf reads a guest's name and UUID from a QEMU command line; "" where it is none of ours.
+func guestOf(path string) (name, uid string) {
+	text, err := os.ReadFile(path)
+	if err != nil || !bytes.Contains(text, []byte("guest=watari-")) {
+		return "", ""
+	}
+	words := strings.Split(string(text), "\x00")
+	for i, word := range words[:len(words)-1] {
+		switch word {
+		case "-name":
+			name, _, _ = strings.Cut(strings.TrimPrefix(words[i+1], "guest=watari-"), ",")
+		case "-uuid":
+			uid = words[i+1]
+		}
+	}
+	return name, uid
+}
+
+// endGuests ends guests and returns those that it could not end.
+func endGuests(ctx context.Context, guests []machine) ([]machine, error) {
+	left := guests
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		for _, guest := range left {
+			if err := syscall.Kill(guest.pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return left, fmt.Errorf("end guest %s: %w", guest.name, err)
+			}
+		}
+		for deadline := time.Now().Add(grace); time.Now().Before(deadline); {
+			left = slices.DeleteFunc(slices.Clone(left), func(guest machine) bool {
+				name, _ := guestOf(fmt.Sprintf("/proc/%d/cmdline", guest.pid))
+				return name != guest.name
+			})
+			if len(left) == 0 {
+				return nil, nil
+			}
+			select {
+			case <-ctx.Done():
+				return left, ctx.Err()
+			case <-time.After(startPoll):
+			}
+		}
+	}
+	return left, fmt.Errorf("%d guests did not end", len(left))
+}

@@ -1,0 +1,147 @@
+// Package local holds `watari up` and `watari down`: the manager and the agent of this machine.
+package local
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"watari/cmd/internal/daemon"
+)
+
+const (
+	defaultState  = "/var/lib/watari"
+	defaultListen = "0.0.0.0:7070"
+	defaultSite   = "local"
+	defaultRun    = "/run/watari"
+	libvirtURI    = "qemu:///system"
+)
+
+// options are those of `watari up`; they are kept, so that a later `watari up` needs none.
+type options struct {
+	Manager    string `json:"manager,omitempty"` // empty: one is run here
+	Site       string `json:"site,omitempty"`
+	Name       string `json:"name,omitempty"`
+	LANAddress string `json:"lan_address,omitempty"`
+	Listen     string `json:"listen,omitempty"`
+	NoAgent    bool   `json:"no_agent,omitempty"`
+}
+
+// layout is where things are on this machine.
+type layout struct{ state string }
+
+func (l layout) options() string     { return filepath.Join(l.state, "up.json") }
+func (l layout) adminConfig() string { return filepath.Join(l.state, "admin.json") }
+func (l layout) agentState() string  { return filepath.Join(l.state, "agent") }
+func (l layout) agentPKI() string    { return filepath.Join(l.state, "agent", "pki") }
+func (l layout) tokenFile() string   { return filepath.Join(l.state, "agent", "join-token") }
+
+// daemon is where the pid file and log of a daemon are. Its command is to be filled in.
+func (l layout) daemon(name string) daemon.Spec {
+	folder := filepath.Join(l.state, name)
+	return daemon.Spec{Name: name, PIDFile: filepath.Join(folder, name+".pid"), Log: filepath.Join(folder, name+".log")}
+}
+
+func (l layout) manager() daemon.Spec  { return l.daemon("manager") }
+func (l layout) agent() daemon.Spec    { return l.daemon("agent") }
+func (l layout) libvirtd() daemon.Spec { return l.libvirt("libvirtd") }
+func (l layout) virtlogd() daemon.Spec { return l.libvirt("virtlogd") }
+
+func (l layout) libvirt(name string) daemon.Spec {
+	spec := l.daemon("libvirt")
+	return daemon.Spec{Name: name, PIDFile: filepath.Join(filepath.Dir(spec.PIDFile), name+".pid"),
+		Log: filepath.Join(filepath.Dir(spec.Log), name+".log")}
+}
+
+// load reads the options of the last `watari up`, if there was one.
+func (l layout) load() (options, error) {
+	var o options
+	text, err := os.ReadFile(l.options())
+	if errors.Is(err, os.ErrNotExist) {
+		return o, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &o)
+	}
+	if err != nil {
+		return o, fmt.Errorf("read the options of the last `watari up`: %w", err)
+	}
+	return o, nil
+}
+
+func (l layout) save(o options) error {
+	text, err := json.MarshalIndent(o, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(l.state, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(l.options(), append(text, '\n'), 0o600)
+}
+
+// needRoot says what root is needed for.
+func needRoot(command string) error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s needs root, since it sets up networks and virtual machines: sudo %s", command, command)
+}
+
+// program finds a program beside this one, or on the PATH, or among the administrator's.
+func program(name string) (string, error) {
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), name)
+		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() {
+			return beside, nil
+		}
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	for _, folder := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+		if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("there is no program %s, neither beside watari nor on the PATH; install it", name)
+}
+
+// hostName makes this machine's name into a host's: the first label, with what a name cannot hold left out.
+func hostName(machine string) string {
+	label, _, _ := strings.Cut(strings.ToLower(machine), ".")
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		return '-'
+	}, label)
+	if name == "" || name[0] < 'a' || name[0] > 'z' {
+		name = "host-" + name
+	}
+	return strings.Trim(name[:min(len(name), 40)], "-")
+}
+
+// lanAddress is this machine's own address towards the rest of the world, else any that is not loopback, else
+// loopback, by which a machine can be a host all alone.
+func lanAddress() string {
+	// Connecting a UDP socket sends nothing: it asks the kernel for a route. The address is kept for documents.
+	if connection, err := net.Dial("udp4", "192.0.2.1:9"); err == nil {
+		defer connection.Close()
+		if address, ok := connection.LocalAddr().(*net.UDPAddr); ok && !address.IP.IsLoopback() {
+			return address.IP.String()
+		}
+	}
+	addresses, _ := net.InterfaceAddrs()
+	for _, address := range addresses {
+		if network, ok := address.(*net.IPNet); ok && network.IP.To4() != nil && network.IP.IsGlobalUnicast() {
+			return network.IP.String()
+		}
+	}
+	return "127.0.0.1"
+}

@@ -1,0 +1,87 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/client"
+)
+
+// askTimeout is for one question to a manager that may just be starting.
+const askTimeout = 3 * time.Second
+
+// startManager starts this machine's manager and waits until it answers.
+func (u *up) startManager(ctx context.Context) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	spec := u.manager()
+	spec.Command = []string{self, "manager", "--state", filepath.Join(u.state, "manager"), "--listen", u.Listen}
+	process, began, err := u.start(spec)
+	if err != nil {
+		return err
+	}
+	var version string
+	err = u.await(ctx, process, "starting the manager", func() (bool, string) {
+		version, err = u.ask(ctx)
+		return err == nil, brief(err)
+	})
+	if err != nil {
+		return err
+	}
+	if began {
+		u.lines.Notef("manager %s runs, pid %d, listening on %s; its log is %s", version, process.PID, u.Listen, spec.Log)
+	} else {
+		u.lines.Notef("the manager runs already, pid %d", process.PID)
+	}
+	if u.state != defaultState {
+		u.lines.Notef("the client config is %s: export WATARI_CONFIG=%[1]s", u.adminConfig())
+	}
+	return nil
+}
+
+// open makes a client for this machine's manager.
+func (l layout) open() (*client.Client, error) {
+	config, err := client.Load(l.adminConfig())
+	if err != nil {
+		return nil, err
+	}
+	return client.Open(config)
+}
+
+// ask asks this machine's manager for its version, which it tells once it leads.
+func (u *up) ask(ctx context.Context) (string, error) {
+	c, err := u.open()
+	if err != nil {
+		return "", err
+	}
+	defer c.HTTP().CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	response, err := c.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+	if err != nil {
+		return "", err
+	}
+	return response.Msg.Version, nil
+}
+
+// brief says why something is not there yet, without a next step: waiting is it.
+func brief(err error) string {
+	if err == nil {
+		return ""
+	}
+	if errors.Is(err, client.ErrNoConfig) {
+		return "making its keys"
+	}
+	text, _, _ := strings.Cut(client.Explain(err).Error(), ";")
+	return text
+}

@@ -1,0 +1,202 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"watari/ca"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/daemon"
+	"watari/cmd/internal/progress"
+)
+
+const (
+	startTimeout = 2 * time.Minute
+	startPoll    = 100 * time.Millisecond
+)
+
+const upLong = `Make this machine a manager with its own store, and a host that runs guests. With --manager and --token it
+becomes a host of a manager elsewhere. What already runs is left as it is, so the command can be repeated.
+
+The options are kept for the next time; a machine that was started anew needs only "watari up". The manager's log is
+/var/lib/watari/manager/manager.log, the agent's /var/lib/watari/agent/agent.log. Where no libvirt daemon answers, one is
+started, which listens on no network. "watari down" ends what this command began.`
+
+// up is one `watari up` under way.
+type up struct {
+	env *cli.Env
+	layout
+	options
+	token string
+	lines *progress.Lines
+}
+
+// NewUp makes `watari up`.
+func NewUp(env *cli.Env) *cobra.Command {
+	u := &up{env: env}
+	command := &cobra.Command{
+		Use:   "up",
+		Short: "Start manager and agent on this machine, or join a manager elsewhere",
+		Long:  upLong,
+		Example: "  sudo watari up\n  sudo watari up --site kyoto --lan-address 192.0.2.7\n  sudo watari up --no-agent --listen 192.0.2.1:7070\n" +
+			"  sudo watari up --manager https://192.0.2.1:7070 --token watari1.…",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	var asked options
+	flags := command.Flags()
+	flags.StringVar(&asked.Manager, "manager", "", "join the manager at this URL instead of running one")
+	flags.StringVar(&u.token, "token", "", "token to join by, of `watari token create --host`")
+	flags.StringVar(&asked.Site, "site", "", "site of this host (default: "+defaultSite+", or the token's)")
+	flags.StringVar(&asked.Name, "name", "", "name of this host (default: the machine's)")
+	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address by which other hosts of the site reach this one (default: that of the default route)")
+	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
+	flags.BoolVar(&asked.NoAgent, "no-agent", false, "the manager alone: this machine runs no guests")
+	flags.StringVar(&u.state, "state", defaultState, "folder in which everything is kept")
+	command.RunE = env.Run(func(ctx context.Context, _ []string) error {
+		if err := needRoot("watari up"); err != nil {
+			return err
+		}
+		if err := u.settle(asked, flags.Changed); err != nil {
+			return err
+		}
+		return u.run(ctx)
+	})
+	return command
+}
+
+// settle takes each option from the command line, else from the last time, else by default.
+func (u *up) settle(asked options, given func(string) bool) error {
+	state, err := filepath.Abs(u.state)
+	if err != nil {
+		return err
+	}
+	u.state = state
+	if u.options, err = u.load(); err != nil {
+		return err
+	}
+	for name, take := range map[string]func(){
+		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
+		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
+		"listen": func() { u.Listen = asked.Listen }, "no-agent": func() { u.NoAgent = asked.NoAgent },
+	} {
+		if given(name) {
+			take()
+		}
+	}
+	if u.Name == "" {
+		machine, err := os.Hostname()
+		if err != nil {
+			return err
+		}
+		u.Name = hostName(machine)
+	}
+	if u.Listen == "" {
+		u.Listen = defaultListen
+	}
+	if u.Site == "" && u.Manager == "" {
+		u.Site = defaultSite
+	}
+	return u.check()
+}
+
+func (u *up) check() error {
+	if err := cli.CheckName("host", u.Name); err != nil {
+		return err
+	}
+	if u.Site != "" {
+		if err := cli.CheckName("site", u.Site); err != nil {
+			return err
+		}
+	}
+	if u.LANAddress != "" && net.ParseIP(u.LANAddress).To4() == nil {
+		return cli.Usagef("--lan-address %q: give an IPv4 address", u.LANAddress)
+	}
+	if _, _, err := net.SplitHostPort(u.Listen); err != nil {
+		return cli.Usagef("--listen %q: give address:port, as in %s", u.Listen, defaultListen)
+	}
+	switch {
+	case u.Manager != "" && u.NoAgent:
+		return cli.Usagef("--manager and --no-agent do not go together: nothing would be left to start")
+	case u.token != "" && u.Manager == "":
+		return cli.Usagef("--token goes with --manager URL")
+	}
+	if u.token != "" {
+		if _, err := ca.ParseToken(u.token); err != nil {
+			return cli.Usagef("--token: %v", err)
+		}
+	}
+	return nil
+}
+
+func (u *up) run(ctx context.Context) error {
+	u.lines = progress.New(u.env.Err)
+	if err := u.save(u.options); err != nil {
+		return err
+	}
+	err := u.steps(ctx)
+	if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
+		u.lines.Keep()
+		return cli.Interruptedf("stopped waiting; what was started goes on, `sudo watari down` ends it")
+	}
+	u.lines.Clear()
+	return err
+}
+
+func (u *up) steps(ctx context.Context) error {
+	if u.Manager == "" {
+		if err := u.startManager(ctx); err != nil {
+			return err
+		}
+	}
+	if u.NoAgent {
+		return nil
+	}
+	if err := u.startLibvirt(ctx); err != nil {
+		return err
+	}
+	return u.startAgent(ctx)
+}
+
+// start starts a daemon unless it runs.
+func (u *up) start(spec daemon.Spec) (process *daemon.Process, began bool, err error) {
+	if process, err = daemon.Running(spec); process != nil || err != nil {
+		return process, false, err
+	}
+	process, err = daemon.Start(spec)
+	return process, true, err
+}
+
+// await waits until a daemon serves, as done tells, and says meanwhile what is waited for.
+func (u *up) await(ctx context.Context, process *daemon.Process, what string, done func() (ok bool, why string)) error {
+	begun := time.Now()
+	for {
+		ok, why := done()
+		if ok {
+			return nil
+		}
+		if process.Ended() {
+			return process.Died()
+		}
+		text := fmt.Sprintf("%s: %s", what, why)
+		if u.lines.Terminal() {
+			text = fmt.Sprintf("%s (%.0f s): %s", what, time.Since(begun).Seconds(), why)
+		}
+		u.lines.Set(progress.Line{Key: what, Text: text})
+		if time.Since(begun) > startTimeout {
+			return fmt.Errorf("%s: not done after %s: %s; its log says more", what, startTimeout, why)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(startPoll):
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+func newList(env *cli.Env) *cobra.Command {
+	var all bool
+	command := &cobra.Command{
+		Use:               "list [GUEST]",
+		Aliases:           []string{"ls"},
+		Short:             "List the migrations under way; with --all also those that have ended",
+		Example:           "  watari migrate list\n  watari migrate list md-2 --all",
+		Args:              cli.ArgsBetween(0, "GUEST"),
+		ValidArgsFunction: env.Complete(cli.Guests),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			request := &v1.ListMigrationsRequest{Active: !all}
+			if len(args) > 0 {
+				if err := cli.CheckName("guest", args[0]); err != nil {
+					return err
+				}
+				request.Guest = args[0]
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			response, err := c.ListMigrations(ctx, connect.NewRequest(request))
+			if err != nil {
+				return fmt.Errorf("list migrations: %w", err)
+			}
+			return env.Show(response.Msg, func(w io.Writer) { table(w, env, response.Msg.Migrations, all) })
+		}),
+	}
+	command.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")
+	return command
+}
+
+func table(w io.Writer, env *cli.Env, migrations []*v1.Migration, all bool) {
+	if len(migrations) == 0 {
+		if all {
+			env.Notef("there were no migrations")
+		} else {
+			env.Notef("no migration is under way; --all shows those that have ended")
+		}
+		return
+	}
+	t := output.NewTable("NAME", "GUEST", "FROM", "TO", "STATE", "DONE", "TOTAL", "DOWNTIME", "SENT", "AGE", "MESSAGE")
+	for _, m := range migrations {
+		done, total, downtime := "", "", ""
+		if p := m.GetProgress(); p.GetTotalBytes() > 0 && !over(m.GetState()) {
+			done = fmt.Sprintf("%d %%", (p.GetTotalBytes()-min(p.GetRemainingBytes(), p.GetTotalBytes()))*100/p.GetTotalBytes())
+		}
+		if m.GetState() == v1.MigrationState_MIGRATION_STATE_DONE {
+			total, downtime = output.Milliseconds(m.GetTotalMs()), output.Milliseconds(m.GetDowntimeMs())
+		}
+		t.Row(m.GetMeta().GetName(), m.GetGuest(), m.GetSource(), m.GetTarget(), output.State(m.GetState()), done, total, downtime,
+			output.Size(sent(m)), output.Age(env.Now(), m.GetMeta().GetCreated()), m.GetMessage())
+	}
+	t.Write(w)
+}

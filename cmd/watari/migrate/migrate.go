@@ -1,0 +1,125 @@
+// Package migrate holds `watari migrate` and the commands about migrations.
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+)
+
+type flags struct {
+	host, site, bandwidth string
+	detach                bool
+}
+
+// New makes `watari migrate`.
+func New(env *cli.Env) *cobra.Command {
+	var f flags
+	command := &cobra.Command{
+		Use:     "migrate GUEST [--to HOST | --to-site SITE]",
+		Aliases: []string{"migration", "migrations"},
+		Short:   "Move a guest to another host while it runs",
+		Long: "Move a guest to another host while it runs. Programs in it go on, and it keeps its address. Without --to and " +
+			"--to-site the manager takes the best host that is not the present one.\n\n" +
+			"The command shows the transfer and ends with a report: total time, downtime (from the stop at the source to " +
+			"the resume at the target), bytes sent. Ctrl-C cancels the migration and waits until the guest is known to go " +
+			"on where it was; a second Ctrl-C leaves without waiting.",
+		Example: "  watari migrate md-2 --to b1\n  watari migrate md-2 --to-site kyoto --bandwidth 200mbit\n" +
+			"  watari migrate list\n  watari migrate cancel md-2",
+		Args:              cli.Args("GUEST"),
+		ValidArgsFunction: env.Complete(cli.Guests),
+		RunE: env.RunWithSignals(func(ctx context.Context, args []string) error {
+			return migrate(ctx, env, args[0], f)
+		}),
+	}
+	command.Flags().StringVar(&f.host, "to", "", "host to move it to")
+	command.Flags().StringVar(&f.site, "to-site", "", "site to move it to, to the best host there")
+	command.Flags().StringVar(&f.bandwidth, "bandwidth", "", "most bytes per second to send, as in 200mbit or 25M (default: no limit)")
+	command.Flags().BoolVarP(&f.detach, "detach", "d", false, "return at once; `watari migrate list` shows it")
+	env.CompleteFlag(command, "to", cli.Hosts)
+	env.CompleteFlag(command, "to-site", cli.Sites)
+	command.AddCommand(newList(env), newShow(env), newCancel(env))
+	return command
+}
+
+// request checks the flags and makes what the manager is asked for.
+func (f flags) request(guest string) (*v1.MigrateRequest, error) {
+	if err := cli.CheckName("guest", guest); err != nil {
+		return nil, err
+	}
+	request := &v1.MigrateRequest{Guest: guest, ToHost: f.host, ToSite: f.site}
+	if f.host != "" && f.site != "" {
+		return nil, cli.Usagef("--to and --to-site do not go together: a host is of one site")
+	}
+	if f.host != "" {
+		if err := cli.CheckName("host", f.host); err != nil {
+			return nil, err
+		}
+	}
+	if f.bandwidth != "" {
+		rate, err := output.ParseRate(f.bandwidth)
+		if err != nil {
+			return nil, cli.Usagef("--bandwidth: %v", err)
+		}
+		request.BandwidthBytes = rate
+	}
+	return request, nil
+}
+
+func migrate(ctx context.Context, env *cli.Env, guest string, f flags) error {
+	request, err := f.request(guest)
+	if err != nil {
+		return err
+	}
+	c, err := env.Client()
+	if err != nil {
+		return err
+	}
+	asking, stop := env.Interruptible(ctx)
+	response, err := c.Migrate(asking, connect.NewRequest(request))
+	stop()
+	if err != nil {
+		return fmt.Errorf("migrate guest %s: %w", guest, err)
+	}
+	begun := response.Msg.Migration
+	for _, line := range response.Msg.Explanation {
+		env.Notef("  %s", line)
+	}
+	if f.detach {
+		return env.Show(begun, func(w io.Writer) {
+			fmt.Fprintln(w, begun.GetMeta().GetName())
+			env.Notef("guest %s is being moved from %s to %s; look with `watari migrate list`, cancel with `watari migrate cancel %s`",
+				guest, begun.GetSource(), begun.GetTarget(), guest)
+		})
+	}
+	ended, interrupted, err := follow(ctx, env, c, begun)
+	if err != nil {
+		return err
+	}
+	return report(env, ended, interrupted)
+}
+
+// get fetches one migration, by its name or its guest's.
+func get(ctx context.Context, c *client.Client, name string) (*v1.Migration, error) {
+	if err := cli.CheckName("migration", name); err != nil {
+		return nil, err
+	}
+	for _, request := range []*v1.ListMigrationsRequest{{Name: name}, {Guest: name}} {
+		response, err := c.ListMigrations(ctx, connect.NewRequest(request))
+		if err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+			return nil, fmt.Errorf("show migration %s: %w", name, err)
+		}
+		if err == nil && len(response.Msg.Migrations) > 0 {
+			return response.Msg.Migrations[len(response.Msg.Migrations)-1], nil
+		}
+	}
+	return nil, fmt.Errorf("there is no migration %s, nor one of a guest of that name; `watari migrate list --all` shows those there were", name)
+}

@@ -1,0 +1,61 @@
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+func newShow(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show MIGRATION|GUEST",
+		Short:             "Show a migration, or a guest's latest",
+		Example:           "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtime_ms",
+		Args:              cli.Args("MIGRATION|GUEST"),
+		ValidArgsFunction: env.Complete(cli.Guests),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			migration, err := get(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			return env.Show(migration, func(w io.Writer) { describe(w, env, migration) })
+		}),
+	}
+}
+
+func describe(w io.Writer, env *cli.Env, m *v1.Migration) {
+	limit, total, downtime := "none", "", ""
+	if m.GetBandwidthBytes() > 0 {
+		limit = output.Size(m.GetBandwidthBytes()) + "/s"
+	}
+	if m.GetState() == v1.MigrationState_MIGRATION_STATE_DONE {
+		total, downtime = output.Milliseconds(m.GetTotalMs()), output.Milliseconds(m.GetDowntimeMs())
+	}
+	output.Fields(w,
+		[2]string{"name", m.GetMeta().GetName()},
+		[2]string{"guest", m.GetGuest()},
+		[2]string{"from", fmt.Sprintf("%s, epoch %d", m.GetSource(), m.GetSourceEpoch())},
+		[2]string{"to", fmt.Sprintf("%s, epoch %d", m.GetTarget(), m.GetTargetEpoch())},
+		[2]string{"state", output.State(m.GetState())},
+		[2]string{"message", m.GetMessage()},
+		[2]string{"reason", m.GetReason()},
+		[2]string{"bandwidth limit", limit},
+		[2]string{"memory", output.Size(m.GetProgress().GetTotalBytes())},
+		[2]string{"remaining", output.Size(m.GetProgress().GetRemainingBytes())},
+		[2]string{"sent", output.Size(sent(m))},
+		[2]string{"passes", fmt.Sprint(m.GetProgress().GetIteration())},
+		[2]string{"total", total},
+		[2]string{"downtime", downtime},
+		[2]string{"age", output.Age(env.Now(), m.GetMeta().GetCreated())},
+	)
+}

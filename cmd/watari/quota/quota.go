@@ -1,0 +1,85 @@
+// Package quota holds the commands about users' quotas.
+package quota
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+// New makes `watari quota`.
+func New(env *cli.Env) *cobra.Command {
+	return cli.Noun(&cobra.Command{
+		Use:     "quota",
+		Short:   "What users' clusters may hold together: set",
+		Long:    "A quota limits the virtual CPUs and the memory of all clusters of a user together. `watari user list` shows the quotas.",
+		Example: "  watari quota set aiko --vcpus 16 --memory 32G",
+	}, newSet(env))
+}
+
+func newSet(env *cli.Env) *cobra.Command {
+	var vcpus uint32
+	var memory string
+	command := &cobra.Command{
+		Use:   "set USER",
+		Short: "Set a user's quota",
+		Long: "Set a user's quota; a limit that is not given stays as it is, 0 takes it away. Clusters that are over a new " +
+			"limit stay; no new one can be made until there is room.",
+		Example:           "  watari quota set aiko --vcpus 16 --memory 32G\n  watari quota set aiko --memory 0",
+		Args:              cli.Args("USER"),
+		ValidArgsFunction: env.Complete(cli.Users),
+	}
+	command.RunE = env.Run(func(ctx context.Context, args []string) error {
+		if err := cli.CheckName("user", args[0]); err != nil {
+			return err
+		}
+		given := command.Flags()
+		if !given.Changed("vcpus") && !given.Changed("memory") {
+			return cli.Usagef("say what to set: --vcpus, --memory")
+		}
+		bytes := uint64(0)
+		if given.Changed("memory") && memory != "0" {
+			var err error
+			if bytes, err = output.ParseSize(memory); err != nil {
+				return cli.Usagef("--memory: %v", err)
+			}
+		}
+		c, err := env.Client()
+		if err != nil {
+			return err
+		}
+		users, err := c.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+		if err != nil {
+			return fmt.Errorf("set the quota of %s: %w", args[0], err)
+		}
+		quota := &v1.Quota{}
+		for _, user := range users.Msg.Users {
+			if user.GetMeta().GetName() == args[0] && user.Quota != nil {
+				quota = user.Quota
+			}
+		}
+		if given.Changed("vcpus") {
+			quota.Vcpus = vcpus
+		}
+		if given.Changed("memory") {
+			quota.MemoryBytes = bytes
+		}
+		response, err := c.SetQuota(ctx, connect.NewRequest(&v1.SetQuotaRequest{Name: args[0], Quota: quota}))
+		if err != nil {
+			return fmt.Errorf("set the quota of %s: %w", args[0], err)
+		}
+		return env.Show(response.Msg.User, func(io.Writer) {
+			env.Notef("quota of %s: %d vCPUs, %s of memory (0: no limit)", args[0], quota.Vcpus, output.Size(quota.MemoryBytes))
+		})
+	})
+	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "most virtual CPUs; 0: no limit")
+	command.Flags().StringVar(&memory, "memory", "", "most memory, as in 32G; 0: no limit")
+	return command
+}

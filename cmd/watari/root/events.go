@@ -1,0 +1,101 @@
+package root
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+)
+
+func newEvents(env *cli.Env) *cobra.Command {
+	var follow bool
+	var last uint32
+	command := &cobra.Command{
+		Use:   "events",
+		Short: "Show what has happened, and who asked for it",
+		Long: "Show the history: what happened to hosts, guests, migrations and runs, and who asked for what. With --follow " +
+			"go on as things happen, also over a manager's restart. With -o json, one event a line.",
+		Example:           "  watari events --last 20\n  watari events -f",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Run(func(ctx context.Context, _ []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			return events(ctx, env, c, &v1.EventsRequest{Follow: follow, Last: last})
+		}),
+	}
+	command.Flags().BoolVarP(&follow, "follow", "f", false, "go on as things happen")
+	command.Flags().Uint32VarP(&last, "last", "n", 0, "only the last so many (default: all that are kept)")
+	return command
+}
+
+func events(ctx context.Context, env *cli.Env, c *client.Client, request *v1.EventsRequest) error {
+	attempt := func(alive func()) error {
+		stream, err := c.Events(ctx, connect.NewRequest(request))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		for stream.Receive() {
+			alive()
+			event := stream.Msg().GetEvent()
+			if err := writeEvent(env, event); err != nil {
+				return err
+			}
+			request.After, request.Last = event.GetId(), 0
+		}
+		if err := stream.Err(); err != nil {
+			return err
+		}
+		if request.Follow {
+			return connect.NewError(connect.CodeUnavailable, errors.New("the manager ended the stream"))
+		}
+		return nil
+	}
+	var err error
+	if request.Follow {
+		err = c.Patiently(ctx, nil, attempt)
+	} else {
+		err = attempt(func() {})
+	}
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("read the events: %w", err)
+	}
+	return err
+}
+
+func writeEvent(env *cli.Env, e *v1.Event) error {
+	switch env.Output {
+	case output.FormatJSON:
+		text, err := output.JSONLine(e)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(env.Out, "%s\n", text)
+		return err
+	case output.FormatYAML:
+		fmt.Fprintln(env.Out, "---")
+	}
+	return env.Show(e, func(w io.Writer) {
+		mark := " "
+		switch e.GetSeverity() {
+		case v1.Severity_SEVERITY_WARNING:
+			mark = "!"
+		case v1.Severity_SEVERITY_ERROR:
+			mark = "E"
+		}
+		fmt.Fprintf(w, "%s %s %-18s %-10s %s\n", e.GetAt().AsTime().In(env.Now().Location()).Format(time.DateTime), mark,
+			e.GetKind()+" "+e.GetName(), e.GetActor(), e.GetMessage())
+	})
+}

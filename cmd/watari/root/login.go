@@ -1,0 +1,93 @@
+package root
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/ca"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+)
+
+func newLogin(env *cli.Env) *cobra.Command {
+	var manager, token string
+	command := &cobra.Command{
+		Use:   "login --manager URL --token TOKEN",
+		Short: "Get a certificate from a manager by a token",
+		Long: "Get a certificate from a manager by the token that an administrator got from `watari user add`, and keep it in " +
+			"the client config. The token is good once; it holds the hash of the manager's CA, so that only the right " +
+			"manager is talked to. A config that was there before is kept beside the new one.",
+		Example:           "  watari login --manager https://192.0.2.1:7070 --token watari1.…\n  watari login --manager https://192.0.2.1:7070 --token - < token",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Run(func(ctx context.Context, _ []string) error {
+			return login(ctx, env, manager, token)
+		}),
+	}
+	command.Flags().StringVar(&manager, "manager", "", "the manager's URL, as in https://192.0.2.1:7070")
+	command.Flags().StringVar(&token, "token", "", "the token; - reads it from standard input")
+	return command
+}
+
+func login(ctx context.Context, env *cli.Env, manager, text string) error {
+	if manager == "" || text == "" {
+		return cli.Usagef("watari login wants --manager URL and --token TOKEN; an administrator makes a token with `watari user add`")
+	}
+	if text == "-" {
+		read, err := io.ReadAll(io.LimitReader(env.In, 4096))
+		if err != nil {
+			return fmt.Errorf("read the token from standard input: %w", err)
+		}
+		text = string(read)
+	}
+	token, err := ca.ParseToken(text)
+	if err != nil {
+		return cli.Usagef("--token: %v", err)
+	}
+	path := env.Config
+	if path == "" {
+		if path, err = client.UserConfigPath(); err != nil {
+			return err
+		}
+	}
+	config, name, err := join(ctx, manager, token)
+	if err != nil {
+		return fmt.Errorf("log in at %s: %w", manager, err)
+	}
+	if err := os.Rename(path, path+".old"); err == nil {
+		env.Notef("the config that was there is kept as %s.old", path)
+	}
+	if err := config.Save(path); err != nil {
+		return err
+	}
+	env.Notef("logged in as %s; the certificate is in %s", name, path)
+	return nil
+}
+
+// join trades a token for a certificate.
+func join(ctx context.Context, manager string, token ca.Token) (*client.Config, string, error) {
+	joiner, err := client.OpenJoin(manager, token)
+	if err != nil {
+		return nil, "", cli.Usagef("%v", err)
+	}
+	key, request, err := ca.NewKeyAndCSR()
+	if err != nil {
+		return nil, "", err
+	}
+	response, err := joiner.Join(ctx, connect.NewRequest(&v1.JoinRequest{Token: token.String(), Request: request}))
+	if err != nil {
+		return nil, "", err
+	}
+	if err := token.CheckAuthority(response.Msg.CaCertificate); err != nil {
+		return nil, "", err
+	}
+	return &client.Config{Managers: []string{strings.TrimRight(manager, "/")}, CA: string(response.Msg.CaCertificate),
+		Certificate: string(response.Msg.Certificate), Key: string(key)}, response.Msg.Name, nil
+}

@@ -1,0 +1,107 @@
+// Package root puts the commands of watari together and decides how the program ends.
+package root
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/watari/cluster"
+	"watari/cmd/watari/guest"
+	"watari/cmd/watari/host"
+	"watari/cmd/watari/image"
+	"watari/cmd/watari/lab"
+	"watari/cmd/watari/local"
+	"watari/cmd/watari/migrate"
+	"watari/cmd/watari/quota"
+	"watari/cmd/watari/run"
+	"watari/cmd/watari/token"
+	"watari/cmd/watari/user"
+)
+
+const long = `Watari makes virtual MPI clusters out of the machines there are, over several sites if need be, and moves their
+guests between machines while MPI programs run on them.
+
+  sudo watari up                                  this machine becomes manager and host
+  watari image build mpi --packages openmpi-bin   what guests boot
+  watari cluster create md --guests 4 --image mpi --wait
+  watari run md -- hostname
+  watari migrate md-2 --to-site kyoto             while it runs
+
+Exit status: 0 success, 1 failure, 2 a mistake in the command line, 130 after Ctrl-C; "watari run" and
+"watari guest exec" end with the program's own status.
+
+The manager and who you are come from the client config: $WATARI_CONFIG, else /var/lib/watari/admin.json for root
+where it exists, else ~/.config/watari/config.json, which "watari login" writes.`
+
+// The groups of commands in the help.
+const (
+	groupWork  = "work"
+	groupHosts = "hosts"
+	groupAdmin = "admin"
+)
+
+// New makes the command watari with all that is under it.
+func New(env *cli.Env) *cobra.Command {
+	root := cli.Noun(&cobra.Command{
+		Use:           "watari",
+		Short:         "Virtual MPI clusters that migrate",
+		Long:          long,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return env.CheckOutput()
+		},
+	})
+	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
+		return cli.Usagef("%v; see `%s --help`", err, command.CommandPath())
+	})
+	root.SetOut(env.Out)
+	root.SetErr(env.Err)
+	flags := root.PersistentFlags()
+	flags.StringVar(&env.Config, "config", "", "client config to use in place of the usual one")
+	flags.StringVarP(&env.Output, "output", "o", output.FormatTable, "form of what is shown: table, json, yaml")
+	env.CompleteFlag(root, "output", cli.Words(output.Formats...))
+	root.AddGroup(&cobra.Group{ID: groupWork, Title: "Clusters and programs:"},
+		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
+	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
+	group(root, groupHosts, local.NewUp(env), local.NewDown(env), host.New(env), token.New(env), lab.Command())
+	group(root, groupAdmin, newStatus(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
+	return root
+}
+
+func group(root *cobra.Command, id string, commands ...*cobra.Command) {
+	for _, command := range commands {
+		command.GroupID = id
+		root.AddCommand(command)
+	}
+}
+
+// Main runs watari with arguments and returns the exit status.
+func Main(ctx context.Context, env *cli.Env, args []string) int {
+	root := New(env)
+	root.SetArgs(args)
+	return status(env, root.ExecuteContext(ctx))
+}
+
+// status writes an error for people and gives the exit status that goes with it.
+func status(env *cli.Env, err error) int {
+	if err == nil {
+		return cli.StatusOK
+	}
+	code := cli.StatusFailed
+	var exit *cli.Exit
+	if errors.As(err, &exit) {
+		code = exit.Code
+		if exit.Err == nil && errors.Is(err, exit) && err.Error() == exit.Error() {
+			return code // all was said
+		}
+	}
+	fmt.Fprintf(env.Err, "watari: %v\n", client.Explain(err))
+	return code
+}

@@ -1,0 +1,60 @@
+package root
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+func newStatus(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "status",
+		Short:             "Say how things stand, and what is wrong if something is",
+		Long:              "Say how things stand: manager, hosts, guests, migrations, runs, who you are to the manager; and what is wrong, if something is.",
+		Example:           "  watari status\n  watari status -o json | jq .problems",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Run(func(ctx context.Context, _ []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			response, err := c.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+			if err != nil {
+				return err
+			}
+			who, err := c.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{}))
+			if err != nil {
+				return err
+			}
+			return env.Show(response.Msg, func(w io.Writer) { describe(w, response.Msg, who.Msg.User) })
+		}),
+	}
+}
+
+func describe(w io.Writer, s *v1.GetStatusResponse, who *v1.User) {
+	output.Fields(w,
+		[2]string{"manager", fmt.Sprintf("%s leads, version %s", s.GetLeader(), s.GetVersion())},
+		[2]string{"you", fmt.Sprintf("%s, %s", who.GetMeta().GetName(), output.State(who.GetRole()))},
+		[2]string{"hosts", fmt.Sprintf("%d of %d ready", s.GetHostsReady(), s.GetHosts())},
+		[2]string{"clusters", fmt.Sprint(s.GetClusters())},
+		[2]string{"guests", fmt.Sprintf("%d of %d running", s.GetGuestsRunning(), s.GetGuests())},
+		[2]string{"migrations", fmt.Sprintf("%d under way", s.GetMigrationsActive())},
+		[2]string{"runs", fmt.Sprintf("%d under way", s.GetRunsActive())},
+	)
+	if len(s.GetProblems()) == 0 {
+		fmt.Fprintln(w, "\nAll is well.")
+		return
+	}
+	fmt.Fprintf(w, "\n%s:\n", output.Count(len(s.GetProblems()), "problem"))
+	for _, problem := range s.GetProblems() {
+		fmt.Fprintf(w, "  %s\n", problem)
+	}
+}

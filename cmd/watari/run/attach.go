@@ -1,0 +1,43 @@
+package run
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+)
+
+func newAttach(env *cli.Env) *cobra.Command {
+	var collect []string
+	command := &cobra.Command{
+		Use:   "attach RUN",
+		Short: "Take up a run as if it had been started here",
+		Long: "Take up a run as if it had been started here: its output from the beginning, Ctrl-C interrupts it, and the " +
+			"exit status is the program's.",
+		Example:           "  watari run attach md-run-1 --collect log.lammps",
+		Args:              cli.Args("RUN"),
+		ValidArgsFunction: env.Complete(cli.Runs),
+		RunE: env.RunWithSignals(func(ctx context.Context, args []string) error {
+			if err := cli.CheckName("run", args[0]); err != nil {
+				return err
+			}
+			files, err := pairs("--collect", collect)
+			if err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			ended, err := follow(ctx, env, c, args[0])
+			if err != nil {
+				return err
+			}
+			return errors.Join(gather(ctx, env, c, ended, files), conclude(ended))
+		}),
+	}
+	command.Flags().StringArrayVar(&collect, "collect", nil, "FILE[:LOCAL] of the run's directory to fetch at the end; may be repeated")
+	return command
+}

@@ -1,0 +1,48 @@
+package run
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+)
+
+func newCancel(env *cli.Env) *cobra.Command {
+	var signal string
+	command := &cobra.Command{
+		Use:   "cancel RUN",
+		Short: "End a run",
+		Long: "End a run: its ranks get SIGTERM, and SIGKILL after a while. With --signal they get that signal alone, and " +
+			"may go on.",
+		Example:           "  watari run cancel md-run-1\n  watari run cancel md-run-1 --signal USR1",
+		Args:              cli.Args("RUN"),
+		ValidArgsFunction: env.Complete(cli.Runs),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			if err := cli.CheckName("run", args[0]); err != nil {
+				return err
+			}
+			request := &v1.CancelRunRequest{Name: args[0]}
+			if signal != "" {
+				if request.Signal = int32(unix.SignalNum("SIG" + signal)); request.Signal == 0 {
+					return cli.Usagef("--signal %q: give its name without SIG, as in TERM, INT, KILL, USR1", signal)
+				}
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			if _, err := c.CancelRun(ctx, connect.NewRequest(request)); err != nil {
+				return fmt.Errorf("cancel run %s: %w", args[0], err)
+			}
+			env.Notef("run %s is being ended; see how with `watari run show %s`", args[0], args[0])
+			return nil
+		}),
+	}
+	command.Flags().StringVar(&signal, "signal", "", "signal to send in place of TERM, then KILL")
+	return command
+}

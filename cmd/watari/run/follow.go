@@ -1,0 +1,140 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
+)
+
+// offsets is how much of a run's output was written already, bytes.
+type offsets struct{ stdout, stderr uint64 }
+
+// copyOutput writes a run's output from offsets on; with wait, until the run has ended, over broken connections and
+// managers' restarts. It returns the run if it has ended.
+func copyOutput(ctx context.Context, env *cli.Env, c *client.Client, name string, from *offsets, wait bool, trouble func(error)) (*v1.Run, error) {
+	var ended *v1.Run
+	err := c.Patiently(ctx, trouble, func(alive func()) error {
+		stream, err := c.RunOutput(ctx, connect.NewRequest(&v1.RunOutputRequest{
+			Name: name, StdoutOffset: from.stdout, StderrOffset: from.stderr, Follow: wait}))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		for stream.Receive() {
+			alive()
+			part := stream.Msg()
+			if err := errors.Join(write(env.Out, part.Stdout, &from.stdout), write(env.Err, part.Stderr, &from.stderr)); err != nil {
+				return fmt.Errorf("write the output of run %s: %w", name, err)
+			}
+			if part.Ended != nil {
+				ended = part.Ended
+			}
+		}
+		if err := stream.Err(); err != nil {
+			return err
+		}
+		if wait && ended == nil {
+			return connect.NewError(connect.CodeUnavailable, errors.New("the output ended before the run did"))
+		}
+		return nil
+	})
+	return ended, err
+}
+
+func write(w io.Writer, data []byte, offset *uint64) error {
+	n, err := w.Write(data)
+	*offset += uint64(n)
+	return err
+}
+
+// follow copies a run's output until the run has ended. The first signal is handed to the run, the second leaves.
+func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Run, error) {
+	ctx, leave := context.WithCancelCause(ctx)
+	defer leave(nil)
+	type end struct {
+		run *v1.Run
+		err error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		lines := progress.New(env.Err)
+		run, err := copyOutput(ctx, env, c, name, &offsets{}, true, func(err error) {
+			if !lines.Terminal() || errors.Is(err, io.ErrUnexpectedEOF) {
+				return
+			}
+			lines.Notef("watari: waiting for the manager, run %s goes on: %v", name, client.Explain(err))
+		})
+		ended <- end{run, err}
+	}()
+	for signals := 0; ; {
+		select {
+		case signal := <-env.Signals:
+			if signals++; signals > 1 {
+				leave(cli.ErrInterrupted)
+				continue
+			}
+			env.Notef("watari: interrupting run %s; Ctrl-C again leaves it to itself", name)
+			go interrupt(ctx, env, c, name, signal)
+		case end := <-ended:
+			if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
+				return nil, cli.Interruptedf("left run %s to itself; take it up with `watari run attach %s`, end it with `watari run cancel %s`", name, name, name)
+			}
+			if end.err != nil {
+				return nil, fmt.Errorf("follow run %s: %w", name, end.err)
+			}
+			return end.run, nil
+		}
+	}
+}
+
+// interrupt hands a signal to a run.
+func interrupt(ctx context.Context, env *cli.Env, c *client.Client, name string, signal os.Signal) {
+	number := int32(syscall.SIGINT)
+	if other, ok := signal.(syscall.Signal); ok {
+		number = int32(other)
+	}
+	err := c.Patiently(ctx, nil, func(func()) error {
+		_, err := c.CancelRun(ctx, connect.NewRequest(&v1.CancelRunRequest{Name: name, Signal: number}))
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		env.Notef("watari: cannot interrupt run %s: %v", name, client.Explain(err))
+	}
+}
+
+// conclude turns a run's end into the command's: the program's exit status, or why there is none.
+func conclude(run *v1.Run) error {
+	name := run.GetMeta().GetName()
+	switch run.GetState() {
+	case v1.RunState_RUN_STATE_EXITED:
+		if run.GetExitCode() == 0 {
+			return nil
+		}
+		return &cli.Exit{Code: int(run.GetExitCode())}
+	case v1.RunState_RUN_STATE_CANCELLED:
+		code := int(run.GetExitCode())
+		if code == 0 {
+			code = cli.StatusInterrupted
+		}
+		return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled%s", name, because(run))}
+	}
+	return &cli.Exit{Code: cli.StatusFailed, Err: fmt.Errorf("run %s %s%s; its output: `watari run logs %s`", name, output.State(run.GetState()), because(run), name)}
+}
+
+func because(run *v1.Run) string {
+	if run.GetMessage() == "" {
+		return ""
+	}
+	return ": " + run.GetMessage()
+}

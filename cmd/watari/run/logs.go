@@ -1,0 +1,41 @@
+package run
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+)
+
+func newLogs(env *cli.Env) *cobra.Command {
+	var wait bool
+	command := &cobra.Command{
+		Use:               "logs RUN",
+		Short:             "Write a run's output so far; with -f until it ends",
+		Example:           "  watari run logs md-run-1 > out.txt",
+		Args:              cli.Args("RUN"),
+		ValidArgsFunction: env.Complete(cli.Runs),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			if err := cli.CheckName("run", args[0]); err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			_, err = copyOutput(ctx, env, c, args[0], &offsets{}, wait, nil)
+			if ctx.Err() != nil {
+				return cli.Interruptedf("stopped reading; run %s goes on", args[0])
+			}
+			if err != nil {
+				return fmt.Errorf("read the output of run %s: %w", args[0], client.Explain(err))
+			}
+			return nil
+		}),
+	}
+	command.Flags().BoolVarP(&wait, "follow", "f", false, "go on until the run has ended")
+	return command
+}

@@ -1,0 +1,168 @@
+// Package run holds `watari run` and the commands about runs.
+package run
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+)
+
+type flags struct {
+	cluster, name, user, directory    string
+	ranks                             uint32
+	env, stage, collect, launcherArgs []string
+	tag, detach                       bool
+}
+
+const long = `Run a program on a cluster: an MPI program under the image's own launcher (mpirun), with one rank for each
+virtual CPU unless -n says otherwise. Everything after -- is the program and its arguments.
+
+Each run has a directory of its own in the cluster's shared home. --stage puts files there before the program starts,
+--collect fetches files from there after its end. Output comes as the program writes it, standard output and standard
+error apart; a broken connection or a manager's restart loses none of it.
+
+The exit status is the program's. Ctrl-C interrupts the program (SIGINT to its ranks); a second Ctrl-C leaves it to
+itself: ` + "`watari run attach RUN`" + ` takes it up again.`
+
+// New makes `watari run`.
+func New(env *cli.Env) *cobra.Command {
+	var f flags
+	command := &cobra.Command{
+		Use:     "run CLUSTER [flags] -- PROGRAM [ARGUMENT...]",
+		Aliases: []string{"runs"},
+		Short:   "Run an MPI program on a cluster",
+		Long:    long,
+		Example: "  watari run md -- hostname\n  watari run md -n 4 --stage in.melt --collect log.lammps -- lmp -in in.melt\n" +
+			"  watari run md --detach -- ./simulate\n  watari run list\n  watari run logs -f md-run-1",
+		RunE: func(command *cobra.Command, args []string) error {
+			cluster, program, err := f.words(args, command.ArgsLenAtDash())
+			if err != nil {
+				return err
+			}
+			return env.RunWithSignals(func(ctx context.Context, _ []string) error {
+				return run(ctx, env, cluster, program, f)
+			})(command, nil)
+		},
+		ValidArgsFunction: env.Complete(cli.Clusters),
+	}
+	set := command.Flags()
+	set.StringVarP(&f.cluster, "cluster", "c", "", "the cluster, where its name is also one of this command's words (list, show, ...)")
+	set.StringVar(&f.name, "name", "", "name of the run (default: the manager makes one)")
+	set.Uint32VarP(&f.ranks, "ranks", "n", 0, "number of ranks (default: one per virtual CPU)")
+	set.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V of the ranks, or K to pass the caller's on; may be repeated")
+	set.StringArrayVar(&f.stage, "stage", nil, "local FILE[:NAME] to put into the run's directory first; may be repeated")
+	set.StringArrayVar(&f.collect, "collect", nil, "FILE[:LOCAL] of the run's directory to fetch at the end; may be repeated")
+	set.StringVar(&f.directory, "directory", "", "directory to run in (default: the run's own in the shared home)")
+	set.StringVarP(&f.user, "user", "u", "", "user in the guests (default: the cluster's ordinary user)")
+	set.StringArrayVar(&f.launcherArgs, "launcher-arg", nil, "argument for the launcher, as in --launcher-arg=--bind-to --launcher-arg=none; may be repeated")
+	set.BoolVarP(&f.tag, "tag-output", "t", false, "put each line's rank before it")
+	set.BoolVarP(&f.detach, "detach", "d", false, "print the run's name and return")
+	env.CompleteFlag(command, "cluster", cli.Clusters)
+	command.AddCommand(newList(env), newShow(env), newLogs(env), newAttach(env), newCancel(env))
+	return command
+}
+
+// words tells cluster and program apart. dash is how many words stand before "--"; -1: there is none.
+func (f flags) words(args []string, dash int) (cluster string, program []string, err error) {
+	before := args
+	if dash >= 0 {
+		before, program = args[:dash], args[dash:]
+	}
+	cluster = f.cluster
+	if cluster == "" && len(before) > 0 {
+		cluster, before = before[0], before[1:]
+	}
+	switch {
+	case cluster == "":
+		return "", nil, cli.Usagef("watari run wants CLUSTER -- PROGRAM, as in `watari run md -- hostname`")
+	case dash < 0:
+		return "", nil, cli.Usagef("put -- before the program, as in `watari run %s -- %s`", cluster, orElse(strings.Join(before, " "), "hostname"))
+	case len(before) > 0:
+		return "", nil, cli.Usagef("%q stands before --: the program and its arguments go after it", strings.Join(before, " "))
+	case len(program) == 0:
+		return "", nil, cli.Usagef("no program after --, as in `watari run %s -- hostname`", cluster)
+	}
+	return cluster, program, cli.CheckName("cluster", cluster)
+}
+
+func orElse(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}
+
+// pair is a file on each side.
+type pair struct{ from, to string }
+
+// pairs reads FILE[:NAME] words.
+func pairs(flag string, words []string) ([]pair, error) {
+	var all []pair
+	for _, word := range words {
+		from, to, two := strings.Cut(word, ":")
+		if !two {
+			to = filepath.Base(from)
+		}
+		if from == "" || to == "" {
+			return nil, cli.Usagef("%s %q: give a file, or file:name", flag, word)
+		}
+		all = append(all, pair{from, to})
+	}
+	return all, nil
+}
+
+// spec checks the flags and makes what the manager is asked for.
+func (f flags) spec(cluster string, program []string, lookup func(string) (string, bool)) (*v1.RunSpec, error) {
+	if f.name != "" {
+		if err := cli.CheckName("run", f.name); err != nil {
+			return nil, err
+		}
+	}
+	spec := &v1.RunSpec{Cluster: cluster, Command: program, Ranks: f.ranks, TagOutput: f.tag, User: f.user,
+		Directory: f.directory, LauncherArgs: f.launcherArgs, Hold: len(f.stage) > 0, Env: map[string]string{}}
+	for _, word := range f.env {
+		key, value, given := strings.Cut(word, "=")
+		if key == "" {
+			return nil, cli.Usagef("--env %q: give it as K=V", word)
+		}
+		if !given {
+			if value, given = lookup(key); !given {
+				return nil, cli.Usagef("--env %s: there is no such variable here; give it as %s=VALUE", key, key)
+			}
+		}
+		spec.Env[key] = value
+	}
+	if len(spec.Env) == 0 {
+		spec.Env = nil
+	}
+	return spec, nil
+}
+
+// showRun writes a run's name, or the run in the format asked for.
+func showRun(env *cli.Env, run *v1.Run) error {
+	return env.Show(run, func(w io.Writer) { fmt.Fprintln(w, run.GetMeta().GetName()) })
+}
+
+// get fetches one run.
+func get(ctx context.Context, c *client.Client, name string) (*v1.Run, error) {
+	if err := cli.CheckName("run", name); err != nil {
+		return nil, err
+	}
+	response, err := c.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: name}))
+	if err != nil {
+		return nil, fmt.Errorf("show run %s: %w", name, err)
+	}
+	if len(response.Msg.Runs) == 0 {
+		return nil, fmt.Errorf("there is no run %s; `watari run list` shows those there are", name)
+	}
+	return response.Msg.Runs[0], nil
+}

@@ -1,0 +1,150 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/progress"
+)
+
+const (
+	// stagePatience is how long staging waits for a cluster that is not ready yet.
+	stagePatience = 10 * time.Minute
+	stagePause    = 500 * time.Millisecond
+	cancelTimeout = 10 * time.Second
+)
+
+// run creates a run, stages its files, lets it go, and follows it unless it is detached.
+func run(ctx context.Context, env *cli.Env, cluster string, program []string, f flags) error {
+	spec, err := f.spec(cluster, program, os.LookupEnv)
+	if err != nil {
+		return err
+	}
+	stage, err := pairs("--stage", f.stage)
+	if err != nil {
+		return err
+	}
+	collect, err := pairs("--collect", f.collect)
+	if err != nil {
+		return err
+	}
+	if f.detach && len(collect) > 0 {
+		return cli.Usagef("--collect waits for the end, and --detach does not: leave one out, and fetch files later with `watari guest cp`")
+	}
+	for _, file := range stage {
+		if info, err := os.Stat(file.from); err != nil || !info.Mode().IsRegular() {
+			return cli.Usagef("--stage %s: there is no such regular file", file.from)
+		}
+	}
+	c, err := env.Client()
+	if err != nil {
+		return err
+	}
+	made, err := begin(ctx, env, c, f.name, spec, stage)
+	if err != nil {
+		return err
+	}
+	if f.detach {
+		return showRun(env, made)
+	}
+	ended, err := follow(ctx, env, c, made.GetMeta().GetName())
+	if err != nil {
+		return err
+	}
+	return errors.Join(gather(ctx, env, c, ended, collect), conclude(ended))
+}
+
+// begin creates a run and stages its files. Ctrl-C meanwhile takes the run back.
+func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spec *v1.RunSpec, stage []pair) (*v1.Run, error) {
+	ctx, stop := env.Interruptible(ctx)
+	defer stop()
+	response, err := c.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Name: name, Spec: spec}))
+	if err != nil {
+		return nil, fmt.Errorf("run on cluster %s: %w", spec.Cluster, err)
+	}
+	made := response.Msg.Run
+	if len(stage) == 0 {
+		return made, nil
+	}
+	name = made.GetMeta().GetName()
+	err = putAll(ctx, env, c, made, stage)
+	if err == nil {
+		err = c.Patiently(ctx, nil, func(func()) error {
+			_, err := c.StartRun(ctx, connect.NewRequest(&v1.StartRunRequest{Name: name}))
+			return err
+		})
+	}
+	if err == nil {
+		return made, nil
+	}
+	quiet, done := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
+	defer done()
+	_, undo := c.CancelRun(quiet, connect.NewRequest(&v1.CancelRunRequest{Name: name}))
+	if undo != nil {
+		env.Notef("run %s could not be taken back: %v; try `watari run cancel %s`", name, client.Explain(undo), name)
+	}
+	if ctx.Err() != nil {
+		return nil, cli.Interruptedf("run %s was taken back before it began", name)
+	}
+	return nil, fmt.Errorf("start run %s: %w", name, err)
+}
+
+// putAll stages files. A cluster that is not ready yet is waited for.
+func putAll(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, stage []pair) error {
+	lines := progress.New(env.Err)
+	defer lines.Clear()
+	begun := time.Now()
+	for _, file := range stage {
+		to := client.Place{Run: run.GetMeta().GetName(), Path: path.Clean(file.to)}
+		for {
+			err := c.Put(ctx, file.from, to, func(sent, size int64) {
+				if lines.Terminal() {
+					lines.Set(progress.Line{Key: file.from, Text: "staging " + file.from + " " + lines.Bar(uint64(sent), uint64(size))})
+				}
+			})
+			if err == nil {
+				break
+			}
+			if connect.CodeOf(err) != connect.CodeFailedPrecondition || time.Since(begun) > stagePatience {
+				return fmt.Errorf("stage %s: %w", file.from, err)
+			}
+			lines.Set(progress.Line{Key: "wait", Text: "waiting to stage " + file.from + ": " + client.Explain(err).Error()})
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(stagePause):
+			}
+		}
+	}
+	return nil
+}
+
+// gather fetches files of a run that has ended.
+func gather(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, collect []pair) error {
+	ctx, stop := env.Interruptible(ctx)
+	defer stop()
+	lines := progress.New(env.Err)
+	defer lines.Clear()
+	var failed []error
+	for _, file := range collect {
+		from := client.Place{Run: run.GetMeta().GetName(), Path: file.from}
+		err := c.Get(ctx, from, file.to, func(got, size int64) {
+			if lines.Terminal() {
+				lines.Set(progress.Line{Key: file.from, Text: "collecting " + file.from + " " + lines.Bar(uint64(got), uint64(size))})
+			}
+		})
+		if err != nil {
+			failed = append(failed, fmt.Errorf("collect %s of run %s: %w", file.from, run.GetMeta().GetName(), client.Explain(err)))
+		}
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,95 @@
+// Package user holds the commands about the people and programs that may call the manager.
+package user
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+)
+
+// New makes `watari user`.
+func New(env *cli.Env) *cobra.Command {
+	return cli.Noun(&cobra.Command{
+		Use:     "user",
+		Aliases: []string{"users"},
+		Short:   "People who may call the manager: add, list, remove",
+		Long: "A user sees and changes own clusters, within a quota; an administrator everything. Who somebody is is told by " +
+			"the certificate that `watari login` gets.",
+		Example: "  watari user add aiko --vcpus 16 --memory 32G\n  watari user list",
+	}, newAdd(env), newList(env), newRemove(env))
+}
+
+func newList(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "list",
+		Aliases:           []string{"ls"},
+		Short:             "List the users and their quotas",
+		Example:           "  watari user list",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Run(func(ctx context.Context, _ []string) error {
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			response, err := c.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+			if err != nil {
+				return fmt.Errorf("list users: %w", err)
+			}
+			return env.Show(response.Msg, func(w io.Writer) {
+				t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "AGE")
+				for _, u := range response.Msg.Users {
+					t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
+						limitSize(u.GetQuota().GetMemoryBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
+				}
+				t.Write(w)
+			})
+		}),
+	}
+}
+
+func limit(n uint32) string {
+	if n == 0 {
+		return "no limit"
+	}
+	return fmt.Sprint(n)
+}
+
+func limitSize(bytes uint64) string {
+	if bytes == 0 {
+		return "no limit"
+	}
+	return output.Size(bytes)
+}
+
+func newRemove(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "remove USER",
+		Aliases:           []string{"rm", "delete"},
+		Short:             "Remove a user; the certificate is worth nothing from then on",
+		Example:           "  watari user remove aiko",
+		Args:              cli.Args("USER"),
+		ValidArgsFunction: env.Complete(cli.Users),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			if err := cli.CheckName("user", args[0]); err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			if _, err := c.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: args[0]})); err != nil {
+				return fmt.Errorf("remove user %s: %w", args[0], err)
+			}
+			env.Notef("user %s is removed", args[0])
+			return nil
+		}),
+	}
+}
