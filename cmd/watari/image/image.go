@@ -1,5 +1,6 @@
-// Package image holds the commands about images.
 package image
+
+// image.go - watari image.
 
 import (
 	"context"
@@ -18,11 +19,11 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "image",
 		Aliases: []string{"images"},
-		Short:   "Images, what guests boot: list, show, remove",
+		Short:   "Images, what guests boot: build, list, show, remove",
 		Long: "An image is what guests boot: a kernel, an initial RAM file system and a read-only root, each known by its " +
 			"content's hash. Hosts fetch it from the manager when a guest needs it.",
 		Example: "  watari image list\n  watari image show mpi",
-	}, newList(env), newShow(env), newRemove(env))
+	}, BuildCommand(), newList(env), newShow(env), newRemove(env))
 }
 
 // get fetches one image.

@@ -28,12 +28,12 @@ func newShow(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return env.Show(image, func(w io.Writer) { describe(w, env, image) })
+			return env.Show(image, func(w io.Writer) { showImage(w, env, image) })
 		}),
 	}
 }
 
-func describe(w io.Writer, env *cli.Env, i *v1.Image) {
+func showImage(w io.Writer, env *cli.Env, i *v1.Image) {
 	blob := func(b *v1.Blob) string { return b.GetDigest() + ", " + output.Size(b.GetSize()) }
 	output.Fields(w,
 		[2]string{"name", i.GetMeta().GetName()},
