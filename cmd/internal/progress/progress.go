@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -19,8 +20,9 @@ const restatePause = 5 * time.Second
 // Line is the present state of one thing. Key tells things apart.
 type Line struct{ Key, Text string }
 
-// Lines is a block of progress lines. It is not safe for use by several goroutines.
+// Lines is a block of progress lines. It is safe for use by several goroutines.
 type Lines struct {
+	mu       sync.Mutex
 	w        io.Writer
 	width    int // of the terminal; 0: not a terminal
 	drawn    int // lines on the terminal now
@@ -41,6 +43,8 @@ func (l *Lines) Terminal() bool { return l.width > 0 }
 
 // Set shows these lines in place of the last ones.
 func (l *Lines) Set(lines ...Line) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.width == 0 {
 		for _, line := range lines {
 			l.say(line)
@@ -54,16 +58,24 @@ func (l *Lines) Set(lines ...Line) {
 
 // Notef writes a line above the block that stays.
 func (l *Lines) Notef(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.erase()
 	fmt.Fprintf(l.w, format+"\n", args...)
 	l.draw()
 }
 
 // Keep leaves the present lines standing and begins a new block.
-func (l *Lines) Keep() { l.drawn, l.current = 0, nil }
+func (l *Lines) Keep() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.drawn, l.current = 0, nil
+}
 
 // Clear takes the block away.
 func (l *Lines) Clear() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.erase()
 	l.current = nil
 }

@@ -5,8 +5,8 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
 	"watari/guest/image"
 )
 
@@ -27,7 +28,7 @@ type buildOptions struct {
 }
 
 // BuildCommand makes `watari image build`.
-func BuildCommand() *cobra.Command {
+func BuildCommand(env *cli.Env) *cobra.Command {
 	var o buildOptions
 	command := &cobra.Command{
 		Use:   "build NAME",
@@ -37,10 +38,10 @@ func BuildCommand() *cobra.Command {
 		Example: "  watari image build mpi --packages openmpi-bin,lammps\n" +
 			"  watari image build mine --tree ./rootfs\n" +
 			"  watari image build app --oci app.tar --add ./input:/opt/input",
-		Args: cobra.ExactArgs(1),
-		RunE: func(command *cobra.Command, args []string) error {
-			return o.run(command.Context(), args[0])
-		},
+		Args: cli.Args("NAME"),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			return o.run(ctx, env, args[0])
+		}),
 	}
 	flags := command.Flags()
 	flags.StringSliceVar(&o.packages, "packages", nil, "Debian packages to install, from this machine's apt sources")
@@ -58,26 +59,40 @@ func BuildCommand() *cobra.Command {
 	return command
 }
 
-func (o *buildOptions) run(ctx context.Context, name string) error {
+func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error {
+	if err := cli.CheckName("image", name); err != nil {
+		return err
+	}
 	recipe, err := o.complete()
 	if err != nil {
 		return err
 	}
-	if o.outputDir == "" {
-		return errors.New("no manager to give the image to: use --output-dir")
+	folder := o.outputDir
+	if folder == "" {
+		if _, err := env.Client(); err != nil { // before minutes of work
+			return err
+		}
+		if folder, err = os.MkdirTemp("", "watari-image-*"); err != nil {
+			return fmt.Errorf("build image %s: %w", name, err)
+		}
+		defer os.RemoveAll(folder)
 	}
-	if err := os.MkdirAll(o.outputDir, 0o755); err != nil {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return fmt.Errorf("output folder: %w", err)
 	}
 	began := time.Now()
 	show := newBuildProgress(os.Stderr)
-	built, err := image.Build(ctx, recipe, o.outputDir, show.update)
+	built, err := image.Build(ctx, recipe, folder, show.update)
 	show.end()
 	if err != nil {
 		return fmt.Errorf("build image %s: %w", name, err)
 	}
-	fmt.Fprintln(os.Stderr, describe(name, built, time.Since(began)))
-	return nil
+	if o.outputDir == "" {
+		if built, err = give(ctx, env, name, built, folder); err != nil {
+			return err
+		}
+	}
+	return env.Show(built, func(io.Writer) { env.Notef("%s", describe(name, built, time.Since(began))) })
 }
 
 // complete makes the recipe that the flags describe.

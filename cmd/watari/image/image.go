@@ -23,7 +23,7 @@ func New(env *cli.Env) *cobra.Command {
 		Long: "An image is what guests boot: a kernel, an initial RAM file system and a read-only root, each known by its " +
 			"content's hash. Hosts fetch it from the manager when a guest needs it.",
 		Example: "  watari image list\n  watari image show mpi",
-	}, BuildCommand(), newList(env), newShow(env), newRemove(env))
+	}, BuildCommand(env), newList(env), newShow(env), newRemove(env))
 }
 
 // get fetches one image.

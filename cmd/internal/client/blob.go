@@ -1,0 +1,122 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+)
+
+// The headers of uploads, as manager/blob has them.
+const (
+	offsetHeader = "Watari-Offset" // in answers: how many bytes are held
+	sizeHeader   = "Watari-Size"   // of a PUT: how many bytes the whole blob has
+)
+
+// PutBlob gives a blob to the manager, from where an earlier upload ended. progress is called with the bytes held.
+func (c *Client) PutBlob(ctx context.Context, digest, path string, progress func(held, size int64)) error {
+	return c.Patiently(ctx, nil, func(alive func()) error {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		offset, whole, err := c.blobHeld(ctx, digest)
+		if err != nil || whole {
+			return err
+		}
+		if offset > 0 {
+			alive()
+		}
+		if _, err := file.Seek(offset, io.SeekStart); err != nil {
+			return err
+		}
+		body := &counted{r: file, sent: offset, count: func(sent int64) { progress(sent, info.Size()) }}
+		return c.putRest(ctx, digest, offset, info.Size(), body)
+	})
+}
+
+// blobHeld asks how much of a blob the manager has.
+func (c *Client) blobHeld(ctx context.Context, digest string) (offset int64, whole bool, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodHead, c.URL("/blobs/"+digest), nil)
+	if err != nil {
+		return 0, false, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return 0, false, connect.NewError(connect.CodeUnavailable, err)
+	}
+	response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+		return 0, true, nil
+	case http.StatusNotFound:
+		offset, _ = strconv.ParseInt(response.Header.Get(offsetHeader), 10, 64)
+		return offset, false, nil
+	}
+	return 0, false, blobError(response, response.Status)
+}
+
+func (c *Client) putRest(ctx context.Context, digest string, offset, size int64, body io.Reader) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPut, fmt.Sprintf("%s?offset=%d", c.URL("/blobs/"+digest), offset), body)
+	if err != nil {
+		return err
+	}
+	request.ContentLength = size - offset
+	request.Header.Set(sizeHeader, strconv.FormatInt(size, 10))
+	response, err := c.http.Do(request)
+	if err != nil {
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusCreated {
+		return nil
+	}
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
+	return blobError(response, strings.TrimSpace(string(text)))
+}
+
+// blobError turns an answer into an error of the same kinds that calls have.
+func blobError(response *http.Response, text string) error {
+	code := connect.CodeInternal
+	switch response.StatusCode {
+	case http.StatusAccepted, http.StatusConflict, http.StatusServiceUnavailable:
+		code = connect.CodeUnavailable // bytes are missing, or another upload is under way: ask again
+	case http.StatusInsufficientStorage:
+		code = connect.CodeResourceExhausted
+	case http.StatusUnauthorized:
+		code = connect.CodeUnauthenticated
+	case http.StatusForbidden:
+		code = connect.CodePermissionDenied
+	case http.StatusUnprocessableEntity, http.StatusBadRequest:
+		code = connect.CodeInvalidArgument
+	}
+	if text == "" {
+		text = "the manager says " + response.Status
+	}
+	return connect.NewWireError(code, errors.New(text))
+}
+
+// counted tells how much was read.
+type counted struct {
+	r     io.Reader
+	sent  int64
+	count func(int64)
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.sent += int64(n)
+	c.count(c.sent)
+	return n, err
+}
