@@ -164,7 +164,7 @@ func (w *world) reaches(from, to *nethost.Guest, size int) {
 // cannotReach tries once, long enough for a handshake.
 func (w *world) cannotReach(from *nethost.Guest, to string) {
 	w.t.Helper()
-	out, err := from.Run(w.t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "1", to)
+	out, err := from.Run(w.t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "0.5", to)
 	if err == nil || !strings.Contains(out, "0 received") {
 		w.t.Fatalf("guest %s reaches %s: %s", from.UID, to, out)
 	}

@@ -1,0 +1,282 @@
+// faults_test.go: moves, crashes and other people's settings.
+package overlay_test
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"watari/overlay"
+)
+
+// eventually retries until f succeeds.
+func eventually(t *testing.T, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}
+
+var answers = regexp.MustCompile(`(\d+) packets transmitted, (\d+) received`)
+
+// lost counts the pings in ping's summary that were not answered.
+func lost(t *testing.T, out string) int {
+	t.Helper()
+	m := answers.FindStringSubmatch(out)
+	if m == nil {
+		t.Fatalf("ping says: %s", out)
+	}
+	sent, _ := strconv.Atoi(m[1])
+	received, _ := strconv.Atoi(m[2])
+	return sent - received
+}
+
+func TestAMoveLosesOnlyWhatComesDuringTheSwitch(t *testing.T) {
+	w := newWorld(t)
+	mover, near, far := w.guest(1, 0, "a1"), w.guest(1, 1, "a2"), w.guest(1, 2, "b1")
+	w.apply()
+	w.reaches(near, mover, 56)
+	w.reaches(far, mover, 56)
+	var slowest float64
+	for _, to := range []string{"b1", "a2", "a1", "b1"} {
+		from := w.at[mover.UID]
+		// The target is prepared while the guest runs at the source.
+		if _, err := w.hosts[to].Plug(mover.Guest, 0); err != nil {
+			t.Fatal(err)
+		}
+		// 150 pings, 10 ms apart, from both others.
+		address := mover.Address.String()
+		nearDone := w.background(near, "ping", "-n", "-q", "-i", "0.01", "-c", "150", "-W", "1", address)
+		farDone := w.background(far, "ping", "-n", "-q", "-i", "0.01", "-c", "150", "-W", "1", address)
+		before := w.received(mover)
+		eventually(t, func() error { // the pings have begun
+			if w.received(mover) < before+20 {
+				return fmt.Errorf("no pings at %s", address)
+			}
+			return nil
+		})
+		began := time.Now()
+		mover.Unplug()
+		w.at[mover.UID] = to
+		slowest = max(slowest, w.apply())
+		w.must(mover.Plug(w.hosts[to], overlay.TapName(mover.UID)))
+		dark := time.Since(began)
+		nearLost, farLost := lost(t, nearDone()), lost(t, farDone())
+		t.Logf("%s to %s: dark for %.1f ms; pings lost, 10 ms apart: %d from near, %d from far", from, to, dark.Seconds()*1000, nearLost, farLost)
+		allowed := int(dark/(10*time.Millisecond)) + 3
+		if nearLost > allowed || farLost > allowed {
+			t.Errorf("%s to %s lost more than %d pings", from, to, allowed)
+		}
+		w.must(w.hosts[from].Unplug(mover.UID))
+		w.reaches(near, mover, largest)
+		w.reaches(far, mover, largest)
+	}
+	t.Logf("slowest Apply of a move: %.2f ms", slowest)
+}
+
+func TestAMoveDoesNotTouchOtherTraffic(t *testing.T) {
+	w := newWorld(t)
+	mover, one, other := w.guest(1, 0, "b1"), w.guest(1, 1, "a1"), w.guest(1, 2, "b1")
+	w.apply()
+	w.reaches(one, other, 56)
+	if _, err := w.hosts["a1"].Plug(mover.Guest, 0); err != nil {
+		t.Fatal(err)
+	}
+	done := w.background(one, "ping", "-n", "-q", "-i", "0.002", "-c", "1000", "-W", "1", other.Address.String())
+	for i := range 10 {
+		w.at[mover.UID] = []string{"a1", "b1"}[i%2]
+		w.apply()
+	}
+	if n := lost(t, done()); n > 0 {
+		t.Errorf("%d of 1000 pings between guests that did not move were lost", n)
+	}
+}
+
+func TestTheWireGuardProcessOutlivesTheAgentAndIsReplacedWhenItDies(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.guest(1, 0, "a1"), w.guest(1, 1, "b1")
+	w.apply()
+	w.reaches(a, b, largest)
+	h := w.hosts["a1"]
+	pid, err := h.Run(t.Context(), "cat", "/run/watari/wireguard.pid")
+	if err != nil {
+		t.Skip("the kernel has WireGuard: no process to kill")
+	}
+	// A new agent takes over what runs, losing nothing.
+	done := w.background(a, "ping", "-n", "-q", "-i", "0.005", "-c", "200", "-W", "1", b.Address.String())
+	key, err := h.StartAgent()
+	w.must(err)
+	if key != w.keys["a1"] {
+		t.Error("the key changed with the agent")
+	}
+	w.apply()
+	if n := lost(t, done()); n > 0 {
+		t.Errorf("%d pings were lost when the agent was replaced", n)
+	}
+	if again, _ := h.Run(t.Context(), "cat", "/run/watari/wireguard.pid"); again != pid {
+		t.Error("the WireGuard process was replaced with the agent")
+	}
+	// Killed, it is missed until the next Apply, which brings everything back.
+	w.must(h.Script(t.Context(), "kill -9 "+strings.TrimSpace(pid)))
+	eventually(t, func() error {
+		if _, err := h.Run(t.Context(), "ip", "link", "show", overlay.Device); err == nil {
+			return fmt.Errorf("%s is still there", overlay.Device)
+		}
+		return nil
+	})
+	w.cannotReach(a, b.Address.String())
+	w.apply("a1")
+	eventually(t, func() error { return a.Ping(t.Context(), b.Address, 1, largest) })
+}
+
+func TestARelayCarriesWhatTwoHostsCannotExchange(t *testing.T) {
+	w := newWorld(t)
+	a2, b1 := w.guest(1, 0, "a2"), w.guest(1, 1, "b1")
+	a1 := w.guest(1, 2, "a1")
+	w.must(w.hosts["a2"].Script(t.Context(), "ip route add blackhole 198.18.2.1"))
+	w.must(w.hosts["b1"].Script(t.Context(), "ip route add blackhole 198.18.1.2"))
+	w.via[[2]string{"a2", "b1"}] = "a1"
+	w.via[[2]string{"b1", "a2"}] = "a1"
+	w.apply()
+	w.reaches(a2, b1, largest)
+	w.reaches(b1, a2, largest)
+	w.reaches(a1, b1, largest)
+	stranger := w.guest(2, 0, "b1")
+	w.apply()
+	w.cannotReach(stranger, a2.Address.String())
+}
+
+func TestAHostThatComesBackStartsFromNothing(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.guest(1, 0, "a1"), w.guest(1, 1, "b1")
+	w.apply()
+	w.reaches(a, b, 56)
+	b.Unplug()
+	w.hosts["b1"].Kill()
+	// The router's end of the cable went with the host.
+	eventually(t, func() error {
+		if _, err := w.router.Run(t.Context(), "ip", "link", "show", "b1"); err == nil {
+			return fmt.Errorf("the cable is still there")
+		}
+		return nil
+	})
+	w.startHost("b1")
+	w.plug(b, "b1")
+	w.apply()
+	eventually(t, func() error { return a.Ping(t.Context(), b.Address, 1, largest) })
+}
+
+func TestLeftoversAreRemovedAndOthersAreLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.guest(1, 0, "a1"), w.guest(1, 1, "b1")
+	w.apply()
+	h := w.hosts["a1"]
+	w.must(h.Script(t.Context(),
+		"ip route add 10.77.9.9/32 via 198.18.1.2 dev eth0 onlink proto 119 metric 119", // of an agent that crashed
+		"ip route add blackhole 10.77.8.0/24 proto 119 metric 119",
+		"ip route add 10.78.0.1/32 via 198.18.1.2 dev eth0",   // somebody else's
+		"ip route add 10.77.1.200/32 via 198.18.1.2 dev eth0", // inside a cluster's prefix
+	))
+	if _, err := h.StartAgent(); err != nil {
+		t.Fatal(err)
+	}
+	delete(w.at, b.UID)
+	w.apply()
+	routes, err := h.Run(t.Context(), "ip", "-o", "route")
+	w.must(err)
+	for text, want := range map[string]bool{"10.77.9.9": false, "10.77.8.0": false, "10.78.0.1": true, "10.77.1.200": true,
+		a.Address.String() + " ": true, b.Address.String() + " ": false, "blackhole 10.77.1.0/24": true} {
+		if strings.Contains(routes, text) != want {
+			t.Errorf("%q in the routes: %v, want %v:\n%s", text, !want, want, routes)
+		}
+	}
+}
+
+func TestARemovedFilterIsPutBack(t *testing.T) {
+	w := newWorld(t)
+	one, other := w.guest(1, 0, "a1"), w.guest(2, 0, "a1")
+	w.apply()
+	w.cannotReach(one, other.Address.String())
+	w.must(w.hosts["a1"].Script(t.Context(), "nft flush ruleset"))
+	w.reaches(one, other, 56) // without a filter nothing keeps them apart
+	if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
+		t.Fatalf("problems %q, error %v", problems, err)
+	}
+	w.cannotReach(one, other.Address.String())
+	w.must(w.hosts["a1"].Script(t.Context(), "nft flush ruleset"))
+	w.guest(1, 1, "a1") // adding to a filter that is gone makes it anew, too
+	w.cannotReach(one, other.Address.String())
+}
+
+func TestAForeignFilterThatDropsIsOvercomeOrNamed(t *testing.T) {
+	w := newWorld(t)
+	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "b1")
+	w.apply()
+	w.reaches(one, mate, 56)
+	h := w.hosts["a1"]
+	w.must(h.Script(t.Context(), "iptables -P FORWARD DROP")) // as Docker does
+	w.cannotReach(one, mate.Address.String())
+	if problems, err := h.Check(); err != nil || len(problems) > 0 {
+		t.Fatalf("problems %q, error %v", problems, err)
+	}
+	w.reaches(one, mate, 56)
+	w.must(h.Script(t.Context(), "nft add table inet strict",
+		"nft add chain inet strict f { type filter hook forward priority 5 ; policy drop ; }"))
+	problems, err := h.Check()
+	if err != nil || len(problems) != 1 || !strings.Contains(problems[0], "strict") {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
+}
+
+func TestAHostBecomesNobodyElsesRouter(t *testing.T) {
+	w := newWorld(t)
+	w.guest(1, 0, "a1")
+	w.apply()
+	// a2 tries to use a1 as its router to b1.
+	w.must(w.hosts["a2"].Script(t.Context(), "ip route add 198.18.2.1/32 via 198.18.1.1 dev eth0"))
+	if out, err := w.hosts["a2"].Run(t.Context(), "ping", "-n", "-c", "2", "-i", "0.1", "-W", "1", "198.18.2.1"); err == nil {
+		t.Errorf("a1 forwarded for a2: %s", out)
+	}
+}
+
+func TestCleanupLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	look := func() string {
+		out, err := w.hosts["a1"].Run(t.Context(), "sh", "-c",
+			"ip -o link | sed 's/.* \\(wt[^:]*\\|watari0\\|eth0[^:]*\\):.*/\\1/'; ip route; nft list ruleset; cat /proc/sys/net/ipv4/conf/eth0/forwarding; ls /run/wireguard 2>/dev/null; pgrep -f '[w]ireguard --device'; iptables -S FORWARD")
+		_ = err // ls and pgrep find nothing, as they should
+		return strings.TrimSpace(out)
+	}
+	w.hosts["a1"].Run(t.Context(), "iptables", "-P", "FORWARD", "DROP")
+	before := look()
+	a, b := w.guest(1, 0, "a1"), w.guest(1, 1, "b1")
+	w.apply()
+	if _, err := w.hosts["a1"].Check(); err != nil {
+		t.Fatal(err)
+	}
+	w.reaches(a, b, 56)
+	a.Unplug()
+	if look() == before {
+		t.Fatal("this test sees nothing")
+	}
+	for range 2 { // the second finds nothing, which is no error
+		w.must(w.hosts["a1"].Cleanup())
+	}
+	eventually(t, func() error {
+		if after := look(); after != before {
+			return fmt.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,367 @@
+package overlay
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"pgregory.net/rapid"
+)
+
+// key gives a valid key for a host's name.
+func key(name string) wgtypes.Key {
+	var k wgtypes.Key
+	copy(k[:], name+strings.Repeat(".", 32))
+	return k
+}
+
+func address(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 77, byte(1 + i/4), byte(10 + i%4)})
+}
+
+func clusterOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 24).Masked() }
+
+// drawWanted makes up a manager's word for host h0 of site 0: hosts in up to three sites, some behind relays, guests
+// anywhere, some twice, some on hosts that are not known.
+func drawWanted(t *rapid.T) (*v1.NetworkWanted, []Guest) {
+	n := &v1.NetworkWanted{}
+	hosts := rapid.IntRange(1, 6).Draw(t, "hosts")
+	for i := 1; i < hosts; i++ {
+		site := rapid.IntRange(0, 2).Draw(t, "site")
+		h := &v1.PeerHost{
+			Name: fmt.Sprintf("h%d", i), SameSite: site == 0, WireguardPublicKey: key(fmt.Sprint("h", i)).String(),
+			LanAddress: fmt.Sprintf("198.18.%d.%d", site, i), WireguardPort: uint32(rapid.SampledFrom([]int{0, 7072, 9000}).Draw(t, "port")),
+		}
+		if rapid.IntRange(0, 3).Draw(t, "relayed") == 0 {
+			h.Via = fmt.Sprintf("h%d", rapid.IntRange(0, 6).Draw(t, "via"))
+		}
+		n.Peers = append(n.Peers, h)
+	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "clusters") {
+		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprint("c", i), Prefix: clusterOf(address(4 * i)).String()})
+	}
+	for range rapid.IntRange(0, 10).Draw(t, "routes") {
+		n.Routes = append(n.Routes, &v1.GuestRoute{
+			Address: address(rapid.IntRange(0, 11).Draw(t, "address")).String(),
+			Host:    fmt.Sprintf("h%d", rapid.IntRange(0, 7).Draw(t, "host")),
+		})
+	}
+	var local []Guest
+	for i := range rapid.IntRange(0, 3).Draw(t, "local") {
+		a := address(rapid.IntRange(0, 11).Draw(t, "local address"))
+		local = append(local, Guest{UID: fmt.Sprintf("%08d-0000", i), Address: a, Prefix: clusterOf(a)})
+	}
+	return n, local
+}
+
+// follow says, the plain way, what becomes of a packet for an address: "tap T", "lan A", "wireguard H", "drop",
+// or "" where the overlay has no say.
+func follow(n *v1.NetworkWanted, local []Guest, to netip.Addr) string {
+	for _, g := range slices.Backward(local) {
+		if g.Address == to {
+			return "tap " + TapName(g.UID)
+		}
+	}
+	peer := func(name string) *v1.PeerHost {
+		i := slices.IndexFunc(n.Peers, func(h *v1.PeerHost) bool { return h.Name == name })
+		if i < 0 {
+			return nil
+		}
+		return n.Peers[i]
+	}
+	for _, r := range slices.Backward(n.Routes) {
+		if r.Address != to.String() || r.Host == "h0" {
+			continue
+		}
+		h := peer(r.Host)
+		if h != nil && h.Via != "" {
+			h = peer(h.Via)
+		}
+		if h == nil || h.Via != "" {
+			continue // cannot be reached
+		}
+		if h.SameSite {
+			return "lan " + h.LanAddress
+		}
+		return "wireguard " + h.Name
+	}
+	known := slices.ContainsFunc(n.Clusters, func(c *v1.ClusterNetwork) bool { return netip.MustParsePrefix(c.Prefix).Contains(to) }) ||
+		slices.ContainsFunc(local, func(g Guest) bool { return g.Prefix.Contains(to) })
+	if known {
+		return "drop"
+	}
+	return ""
+}
+
+// lookup routes a packet by a plan: the longest prefix, then WireGuard's table.
+func lookup(p plan, to netip.Addr) string {
+	r, ok := p.routes[netip.PrefixFrom(to, 32)]
+	if !ok {
+		if r, ok = p.routes[clusterOf(to)]; !ok {
+			return ""
+		}
+	}
+	switch r.way {
+	case wayTap:
+		return "tap " + r.tap
+	case wayLAN:
+		return "lan " + r.gateway.String()
+	case wayWireGuard:
+		for _, w := range p.peers {
+			if w.allowed[r.prefix] {
+				return "wireguard " + w.name
+			}
+		}
+		return "wireguard to nobody"
+	}
+	return "drop"
+}
+
+func TestPlanSendsEveryAddressWhereThePlainReadingDoes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n, local := drawWanted(t)
+		p := makePlan("h0", netip.MustParseAddr("198.18.0.1"), n, local)
+		owners := map[netip.Prefix]int{}
+		for _, w := range p.peers {
+			for prefix := range w.allowed {
+				owners[prefix]++
+			}
+		}
+		for i := range 12 {
+			to := address(i)
+			if got, want := lookup(p, to), follow(n, local, to); got != want {
+				t.Fatalf("%s: %q, want %q", to, got, want)
+			}
+			prefix := netip.PrefixFrom(to, 32)
+			want := 0
+			if p.routes[prefix].way == wayWireGuard {
+				want = 1
+			}
+			if owners[prefix] != want {
+				t.Fatalf("%s is allowed to %d peers, want %d", to, owners[prefix], want)
+			}
+		}
+	})
+}
+
+func TestRouteChangesLeadFromAnyStateToThePlan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		before, after := drawPlan(t), drawPlan(t)
+		routes := maps.Clone(before.routes)
+		set, remove := diffRoutes(after.routes, routes)
+		for _, r := range set {
+			if routes[r.prefix] == r {
+				t.Fatalf("sets %v, which is there", r)
+			}
+			routes[r.prefix] = r
+		}
+		for _, r := range remove {
+			if _, wanted := after.routes[r.prefix]; wanted {
+				t.Fatalf("removes %v, which is wanted: traffic would meet a hole", r)
+			}
+			delete(routes, r.prefix)
+		}
+		if !maps.Equal(routes, after.routes) {
+			t.Fatalf("got %v, want %v", routes, after.routes)
+		}
+	})
+}
+
+func drawPlan(t *rapid.T) plan {
+	n, local := drawWanted(t)
+	return makePlan("h0", netip.MustParseAddr("198.18.0.1"), n, local)
+}
+
+// table is WireGuard's table as a model: an address belongs to the peer it was given to last.
+type table map[wgtypes.Key]actualPeer
+
+func (d table) apply(changes []peerChange) {
+	for _, c := range changes {
+		if c.remove {
+			delete(d, c.key)
+			continue
+		}
+		p, exists := d[c.key]
+		if !exists || c.replace {
+			p.allowed = map[netip.Prefix]bool{}
+		}
+		for _, prefix := range c.allowed {
+			for _, other := range d {
+				delete(other.allowed, prefix)
+			}
+			p.allowed[prefix] = true
+		}
+		if c.endpoint.IsValid() {
+			p.endpoint = c.endpoint
+		}
+		if c.keepalive != nil {
+			p.keepalive = *c.keepalive
+		}
+		d[c.key] = p
+	}
+}
+
+func (d table) owner(prefix netip.Prefix) (owner wgtypes.Key) {
+	for k, p := range d {
+		if p.allowed[prefix] {
+			owner = k
+		}
+	}
+	return owner
+}
+
+func TestPeerChangesLeadFromAnyStateToThePlanWithoutAGap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Unix(1e9, 0)
+		before, after := drawPlan(t), drawPlan(t)
+		d := table{}
+		grow, shrink := diffPeers(before.peers, nil, nil, now)
+		d.apply(append(grow, shrink...))
+		had := map[netip.Prefix]wgtypes.Key{}
+		for i := range 12 {
+			prefix := netip.PrefixFrom(address(i), 32)
+			had[prefix] = d.owner(prefix)
+		}
+		grow, shrink = diffPeers(after.peers, d, nil, now)
+		d.apply(grow)
+		// Between the two steps routes change: an address must have an owner on the way that it takes before,
+		// and on the way that it takes afterwards.
+		for prefix, owner := range had {
+			if after.routes[prefix].way == wayWireGuard {
+				continue
+			}
+			if before.routes[prefix].way == wayWireGuard && d.owner(prefix) != owner {
+				t.Fatalf("%s is taken from its peer before its route has changed", prefix)
+			}
+		}
+		check := func(when string) {
+			for key, w := range after.peers {
+				for prefix := range w.allowed {
+					if d.owner(prefix) != key {
+						t.Fatalf("%s: %s is not with %s", when, prefix, w.name)
+					}
+				}
+			}
+		}
+		check("after growing")
+		d.apply(shrink)
+		check("after shrinking")
+		checkDevice(t, d, after.peers)
+		if grow, shrink = diffPeers(after.peers, d, endpoints(after), now); len(grow)+len(shrink) > 0 {
+			t.Fatalf("the same once more is not nothing: %v %v", grow, shrink)
+		}
+	})
+}
+
+func endpoints(p plan) map[wgtypes.Key]netip.AddrPort {
+	out := map[wgtypes.Key]netip.AddrPort{}
+	for k, w := range p.peers {
+		out[k] = w.endpoint
+	}
+	return out
+}
+
+func checkDevice(t *rapid.T, d table, wanted map[wgtypes.Key]*peer) {
+	if len(d) != len(wanted) {
+		t.Fatalf("%d peers, want %d", len(d), len(wanted))
+	}
+	for k, w := range wanted {
+		if have := d[k]; !maps.Equal(have.allowed, w.allowed) || have.endpoint != w.endpoint || have.keepalive != w.keepalive {
+			t.Fatalf("%s: got %v, want %v", w.name, have, w)
+		}
+	}
+}
+
+func TestARoamingPeerIsLeftWhereItWasSeen(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	told, moved, seen := netip.MustParseAddrPort("192.0.2.1:7072"), netip.MustParseAddrPort("192.0.2.2:7072"), netip.MustParseAddrPort("203.0.113.9:31000")
+	recent, old := now.Add(-time.Minute), now.Add(-time.Hour)
+	for _, c := range []struct {
+		name      string
+		wanted    netip.AddrPort
+		have      netip.AddrPort
+		handshake time.Time
+		set       netip.AddrPort
+		want      bool
+	}{
+		{"as wanted", told, told, recent, told, false},
+		{"behind a NAT, speaking", told, seen, recent, told, false},
+		{"behind a NAT, silent", told, seen, old, told, true},
+		{"the manager says something new", moved, seen, recent, told, true},
+		{"a new agent, the peer speaks", told, seen, recent, netip.AddrPort{}, false},
+		{"a new agent, never spoken", told, seen, time.Time{}, netip.AddrPort{}, true},
+		{"no endpoint at all", told, netip.AddrPort{}, recent, told, true},
+	} {
+		if got := moveEndpoint(c.wanted, actualPeer{endpoint: c.have, handshake: c.handshake}, c.set, now); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+func TestBadWordsAreNamedAndTheRestIsDone(t *testing.T) {
+	p := makePlan("h0", netip.MustParseAddr("10.0.0.1"), &v1.NetworkWanted{
+		Clusters: []*v1.ClusterNetwork{{Name: "c", Prefix: "10.77.1.0/24"}, {Name: "six", Prefix: "fd00::/64"}},
+		Peers: []*v1.PeerHost{
+			{Name: "good", LanAddress: "192.0.2.1", WireguardPublicKey: key("good").String()},
+			{Name: "noaddress", LanAddress: "x"},
+			{Name: "nokey", LanAddress: "192.0.2.2", WireguardPublicKey: "x"},
+			{Name: "far", Via: "nokey"},
+		},
+		Routes: []*v1.GuestRoute{
+			{Address: "10.77.1.10", Host: "good"}, {Address: "10.77.1.11", Host: "far"}, {Address: "x", Host: "good"},
+		},
+	}, nil)
+	var text []string
+	for _, err := range p.errs {
+		text = append(text, err.Error())
+	}
+	all := strings.Join(text, "\n")
+	for _, want := range []string{"cluster six", "host noaddress", "host nokey", "host far", "route to 10.77.1.11", `route to "x"`} {
+		if !strings.Contains(all, want) {
+			t.Errorf("%q is not named in:\n%s", want, all)
+		}
+	}
+	if len(p.routes) != 2 || len(p.peers) != 1 {
+		t.Errorf("routes %v, peers %v", p.routes, p.peers)
+	}
+	if got := p.peers[key("good")].keepalive; got != keepalive {
+		t.Errorf("a host with a private address keeps a public one alive every %v", got)
+	}
+}
+
+func TestAliasHoldsTheGuest(t *testing.T) {
+	a := netip.MustParseAddr("10.77.3.14")
+	g := Guest{UID: "0b6e6b1c-1111-4222-8333-444455556666", Cluster: "md", Address: a, MAC: GuestMAC(a), Prefix: netip.MustParsePrefix("10.77.3.0/24")}
+	got, ok := parseAlias(g.alias())
+	if !ok || fmt.Sprint(got) != fmt.Sprint(g) {
+		t.Errorf("got %v %v, want %v", got, ok, g)
+	}
+	for _, foreign := range []string{"", "watari", "uplink to the lab", "watari a b c d e"} {
+		if _, ok := parseAlias(foreign); ok {
+			t.Errorf("%q is taken for a guest", foreign)
+		}
+	}
+	if TapName(g.UID) != "wt0b6e6b1c11" || g.MAC.String() != "02:77:0a:4d:03:0e" {
+		t.Errorf("%s %s", TapName(g.UID), g.MAC)
+	}
+}
+
+func TestClustersAreReadFromNftsListing(t *testing.T) {
+	data := []byte(`{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "inet", "name": "clusters", "elem": [{"prefix": {"addr": "10.77.1.0", "len": 24}}, {"prefix": {"addr": "10.77.2.0", "len": 24}}]}}]}`)
+	got := parseClusters(data)
+	slices.SortFunc(got, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
+	if fmt.Sprint(got) != "[10.77.1.0/24 10.77.2.0/24]" {
+		t.Errorf("got %v", got)
+	}
+	if got := parseClusters([]byte("nonsense")); got != nil {
+		t.Errorf("got %v", got)
+	}
+}
