@@ -79,7 +79,7 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	if err := l.setUpNetwork(ctx); err != nil {
 		return err
 	}
-	if err := l.applyWAN(); err != nil {
+	if err := l.applyWAN(ctx); err != nil {
 		return err
 	}
 	if err := l.prepareHosts(ctx, o); err != nil {
