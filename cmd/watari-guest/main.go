@@ -12,6 +12,7 @@ import (
 
 	"watari/guest/agent"
 	"watari/guest/initd"
+	"watari/guest/rsh"
 	"watari/internal/version"
 )
 
@@ -37,6 +38,8 @@ func main() {
 			fmt.Fprintln(os.Stderr, "watari-guest: agent:", err)
 			os.Exit(1)
 		}
+	case "rsh":
+		os.Exit(rsh.Main(os.Args[2:]))
 	case "version":
 		fmt.Println(version.Version)
 	default:
