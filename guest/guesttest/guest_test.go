@@ -52,3 +52,56 @@ func TestOneGuest(t *testing.T) {
 	// Orphans end up at process 1, which reaps them.
 	g.MustRun(ctx, "", "(sleep 0.2 &) ; sleep 1; ! ps -eo stat,ppid,comm | grep '^Z'")
 }
+
+// pair boots two guests of one cluster.
+func pair(t *testing.T) (context.Context, *Guest, *Guest) {
+	image := Image(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	t.Cleanup(cancel)
+	network := filepath.Join(t.TempDir(), "net")
+	identities := Identities(t, 2)
+	a, b := Boot(t, image, identities[0], 0, network), Boot(t, image, identities[1], 1, network)
+	a.Ready(time.Minute)
+	b.Ready(time.Minute)
+	return ctx, a, b
+}
+
+func TestCommandsInOtherGuests(t *testing.T) {
+	ctx, a, b := pair(t)
+	for script, want := range map[string]Result{
+		"watari-guest rsh md-1 hostname":                                {Stdout: "md-1\n"},
+		"watari-guest rsh -x -l watari md-1 id -un":                     {Stdout: "watari\n"},
+		"echo in | watari-guest rsh md-1 'cat; echo err >&2; exit 3'":   {Stdout: "in\n", Stderr: "err\n", Code: 3},
+		"watari-guest rsh 10.77.0.11 'kill -9 $$'":                      {Code: 137},
+		"watari-guest rsh md-0 hostname":                                {Stdout: "md-0\n"},
+		"head -c 3000000 /dev/zero | watari-guest rsh md-1 cat | wc -c": {Stdout: "3000000\n"},
+	} {
+		r, err := a.Run(ctx, "watari", script)
+		if err != nil || r != want {
+			t.Errorf("%s: %+v, %v", script, r, err)
+		}
+	}
+	if r, err := a.Run(ctx, "watari", "watari-guest rsh md-9 true"); err != nil || r.Code != 255 || !strings.Contains(r.Stderr, "md-9") {
+		t.Errorf("unknown guest: %+v, %v", r, err)
+	}
+	// What was started in a peer ends with a killed launcher, and at a signal.
+	a.MustRun(ctx, "watari", `watari-guest rsh md-1 sleep 1001 & p=$!
+		until watari-guest rsh md-1 pgrep -f '[s]leep.1001'; do sleep 0.1; done; kill -9 $p`)
+	a.MustRun(ctx, "watari", `watari-guest rsh md-1 sleep 1002 & p=$!
+		until watari-guest rsh md-1 pgrep -f '[s]leep.1002'; do sleep 0.1; done; kill -TERM $p; wait $p; test $? = 143`)
+	b.MustRun(ctx, "", "for i in $(seq 100); do pgrep -f 'sleep.100[12]' || exit 0; sleep 0.1; done; ps -ef; exit 1")
+}
+
+func TestMPIOverTwoGuests(t *testing.T) {
+	ctx, a, _ := pair(t)
+	if a.MustRun(ctx, "watari", "type mpirun >/dev/null 2>&1 && echo yes || echo no") == "no\n" {
+		t.Skip("the image has no mpirun (Debian package openmpi-bin)")
+	}
+	begun := time.Now()
+	out := a.MustRun(ctx, "watari", `mpirun -np 4 --oversubscribe --hostfile /run/watari/hostfile \
+		--mca plm_rsh_agent "watari-guest rsh" sh -c 'echo $OMPI_COMM_WORLD_RANK $(hostname)'`)
+	t.Logf("mpirun of 4 ranks took %v: %q", time.Since(begun), out)
+	if strings.Count(out, "md-0") != 2 || strings.Count(out, "md-1") != 2 {
+		t.Errorf("ranks ran as %q", out)
+	}
+}
