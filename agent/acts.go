@@ -1,0 +1,338 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// routeWait is how long a guest that is let run waits for its route: it runs without one rather than not at all.
+const routeWait = 2 * time.Second
+
+// memoryMargin is what is left to the host itself when room for a guest is looked for.
+const memoryMargin = 64 << 20
+
+// errSettled ends a sequence of acts whose failure has been noted; the next step sees it.
+var errSettled = errors.New("noted")
+
+// act does actions in their order; the first that fails ends it.
+func (g *guest) act(ctx context.Context, o Observed, actions []Action) error {
+	for _, action := range actions {
+		if action.Kind == ActionRecord {
+			g.log.Debug("act", "action", action.Kind, "phase", action.Record.Phase, "epoch", action.Record.Epoch, "outcome", action.Record.Outcome)
+		} else {
+			g.log.Debug("act", "action", action.Kind)
+		}
+		err := g.actOne(ctx, o, action)
+		if errors.Is(err, errSettled) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (g *guest) actOne(ctx context.Context, o Observed, action Action) error {
+	switch action.Kind {
+	case ActionRecord:
+		return g.write(o.Record, action.Record)
+	case ActionPrepare:
+		g.begin(ctx, OperationPreparing, func(ctx context.Context) error { return g.prepare(ctx, o.Wanted) })
+	case ActionStart:
+		g.begin(ctx, OperationStarting, func(ctx context.Context) error { return g.start(ctx, o.Wanted) })
+	case ActionSend:
+		g.begin(ctx, OperationSending, func(ctx context.Context) error { return g.send(ctx, o.Wanted) })
+	case ActionResume:
+		return g.resume(ctx)
+	case ActionDestroy:
+		return g.destroy(ctx)
+	case ActionInterrupt:
+		return g.interruptAndWait(ctx)
+	case ActionForget:
+		return g.forget(ctx)
+	case ActionConfirm:
+		return g.confirmAbsent(ctx)
+	}
+	return nil
+}
+
+// write puts a record on disk and then in force. from is the record that the step saw.
+func (g *guest) write(from, to *Record) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.record != from && g.record != nil && (from == nil || *g.record != *from) {
+		return errSettled // a tunnel was let in meanwhile: step again
+	}
+	begins := from == nil || to.Epoch > from.Epoch
+	if err := g.agent.records.Save(to, !begins); err != nil {
+		if begins && to.Phase != PhaseEnded {
+			g.failure = Failure{Epoch: to.Epoch, NeverRan: true, Final: true, Message: err.Error()}
+			return errSettled
+		}
+		return err
+	}
+	if begins {
+		g.sendDone, g.stoppedAt, g.resumedAt, g.progress, g.notes = false, time.Time{}, time.Time{}, nil, nil
+	}
+	if to.Phase == PhaseSending {
+		g.sendDone, g.stoppedAt, g.progress, g.failure = false, time.Time{}, nil, Failure{}
+	}
+	g.record = to
+	return nil
+}
+
+// prepare makes ready what the wanted epoch needs before anything of it exists. It may be repeated.
+func (g *guest) prepare(ctx context.Context, w *v1.GuestWanted) error {
+	p := &prepared{epoch: w.Epoch}
+	err := g.prepareParts(ctx, w, p)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err == nil {
+		g.prepared, g.plugged = p, true
+		if g.failure.Epoch == w.Epoch && !g.failure.Final {
+			g.failure = Failure{}
+		}
+		return nil
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	var short *memoryError
+	g.failure = Failure{Epoch: w.Epoch, NeverRan: true, Final: errors.As(err, &short), Message: err.Error()}
+	g.delay = min(max(2*g.delay, time.Second), 15*time.Second)
+	g.backoff = time.Now().Add(g.delay)
+	return err
+}
+
+func (g *guest) prepareParts(ctx context.Context, w *v1.GuestWanted, p *prepared) (err error) {
+	if w.Image == nil || w.Shape == nil || w.Identity == nil {
+		return fmt.Errorf("start guest %s: the manager sent no image, shape or identity", w.Name)
+	}
+	if err := g.agent.room(g, w.Shape.MemoryBytes); err != nil {
+		return fmt.Errorf("start guest %s: %w", w.Name, err)
+	}
+	p.files, err = g.agent.images.Ensure(ctx, w.Image, func(step string) { g.setStep("%s", step) })
+	if err != nil {
+		return fmt.Errorf("start guest %s: %w", w.Name, err)
+	}
+	if err := g.makeDirs(); err != nil {
+		return fmt.Errorf("start guest %s: %w", w.Name, err)
+	}
+	g.mu.Lock()
+	n := g.networkGuestLocked()
+	g.mu.Unlock()
+	p.tap, err = g.agent.network.PlugGuest(ctx, n, w.Identity.Mtu)
+	if err != nil {
+		return fmt.Errorf("start guest %s: plug its tap: %w", w.Name, err)
+	}
+	if w.Role == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork {
+		p.template, err = g.agent.templates.ensure(ctx, g.spec(w, p), func(step string) { g.setStep("%s", step) })
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			g.note("booted plainly, for no template could be made: %v", err)
+		}
+	}
+	return nil
+}
+
+func (g *guest) makeDirs() error {
+	for _, dir := range []string{g.agent.guestRunDir(g.uid), g.agent.records.GuestDir(g.uid)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// spec is the domain to be made.
+func (g *guest) spec(w *v1.GuestWanted, p *prepared) Spec {
+	return Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
+		Kernel: p.files.Kernel, Initrd: p.files.Initrd, Root: p.files.Root, RootType: w.Image.RootType,
+		KernelArgs: w.Image.KernelArgs, Tap: p.tap, Channel: g.agent.channelSocket(w.Uid),
+		Console: filepath.Join(g.agent.records.GuestDir(w.Uid), "console.log"), ImageDigest: w.Image.Digest}
+}
+
+// start creates the domain. The record of it is on disk already.
+func (g *guest) start(ctx context.Context, w *v1.GuestWanted) error {
+	g.mu.Lock()
+	p := g.prepared
+	g.prepared = nil
+	g.mu.Unlock()
+	err := g.create(ctx, w, p)
+	if err == nil {
+		g.agent.domains.set(g.uid, w.Name, DomainRunning)
+		g.identity.restarted()
+		return nil
+	}
+	uncertain := errors.Is(err, ErrUncertain)
+	err = fmt.Errorf("start guest %s: %w", w.Name, err)
+	// Whether something of it exists after all is for the hypervisor to say.
+	_, listErr := g.agent.domains.refresh(context.WithoutCancel(ctx))
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failure = Failure{Epoch: w.Epoch, NeverRan: listErr == nil && !uncertain, Final: true, Message: err.Error()}
+	return err
+}
+
+func (g *guest) create(ctx context.Context, w *v1.GuestWanted, p *prepared) error {
+	waitCtx, cancel := context.WithTimeout(ctx, routeWait)
+	if err := g.agent.networks.ensure(waitCtx, g.uid); err != nil {
+		g.log.Warn("started before its address is routed", "reason", err)
+	}
+	cancel()
+	spec := g.spec(w, p)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// From here on it is not cut short: what was asked for could come into being later, unseen.
+	ctx = context.WithoutCancel(ctx)
+	if p.template != "" {
+		g.setStep("restoring the template")
+		err := g.agent.hypervisor.Fork(ctx, spec, p.template)
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, ErrUncertain) {
+			return err
+		}
+		// What was restored had no identity and did nothing yet; it may be started over once it is surely gone.
+		g.agent.templates.discard(p.template)
+		if err := errors.Join(g.destroy(ctx), g.confirmAbsent(ctx)); err != nil {
+			return err
+		}
+		g.note("booted plainly, for its template could not be restored: %v", err)
+	}
+	g.setStep("booting")
+	return g.agent.hypervisor.Boot(ctx, spec)
+}
+
+func (g *guest) resume(ctx context.Context) error {
+	waitCtx, cancel := context.WithTimeout(ctx, routeWait)
+	defer cancel()
+	if err := g.agent.networks.ensure(waitCtx, g.uid); err != nil {
+		g.log.Warn("resumed before its address is routed", "reason", err)
+	}
+	if err := g.agent.hypervisor.Resume(ctx, g.uid); err != nil {
+		return fmt.Errorf("resume guest %s: %w", g.name, err)
+	}
+	g.mu.Lock()
+	g.resumedAt = time.Now()
+	g.mu.Unlock()
+	g.agent.domains.set(g.uid, "", DomainRunning)
+	g.agent.publish()
+	g.identity.restarted()
+	return nil
+}
+
+func (g *guest) destroy(ctx context.Context) error {
+	if err := g.agent.hypervisor.Destroy(ctx, g.uid); err != nil {
+		return fmt.Errorf("end guest %s: %w", g.name, err)
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for pids := g.agent.config.FindProcesses(g.uid); len(pids) > 0; pids = g.agent.config.FindProcesses(g.uid) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("end guest %s: its process %d does not end", g.name, pids[0])
+		}
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	g.agent.domains.set(g.uid, "", DomainAbsent)
+	g.identity.poke()
+	return nil
+}
+
+// confirmAbsent makes sure that the hypervisor lists no domain of the guest and no process of it is left.
+func (g *guest) confirmAbsent(ctx context.Context) error {
+	if _, err := g.agent.domains.refresh(ctx); err != nil {
+		return fmt.Errorf("make sure that guest %s is gone: %w", g.name, err)
+	}
+	if info, current := g.agent.domains.get(g.uid); !current || info.State != DomainAbsent {
+		return errSettled
+	}
+	if pids := g.agent.config.FindProcesses(g.uid); len(pids) > 0 {
+		return fmt.Errorf("make sure that guest %s is gone: the hypervisor does not know it, but its process %d is there", g.name, pids[0])
+	}
+	return nil
+}
+
+func (g *guest) interruptAndWait(ctx context.Context) error {
+	g.mu.Lock()
+	interrupt, ended := g.interrupt, g.ended
+	g.mu.Unlock()
+	if ended == nil {
+		return nil
+	}
+	interrupt()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// forget takes away what the host held for the guest, but for its record.
+func (g *guest) forget(ctx context.Context) error {
+	g.expectNothing()
+	g.mu.Lock()
+	r := g.record
+	g.mu.Unlock()
+	if r != nil && r.Source != "" {
+		g.agent.tunnels.Drop(r.Migration)
+	}
+	if err := g.agent.network.UnplugGuest(ctx, g.uid); err != nil {
+		return fmt.Errorf("unplug guest %s: %w", g.name, err)
+	}
+	g.mu.Lock()
+	g.plugged, g.prepared, g.failure = false, nil, Failure{}
+	g.mu.Unlock()
+	if err := os.RemoveAll(g.agent.guestRunDir(g.uid)); err != nil {
+		return fmt.Errorf("remove the sockets of guest %s: %w", g.name, err)
+	}
+	if err := os.Remove(filepath.Join(g.agent.records.GuestDir(g.uid), "console.log")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the console of guest %s: %w", g.name, err)
+	}
+	return nil
+}
+
+// adopt takes a guest up whose record was found when the agent started. What runs is not touched.
+func (g *guest) adopt(ctx context.Context) {
+	g.mu.Lock()
+	r := g.record
+	if r == nil || r.Phase == PhaseEnded {
+		g.mu.Unlock()
+		return
+	}
+	n := g.networkGuestLocked()
+	g.mu.Unlock()
+	if _, err := g.agent.network.PlugGuest(ctx, n, r.MTU); err != nil {
+		g.note("plug its tap anew: %v", err)
+	}
+	g.mu.Lock()
+	g.plugged = true
+	g.mu.Unlock()
+	if r.Phase == PhaseSending {
+		// The transfer that was under way lost its tunnel with the last agent; libvirt breaks it off by itself.
+		g.begin(ctx, OperationSending, g.awaitSendEnd)
+	}
+}
+
+// memoryError says that there is no room for a guest.
+type memoryError struct{ need, free, reserved uint64 }
+
+func (e *memoryError) Error() string {
+	return fmt.Sprintf("%d MiB of memory are needed, %d MiB are available, of which %d MiB are reserved for guests that are coming",
+		e.need>>20, e.free>>20, e.reserved>>20)
+}

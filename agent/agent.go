@@ -1,0 +1,422 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// keepForgotten is how long records of guests that are not wanted any more are kept.
+const keepForgotten = 24 * time.Hour
+
+// Config says where an agent lives and what it works with.
+type Config struct {
+	Name     string // the host's
+	StateDir string // /var/lib/watari/agent
+	RunDir   string // /run/watari
+	Log      *slog.Logger
+
+	// Info is filled once and completed by what the parts know.
+	Info *v1.HostInfo
+	// Load samples the host's load.
+	Load func() *v1.HostLoad
+	// FreeMemory is what guests may still take, bytes.
+	FreeMemory func() uint64
+	// FindProcesses are the pids of QEMU processes of a guest.
+	FindProcesses func(uid string) []int
+
+	Hypervisor Hypervisor
+	Network    Network
+	Images     Images
+	Tunnels    Tunnels
+	Dial       GuestDialer
+}
+
+// Agent reconciles one host.
+type Agent struct {
+	config     Config
+	log        *slog.Logger
+	ctx        context.Context
+	hypervisor Hypervisor
+	network    Network
+	images     Images
+	tunnels    Tunnels
+	records    *RecordStore
+	domains    *domains
+	networks   *networkKeeper
+	templates  *templates
+
+	mu       sync.Mutex
+	guests   map[string]*guest
+	taken    mark // the latest HostWanted
+	full     mark // the latest one that every guest has taken a step for
+	term     uint64
+	problems []string // of the agent's start
+	refused  string
+	load     *v1.HostLoad
+	changed  chan struct{} // closed at each change of what is reported
+}
+
+// New makes an agent that has read its records. Run makes it work.
+func New(config Config) (*Agent, error) {
+	a := &Agent{config: config, log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
+		images: config.Images, tunnels: config.Tunnels, guests: map[string]*guest{}, changed: make(chan struct{})}
+	if a.log == nil {
+		a.log = slog.Default()
+	}
+	a.records = NewRecordStore(filepath.Join(config.StateDir, "guests"))
+	a.domains = newDomains(config.Hypervisor)
+	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
+	a.templates = newTemplates(a)
+	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("start the agent: %w", err)
+		}
+	}
+	if err := a.records.SetAside(); err != nil {
+		a.problems = append(a.problems, err.Error())
+	}
+	data, err := os.ReadFile(a.termFile())
+	if err == nil {
+		a.term, err = strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		a.problems = append(a.problems, fmt.Sprintf("read the manager's last term: %v", err))
+	}
+	return a, nil
+}
+
+func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
+
+func (a *Agent) guestRunDir(uid string) string { return filepath.Join(a.config.RunDir, "guests", uid) }
+
+func (a *Agent) channelSocket(uid string) string {
+	return filepath.Join(a.guestRunDir(uid), "channel.sock")
+}
+
+// Run reconciles until ctx ends, and then leaves everything as it is.
+func (a *Agent) Run(ctx context.Context) {
+	a.ctx = ctx
+	a.records.Clear(keepForgotten)
+	a.domains.refresh(ctx)
+	records, problems := a.records.Load()
+	a.mu.Lock()
+	for _, problem := range problems {
+		a.problems = append(a.problems, problem.Error())
+	}
+	for uid, record := range records {
+		if record.Outcome != OutcomeForgotten {
+			a.guests[uid] = a.newGuest(uid, record, false)
+		}
+	}
+	for _, info := range a.domains.all() {
+		if a.guests[info.UID] == nil && !isTemplate(info.Name) {
+			a.guests[info.UID] = a.newGuest(info.UID, records[info.UID], a.records.Damaged(info.UID))
+		}
+	}
+	a.mu.Unlock()
+	go a.networks.run(ctx)
+	go a.sample(ctx)
+	go a.templates.clean(ctx)
+	a.follow(ctx)
+	a.mu.Lock()
+	guests := a.allLocked()
+	a.mu.Unlock()
+	for _, g := range guests {
+		<-g.stopped
+	}
+}
+
+// follow takes up the hypervisor's events, and asks again by itself while it cannot be reached.
+func (a *Agent) follow(ctx context.Context) {
+	check := time.NewTicker(2 * time.Second)
+	defer check.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event, ok := <-a.hypervisor.Events():
+			if !ok {
+				return
+			}
+			if event.Lost {
+				a.domains.lost()
+				a.publish()
+				continue
+			}
+			a.refresh(ctx, event.At)
+		case <-check.C:
+			if a.domains.problem() != nil {
+				a.refresh(ctx, time.Time{})
+			}
+		}
+	}
+}
+
+func (a *Agent) refresh(ctx context.Context, at time.Time) {
+	if at.IsZero() {
+		at = time.Now()
+	}
+	changed, err := a.domains.refresh(ctx)
+	if err != nil && len(changed) > 0 {
+		a.log.Error("ask the hypervisor for its domains", "error", err)
+	}
+	for _, uid := range changed {
+		a.mu.Lock()
+		g := a.guests[uid]
+		a.mu.Unlock()
+		if g != nil {
+			info, _ := a.domains.get(uid)
+			g.noteStop(info.State, at)
+			poke(g.wake)
+		}
+	}
+	if err == nil && len(changed) > 0 {
+		// Guests without a domain may have waited for the hypervisor, too.
+		a.wakeAll()
+	}
+	a.publish()
+}
+
+func (a *Agent) wakeAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, g := range a.guests {
+		poke(g.wake)
+	}
+}
+
+// sample keeps the load fresh, and the guests' CPU times and memory with it.
+func (a *Agent) sample(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		load := a.config.Load()
+		a.mu.Lock()
+		a.load = load
+		idle := len(a.guests) == 0
+		a.mu.Unlock()
+		if n%6 == 1 && !idle {
+			a.refresh(ctx, time.Time{})
+		}
+		a.publish()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Take takes up what the manager wants. An older term's word, and an older one of the same term, is refused.
+func (a *Agent) Take(w *v1.HostWanted) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := mark{w.Term, w.Generation}
+	if w.Term < a.term {
+		a.refused = fmt.Sprintf("a manager of term %d gave orders, but term %d has begun; they were refused", w.Term, a.term)
+		return errors.New(a.refused)
+	}
+	if at.before(a.taken) {
+		return nil
+	}
+	if w.Term > a.term {
+		if err := WriteFileDurably(a.termFile(), []byte(strconv.FormatUint(w.Term, 10)+"\n")); err != nil {
+			a.refused = fmt.Sprintf("orders of the manager were refused, for its term could not be written: %v", err)
+			return errors.New(a.refused)
+		}
+		a.term = w.Term
+	}
+	a.taken, a.refused = at, ""
+	mentioned := map[string]bool{}
+	for _, wanted := range w.Guests {
+		if !validUID(wanted.Uid) {
+			a.refused = fmt.Sprintf("guest %q: the manager sent a malformed uid", wanted.Name)
+			continue
+		}
+		mentioned[wanted.Uid] = true
+		g := a.guests[wanted.Uid]
+		if g == nil {
+			g = a.newGuest(wanted.Uid, a.loadRecord(wanted.Uid), a.records.Damaged(wanted.Uid))
+			a.guests[wanted.Uid] = g
+		}
+		g.want(wanted, at)
+	}
+	for uid, g := range a.guests {
+		if mentioned[uid] {
+			continue
+		}
+		g.want(nil, at)
+		if g.idle() {
+			g.stop()
+			delete(a.guests, uid)
+		}
+	}
+	if w.Network != nil {
+		a.networks.want(w.Network)
+	}
+	for _, g := range a.guests {
+		poke(g.wake)
+	}
+	go a.keepImages(w.Images)
+	a.publishLocked()
+	return nil
+}
+
+// loadRecord reads the record of a guest that was not known until now, a forgotten one's for instance.
+func (a *Agent) loadRecord(uid string) *Record {
+	r, err := a.records.LoadOne(uid)
+	if err != nil {
+		a.problems = append(a.problems, err.Error())
+	}
+	return r
+}
+
+func (a *Agent) keepImages(wanted []*v1.Image) {
+	used := map[string]bool{}
+	a.mu.Lock()
+	guests := a.allLocked()
+	a.mu.Unlock()
+	for _, g := range guests {
+		g.mu.Lock()
+		if g.record != nil && g.record.Phase != PhaseEnded {
+			used[g.record.Image] = true
+		}
+		if g.wanted.GetImage() != nil {
+			used[g.wanted.Image.Digest] = true
+		}
+		g.mu.Unlock()
+	}
+	for _, image := range wanted {
+		used[image.Digest] = true
+	}
+	a.images.Keep(wanted, func(digest string) bool { return used[digest] })
+	a.templates.keep(a.images.Held())
+	a.publish()
+}
+
+// Observed is what the host reports now, and a channel that is closed when that has changed.
+func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
+	a.mu.Lock()
+	changed := a.changed
+	guests := a.allLocked()
+	taken := a.taken
+	o := &v1.HostObserved{Info: a.config.Info, Load: a.load, Problems: slices.Clone(a.problems)}
+	if a.refused != "" {
+		o.Problems = append(o.Problems, a.refused)
+	}
+	a.mu.Unlock()
+
+	all := true
+	for _, g := range guests {
+		g.mu.Lock()
+		all = all && !g.seen.before(taken)
+		g.mu.Unlock()
+	}
+	for _, g := range guests {
+		if r := g.report(); r != nil {
+			o.Guests = append(o.Guests, r)
+		}
+		o.Problems = append(o.Problems, g.problems()...)
+	}
+	a.mu.Lock()
+	if all && a.full.before(taken) {
+		a.full = taken
+	}
+	o.Term, o.Generation = a.full.term, a.full.generation
+	a.mu.Unlock()
+	var problem string
+	o.NetworkGeneration, problem = a.networks.state()
+	if problem != "" {
+		o.Problems = append(o.Problems, problem)
+	}
+	if err := a.domains.problem(); err != nil {
+		o.Problems = append(o.Problems, fmt.Sprintf("the hypervisor cannot be reached; its guests run on: %v", err))
+	}
+	o.Problems = append(o.Problems, a.templates.problems()...)
+	o.Images = a.images.Held()
+	return o, changed
+}
+
+// allLocked are the guests, by uid.
+func (a *Agent) allLocked() []*guest {
+	guests := make([]*guest, 0, len(a.guests))
+	for _, g := range a.guests {
+		guests = append(guests, g)
+	}
+	slices.SortFunc(guests, func(x, y *guest) int { return strings.Compare(x.uid, y.uid) })
+	return guests
+}
+
+// publish tells those who report that something changed.
+func (a *Agent) publish() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.publishLocked()
+}
+
+func (a *Agent) publishLocked() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// localGuests are those whose addresses are to be routed to their taps: they hold the grant, or the manager
+// already routes their address here.
+func (a *Agent) localGuests() []NetworkGuest {
+	a.mu.Lock()
+	guests := a.allLocked()
+	a.mu.Unlock()
+	here := a.networks.routedHere(a.config.Name)
+	var local []NetworkGuest
+	for _, g := range guests {
+		n, plugged := g.local()
+		if plugged && (g.role() == v1.GuestRole_GUEST_ROLE_RUN || here(n.Address)) {
+			local = append(local, n)
+		}
+	}
+	return local
+}
+
+// room checks that there is memory for a guest beside those that are on their way here.
+func (a *Agent) room(asking *guest, need uint64) error {
+	a.mu.Lock()
+	guests := a.allLocked()
+	a.mu.Unlock()
+	var reserved uint64
+	for _, g := range guests {
+		if g == asking {
+			continue
+		}
+		g.mu.Lock()
+		if g.record != nil && (g.record.Phase == PhaseReserved || g.record.Phase == PhaseReceiving) {
+			reserved += g.record.MemoryBytes
+		}
+		g.mu.Unlock()
+	}
+	if free := a.config.FreeMemory(); free < need+reserved+memoryMargin {
+		return &memoryError{need, free, reserved}
+	}
+	return nil
+}
+
+// guest finds a guest by uid.
+func (a *Agent) guest(uid string) *guest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.guests[uid]
+}
+
+// validUID keeps uids from being anything else in a path: hex digits and dashes.
+func validUID(uid string) bool {
+	return len(uid) >= 8 && len(uid) <= 64 && strings.Trim(uid, "0123456789abcdef-") == ""
+}

@@ -1,0 +1,191 @@
+package cache
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// manager serves blobs, and counts what was asked.
+type manager struct {
+	blobs  map[string][]byte
+	asked  atomic.Int32
+	cutAt  int // bytes after which an answer breaks off; 0: never
+	ranges []string
+	mu     sync.Mutex
+}
+
+func (m *manager) get(ctx context.Context, path string, offset int64) (*http.Response, error) {
+	m.asked.Add(1)
+	r := httptest.NewRequest(http.MethodGet, path, nil).WithContext(ctx)
+	if offset > 0 {
+		r.Header.Set("Range", "bytes="+itoa(offset)+"-")
+	}
+	m.mu.Lock()
+	m.ranges = append(m.ranges, r.Header.Get("Range"))
+	m.mu.Unlock()
+	w := httptest.NewRecorder()
+	data, ok := m.blobs[strings.TrimPrefix(path, "/blobs/")]
+	if !ok {
+		http.Error(w, "there is no such blob", http.StatusNotFound)
+	} else {
+		http.ServeContent(w, r, "", stampTime, bytes.NewReader(data))
+	}
+	response := w.Result()
+	if m.cutAt > 0 {
+		response.Body = io.NopCloser(io.MultiReader(io.LimitReader(response.Body, int64(m.cutAt)), failing{}))
+	}
+	return response, ctx.Err()
+}
+
+type failing struct{}
+
+func (failing) Read([]byte) (int, error) { return 0, errors.New("connection lost") }
+
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func testImage(m *manager) *v1.Image {
+	blob := func(text string) *v1.Blob {
+		data := []byte(strings.Repeat(text, 1000))
+		m.blobs[digestOf(data)] = data
+		return &v1.Blob{Digest: digestOf(data), Size: uint64(len(data))}
+	}
+	return &v1.Image{Meta: &v1.Meta{Name: "mpi"}, Digest: digestOf([]byte("image")), Kernel: blob("kernel"), Initrd: blob("initrd"), Root: blob("root")}
+}
+
+func newTest(t *testing.T) (*Cache, *manager, *v1.Image) {
+	m := &manager{blobs: map[string][]byte{}}
+	c, err := New(t.TempDir(), m.get, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, m, testImage(m)
+}
+
+func ensure(t *testing.T, c *Cache, image *v1.Image) Files {
+	t.Helper()
+	files, err := c.Ensure(t.Context(), image, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func TestAnImageIsFetchedOnceAndShared(t *testing.T) {
+	c, m, image := newTest(t)
+	var group sync.WaitGroup
+	for range 4 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			if _, err := c.Ensure(t.Context(), image, func(string) {}); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	group.Wait()
+	files := ensure(t, c, image)
+	if m.asked.Load() != 3 {
+		t.Errorf("%d requests for three parts", m.asked.Load())
+	}
+	data, err := os.ReadFile(files.Root)
+	if err != nil || digestOf(data) != image.Root.Digest {
+		t.Errorf("root is wrong: %v", err)
+	}
+	if held := c.Held(); len(held) != 1 || held[0] != image.Digest {
+		t.Errorf("held: %v", held)
+	}
+}
+
+func TestABrokenTransferIsTakenUp(t *testing.T) {
+	c, m, image := newTest(t)
+	m.cutAt = 100
+	if _, err := c.Ensure(t.Context(), image, func(string) {}); err == nil || !strings.Contains(err.Error(), "100 of 6000 bytes") {
+		t.Fatalf("got %v", err)
+	}
+	m.cutAt = 0
+	ensure(t, c, image)
+	if m.ranges[1] != "bytes=100-" {
+		t.Errorf("ranges asked: %q", m.ranges)
+	}
+}
+
+func TestAnAlteredBlobIsRefused(t *testing.T) {
+	c, m, image := newTest(t)
+	good := m.blobs[image.Root.Digest]
+	m.blobs[image.Root.Digest] = bytes.Replace(good, []byte("root"), []byte("ROOT"), 1)
+	if _, err := c.Ensure(t.Context(), image, func(string) {}); err == nil || !strings.Contains(err.Error(), "altered") {
+		t.Fatalf("got %v", err)
+	}
+	m.blobs[image.Root.Digest] = good[:10]
+	if _, err := c.Ensure(t.Context(), image, func(string) {}); err == nil || !strings.Contains(err.Error(), "10 bytes instead of") {
+		t.Fatalf("got %v", err)
+	}
+	m.blobs[image.Root.Digest] = good
+	ensure(t, c, image)
+}
+
+func TestAFileAlteredOnDiskIsFetchedAnew(t *testing.T) {
+	c, m, image := newTest(t)
+	files := ensure(t, c, image)
+	if err := os.WriteFile(files.Root, []byte(strings.Repeat("evil", 1000)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// The next agent looks at all of it.
+	c, err := New(c.dir, m.get, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = ensure(t, c, image)
+	data, _ := os.ReadFile(files.Root)
+	if digestOf(data) != image.Root.Digest {
+		t.Error("the altered root was used")
+	}
+}
+
+func TestUnwantedImagesGo(t *testing.T) {
+	c, m, image := newTest(t)
+	ensure(t, c, image)
+	name, _ := hexDigest(image.Digest)
+	c.seen[name] = c.seen[name].Add(-2 * grace)
+	c.Keep(func(digest string) bool { return digest == image.Digest })
+	if len(c.Held()) != 1 {
+		t.Fatal("an image in use went")
+	}
+	c.seen[name] = c.seen[name].Add(-2 * grace)
+	entries, _ := os.ReadDir(c.blobDir())
+	for _, entry := range entries {
+		old := stampTime
+		os.Chtimes(c.blobDir()+"/"+entry.Name(), old, old)
+	}
+	c.Keep(func(string) bool { return false })
+	entries, _ = os.ReadDir(c.blobDir())
+	if len(c.Held()) != 0 || len(entries) != 0 {
+		t.Errorf("left: %v, %d blobs", c.Held(), len(entries))
+	}
+	ensure(t, c, image)
+	if m.asked.Load() != 6 {
+		t.Errorf("%d requests", m.asked.Load())
+	}
+}
+
+var stampTime = time.Unix(1000000000, 0)
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

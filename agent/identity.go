@@ -1,0 +1,189 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+)
+
+const (
+	// checkEvery is how often a guest agent that is well is asked whether it still is.
+	checkEvery = 15 * time.Second
+	// askTimeout is how long one question may take.
+	askTimeout = 5 * time.Second
+)
+
+// identityKeeper keeps one guest the one it is meant to be: it gives it its identity after each start and
+// whenever that changes, and sets its clock after it was restored or moved. It knows whether the guest is ready.
+type identityKeeper struct {
+	g       *guest
+	channel GuestChannel
+	client  watariv1connect.GuestServiceClient
+	wake    chan struct{}
+
+	mu      sync.Mutex
+	isReady bool
+	setTime bool   // the clock is to be set
+	told    []byte // hash of the identity that the guest has
+	hash    string // the guest's own hash of its peers then
+	boot    string // the guest kernel's boot id then
+	answers string // why it is not ready
+}
+
+func newIdentityKeeper(g *guest) *identityKeeper {
+	k := &identityKeeper{g: g, wake: make(chan struct{}, 1), setTime: true}
+	k.channel = g.agent.config.Dial(g.uid, g.agent.channelSocket(g.uid))
+	k.client = watariv1connect.NewGuestServiceClient(&http.Client{Transport: k.channel}, "http://guest")
+	return k
+}
+
+func (k *identityKeeper) poke() { poke(k.wake) }
+
+// restarted: the guest was started, restored or resumed just now.
+func (k *identityKeeper) restarted() {
+	k.mu.Lock()
+	k.isReady, k.setTime, k.told = false, true, nil
+	k.mu.Unlock()
+	k.channel.Close()
+	k.poke()
+}
+
+func (k *identityKeeper) ready() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.isReady
+}
+
+func (k *identityKeeper) run(ctx context.Context) {
+	defer k.channel.Close()
+	wait := time.Duration(0)
+	timer := time.NewTimer(checkEvery)
+	for {
+		identity, alive := k.wanted()
+		next := checkEvery
+		if alive && identity != nil {
+			err := k.check(ctx, identity)
+			if ctx.Err() != nil {
+				return
+			}
+			k.enter(err == nil, err)
+			if err != nil {
+				wait = min(max(2*wait, 50*time.Millisecond), time.Second)
+				next = wait
+			} else {
+				wait = 0
+			}
+		} else {
+			k.enter(false, nil)
+		}
+		timer.Reset(next)
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.wake:
+			if next < checkEvery { // a guest that does not answer is not asked faster for being woken
+				select {
+				case <-ctx.Done():
+					return
+				case <-timer.C:
+				}
+			}
+		case <-timer.C:
+			k.forceCheck()
+		}
+	}
+}
+
+// wanted is the identity the guest should have now, and whether it runs.
+func (k *identityKeeper) wanted() (*v1.Identity, bool) {
+	info, current := k.g.agent.domains.get(k.g.uid)
+	k.g.mu.Lock()
+	defer k.g.mu.Unlock()
+	w, r := k.g.wanted, k.g.record
+	if r == nil || info.State != DomainRunning && current || r.Phase != PhaseStarted && r.Phase != PhaseSending {
+		return nil, false
+	}
+	if w == nil || w.Epoch != r.Epoch || k.g.operation == OperationStarting {
+		return nil, false
+	}
+	return w.Identity, true
+}
+
+func (k *identityKeeper) enter(ready bool, err error) {
+	k.mu.Lock()
+	changed := k.isReady != ready
+	k.isReady = ready
+	k.mu.Unlock()
+	if changed {
+		k.g.log.Info("guest agent", "ready", ready, "reason", err)
+		k.g.agent.publish()
+	}
+}
+
+// forceCheck makes the next round ask the guest even if nothing changed.
+func (k *identityKeeper) forceCheck() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.boot = ""
+}
+
+// check brings the guest to the identity, if it has not got it.
+func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	sum := identityHash(identity)
+	k.mu.Lock()
+	told, setTime, boot, hash := k.told, k.setTime, k.boot, k.hash
+	k.mu.Unlock()
+	if bytes.Equal(told, sum) && !setTime && boot != "" {
+		return nil // woken for something else
+	}
+	described, err := k.client.Describe(ctx, connect.NewRequest(&v1.DescribeRequest{}))
+	if err != nil {
+		return fmt.Errorf("ask the guest agent: %w", err)
+	}
+	d := described.Msg
+	if setTime && d.GuestUid != "" {
+		if _, err := k.client.SetTime(ctx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()})); err != nil {
+			return fmt.Errorf("set the guest's clock: %w", err)
+		}
+	}
+	same := bytes.Equal(told, sum) && d.GuestUid == identity.GuestUid && d.Epoch == identity.Epoch && d.PeersHash == hash
+	if !same {
+		full := proto.CloneOf(identity)
+		full.Entropy = make([]byte, 64)
+		rand.Read(full.Entropy)
+		k.g.setStep("giving the guest its identity")
+		answer, err := k.client.Identify(ctx, connect.NewRequest(&v1.IdentifyRequest{Identity: full, Now: timestamppb.Now()}))
+		k.g.setStep("")
+		if err != nil {
+			return fmt.Errorf("give the guest its identity: %w", err)
+		}
+		d = answer.Msg.Description
+	}
+	k.mu.Lock()
+	k.told, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()
+	k.mu.Unlock()
+	return nil
+}
+
+// identityHash tells identities apart, whatever the entropy.
+func identityHash(identity *v1.Identity) []byte {
+	c := proto.CloneOf(identity)
+	c.Entropy = nil
+	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(c)
+	sum := sha256.Sum256(data)
+	return sum[:]
+}

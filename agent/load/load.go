@@ -1,0 +1,185 @@
+// Package load reads a host's topology (NUMA nodes, cores, memory, CPU model) and samples its load, from /proc
+// and /sys.
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+// Reader reads under Root, which is "/" but in tests.
+type Reader struct {
+	Root string
+	Disk string // a directory on the disk whose space is reported
+
+	mu          sync.Mutex
+	busy, total uint64 // of the last sample, clock ticks over all CPUs
+}
+
+// Topology fills in what does not change while the host runs.
+func (r *Reader) Topology(info *v1.HostInfo) error {
+	memory, err := r.meminfo("proc/meminfo")
+	if err != nil {
+		return fmt.Errorf("read the host's memory: %w", err)
+	}
+	info.MemoryBytes = memory["MemTotal"]
+	info.CpuModel = r.cpuModel()
+	info.KernelVersion = r.line("proc/sys/kernel/osrelease")
+	online := parseList(r.line("sys/devices/system/cpu/online"))
+	if len(online) == 0 {
+		for cpu := range runtime.NumCPU() {
+			online = append(online, uint32(cpu))
+		}
+	}
+	info.Cores = uint32(len(online))
+	info.NumaNodes = r.nodes(online, info.MemoryBytes)
+	return nil
+}
+
+// nodes are the NUMA nodes; a kernel that knows none has one.
+func (r *Reader) nodes(online []uint32, memory uint64) []*v1.NUMANode {
+	dirs, _ := filepath.Glob(filepath.Join(r.Root, "sys/devices/system/node/node[0-9]*"))
+	var nodes []*v1.NUMANode
+	for _, dir := range dirs {
+		id, err := strconv.ParseUint(strings.TrimPrefix(filepath.Base(dir), "node"), 10, 32)
+		if err != nil {
+			continue
+		}
+		node := &v1.NUMANode{Id: uint32(id)}
+		if data, err := os.ReadFile(filepath.Join(dir, "cpulist")); err == nil {
+			node.Cpus = parseList(strings.TrimSpace(string(data)))
+		}
+		data, _ := os.ReadFile(filepath.Join(dir, "meminfo"))
+		for _, line := range strings.Split(string(data), "\n") {
+			if f := strings.Fields(line); len(f) >= 4 && f[2] == "MemTotal:" { // "Node 0 MemTotal: 123 kB"
+				kib, _ := strconv.ParseUint(f[3], 10, 64)
+				node.MemoryBytes = kib << 10
+			}
+		}
+		nodes = append(nodes, node)
+	}
+	if len(nodes) == 0 {
+		return []*v1.NUMANode{{Cpus: online, MemoryBytes: memory}}
+	}
+	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Id < nodes[j].Id })
+	return nodes
+}
+
+func (r *Reader) cpuModel() string {
+	data, _ := os.ReadFile(filepath.Join(r.Root, "proc/cpuinfo"))
+	for _, line := range strings.Split(string(data), "\n") {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}
+
+// Sample is the load since the last sample.
+func (r *Reader) Sample() *v1.HostLoad {
+	load := &v1.HostLoad{At: timestamppb.Now(), MemoryAvailableBytes: r.MemoryAvailable()}
+	var disk syscall.Statfs_t
+	if syscall.Statfs(r.Disk, &disk) == nil {
+		load.DiskAvailableBytes = disk.Bavail * uint64(disk.Bsize)
+	}
+	busy, total, cpus := r.ticks()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.total != 0 && total > r.total && busy >= r.busy {
+		load.CpuBusy = float64(busy-r.busy) / float64(total-r.total) * float64(cpus)
+	}
+	r.busy, r.total = busy, total
+	return load
+}
+
+// MemoryAvailable is what can be used without swapping, bytes.
+func (r *Reader) MemoryAvailable() uint64 {
+	memory, err := r.meminfo("proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	return memory["MemAvailable"]
+}
+
+// ticks are the clock ticks since boot, over all CPUs.
+func (r *Reader) ticks() (busy, total uint64, cpus int) {
+	data, err := os.ReadFile(filepath.Join(r.Root, "proc/stat"))
+	if err != nil {
+		return 0, 0, 0
+	}
+	for _, line := range strings.Split(string(data), "\n") {
+		f := strings.Fields(line)
+		if len(f) == 0 || !strings.HasPrefix(f[0], "cpu") {
+			continue
+		}
+		if f[0] != "cpu" {
+			cpus++
+			continue
+		}
+		for i, field := range f[1:min(len(f), 9)] { // guest time is part of user time already
+			n, _ := strconv.ParseUint(field, 10, 64)
+			total += n
+			if i != 3 && i != 4 { // idle, iowait
+				busy += n
+			}
+		}
+	}
+	return busy, total, cpus
+}
+
+func (r *Reader) meminfo(path string) (map[string]uint64, error) {
+	data, err := os.ReadFile(filepath.Join(r.Root, path))
+	if err != nil {
+		return nil, err
+	}
+	memory := map[string]uint64{}
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		name, rest, ok := strings.Cut(lines.Text(), ":")
+		if f := strings.Fields(rest); ok && len(f) > 0 {
+			kib, _ := strconv.ParseUint(f[0], 10, 64)
+			memory[name] = kib << 10
+		}
+	}
+	return memory, nil
+}
+
+func (r *Reader) line(path string) string {
+	data, _ := os.ReadFile(filepath.Join(r.Root, path))
+	return strings.TrimSpace(string(data))
+}
+
+// parseList reads the kernel's lists of numbers, "0-3,8".
+func parseList(text string) []uint32 {
+	var list []uint32
+	for _, part := range strings.Split(text, ",") {
+		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		first, err := strconv.ParseUint(from, 10, 32)
+		if err != nil {
+			continue
+		}
+		last := first
+		if isRange {
+			if last, err = strconv.ParseUint(to, 10, 32); err != nil {
+				continue
+			}
+		}
+		for n := first; n <= last; n++ {
+			list = append(list, uint32(n))
+		}
+	}
+	return list
+}

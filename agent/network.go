@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+var errNoNetwork = errors.New("the manager has sent no network yet")
+
+// networkKeeper keeps the overlay as it is wanted. It acts whenever the wish or the set of local guests changes.
+type networkKeeper struct {
+	network Network
+	local   func() []NetworkGuest // guests whose address is to be routed to their tap
+	changed func()                // something reported changed
+	log     *slog.Logger
+
+	wake chan struct{}
+
+	mu      sync.Mutex
+	wanted  *v1.NetworkWanted
+	inForce uint64
+	routed  map[string]bool // guests routed to their taps
+	failure error
+	applied chan struct{} // closed after each attempt
+	rounds  uint64
+}
+
+func newNetworkKeeper(n Network, local func() []NetworkGuest, changed func(), log *slog.Logger) *networkKeeper {
+	return &networkKeeper{network: n, local: local, changed: changed, log: log,
+		wake: make(chan struct{}, 1), routed: map[string]bool{}, applied: make(chan struct{})}
+}
+
+// want takes up the manager's wish.
+func (k *networkKeeper) want(wanted *v1.NetworkWanted) {
+	k.mu.Lock()
+	same := k.wanted != nil && k.wanted.Generation == wanted.Generation && k.failure == nil
+	k.wanted = wanted
+	k.mu.Unlock()
+	if !same {
+		poke(k.wake)
+	}
+}
+
+// run applies until ctx ends. Nothing is taken down at the end.
+func (k *networkKeeper) run(ctx context.Context) {
+	retry := time.NewTimer(time.Hour)
+	delay := time.Second
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.wake:
+		case <-retry.C:
+		}
+		if k.apply(ctx) {
+			retry.Reset(time.Hour)
+			delay = time.Second
+		} else {
+			retry.Reset(delay)
+			delay = min(2*delay, 15*time.Second)
+		}
+	}
+}
+
+func (k *networkKeeper) apply(ctx context.Context) bool {
+	k.mu.Lock()
+	wanted := k.wanted
+	k.mu.Unlock()
+	local, err := k.local(), errNoNetwork
+	if wanted != nil {
+		err = k.network.Apply(ctx, wanted, local)
+	}
+	k.mu.Lock()
+	k.failure = err
+	k.rounds++
+	if err == nil {
+		k.inForce = wanted.Generation
+		k.routed = map[string]bool{}
+		for _, g := range local {
+			k.routed[g.UID] = true
+		}
+	}
+	close(k.applied)
+	k.applied = make(chan struct{})
+	k.mu.Unlock()
+	if wanted == nil {
+		return true
+	}
+	if err != nil && ctx.Err() == nil {
+		k.log.Error("apply the network", "generation", wanted.Generation, "error", err)
+	}
+	k.changed()
+	return err == nil
+}
+
+// ensure waits until a guest that is local is routed to its tap.
+func (k *networkKeeper) ensure(ctx context.Context, uid string) error {
+	k.mu.Lock()
+	if k.routed[uid] {
+		k.mu.Unlock()
+		return nil
+	}
+	// A round that has begun already may not know the guest: the second from now does.
+	from := k.rounds
+	k.mu.Unlock()
+	poke(k.wake)
+	for {
+		k.mu.Lock()
+		routed, rounds, failure, applied := k.routed[uid], k.rounds, k.failure, k.applied
+		k.mu.Unlock()
+		if routed {
+			return nil
+		}
+		if rounds >= from+2 {
+			if failure == nil {
+				failure = errors.New("the guest is not local to this host")
+			}
+			return failure
+		}
+		select {
+		case <-applied:
+			poke(k.wake)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// state is what is reported.
+func (k *networkKeeper) state() (inForce uint64, problem string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.failure != nil && k.wanted != nil {
+		problem = "network: " + k.failure.Error()
+	}
+	return k.inForce, problem
+}
+
+// poke leaves a token in a channel of capacity 1.
+func poke(wake chan struct{}) {
+	select {
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// routedHere tells of an address whether the manager routes it to the host, or to none.
+func (k *networkKeeper) routedHere(host string) func(address string) bool {
+	k.mu.Lock()
+	wanted := k.wanted
+	k.mu.Unlock()
+	to := map[string]string{}
+	for _, route := range wanted.GetRoutes() {
+		to[route.Address] = route.Host
+	}
+	return func(address string) bool { return to[address] == host }
+}

@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// Spec is a guest as the hypervisor is to make it. Paths are the same on all hosts, for they are part of the
+// domain that migrates.
+type Spec struct {
+	UID, Name                         string
+	VCPUs                             uint32
+	MemoryBytes                       uint64
+	Kernel, Initrd, Root, RootType    string // paths; "squashfs" or "erofs"
+	KernelArgs, Tap, Channel, Console string
+	ImageDigest                       string
+}
+
+// DomainInfo is one of Watari's domains, as the hypervisor lists it.
+type DomainInfo struct {
+	UID, Name   string
+	State       Domain
+	CPUTimeNS   uint64
+	MemoryBytes uint64 // resident
+}
+
+// DomainEvent says that a domain changed; an empty UID: any may have (the hypervisor was reached again).
+type DomainEvent struct {
+	UID  string
+	At   time.Time
+	Lost bool // the hypervisor cannot be reached; another event says when it can
+}
+
+// MigrateOptions say how a domain is sent.
+type MigrateOptions struct {
+	DestURI, MigrateURI string
+	BandwidthBytes      uint64 // per second; 0: no limit
+}
+
+// ErrUncertain marks errors after which what was asked for may have been done, or may yet be.
+var ErrUncertain = errors.New("whether it was done is not known")
+
+// Hypervisor is what the agent needs of libvirt (package vm). An act on an absent domain that is to end is no
+// error; all acts may be repeated.
+type Hypervisor interface {
+	Events() <-chan DomainEvent
+	Versions() (hypervisor, qemu string, err error)
+	List(ctx context.Context) ([]DomainInfo, error)
+	Boot(ctx context.Context, spec Spec) error
+	Fork(ctx context.Context, spec Spec, template string) error
+	SaveTemplate(ctx context.Context, uid, path string) error
+	TemplateKey(spec Spec) string
+	Destroy(ctx context.Context, uid string) error
+	Resume(ctx context.Context, uid string) error
+	// Migrate returns when the transfer has ended, with nil if the guest is whole, and paused, at the target and
+	// exists here no more. Cancelling ctx aborts it.
+	Migrate(ctx context.Context, uid string, options MigrateOptions) error
+	// Progress of the transfer under way; an error where none is.
+	Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error)
+}
+
+// NetworkGuest is a guest as the overlay sees it.
+type NetworkGuest struct {
+	UID, Cluster, Address, MAC, Prefix string
+}
+
+// Network is what the agent needs of the overlay.
+type Network interface {
+	PublicKey() string
+	// PlugGuest makes the guest's tap, without a route to it.
+	PlugGuest(ctx context.Context, g NetworkGuest, mtu uint32) (tap string, err error)
+	UnplugGuest(ctx context.Context, uid string) error
+	// Apply makes the kernel's state that which is wanted; local guests are routed to their taps.
+	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []NetworkGuest) error
+}
+
+// GuestDialer opens a guest's channel: HTTP/2 to its agent, redialled when it breaks.
+type GuestDialer func(uid, socket string) GuestChannel
+
+// GuestChannel is the way to one guest's agent.
+type GuestChannel interface {
+	http.RoundTripper
+	Close() error
+}
+
+// Images is what the agent needs of the image cache.
+type Images interface {
+	// Ensure makes an image whole here; step is told what it is doing.
+	Ensure(ctx context.Context, image *v1.Image, step func(string)) (ImageFiles, error)
+	// Held are the digests of whole images.
+	Held() []string
+	// Keep says which images are wanted; others, of which inUse says that no guest uses them, are removed.
+	Keep(wanted []*v1.Image, inUse func(digest string) bool)
+}
+
+// ImageFiles are the paths of an image's parts.
+type ImageFiles struct {
+	Kernel, Initrd, Root string
+}
+
+// Tunnels is what the agent needs of the migration tunnel (package tunnel).
+type Tunnels interface {
+	// Expect lets a migration in, until the returned function is called. Connections that were let in go on.
+	Expect(e Expected) (stop func())
+	// Drop ends all connections of an incoming migration.
+	Drop(migration string)
+	// Open makes the way to a target: URIs for Migrate. close ends it.
+	Open(ctx context.Context, order *v1.MigrationOrder, uid string) (MigrateOptions, func(), error)
+	// Active tells whether any connection of an incoming migration is open.
+	Active(migration string) bool
+}
+
+// Expected is a migration that may come in.
+type Expected struct {
+	Migration, Source, UID string
+	// Admit is called before each connection is let in; an error refuses it.
+	Admit func() error
+	// Changed is called when a connection was opened or closed.
+	Changed func()
+}

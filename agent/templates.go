@@ -1,0 +1,325 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+)
+
+// templateTimeout bounds the making of a template: a boot and a save.
+const templateTimeout = 3 * time.Minute
+
+// templateRetry is how long nothing is made of a template that could not be made.
+const templateRetry = 5 * time.Minute
+
+// templates keeps one saved, booted, unidentified guest per image, shape and kind of host. Guests are restored
+// from it. It is made when it is first needed; whoever needs it meanwhile waits for the same making.
+type templates struct {
+	agent *Agent
+	dir   string
+	log   *slog.Logger
+
+	mu     sync.Mutex
+	making map[string]*making
+	failed map[string]failedMaking
+	used   map[string]int // restores under way, by path
+}
+
+type making struct {
+	done chan struct{}
+	err  error
+
+	mu   sync.Mutex
+	step string
+}
+
+type failedMaking struct {
+	at  time.Time
+	err error
+}
+
+// templateInfo is kept beside a template as <key>.json.
+type templateInfo struct {
+	Image string `json:"image"` // digest
+	Size  int64  `json:"size"`  // of the file, bytes
+}
+
+func newTemplates(a *Agent) *templates {
+	return &templates{agent: a, dir: filepath.Join(a.config.StateDir, "templates"), log: a.log,
+		making: map[string]*making{}, failed: map[string]failedMaking{}, used: map[string]int{}}
+}
+
+// templatePrefix begins the names of domains that templates are made of. No guest's name has a dot.
+const templatePrefix = "template."
+
+func isTemplate(name string) bool { return strings.HasPrefix(name, templatePrefix) }
+
+func (t *templates) path(key string) string { return filepath.Join(t.dir, key+".save") }
+
+func (t *templates) infoPath(key string) string { return filepath.Join(t.dir, key+".json") }
+
+// ensure returns the path of the template for guests like spec.
+func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (string, error) {
+	key := t.agent.hypervisor.TemplateKey(spec)
+	if key == "" {
+		return "", errors.New("the hypervisor cannot restore templates")
+	}
+	t.mu.Lock()
+	if t.whole(key) {
+		t.mu.Unlock()
+		return t.path(key), nil
+	}
+	if f, ok := t.failed[key]; ok && time.Since(f.at) < templateRetry {
+		t.mu.Unlock()
+		return "", f.err
+	}
+	m := t.making[key]
+	if m == nil {
+		m = &making{done: make(chan struct{})}
+		t.making[key] = m
+		go t.makeShared(key, spec, m)
+	}
+	t.mu.Unlock()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		m.mu.Lock()
+		step(m.step)
+		m.mu.Unlock()
+		select {
+		case <-m.done:
+			return t.path(key), m.err
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// whole tells whether a template is there and as it was when it was made.
+func (t *templates) whole(key string) bool {
+	data, err := os.ReadFile(t.infoPath(key))
+	if err != nil {
+		return false
+	}
+	var info templateInfo
+	if json.Unmarshal(data, &info) != nil {
+		return false
+	}
+	stat, err := os.Stat(t.path(key))
+	return err == nil && stat.Size() == info.Size
+}
+
+func (t *templates) makeShared(key string, spec Spec, m *making) {
+	ctx, cancel := context.WithTimeout(t.agent.ctx, templateTimeout)
+	defer cancel()
+	begun := time.Now()
+	m.err = t.make(ctx, key, spec, m)
+	t.mu.Lock()
+	delete(t.making, key)
+	delete(t.failed, key)
+	if m.err != nil && t.agent.ctx.Err() == nil {
+		t.failed[key] = failedMaking{time.Now(), m.err}
+		t.log.Error("make a template", "key", key, "error", m.err)
+	} else {
+		t.log.Info("template made", "key", key, "seconds", time.Since(begun).Seconds())
+	}
+	t.mu.Unlock()
+	close(m.done)
+	t.agent.publish()
+}
+
+func (m *making) say(step string) {
+	m.mu.Lock()
+	m.step = step
+	m.mu.Unlock()
+}
+
+// make boots a guest without identity up to the point where its agent answers, and saves it.
+func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) error {
+	a := t.agent
+	if err := os.MkdirAll(t.dir, 0o755); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	uid := templateUID(key)
+	spec.UID, spec.Name = uid, templatePrefix+uid[:8]
+	spec.Channel = a.channelSocket(uid)
+	spec.Console = filepath.Join(t.dir, key+".console.log")
+	if err := os.MkdirAll(a.guestRunDir(uid), 0o755); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	// What a crash leaves behind is found by this mark.
+	mark := filepath.Join(t.dir, uid+".making")
+	if err := WriteFileDurably(mark, []byte(key+"\n")); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	defer t.cleanOne(context.WithoutCancel(ctx), uid, mark)
+	a.hypervisor.Destroy(ctx, uid)
+	m.say("making a template: plugging it in")
+	tap, err := a.network.PlugGuest(ctx, NetworkGuest{UID: uid, Cluster: "template", Address: templateAddress,
+		Prefix: templatePrefix4, MAC: templateMAC}, 0)
+	if err != nil {
+		return fmt.Errorf("make a template: plug its tap: %w", err)
+	}
+	spec.Tap = tap
+	m.say("making a template: booting it")
+	if err := a.hypervisor.Boot(ctx, spec); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	if err := t.awaitAgent(ctx, uid, spec.Channel); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	m.say("making a template: saving it")
+	if err := a.hypervisor.SaveTemplate(ctx, uid, t.path(key)); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	stat, err := os.Stat(t.path(key))
+	if err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	data, _ := json.Marshal(templateInfo{Image: spec.ImageDigest, Size: stat.Size()})
+	if err := WriteFileDurably(t.infoPath(key), data); err != nil {
+		return fmt.Errorf("make a template: %w", err)
+	}
+	return nil
+}
+
+// The template's own end of the network: addresses for documentation (RFC 5737), to which nothing is routed.
+const (
+	templateAddress = "192.0.2.2"
+	templatePrefix4 = "192.0.2.0/24"
+	templateMAC     = "02:77:c0:00:02:02"
+)
+
+// awaitAgent waits until the guest's agent answers.
+func (t *templates) awaitAgent(ctx context.Context, uid, socket string) error {
+	channel := t.agent.config.Dial(uid, socket)
+	defer channel.Close()
+	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest")
+	for {
+		askCtx, cancel := context.WithTimeout(ctx, askTimeout)
+		_, err := client.Describe(askCtx, connect.NewRequest(&v1.DescribeRequest{}))
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if info, current := t.agent.domains.get(uid); current && info.State == DomainAbsent {
+			if t.agent.domains.refresh(ctx); ctx.Err() == nil {
+				if info, current := t.agent.domains.get(uid); current && info.State == DomainAbsent {
+					return errors.New("the booted guest ended by itself")
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the booted guest's agent did not answer: %w", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// cleanOne takes away all of a template's making but the template.
+func (t *templates) cleanOne(ctx context.Context, uid, mark string) {
+	a := t.agent
+	err := a.hypervisor.Destroy(ctx, uid)
+	err = errors.Join(err, a.network.UnplugGuest(ctx, uid), os.RemoveAll(a.guestRunDir(uid)))
+	if err == nil {
+		err = os.Remove(mark)
+	}
+	if err != nil {
+		t.log.Error("clean up after a template", "uid", uid, "error", err)
+	}
+}
+
+// clean takes away what a crash left of templates being made, and templates without a description.
+func (t *templates) clean(ctx context.Context) {
+	entries, _ := os.ReadDir(t.dir)
+	for _, entry := range entries {
+		name := entry.Name()
+		uid, unfinished := strings.CutSuffix(name, ".making")
+		if unfinished {
+			key, _ := os.ReadFile(filepath.Join(t.dir, name))
+			t.mu.Lock()
+			busy := t.making[strings.TrimSpace(string(key))] != nil
+			t.mu.Unlock()
+			if !busy {
+				t.cleanOne(ctx, uid, filepath.Join(t.dir, name))
+			}
+		}
+		if key, ok := strings.CutSuffix(name, ".save"); ok {
+			t.mu.Lock()
+			if t.making[key] == nil && !t.whole(key) {
+				os.Remove(t.path(key))
+			}
+			t.mu.Unlock()
+		}
+	}
+}
+
+// discard removes a template that could not be restored.
+func (t *templates) discard(path string) {
+	key := strings.TrimSuffix(filepath.Base(path), ".save")
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	os.Remove(t.infoPath(key))
+	os.Remove(t.path(key))
+	t.log.Warn("template discarded", "key", key)
+}
+
+// keep removes the templates of images that are not held here any more.
+func (t *templates) keep(images []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	entries, _ := os.ReadDir(t.dir)
+	for _, entry := range entries {
+		key, ok := strings.CutSuffix(entry.Name(), ".json")
+		if !ok || t.making[key] != nil {
+			continue
+		}
+		var info templateInfo
+		data, err := os.ReadFile(t.infoPath(key))
+		if err == nil && json.Unmarshal(data, &info) == nil && slices.Contains(images, info.Image) {
+			continue
+		}
+		os.Remove(t.infoPath(key))
+		os.Remove(t.path(key))
+		os.Remove(filepath.Join(t.dir, key+".console.log"))
+		t.log.Info("template removed", "key", key, "image", info.Image)
+	}
+}
+
+// problems are those of templates that could not be made.
+func (t *templates) problems() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []string
+	for _, f := range t.failed {
+		list = append(list, "guests are booted plainly: "+f.err.Error())
+	}
+	return list
+}
+
+// templateUID is the pseudo guest that a template is made of: a UUID (version 8, RFC 9562) made of its key.
+func templateUID(key string) string {
+	sum := sha256.Sum256([]byte("watari template " + key))
+	sum[6] = sum[6]&0x0f | 0x80
+	sum[8] = sum[8]&0x3f | 0x80
+	h := hex.EncodeToString(sum[:16])
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}

@@ -1,0 +1,164 @@
+package tunnel
+
+// outgoing.go - the source's end.
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"watari/ca"
+)
+
+// Order is a migration that is to be sent.
+type Order struct {
+	Migration, UID string
+	Target         string // host's name in its certificate
+	Address        string // host:port
+}
+
+// Outgoing is the way to a target.
+type Outgoing struct {
+	LibvirtSocket, MigrateSocket string // paths at this end
+
+	cancel    context.CancelFunc
+	listeners []net.Listener
+	dir       string
+	group     sync.WaitGroup
+
+	mu  sync.Mutex
+	err error
+}
+
+// Open makes the sockets whose connections are carried to a target. Close ends them.
+func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
+	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
+	out.MigrateSocket = MigrateSocket(t.config.RunDir, o.UID)
+	// That the target is there and expects us is found out before anything is begun.
+	probe, err := t.dial(ctx, o, none)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	probe.Close()
+	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: QEMU} {
+		listener, err := listenUnix(path)
+		if err != nil {
+			out.Close()
+			return nil, fmt.Errorf("listen for the migration: %w", err)
+		}
+		out.listeners = append(out.listeners, listener)
+		out.group.Add(1)
+		go func() {
+			defer out.group.Done()
+			t.carry(ctx, out, listener, o, socket)
+		}()
+	}
+	return out, nil
+}
+
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return listener, os.Chmod(path, 0o666) // within directories that only root and QEMU reach
+}
+
+func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listener, o Order, socket Socket) {
+	for {
+		local, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		out.group.Add(1)
+		go func() {
+			defer out.group.Done()
+			defer local.Close()
+			remote, err := t.dial(ctx, o, socket)
+			if err != nil {
+				t.config.Log.Warn("tunnel", "migration", o.Migration, "target", o.Target, "error", err)
+				out.mu.Lock()
+				out.err = err
+				out.mu.Unlock()
+				return
+			}
+			defer remote.Close()
+			stop := context.AfterFunc(ctx, func() { remote.NetConn().Close(); local.Close() })
+			defer stop()
+			splice(remote, local)
+		}()
+	}
+}
+
+// Err is why a connection could not be carried to the target; nil: none failed.
+func (o *Outgoing) Err() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// Close ends all connections and removes the sockets.
+func (o *Outgoing) Close() {
+	o.cancel()
+	for _, listener := range o.listeners {
+		listener.Close()
+	}
+	o.group.Wait()
+	os.Remove(o.MigrateSocket)
+	os.RemoveAll(o.dir)
+}
+
+// dial opens a connection to one of the target's sockets.
+func (t *Tunnels) dial(ctx context.Context, o Order, socket Socket) (*tls.Conn, error) {
+	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	raw, err := new(net.Dialer).DialContext(dialCtx, "tcp", o.Address)
+	if err != nil {
+		return nil, fmt.Errorf("reach host %s at %s: %w", o.Target, o.Address, err)
+	}
+	giveUpInTime(raw)
+	raw.SetDeadline(time.Now().Add(dialTimeout))
+	conn := tls.Client(raw, t.config.TLS)
+	err = conn.HandshakeContext(dialCtx)
+	if err == nil {
+		err = isHost(conn, o.Target)
+	}
+	if err == nil {
+		err = writeHeader(conn, o.Migration, socket)
+	}
+	if err == nil {
+		err = readAnswer(conn)
+	}
+	if err != nil {
+		raw.Close()
+		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", o.Target, o.Address, err)
+	}
+	raw.SetDeadline(time.Time{})
+	return conn, nil
+}
+
+func isHost(conn *tls.Conn, name string) error {
+	id, err := ca.IdentityOf(conn.ConnectionState().PeerCertificates[0])
+	if err != nil {
+		return err
+	}
+	if id.Kind != ca.KindHost || id.Name != name {
+		return fmt.Errorf("%s answers there", id)
+	}
+	return nil
+}

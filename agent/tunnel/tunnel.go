@@ -1,0 +1,222 @@
+// Package tunnel carries migrations between hosts: the Unix sockets that libvirt and QEMU use at both ends, over
+// TCP with TLS 1.3 and both hosts' certificates. A target lets in only what it was told to expect. A tunnel that
+// breaks makes the migration fail, and nothing is lost.
+package tunnel
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"watari/ca"
+)
+
+// DefaultPort is the TCP port that targets listen on.
+const DefaultPort = 7071
+
+const (
+	// bufferSize is for copying, bytes.
+	bufferSize = 256 << 10
+	// headerLimit bounds what a stranger may make us read.
+	headerLimit = 256
+	dialTimeout = 10 * time.Second
+	// accepted answers a header.
+	accepted, refused = 0, 1
+)
+
+// Socket is one of the two sockets of a migration.
+type Socket byte
+
+const (
+	Libvirt Socket = 1
+	QEMU    Socket = 2
+	// none asks whether the migration would be let in.
+	none Socket = 3
+)
+
+// Config says where a host's tunnels end.
+type Config struct {
+	// TLS is for both directions (ca.PeerTLS); who the other host is is checked here.
+	TLS    *tls.Config
+	RunDir string // /run/watari
+	// LibvirtSocket is this host's libvirt daemon's.
+	LibvirtSocket string
+	Log           *slog.Logger
+}
+
+// Expected is a migration that may come in.
+type Expected struct {
+	Migration, Source, UID string
+	// Admit is called before each connection is let in; an error refuses it.
+	Admit func() error
+	// Changed is called after a connection was opened or closed.
+	Changed func()
+}
+
+// Tunnels are those of one host.
+type Tunnels struct {
+	config Config
+
+	mu       sync.Mutex
+	expected map[string]Expected          // by migration
+	open     map[string]map[net.Conn]bool // incoming connections, by migration
+}
+
+// New makes the tunnels of a host. Serve lets others in.
+func New(config Config) *Tunnels {
+	if config.Log == nil {
+		config.Log = slog.Default()
+	}
+	if config.LibvirtSocket == "" {
+		config.LibvirtSocket = "/run/libvirt/libvirt-sock"
+	}
+	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}}
+}
+
+// Expect lets a migration in, until the returned function is called. Connections that were let in go on.
+func (t *Tunnels) Expect(e Expected) (stop func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expected[e.Migration] = e
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.expected, e.Migration)
+	}
+}
+
+// Drop ends all connections of an incoming migration.
+func (t *Tunnels) Drop(migration string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for conn := range t.open[migration] {
+		conn.Close()
+	}
+}
+
+// Active tells whether any connection of an incoming migration is open.
+func (t *Tunnels) Active(migration string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.open[migration]) > 0
+}
+
+// MigrateSocket is where a guest's memory goes to at the source, and comes from at the target.
+func MigrateSocket(runDir, uid string) string {
+	return filepath.Join(runDir, "guests", uid, "migrate.sock")
+}
+
+// Serve lets other hosts in until ctx ends.
+func (t *Tunnels) Serve(ctx context.Context, listener net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer stop()
+	for {
+		conn, err := listener.Accept()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			var temporary net.Error
+			if errors.As(err, &temporary) && temporary.Timeout() {
+				continue
+			}
+			return fmt.Errorf("accept tunnels: %w", err)
+		}
+		go t.serveConn(ctx, conn)
+	}
+}
+
+func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
+	defer raw.Close()
+	giveUpInTime(raw)
+	raw.SetDeadline(time.Now().Add(dialTimeout))
+	conn := tls.Server(raw, t.config.TLS)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
+		return
+	}
+	e, socket, err := t.admit(conn)
+	if err != nil {
+		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
+		answer(conn, err)
+		return
+	}
+	if socket == none {
+		answer(conn, nil)
+		return
+	}
+	if e.Admit != nil {
+		if err := e.Admit(); err != nil {
+			answer(conn, err)
+			return
+		}
+	}
+	t.count(e, raw, +1)
+	defer t.count(e, raw, -1)
+	path := t.config.LibvirtSocket
+	if socket == QEMU {
+		path = MigrateSocket(t.config.RunDir, e.UID)
+	}
+	local, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	if err != nil {
+		t.config.Log.Warn("tunnel", "migration", e.Migration, "error", err)
+		answer(conn, err)
+		return
+	}
+	defer local.Close()
+	answer(conn, nil)
+	raw.SetDeadline(time.Time{})
+	stop := context.AfterFunc(ctx, func() { raw.Close(); local.Close() })
+	defer stop()
+	splice(conn, local)
+}
+
+func (t *Tunnels) count(e Expected, conn net.Conn, by int) {
+	t.mu.Lock()
+	conns := t.open[e.Migration]
+	if by > 0 {
+		if conns == nil {
+			conns = map[net.Conn]bool{}
+			t.open[e.Migration] = conns
+		}
+		conns[conn] = true
+	} else if delete(conns, conn); len(conns) == 0 {
+		delete(t.open, e.Migration)
+	}
+	t.mu.Unlock()
+	if e.Changed != nil {
+		e.Changed()
+	}
+}
+
+// admit reads a connection's header and says whether it may come in.
+func (t *Tunnels) admit(conn *tls.Conn) (Expected, Socket, error) {
+	certs := conn.ConnectionState().PeerCertificates
+	if len(certs) == 0 {
+		return Expected{}, 0, errors.New("the other end showed no certificate")
+	}
+	id, err := ca.IdentityOf(certs[0])
+	if err != nil {
+		return Expected{}, 0, err
+	}
+	migration, socket, err := readHeader(conn)
+	if err != nil {
+		return Expected{}, 0, fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
+	}
+	t.mu.Lock()
+	e, ok := t.expected[migration]
+	t.mu.Unlock()
+	switch {
+	case !ok:
+		return Expected{}, 0, fmt.Errorf("migration %q is not expected here", migration)
+	case id.Kind != ca.KindHost || id.Name != e.Source:
+		return Expected{}, 0, fmt.Errorf("migration %s is expected from host %s, not from %s", migration, e.Source, id)
+	}
+	return e, socket, nil
+}

@@ -1,0 +1,114 @@
+package tunnel
+
+// wire.go - what is said at the beginning of a connection, and the copying after it.
+
+import (
+	"crypto/tls"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The header is a byte for the socket, two for the length of the migration's id, and the id. The answer is a
+// byte, two for the length of a text, and the text.
+
+func writeHeader(w io.Writer, migration string, socket Socket) error {
+	return writeFrame(w, byte(socket), migration)
+}
+
+func readHeader(r io.Reader) (string, Socket, error) {
+	kind, text, err := readFrame(r)
+	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(none) {
+		err = fmt.Errorf("unknown socket %d", kind)
+	}
+	return text, Socket(kind), err
+}
+
+func answer(w io.Writer, err error) {
+	if err == nil {
+		writeFrame(w, accepted, "")
+		return
+	}
+	text := err.Error()
+	writeFrame(w, refused, text[:min(len(text), headerLimit)])
+}
+
+func readAnswer(r io.Reader) error {
+	kind, text, err := readFrame(r)
+	if err != nil {
+		return fmt.Errorf("read its answer: %w", err)
+	}
+	if kind != accepted {
+		return fmt.Errorf("it refused: %s", text)
+	}
+	return nil
+}
+
+func writeFrame(w io.Writer, kind byte, text string) error {
+	frame := append([]byte{kind, 0, 0}, text...)
+	binary.BigEndian.PutUint16(frame[1:], uint16(len(text)))
+	_, err := w.Write(frame)
+	return err
+}
+
+func readFrame(r io.Reader) (kind byte, text string, err error) {
+	var head [3]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, "", err
+	}
+	n := binary.BigEndian.Uint16(head[1:])
+	if n > headerLimit {
+		return 0, "", fmt.Errorf("a header of %d bytes", n)
+	}
+	body := make([]byte, n)
+	_, err = io.ReadFull(r, body)
+	return head[0], string(body), err
+}
+
+// splice copies both ways until both have ended; the end of one direction is passed on.
+func splice(a *tls.Conn, b net.Conn) {
+	var group sync.WaitGroup
+	group.Add(2)
+	go func() {
+		defer group.Done()
+		copyAll(a, b)
+		a.CloseWrite()
+	}()
+	go func() {
+		defer group.Done()
+		copyAll(b, a)
+		if local, ok := b.(*net.UnixConn); ok {
+			local.CloseWrite()
+		}
+	}()
+	group.Wait()
+}
+
+func copyAll(to io.Writer, from io.Reader) {
+	// The wrapper keeps io.Copy from the connection's own, smaller buffers.
+	io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, bufferSize))
+}
+
+// giveUp is after how long without an acknowledgement a connection is held to be dead. A WAN may be cut for a
+// shorter while without harm.
+const giveUp = 20 * time.Second
+
+func giveUpInTime(conn net.Conn) {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3})
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Control(func(fd uintptr) {
+		unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(giveUp/time.Millisecond))
+	})
+}
