@@ -1,4 +1,6 @@
 # bench.mk: targets of the benchmarks; each writes build/reports/<name>.json.
 .PHONY: bench-overlay
-bench-overlay: build ## network: Watari's routes and WireGuard against bare links, bare WireGuard and OpenVPN (root)
-	@$(GO) run ./bench/overlay
+bench-overlay: setup ## network: Watari's routes and WireGuard against bare links, bare WireGuard and OpenVPN (root)
+	@$(GO) build -o $(BIN)/wireguard-go golang.zx2c4.com/wireguard
+	@$(GO) build -o $(BIN)/bench-overlay ./bench/overlay
+	@$(BIN)/bench-overlay

@@ -192,6 +192,15 @@ func TestGuestsReachEachOtherAcrossHostsAndSites(t *testing.T) {
 			t.Errorf("%s: problems %q, error %v", name, problems, err)
 		}
 	}
+	// A route to a host of which the manager knows nothing holds nothing else up, and is told.
+	n, local := w.wanted("a1")
+	n.Routes = append(n.Routes, &v1.GuestRoute{Address: "10.77.1.77", Host: "ghost"})
+	if _, err := w.hosts["a1"].Apply(n, local...); err != nil {
+		t.Error(err)
+	}
+	if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) != 1 || !strings.Contains(problems[0], "ghost") {
+		t.Errorf("problems %q, error %v", problems, err)
+	}
 	if took := w.apply(); took > 100 {
 		t.Errorf("an Apply that changed nothing took %.1f ms", took)
 	} else {

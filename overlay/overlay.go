@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 
 	v1 "watari/api/watariv1"
@@ -87,6 +88,7 @@ type Overlay struct {
 	guests    map[string]Guest               // plugged in here, by UID
 	clusters  map[netip.Prefix]bool          // that the filter lets pass between hosts
 	wanted    map[netip.Prefix]bool          // the clusters of the last NetworkWanted
+	leftOut   []string                       // of the last NetworkWanted, and why
 	endpoints map[wgtypes.Key]netip.AddrPort // as last set, for peers may roam
 }
 
@@ -233,7 +235,8 @@ func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 
 // Apply makes routes and WireGuard as wanted. local are the guests whose addresses are routed to their taps
 // here, whatever wanted.Routes says of them; they are to be plugged in. What can be done is done even when
-// something cannot; the error then names every such thing. Existing routes are replaced in place, so traffic
+// something cannot; the error then names every such thing. What makes no sense in wanted (a guest on a host of
+// which nothing is known, say) is left out and told by Check, for trying again would not help. Existing routes are replaced in place, so traffic
 // that does not change sees nothing. It takes some milliseconds when only routes change.
 func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []Guest) error {
 	o.mu.Lock()
@@ -242,8 +245,9 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
-	errs := p.errs
+	o.notePlan(p.errs)
 	o.wanted = p.clusters
+	var errs []error
 	if err := o.filterClusters(ctx); err != nil {
 		errs = append(errs, err)
 	}
@@ -263,6 +267,18 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}
 	return nil
+}
+
+// notePlan keeps what a plan left out, for Check, and logs what is new of it.
+func (o *Overlay) notePlan(errs []error) {
+	var leftOut []string
+	for _, err := range errs {
+		leftOut = append(leftOut, err.Error())
+		if !slices.Contains(o.leftOut, err.Error()) {
+			o.log.Warn("left out of the network", "error", err)
+		}
+	}
+	o.leftOut = leftOut
 }
 
 // prepare sets up, once, what all guests need.

@@ -87,3 +87,6 @@ func (h *Host) SetAddress(name string, address netip.Prefix) error {
 		return netlink.AddrReplace(link, parsed)
 	})
 }
+
+// In runs f on a thread in the host's network namespace (and in no other of its namespaces).
+func (h *Host) In(f func() error) error { return inNamespace(h.Namespace(), f) }

@@ -1,0 +1,197 @@
+// Command overlay measures what the overlay costs, between hosts made of network namespaces on this machine:
+// inside a site, the overlay's route against the bare link; between sites, Watari's WireGuard against WireGuard
+// alone and against OpenVPN in TAP mode on the same path. The ways take turns, so that a slow moment of the machine
+// falls on all of them. It needs root, and writes build/reports/bench-overlay.json.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"time"
+
+	"watari/bench/report"
+	"watari/internal/nethost"
+)
+
+// result is the report. Ratios are medians of ratios taken turn by turn; Stats has their spread and all figures.
+type result struct {
+	report.Header
+	LANRatio       float64                `json:"lan_ratio"`        // overlay's route / bare link
+	WANVsOpenVPN   float64                `json:"wan_vs_openvpn"`   // Watari's WireGuard / OpenVPN TAP
+	WANVsWireGuard float64                `json:"wan_vs_wireguard"` // Watari's WireGuard / WireGuard alone
+	WireGuard      string                 `json:"wireguard"`        // "kernel" or "user space", the same for both
+	OpenVPN        string                 `json:"openvpn"`          // version and settings
+	Seconds        int                    `json:"seconds"`          // of each run
+	Stats          map[string]report.Stat `json:"stats"`            // the three ratios, and TCP throughput of each way
+	Goals          []report.Goal          `json:"goals"`
+}
+
+// way is one way to get from a host to another.
+type way struct {
+	name     string
+	from, to *nethost.Host
+	source   netip.Addr
+	target   netip.Addr
+	runs     []float64 // Gbit/s
+}
+
+func main() {
+	nethost.Main()
+	runs := flag.Int("runs", 3, "turns")
+	seconds := flag.Int("seconds", 5, "length of each run, s")
+	out := flag.String("out", "build/reports/bench-overlay.json", "report to write")
+	wireguard := flag.String("wireguard-go", "build/bin/wireguard-go", "upstream's program, used where the kernel has no WireGuard")
+	only := flag.String("only", "", "measure only ways with this in their names, and write no report")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := measure(ctx, *runs, *seconds, *out, *wireguard, *only); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-overlay:", err)
+		os.Exit(1)
+	}
+}
+
+func measure(ctx context.Context, runs, seconds int, out, wireguard, only string) error {
+	if missing := nethost.Missing(); missing != "" {
+		return fmt.Errorf("this needs %s", missing)
+	}
+	fmt.Println("== building two sites of network namespaces")
+	b, err := build(ctx, wireguard)
+	if err != nil {
+		return err
+	}
+	defer b.end()
+	ways := []*way{b.bareLAN(), b.overlayLAN(), b.overlayWAN(), b.bareWireGuard(), b.openVPN()}
+	ways = slices.DeleteFunc(ways, func(w *way) bool { return !strings.Contains(w.name, only) })
+	for _, w := range ways {
+		if err := w.ready(ctx); err != nil {
+			return err
+		}
+	}
+	for turn := range runs {
+		for _, w := range ways {
+			gbits, err := w.run(ctx, seconds)
+			if err != nil {
+				return err
+			}
+			fmt.Printf("turn %d of %d: %-32s %7.2f Gbit/s\n", turn+1, runs, w.name, gbits)
+			w.runs = append(w.runs, gbits)
+		}
+	}
+	if only != "" {
+		return nil
+	}
+	r := newResult(ways, seconds)
+	r.Command = fmt.Sprintf("make bench-overlay (runs %d, %d s each)", runs, seconds)
+	r.WireGuard, r.OpenVPN = b.wireGuardKind, b.openVPNKind
+	if err := report.Write(out, r); err != nil {
+		return err
+	}
+	return r.print(ways, out)
+}
+
+func newResult(ways []*way, seconds int) *result {
+	lan := report.Ratios(ways[1].runs, ways[0].runs)
+	wireguard := report.Ratios(ways[2].runs, ways[3].runs)
+	openvpn := report.Ratios(ways[2].runs, ways[4].runs)
+	r := &result{
+		Header:   report.NewHeader("bench-overlay", ""),
+		LANRatio: lan.Median, WANVsOpenVPN: openvpn.Median, WANVsWireGuard: wireguard.Median, Seconds: seconds,
+		Stats: map[string]report.Stat{"lan_ratio": lan, "wan_vs_openvpn": openvpn, "wan_vs_wireguard": wireguard},
+		Goals: []report.Goal{
+			report.AtLeast("lan_ratio", lan.Median, 0.9),
+			report.AtLeast("wan_vs_openvpn", openvpn.Median, 3),
+			report.AtLeast("wan_vs_wireguard", wireguard.Median, 0.9),
+		},
+	}
+	for i, key := range []string{"lan_bare", "lan_overlay", "wan_watari", "wan_wireguard", "wan_openvpn"} {
+		r.Stats[key] = report.Summarize("Gbit/s", ways[i].runs...)
+	}
+	return r
+}
+
+// print shows the table; a goal that is not met is an error.
+func (r *result) print(ways []*way, out string) error {
+	fmt.Printf("\nTCP, one stream, Gbit/s, median (least..greatest) of %d runs of %d s\n", len(ways[0].runs), r.Seconds)
+	for _, w := range ways {
+		fmt.Printf("  %-32s %s\n", w.name, report.Summarize("", w.runs...))
+	}
+	fmt.Printf("WireGuard in %s; %s; %s, %d cores, Linux %s; commit %s\n", r.WireGuard, r.OpenVPN, r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Commit)
+	missed := 0
+	for _, g := range r.Goals {
+		fmt.Println(" ", g)
+		if !g.Met {
+			missed++
+		}
+	}
+	fmt.Println("report:", out)
+	if missed > 0 {
+		return fmt.Errorf("%d of %d goals not met", missed, len(r.Goals))
+	}
+	return nil
+}
+
+// ready waits until the way carries packets.
+func (w *way) ready(ctx context.Context) error {
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		_, err := w.from.Run(ctx, "ping", "-c", "1", "-W", "1", "-I", w.source.String(), w.target.String())
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: no way: %w", w.name, err)
+		}
+	}
+}
+
+// run gives what a TCP stream's receiver got, in Gbit/s.
+func (w *way) run(ctx context.Context, seconds int) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds+20)*time.Second)
+	defer cancel()
+	server := w.to.Command(ctx, "iperf3", "-s", "-1", "-B", w.target.String())
+	if err := server.Start(); err != nil {
+		return 0, err
+	}
+	defer server.Wait()
+	defer cancel()
+	for { // the server needs a moment to listen
+		gbits, err := w.client(ctx, seconds)
+		if err == nil {
+			return gbits, nil
+		}
+		if ctx.Err() != nil {
+			return 0, fmt.Errorf("%s: %w", w.name, err)
+		}
+	}
+}
+
+func (w *way) client(ctx context.Context, seconds int) (gbits float64, err error) {
+	text, err := w.from.Run(ctx, "iperf3", "-c", w.target.String(), "-B", w.source.String(), "-t", fmt.Sprint(seconds), "-J")
+	if err != nil {
+		return 0, err
+	}
+	var answer struct {
+		Error string `json:"error"` // iperf3 ends with success even so
+		End   struct {
+			Received struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
+		return 0, fmt.Errorf("read iperf3's answer: %w", err)
+	}
+	if answer.Error != "" {
+		return 0, errors.New(answer.Error)
+	}
+	return answer.End.Received.BitsPerSecond / 1e9, nil
+}

@@ -1,0 +1,160 @@
+// peers.go starts what Watari is compared with.
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"watari/internal/nethost"
+
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+const barePort = 51820
+
+// startBareWireGuard makes wg0 on both hosts: in the kernel where it has WireGuard, else by upstream's program. Both
+// have the defaults of wg-quick: MTU 1420.
+func startBareWireGuard(ctx context.Context, a, b *nethost.Host, program string) (kind string, err error) {
+	var keys [2]wgtypes.Key
+	for i := range keys {
+		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
+			return "", err
+		}
+	}
+	for i, h := range []*nethost.Host{a, b} {
+		other, own := []*nethost.Host{b, a}[i], []netip.Prefix{bareA, bareB}[i]
+		kind = "kernel"
+		if _, err := h.Run(ctx, "ip", "link", "add", "wg0", "type", "wireguard"); err != nil {
+			kind = "user space"
+			if program, err = filepath.Abs(program); err != nil {
+				return "", err
+			}
+			if _, err := h.Run(ctx, program, "wg0"); err != nil {
+				return "", fmt.Errorf("start WireGuard alone: %w", err)
+			}
+		}
+		if err := configureBare(h, kind, keys[i], keys[1-i].PublicKey(), other.Address); err != nil {
+			return "", fmt.Errorf("configure WireGuard alone on %s: %w", h.Name, err)
+		}
+		if err := h.Script(ctx, fmt.Sprintf("ip addr add %s dev wg0", own), "ip link set wg0 mtu 1420 up"); err != nil {
+			return "", err
+		}
+	}
+	return kind, nil
+}
+
+func configureBare(h *nethost.Host, kind string, own, peer wgtypes.Key, endpoint netip.Addr) error {
+	if kind == "kernel" {
+		return h.In(func() error {
+			control, err := wgctrl.New()
+			if err != nil {
+				return err
+			}
+			defer control.Close()
+			port := barePort
+			return control.ConfigureDevice("wg0", wgtypes.Config{PrivateKey: &own, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
+				PublicKey: peer, Endpoint: net.UDPAddrFromAddrPort(netip.AddrPortFrom(endpoint, barePort)),
+				AllowedIPs: []net.IPNet{{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}},
+			}}})
+		})
+	}
+	// WireGuard's cross-platform control protocol, on the socket in the host's own /run.
+	socket, err := net.Dial("unix", fmt.Sprintf("/proc/%d/root/run/wireguard/wg0.sock", h.PID()))
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	fmt.Fprintf(socket, "set=1\nprivate_key=%x\nlisten_port=%d\npublic_key=%x\nendpoint=%s:%d\nallowed_ip=0.0.0.0/0\n\n",
+		own[:], barePort, peer[:], endpoint, barePort)
+	answer := make([]byte, 256)
+	n, err := socket.Read(answer)
+	if err != nil {
+		return err
+	}
+	if text := strings.TrimSpace(string(answer[:n])); text != "errno=0" {
+		return errors.New(text)
+	}
+	return nil
+}
+
+// startOpenVPN joins two hosts by OpenVPN in TAP mode over UDP with certificates and AES-256-GCM, all else being as
+// Debian's package has it.
+func startOpenVPN(ctx context.Context, a, b *nethost.Host) (kind string, err error) {
+	dir, err := os.MkdirTemp("", "bench-overlay")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	var prints [2]string
+	for i, h := range []*nethost.Host{a, b} {
+		if prints[i], err = writeCertificate(filepath.Join(dir, h.Name)); err != nil {
+			return "", err
+		}
+	}
+	for i, h := range []*nethost.Host{a, b} {
+		other, own := []*nethost.Host{b, a}[i], []netip.Prefix{openVPNA, openVPNB}[i]
+		role := []string{"--tls-client"}
+		if i == 1 {
+			role = []string{"--tls-server", "--dh", "none"}
+		}
+		pem := filepath.Join(dir, h.Name)
+		words := append([]string{"openvpn", "--dev", "tap0", "--dev-type", "tap", "--proto", "udp4",
+			"--local", h.Address.String(), "--remote", other.Address.String(), "1194", "--port", "1194",
+			"--cert", pem + ".crt", "--key", pem + ".key", "--peer-fingerprint", prints[1-i],
+			"--data-ciphers", "AES-256-GCM", "--ifconfig", own.Addr().String(), "255.255.255.0",
+			"--log", "/run/openvpn.log", "--daemon", "--writepid", "/run/openvpn.pid"}, role...)
+		if _, err := h.Run(ctx, words...); err != nil {
+			return "", fmt.Errorf("start OpenVPN: %w", err)
+		}
+	}
+	// The files are read before the daemon goes into the background, but once more at a reconnect: none is due.
+	version, _ := a.Run(ctx, "sh", "-c", "openvpn --version | cut -d' ' -f1,2 | head -n 1")
+	return strings.TrimSpace(version) + ", TAP, UDP, AES-256-GCM", nil
+}
+
+// writeCertificate makes a self-signed certificate in prefix.crt and prefix.key and gives its SHA-256 fingerprint.
+func writeCertificate(prefix string) (fingerprint string, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: filepath.Base(prefix)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageKeyAgreement,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return "", err
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(der)
+	var pairs []string
+	for _, octet := range sum {
+		pairs = append(pairs, strings.ToUpper(hex.EncodeToString([]byte{octet})))
+	}
+	return strings.Join(pairs, ":"), errors.Join(
+		os.WriteFile(prefix+".crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644),
+		os.WriteFile(prefix+".key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+}
