@@ -1,0 +1,105 @@
+// Start measures how long it takes from nothing to a finished mpirun over four guests: forked from a template,
+// booted plainly, and the peer's way, a stock Debian booted by libvirt until ssh answers. It writes
+// build/reports/bench-start.json.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"watari/bench/report"
+	"watari/bench/system"
+)
+
+type startReport struct {
+	report.Header
+	Forked report.Stat   `json:"forked_s"`
+	Plain  report.Stat   `json:"plain_s"`
+	Peer   report.Stat   `json:"peer_s"`
+	Ratio  report.Stat   `json:"ratio"`       // peer / forked
+	Ours   report.Stat   `json:"plain_ratio"` // plain / forked
+	Goals  []report.Goal `json:"goals"`
+}
+
+var hosts = []string{"a1", "a2", "b1", "b2"}
+
+func main() {
+	runs := flag.Int("runs", 3, "repetitions of each, in turn")
+	flag.Parse()
+	if err := bench(*runs); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-start:", err)
+		os.Exit(1)
+	}
+}
+
+func bench(runs int) error {
+	r := startReport{Header: report.NewHeader("bench-start", "make bench-start")}
+	if err := buildPeer(); err != nil {
+		return err
+	}
+	s, err := system.Up("bench-start", "")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("== templates: one guest on each host, not measured")
+	if _, err := start(s, "--spread", "host"); err != nil {
+		return err
+	}
+	var forked, plain, peer []float64
+	for i := range runs {
+		for _, way := range []struct {
+			name  string
+			start func() (time.Duration, error)
+			into  *[]float64
+		}{
+			{"forked", func() (time.Duration, error) { return start(s, "--spread", "host") }, &forked},
+			{"plain", func() (time.Duration, error) { return start(s, "--spread", "host", "--no-fork") }, &plain},
+			{"peer", func() (time.Duration, error) { return startPeer(s, hosts) }, &peer},
+		} {
+			took, err := way.start()
+			if err != nil {
+				return fmt.Errorf("%s, run %d: %w", way.name, i+1, err)
+			}
+			fmt.Printf("%s, run %d: %.2f s\n", way.name, i+1, took.Seconds())
+			*way.into = append(*way.into, took.Seconds())
+		}
+	}
+	r.Forked, r.Plain, r.Peer = report.Summarize("s", forked...), report.Summarize("s", plain...), report.Summarize("s", peer...)
+	r.Ratio, r.Ours = report.Ratios(peer, forked), report.Ratios(plain, forked)
+	r.Goals = []report.Goal{report.AtLeast("peer / forked", r.Ratio.Median, 8), report.AtLeast("plain / forked", r.Ours.Median, 3), report.AtMost("forked, s", r.Forked.Median, 5)}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nforked, until mpirun has ended\t%s s\nbooted plainly, until mpirun has ended\t%s s\npeer, until ssh answers\t%s s\npeer / forked\t%s\nplain / forked\t%s\n", r.Forked, r.Plain, r.Peer, r.Ratio, r.Ours)
+	w.Flush()
+	for _, g := range r.Goals {
+		fmt.Println(g)
+	}
+	return report.Write("build/reports/bench-start.json", r)
+}
+
+// start is from nothing to a finished mpirun hostname over four guests; removing them is not measured.
+func start(s *system.System, how ...string) (time.Duration, error) {
+	begin := time.Now()
+	args := append([]string{"cluster", "create", "bs", "--guests", "4", "--memory", "512M", "--image", s.Image, "--wait"}, how...)
+	if _, err := s.Watari(args...); err != nil {
+		return 0, err
+	}
+	out, err := s.Watari("run", "bs", "--", "hostname")
+	if err != nil {
+		return 0, err
+	}
+	took := time.Since(begin)
+	for i := range 4 {
+		if name := fmt.Sprintf("bs-%d", i); !strings.Contains(out, name) {
+			return 0, fmt.Errorf("mpirun hostname did not run on %s: %s", name, out)
+		}
+	}
+	_, err = s.Watari("cluster", "delete", "bs", "--wait")
+	return took, err
+}

@@ -1,0 +1,98 @@
+// Package system brings up a manager and a lab for the benchmarks that need the whole, by the commands that a
+// user would type.
+package system
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// System is a manager and a lab of two sites with two hosts each: a1, a2, b1, b2.
+type System struct {
+	// Image is the name of an image with Open MPI and LAMMPS.
+	Image      string
+	bin, state string
+	lab        string
+}
+
+const listen = "0.0.0.0:17171"
+
+// Up brings everything up; wan is the line between the sites, "" for one that is not shaped. Leftovers of an
+// earlier run are removed first.
+func Up(name, wan string) (*System, error) {
+	bin, err := filepath.Abs("build/bin")
+	if err != nil {
+		return nil, err
+	}
+	s := &System{Image: "mpi", bin: bin, state: "/var/tmp/watari-" + name, lab: name}
+	s.Down()
+	if err := os.MkdirAll(s.state, 0o700); err != nil {
+		return nil, err
+	}
+	lab := []string{"lab", "up", "--name", s.lab, "--sites", "2", "--hosts", "2"}
+	if wan != "" {
+		lab = append(lab, "--wan", wan)
+	}
+	for _, step := range [][]string{
+		{"up", "--no-agent", "--state", s.state, "--listen", listen}, lab,
+		{"image", "build", s.Image, "--packages", "openmpi-bin,lammps"},
+	} {
+		fmt.Println("== watari", strings.Join(step, " "))
+		if _, err := s.Watari(step...); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// Down removes everything.
+func (s *System) Down() {
+	s.Watari("lab", "down", "--name", s.lab)
+	s.Watari("down", "--state", s.state)
+	os.RemoveAll(s.state)
+}
+
+// Command is a watari command that is not started yet.
+func (s *System) Command(ctx context.Context, args ...string) *exec.Cmd {
+	c := exec.CommandContext(ctx, filepath.Join(s.bin, "watari"), args...)
+	c.Env = append(os.Environ(), "WATARI_CONFIG="+filepath.Join(s.state, "admin.json"))
+	return c
+}
+
+// Watari runs a command and returns its standard output. It has ten minutes.
+func (s *System) Watari(args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	c := s.Command(ctx, args...)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("watari %s: %w\n%s%s", strings.Join(args, " "), err, out, stderr.String())
+	}
+	return string(out), nil
+}
+
+// JSON runs a command with -o json and decodes its standard output.
+func (s *System) JSON(v any, args ...string) error {
+	out, err := s.Watari(append([]string{"-o", "json"}, args...)...)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		return fmt.Errorf("watari %s: %w in %q", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// OnHost runs a shell command in a host of the lab.
+func (s *System) OnHost(host, command string) (string, error) {
+	return s.Watari("lab", "exec", "--name", s.lab, host, "--", "sh", "-ec", command)
+}
