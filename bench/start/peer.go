@@ -61,7 +61,7 @@ func peerDomain(i int, disk string) (string, error) {
 			Interfaces: []libvirtxml.DomainInterface{{MAC: &libvirtxml.DomainInterfaceMAC{Address: fmt.Sprintf("02:99:00:00:00:0%d", i)},
 				Source: &libvirtxml.DomainInterfaceSource{Ethernet: &libvirtxml.DomainInterfaceSourceEthernet{}},
 				Target: &libvirtxml.DomainInterfaceTarget{Dev: "peer0", Managed: "no"}, Model: &libvirtxml.DomainInterfaceModel{Type: "virtio"}}},
-			RNGs: []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"}}}},
+			RNGs:     []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"}}}},
 			Consoles: []libvirtxml.DomainConsole{{Target: &libvirtxml.DomainConsoleTarget{Type: "serial"}}},
 		},
 	}
