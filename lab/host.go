@@ -68,9 +68,8 @@ func (l *Lab) prepareAgent(ctx context.Context, o Options, host Host, token stri
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	joined, _ := filepath.Glob(filepath.Join(dir, "pki", "*"))
 	manager := o.Manager
-	if len(joined) == 0 || (manager == "" && len(config.Agent) == 0) {
+	if !l.joined(host.Name) || (manager == "" && len(config.Agent) == 0) {
 		port := ":" + DefaultManagerPort
 		if token == "" {
 			if o.TokenFunc == nil {
@@ -98,6 +97,28 @@ func (l *Lab) prepareAgent(ctx context.Context, o Options, host Host, token stri
 		"--state", "/var/lib/watari/agent", "--run", "/run/watari",
 		"--name", host.Name, "--site", host.Site, "--lan-address", host.Address.String(),
 	}
+	return nil
+}
+
+// joined says whether a host's agent has its certificate.
+func (l *Lab) joined(host string) bool {
+	_, err := os.Stat(filepath.Join(l.hostDir(host), agentState, "pki", "certificate.pem"))
+	return err == nil
+}
+
+// waitForAgents returns when the agent of every host has joined the manager.
+func (l *Lab) waitForAgents(ctx context.Context) error {
+	for _, host := range l.Hosts() {
+		err := waitFor(ctx, time.Minute, "agent of host "+host.Name+" to join the manager", func() bool { return l.joined(host.Name) })
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("%w; its log %s says: %s", err, filepath.Join(l.hostDir(host.Name), "log", "agent.log"),
+				l.lastLine(host.Name, "agent"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	l.say("all agents have joined")
 	return nil
 }
 
@@ -182,7 +203,7 @@ func (l *Lab) waitForHosts(ctx context.Context, hosts []Host) error {
 			pid := l.hostProcess(host.Name)
 			if pid == 0 {
 				ended = fmt.Errorf("host %s ended; its log %s says: %s", host.Name,
-					filepath.Join(l.hostDir(host.Name), "log", "host.log"), l.lastLine(host.Name))
+					filepath.Join(l.hostDir(host.Name), "log", "host.log"), l.lastLine(host.Name, "host"))
 				return true
 			}
 			c, err := net.Dial("unix", fmt.Sprintf("/proc/%d/root/run/libvirt/libvirt-sock", pid))
@@ -200,8 +221,9 @@ func (l *Lab) waitForHosts(ctx context.Context, hosts []Host) error {
 	return nil
 }
 
-func (l *Lab) lastLine(host string) string {
-	data, _ := os.ReadFile(filepath.Join(l.hostDir(host), "log", "host.log"))
+// lastLine is the last line of one of a host's logs.
+func (l *Lab) lastLine(host, log string) string {
+	data, _ := os.ReadFile(filepath.Join(l.hostDir(host), "log", log+".log"))
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return lines[len(lines)-1]
 }

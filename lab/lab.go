@@ -58,7 +58,7 @@ type Lab struct {
 }
 
 // Up makes a lab, or finishes what is missing of it. It can be interrupted by ctx or a crash at any point and called
-// again. It returns when the libvirt daemon of every host answers.
+// again. It returns when the libvirt daemon of every host answers and, with Agent, every agent has joined.
 func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	if err := l.setUpNetwork(ctx); err != nil {
 		return err
 	}
-	if err := l.applyWAN(); err != nil {
+	if err := l.applyWAN(ctx); err != nil {
 		return err
 	}
 	if err := l.prepareHosts(ctx, o); err != nil {
@@ -90,14 +90,14 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	return l.waitForHosts(ctx, l.Hosts())
+	if err := l.waitForHosts(ctx, l.Hosts()); err != nil || !o.Agent {
+		return err
+	}
+	return l.waitForAgents(ctx)
 }
 
 func (o *Options) complete() error {
-	if err := checkName(o.Name); err != nil {
-		return err
-	}
-	if err := checkShape(o.Sites, o.Hosts); err != nil {
+	if err := CheckShape(o.Name, o.Sites, o.Hosts); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {

@@ -95,6 +95,9 @@ func (l *Lab) setUpSite(site int) error {
 	if err != nil {
 		return err
 	}
+	if err := ensureNeighbor(router, linkWAN, p.spokeHub(site), p.hardwareAddress(macHub, site, 0)); err != nil {
+		return err
+	}
 	return ensureRoute(router, p.prefix(), p.spokeHub(site))
 }
 
@@ -143,6 +146,9 @@ func (l *Lab) connectSite(hub *netlink.Handle, site int, connect bool) error {
 		return hub.LinkSetDown(link) // its routes go with it
 	}
 	if err := hub.LinkSetUp(link); err != nil {
+		return err
+	}
+	if err := setNeighbor(hub, link, p.spokeSite(site), p.hardwareAddress(macWAN, site, 0)); err != nil {
 		return err
 	}
 	prefixes := []netip.Prefix{p.lan(site)}
@@ -253,6 +259,30 @@ func ensureRoute(namespace string, to netip.Prefix, via netip.Addr) error {
 	defer h.Close()
 	if err := h.RouteReplace(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
 		return fmt.Errorf("route %s via %s: %w", to, via, err)
+	}
+	return nil
+}
+
+// ensureNeighbor names a link's other end for good: looking for it over a cut would fail, and the senders be told.
+func ensureNeighbor(namespace, name string, address netip.Addr, mac net.HardwareAddr) error {
+	h, err := handle(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	return setNeighbor(h, link, address, mac)
+}
+
+func setNeighbor(h *netlink.Handle, link netlink.Link, address netip.Addr, mac net.HardwareAddr) error {
+	err := h.NeighSet(&netlink.Neigh{
+		LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac,
+	})
+	if err != nil {
+		return fmt.Errorf("name neighbour %s: %w", address, err)
 	}
 	return nil
 }

@@ -27,7 +27,11 @@ func checkName(name string) error {
 	return nil
 }
 
-func checkShape(sites, hosts int) error {
+// CheckShape refuses a lab's name and numbers of sites and of hosts on each that cannot be.
+func CheckShape(name string, sites, hosts int) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
 	if sites < 1 || sites > MaxSites {
 		return fmt.Errorf("%d sites: must be 1 to %d", sites, MaxSites)
 	}

@@ -12,38 +12,38 @@ const statusFile = inHost + "/status.json"
 
 // Status is what a lab looks like now.
 type Status struct {
-	Name    string
-	Sites   []SiteStatus
-	WAN     WAN
-	Shaper  string // what holds the WAN's traffic back: "none", "netem", "link process", or what is wrong
-	RootEnd string // this machine's address in the lab
-	Prefix  string
-	Dir     string
+	Name    string       `json:"name"`
+	Sites   []SiteStatus `json:"sites"`
+	WAN     string       `json:"wan"`      // as ParseWAN reads it
+	Shaper  string       `json:"shaper"`   // what holds the WAN's traffic back: "nothing", "netem", "link process", or what is wrong
+	RootEnd string       `json:"root_end"` // this machine's address in the lab
+	Prefix  string       `json:"prefix"`
+	Dir     string       `json:"dir"` // lasting state
 }
 
 // SiteStatus is one site's part.
 type SiteStatus struct {
-	Name  string
-	LAN   string
-	Cut   bool
-	Hosts []HostStatus
+	Name  string       `json:"name"`
+	LAN   string       `json:"lan"`
+	Cut   bool         `json:"cut"` // off the WAN
+	Hosts []HostStatus `json:"hosts"`
 }
 
 // HostStatus is one host's part.
 type HostStatus struct {
 	Host
-	Running bool
-	PID     int // of its first process, seen from outside
-	Daemons []DaemonStatus
+	Running bool           `json:"running"`
+	PID     int            `json:"pid"` // of its first process, seen from outside
+	Daemons []DaemonStatus `json:"daemons"`
 }
 
 // DaemonStatus is one daemon of a host.
 type DaemonStatus struct {
-	Name   string
-	PID    int // in the host; 0: not running
-	Starts int
-	Since  time.Time
-	Error  string // how it ended last, if it does not run
+	Name   string    `json:"name"`
+	PID    int       `json:"pid"` // in the host; 0: not running
+	Starts int       `json:"starts"`
+	Since  time.Time `json:"since"`
+	Error  string    `json:"error"` // how it ended last, if it does not run
 }
 
 // Status looks at the lab as it is now.
@@ -53,7 +53,7 @@ func (l *Lab) Status() (Status, error) {
 	}
 	p := l.state.plan()
 	s := Status{
-		Name: l.Name(), WAN: l.state.WAN, Shaper: l.shaperNow(),
+		Name: l.Name(), WAN: l.state.WAN.String(), Shaper: l.shaperNow(),
 		RootEnd: p.rootEnd().String(), Prefix: p.prefix().String(), Dir: l.dir,
 	}
 	for site := range p.sites {

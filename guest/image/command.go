@@ -57,7 +57,7 @@ func (e *commandError) Error() string {
 func run(ctx context.Context, c command) error {
 	process := exec.CommandContext(ctx, c.name, c.args...)
 	process.Dir, process.Stdin = c.dir, c.stdin
-	process.Env = append(os.Environ(), append([]string{"LC_ALL=C", "LANGUAGE=C"}, c.env...)...)
+	process.Env = append(environment(), c.env...)
 	tail := &tailWriter{line: c.line}
 	process.Stdout, process.Stderr = tail, tail
 	if c.stdout != nil {
@@ -73,13 +73,16 @@ func run(ctx context.Context, c command) error {
 	process.Cancel = func() error { return syscall.Kill(-process.Process.Pid, syscall.SIGTERM) }
 	process.WaitDelay = 10 * time.Second
 	if err := process.Start(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if errors.Is(err, exec.ErrNotFound) {
 			return fmt.Errorf("%s is not installed: apt-get install %s", c.name, packageOf(c.name))
 		}
 		return fmt.Errorf("%s: %w", c.name, err)
 	}
 	err := process.Wait()
-	if process.Process != nil && err != nil {
+	if err != nil {
 		_ = syscall.Kill(-process.Process.Pid, syscall.SIGKILL) // children it may have left
 	}
 	if ctx.Err() != nil {
@@ -89,6 +92,15 @@ func run(ctx context.Context, c command) error {
 		return &commandError{name: c.name, err: err, tail: tail.last()}
 	}
 	return nil
+}
+
+// environment is ours without what would make builds differ.
+func environment() []string {
+	kept := slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return strings.HasPrefix(name, "LC_") || name == "LANG" || name == "SOURCE_DATE_EPOCH" || name == "APT_CONFIG"
+	})
+	return append(kept, "LC_ALL=C", "LANGUAGE=C")
 }
 
 // packageOf names the Debian package that holds a program we use.

@@ -49,14 +49,14 @@ func (w *workspace) kernel(ctx context.Context, recipe Recipe, root *rootEntry) 
 		name = DefaultKernelPackage
 	}
 	entry = &kernelEntry{}
-	key := key("kernel", name, strings.Join(recipe.Modules, " "), sourcesKey())
+	key := key("kernel", name, recipe.moduleKey(), sourcesKey())
 	if dir, ok := w.cached("kernels", key, entry); ok && !recipe.Force {
 		entry.dir = dir
 		return entry, nil
 	}
 	entry = &kernelEntry{}
 	made := filepath.Join(w.temp, "kernel-entry")
-	if err := w.kernelFromPackage(ctx, name, recipe.Modules, made, entry); err != nil {
+	if err := w.kernelFromPackage(ctx, name, recipe, made, entry); err != nil {
 		return nil, err
 	}
 	var err error
@@ -65,7 +65,7 @@ func (w *workspace) kernel(ctx context.Context, recipe Recipe, root *rootEntry) 
 }
 
 // kernelFromPackage makes an entry in the folder made from a Debian package.
-func (w *workspace) kernelFromPackage(ctx context.Context, name string, modules []string, made string, entry *kernelEntry) error {
+func (w *workspace) kernelFromPackage(ctx context.Context, name string, recipe Recipe, made string, entry *kernelEntry) error {
 	a, err := w.apt()
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (w *workspace) kernelFromPackage(ctx context.Context, name string, modules 
 		return fmt.Errorf("package %s holds no kernel (boot/vmlinuz-VERSION with lib/modules/VERSION)", name)
 	}
 	entry.Packages = []string{identity}
-	return w.keepKernel(ctx, found, modules, made, entry)
+	return w.keepKernel(ctx, found, recipe, made, entry)
 }
 
 // ownKernel keeps the newest kernel of a tree, if it has one, beside its root.
@@ -100,11 +100,11 @@ func (w *workspace) ownKernel(ctx context.Context, tree string, recipe Recipe, r
 		return err
 	}
 	w.progress(Progress{Step: "take the kernel of the root", Line: found.version})
-	return w.keepKernel(ctx, found, recipe.Modules, root.bootDir(), &kernelEntry{})
+	return w.keepKernel(ctx, found, recipe, root.bootDir(), &kernelEntry{})
 }
 
-// keepKernel writes a kernel and the modules named, with all they need, into the folder made.
-func (w *workspace) keepKernel(ctx context.Context, found *foundKernel, names []string, made string, entry *kernelEntry) error {
+// keepKernel writes a kernel and the recipe's modules, with all they need, into the folder made.
+func (w *workspace) keepKernel(ctx context.Context, found *foundKernel, recipe Recipe, made string, entry *kernelEntry) error {
 	if err := os.MkdirAll(made, 0o755); err != nil {
 		return diskError(err, w.cache)
 	}
@@ -124,7 +124,7 @@ func (w *workspace) keepKernel(ctx context.Context, found *foundKernel, names []
 	if err != nil {
 		return err
 	}
-	ordered, err := resolveModules(ctx, modules, names)
+	ordered, err := resolveModules(ctx, modules, recipe.Modules, recipe.LateModules)
 	if err != nil {
 		return fmt.Errorf("kernel %s: %w", found.version, err)
 	}

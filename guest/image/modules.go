@@ -59,21 +59,28 @@ func indexModules(files fs.FS) (*moduleIndex, error) {
 }
 
 // resolveModules finds modules by name, with all those they depend on, in an order in which they can be
-// loaded. Modules that are built into the kernel need no file.
-func resolveModules(ctx context.Context, files fs.FS, names []string) ([]kernelModule, error) {
+// loaded: all that is needed, then late ones. Modules that are built into the kernel need no file; late ones
+// that it does not have are left out.
+func resolveModules(ctx context.Context, files fs.FS, needed, late []string) ([]kernelModule, error) {
 	index, err := indexModules(files)
 	if err != nil {
 		return nil, err
 	}
+	names := slices.Clone(needed)
 	var missing []string
-	for _, name := range names {
-		if name = moduleName(name); !index.builtin[name] && index.paths[name] == "" {
+	for _, name := range needed {
+		if !index.has(name) {
 			missing = append(missing, name)
 		}
 	}
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("%w: %s; guests need them: choose another kernel by --kernel-package (%s has them)",
 			errNoModule, strings.Join(missing, ", "), DefaultKernelPackage)
+	}
+	for _, name := range late {
+		if index.has(name) {
+			names = append(names, name)
+		}
 	}
 	r := resolver{ctx: ctx, index: index, seen: map[string]bool{}}
 	for _, name := range names {
@@ -82,6 +89,12 @@ func resolveModules(ctx context.Context, files fs.FS, names []string) ([]kernelM
 		}
 	}
 	return r.ordered, nil
+}
+
+// has says whether the kernel has a module, as a file or built in.
+func (m *moduleIndex) has(name string) bool {
+	name = moduleName(name)
+	return m.builtin[name] || m.paths[name] != ""
 }
 
 type resolver struct {

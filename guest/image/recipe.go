@@ -8,7 +8,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+
+	"watari/guest/initd"
 )
 
 // DefaultCache is where Debian packages, roots and kernels are kept between builds.
@@ -17,12 +20,6 @@ const DefaultCache = "/var/cache/watari/images"
 // DefaultKernelPackage is Debian's full kernel: its cloud kernel lacks the VM generation ID, by which guests
 // forked from one template get different random numbers at once, and 9p.
 const DefaultKernelPackage = "linux-image-amd64"
-
-// DefaultModules are the kernel modules a guest needs to come up; what they depend on is added.
-var DefaultModules = []string{
-	"virtio_pci", "virtio_blk", "virtio_net", "virtio_console", "virtio_rng", "squashfs", "erofs", "overlay",
-	"nfs", "nfsv3", "lockd", "sunrpc", "9p", "9pnet", "9pnet_fd",
-}
 
 // Addition is a file or folder of this machine that is copied into the root.
 type Addition struct {
@@ -59,7 +56,8 @@ type Recipe struct {
 	// DefaultKernelPackage.
 	KernelPackage string
 	KernelArgs    string   // added to the kernel's command line
-	Modules       []string // nil: DefaultModules
+	Modules       []string // needed; nil: initd.Modules
+	LateModules   []string // loaded after them, where the kernel has them; nil: initd.LateModules
 	GuestAgent    string   // path of the static watari-guest
 
 	// The rest says where and how, not what.
@@ -67,9 +65,17 @@ type Recipe struct {
 	Force bool   // build anew what the cache has
 }
 
+// moduleKey is part of the cache's keys of whatever holds a kernel's modules.
+func (r Recipe) moduleKey() string {
+	return strings.Join(r.Modules, " ") + " late: " + strings.Join(r.LateModules, " ")
+}
+
 func (r Recipe) withDefaults() Recipe {
 	if r.Modules == nil {
-		r.Modules = DefaultModules
+		r.Modules = initd.Modules
+	}
+	if r.LateModules == nil {
+		r.LateModules = initd.LateModules
 	}
 	if r.Cache == "" {
 		r.Cache = DefaultCache
@@ -148,9 +154,17 @@ func (r Recipe) validateFiles() error {
 func (r Recipe) source() string {
 	switch {
 	case r.Tree != "":
-		return "tree: " + r.Tree
+		return "tree: " + printable(r.Tree)
 	case r.OCI != "":
-		return "archive: " + filepath.Base(r.OCI)
+		return "archive: " + printable(filepath.Base(r.OCI))
 	}
 	return "packages: " + strings.Join(r.Packages, ", ")
+}
+
+// printable quotes a path that holds anything but printable characters.
+func printable(path string) string {
+	if quoted := strconv.Quote(path); quoted[1:len(quoted)-1] != path {
+		return quoted
+	}
+	return path
 }

@@ -75,13 +75,13 @@ func rootKey(ctx context.Context, recipe Recipe) (string, error) {
 			return "", fmt.Errorf("tree %s: %w", recipe.Tree, err)
 		}
 		// A kernel of the tree's own is kept with the root, with the modules asked for.
-		parts = append(parts, sum, strings.Join(recipe.Modules, " "))
+		parts = append(parts, sum, recipe.moduleKey())
 	case recipe.OCI != "":
 		file, err := fileBlob(ctx, recipe.OCI)
 		if err != nil {
 			return "", fmt.Errorf("archive: %w", err)
 		}
-		parts = append(parts, file.Digest, strings.Join(recipe.Modules, " "))
+		parts = append(parts, file.Digest, recipe.moduleKey())
 	default:
 		parts = append(parts, sourcesKey())
 	}

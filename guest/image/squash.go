@@ -30,14 +30,13 @@ func (w *workspace) squashTree(ctx context.Context, tree, target string, epoch t
 
 // squashTar packs a tar stream.
 func (w *workspace) squashTar(ctx context.Context, tar io.Reader, target string, epoch time.Time) error {
-	return w.squash(ctx, command{args: []string{"-"}, stdin: tar}, target, epoch, "-tar")
+	return w.squash(ctx, command{args: []string{"-"}, stdin: tar}, target, epoch, "-tar", "-root-uid", "0", "-root-gid", "0", "-root-mode", "755")
 }
 
 func (w *workspace) squash(ctx context.Context, c command, target string, epoch time.Time, options ...string) error {
 	w.progress(Progress{Step: "pack the root file system"})
 	c.name = "mksquashfs"
 	c.args = append(append(append(c.args, target), squashOptions...), options...)
-	c.env = []string{}
 	if !epoch.IsZero() {
 		c.env = append(c.env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(epoch.Unix(), 10))
 	}

@@ -8,18 +8,24 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"watari/cmd/internal/cli"
 	"watari/lab"
 )
 
-func exec(name *string) *cobra.Command {
+func (v *verbs) exec() *cobra.Command {
 	return &cobra.Command{
-		Use:                   "exec HOST -- COMMAND [ARG...]",
-		Short:                 "Run a command inside a host; the exit status is the command's",
-		Example:               "  watari lab exec a1 -- virsh -c qemu:///system list",
-		DisableFlagsInUseLine: true,
-		Args:                  cobra.MinimumNArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error {
-			l, err := open(*name)
+		Use:               "exec HOST -- COMMAND [ARG...]",
+		Short:             "Run a command inside a host; the exit status is the command's",
+		Example:           "  watari lab exec a1 -- virsh -c qemu:///system list",
+		ValidArgsFunction: v.completeHosts,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return cli.Usagef("watari lab exec wants HOST -- COMMAND; see `watari lab exec --help`")
+			}
+			return nil
+		},
+		RunE: v.RunWithSignals(func(_ context.Context, args []string) error {
+			l, err := v.open()
 			if err != nil {
 				return err
 			}
@@ -35,33 +41,33 @@ func exec(name *string) *cobra.Command {
 				return fmt.Errorf("run %s: %w", inside.Path, err)
 			}
 			return nil
-		},
+		}),
 	}
 }
 
-func host(name *string) *cobra.Command {
-	noun := &cobra.Command{Use: "host", Short: "Crash and start a lab's hosts"}
-	act := func(use, short, done string, f func(*lab.Lab, context.Context, string) error) *cobra.Command {
-		return &cobra.Command{
-			Use: use + " HOST", Short: short, Args: cobra.ExactArgs(1),
-			RunE: func(command *cobra.Command, args []string) error {
-				ctx, stop := interruptible(command)
-				defer stop()
-				l, err := open(*name)
-				if err != nil {
-					return err
-				}
-				if err := f(l, ctx, args[0]); err != nil {
-					return err
-				}
-				fmt.Fprintf(command.OutOrStdout(), "host %s %s\n", args[0], done)
-				return nil
-			},
-		}
-	}
-	noun.AddCommand(
-		act("crash", "End a host and all that runs on it at once, as a power failure would", "crashed", (*lab.Lab).HostCrash),
-		act("start", "Start a host that crashed, with the disk it had", "started", (*lab.Lab).HostStart),
+func (v *verbs) host() *cobra.Command {
+	return cli.Noun(&cobra.Command{Use: "host", Short: "A lab's hosts: crash, start"},
+		v.actOnHost("crash", "End a host and all that runs on it at once, as a power failure would", "crashed", (*lab.Lab).HostCrash),
+		v.actOnHost("start", "Start a host that crashed, with the disk it had", "started", (*lab.Lab).HostStart),
 	)
-	return noun
+}
+
+func (v *verbs) actOnHost(use, short, done string, act func(*lab.Lab, context.Context, string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:               use + " HOST",
+		Short:             short,
+		Args:              cli.Args("HOST"),
+		ValidArgsFunction: v.completeHosts,
+		RunE: v.Run(func(ctx context.Context, args []string) error {
+			l, err := v.open()
+			if err != nil {
+				return err
+			}
+			if err := act(l, ctx, args[0]); err != nil {
+				return err
+			}
+			v.Notef("host %s %s", args[0], done)
+			return nil
+		}),
+	}
 }

@@ -1,71 +1,96 @@
-// Package lab is the noun `watari lab`: several sites and hosts on this one machine.
+// Package lab holds the commands about labs: several sites and hosts on this one machine.
 package lab
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
 	"watari/lab"
 )
 
 // DefaultName is the lab that commands mean unless --name says otherwise.
 const DefaultName = "default"
 
-// Command is `watari lab` with its verbs.
-func Command() *cobra.Command {
-	name := new(string)
-	noun := &cobra.Command{
-		Use:   "lab",
-		Short: "Several sites and hosts on this one machine",
+// verbs is what the verbs share.
+type verbs struct {
+	*cli.Env
+	name string // --name
+}
+
+// New makes `watari lab`.
+func New(env *cli.Env) *cobra.Command {
+	v := &verbs{Env: env}
+	noun := cli.Noun(&cobra.Command{
+		Use:     "lab",
+		Aliases: []string{"labs"},
+		Short:   "Several sites and hosts on this one machine: up, down, status, wan, exec, host",
 		Long: `A lab runs several sites with several hosts each on this one machine, to try Watari and to test it.
 Each host is a set of namespaces with its own libvirt daemon, agent, addresses and files; each site is a LAN; the
 sites are joined by a WAN whose bandwidth, delay and loss can be set, and which can be cut.
 A lab needs root, and a manager on this machine (watari up) for its hosts to join.`,
-	}
-	noun.PersistentFlags().StringVar(name, "name", DefaultName, "the lab's name")
-	noun.AddCommand(up(name), down(name), status(name), list(), exec(name), host(name), wan(name))
-	noun.AddCommand(helpers()...)
+		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab wan cut b\n  watari lab exec a1 -- virsh list",
+	}, v.up(), v.down(), v.status(), v.list(), v.exec(), v.host(), v.wan())
+	noun.PersistentFlags().StringVar(&v.name, "name", DefaultName, "the lab's name")
+	_ = noun.RegisterFlagCompletionFunc("name", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		names, _ := lab.List()
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
 	return noun
 }
 
-// helpers are the processes that a lab starts for itself.
-func helpers() []*cobra.Command {
-	var verbs []*cobra.Command
-	for _, verb := range []string{"host-init", "wan-link"} {
-		verbs = append(verbs, &cobra.Command{
-			Use: verb, Hidden: true, DisableFlagParsing: true,
-			RunE: func(_ *cobra.Command, args []string) error {
-				lab.Helper(append([]string{"watari", "lab", verb}, args...))
-				return errors.New("is started by watari lab up alone")
-			},
-		})
-	}
-	return verbs
-}
-
-// interruptible gives a context that ends at Ctrl-C.
-func interruptible(command *cobra.Command) (context.Context, func()) {
-	parent := command.Context()
-	if parent == nil {
-		parent = context.Background()
-	}
-	return signal.NotifyContext(parent, syscall.SIGINT, syscall.SIGTERM)
-}
-
-func progressTo(w io.Writer) func(string) {
-	return func(line string) { fmt.Fprintln(w, line) }
-}
-
-func open(name string) (*lab.Lab, error) {
-	l, err := lab.Open(name)
+func (v *verbs) open() (*lab.Lab, error) {
+	l, err := lab.Open(v.name)
 	if errors.Is(err, lab.ErrNotFound) {
-		return nil, fmt.Errorf("there is no lab %q; `watari lab up` makes one, `watari lab list` shows those there are", name)
+		return nil, fmt.Errorf("there is no lab %q; `watari lab up` makes one, `watari lab list` shows those there are", v.name)
 	}
 	return l, err
+}
+
+// show writes a value in the format asked for.
+func (v *verbs) show(value any, table func(io.Writer)) error {
+	if v.Output != output.FormatJSON && v.Output != output.FormatYAML {
+		table(v.Out)
+		return nil
+	}
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if v.Output == output.FormatYAML {
+		if text, err = yaml.JSONToYAML(text); err != nil {
+			return err
+		}
+	}
+	_, err = v.Out.Write(text)
+	return err
+}
+
+// completeHosts completes the first argument from the lab's hosts.
+func (v *verbs) completeHosts(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	l, err := lab.Open(v.name)
+	if err != nil || len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for _, h := range l.Hosts() {
+		names = append(names, h.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeSites completes any argument from the lab's sites.
+func (v *verbs) completeSites(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	l, err := lab.Open(v.name)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return l.Sites(), cobra.ShellCompDirectiveNoFileComp
 }

@@ -1,26 +1,28 @@
 package lab
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
 	"watari/lab"
 )
 
-func status(name *string) *cobra.Command {
-	asJSON := false
-	command := &cobra.Command{
-		Use:   "status",
-		Short: "Show a lab's sites, hosts, daemons and WAN",
-		Args:  cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			l, err := open(*name)
+func (v *verbs) status() *cobra.Command {
+	return &cobra.Command{
+		Use:               "status",
+		Aliases:           []string{"show"},
+		Short:             "Show a lab's sites, hosts, daemons and WAN",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: v.Run(func(context.Context, []string) error {
+			l, err := v.open()
 			if err != nil {
 				return err
 			}
@@ -28,37 +30,30 @@ func status(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				encoder := json.NewEncoder(command.OutOrStdout())
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(s)
-			}
-			return printStatus(command.OutOrStdout(), s)
-		},
+			return v.show(s, func(w io.Writer) { printStatus(w, s) })
+		}),
 	}
-	command.Flags().BoolVar(&asJSON, "json", false, "as JSON")
-	return command
 }
 
-func printStatus(w io.Writer, s lab.Status) error {
-	fmt.Fprintf(w, "Lab %s, %s, files in %s\n", s.Name, s.Prefix, s.Dir)
-	fmt.Fprintf(w, "This machine in the lab: %s\nWAN: %s, shaped by: %s\n\n", s.RootEnd, s.WAN, s.Shaper)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SITE\tHOST\tADDRESS\tSTATE\tDAEMONS")
+func printStatus(w io.Writer, s lab.Status) {
+	output.Fields(w, [2]string{"lab", s.Name}, [2]string{"addresses", s.Prefix}, [2]string{"this machine", s.RootEnd},
+		[2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper}, [2]string{"files", s.Dir})
+	fmt.Fprintln(w)
+	table := output.NewTable("SITE", "HOST", "ADDRESS", "STATE", "PID", "DAEMONS")
 	for _, site := range s.Sites {
 		label := site.Name
 		if site.Cut {
 			label += " (cut)"
 		}
 		for _, h := range site.Hosts {
-			state := "down"
+			state, pid := "down", ""
 			if h.Running {
-				state = fmt.Sprintf("up, pid %d", h.PID)
+				state, pid = "up", fmt.Sprint(h.PID)
 			}
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", label, h.Name, h.Address, state, describeDaemons(h.Daemons))
+			table.Row(label, h.Name, h.Address.String(), state, pid, describeDaemons(h.Daemons))
 		}
 	}
-	return table.Flush()
+	table.Write(w)
 }
 
 func describeDaemons(daemons []lab.DaemonStatus) string {
@@ -76,40 +71,47 @@ func describeDaemons(daemons []lab.DaemonStatus) string {
 	return strings.Join(words, ", ")
 }
 
-func list() *cobra.Command {
+func (v *verbs) list() *cobra.Command {
 	return &cobra.Command{
-		Use:   "list",
-		Short: "List the labs on this machine",
-		Args:  cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
+		Use:               "list",
+		Aliases:           []string{"ls"},
+		Short:             "List the labs on this machine",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: v.Run(func(context.Context, []string) error {
 			names, err := lab.List()
 			if err != nil {
 				return err
 			}
-			table := tabwriter.NewWriter(command.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(table, "NAME\tSITES\tHOSTS UP\tWAN\tPREFIX")
+			all := []lab.Status{}
+			table := output.NewTable("NAME", "SITES", "HOSTS UP", "WAN", "ADDRESSES")
 			for _, name := range names {
 				l, err := lab.Open(name)
+				var s lab.Status
+				if err == nil {
+					s, err = l.Status()
+				}
 				if err != nil {
-					fmt.Fprintf(table, "%s\t\t\t\t%v\n", name, err)
+					table.Row(name, "", "", "", fmt.Sprintf("%v; `watari lab down --name %s` removes it", err, name))
 					continue
 				}
-				s, err := l.Status()
-				if err != nil {
-					return err
-				}
-				hosts, running := 0, 0
-				for _, site := range s.Sites {
-					for _, h := range site.Hosts {
-						hosts++
-						if h.Running {
-							running++
-						}
-					}
-				}
-				fmt.Fprintf(table, "%s\t%d\t%d of %d\t%s\t%s\n", name, len(s.Sites), running, hosts, s.WAN, s.Prefix)
+				all = append(all, s)
+				running, hosts := countHosts(s)
+				table.Row(name, fmt.Sprint(len(s.Sites)), fmt.Sprintf("%d of %d", running, hosts), s.WAN, s.Prefix)
 			}
-			return table.Flush()
-		},
+			return v.show(all, table.Write)
+		}),
 	}
+}
+
+func countHosts(s lab.Status) (running, hosts int) {
+	for _, site := range s.Sites {
+		for _, h := range site.Hosts {
+			hosts++
+			if h.Running {
+				running++
+			}
+		}
+	}
+	return running, hosts
 }

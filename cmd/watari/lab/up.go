@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
 	"watari/lab"
 )
 
-func up(name *string) *cobra.Command {
+func (v *verbs) up() *cobra.Command {
 	o := lab.Options{}
 	wan := ""
 	command := &cobra.Command{
@@ -18,63 +22,92 @@ func up(name *string) *cobra.Command {
 		Short: "Make a lab, or finish one that was left half made",
 		Long: `Make a lab, or finish one that was left half made. Each host's agent joins the manager of this machine, found by
 the client config, unless --manager and --token name another; or pass --agent=false for hosts without agents.`,
-		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit",
-		Args:    cobra.NoArgs,
+		Example:           "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := command.Flags()
 	flags.IntVar(&o.Sites, "sites", 2, "number of sites")
 	flags.IntVar(&o.Hosts, "hosts", 2, "number of hosts on each site")
 	flags.StringVar(&wan, "wan", "", "round trip, bandwidth and loss between sites: 20ms,200mbit,1% (each may be left out); none: unshaped")
 	flags.BoolVar(&o.Agent, "agent", true, "start an agent on each host")
-	flags.StringVar(&o.Manager, "manager", "", "the URL of the manager, as the hosts reach it")
+	flags.StringVar(&o.Manager, "manager", "", "the URL of the manager, as the hosts reach it (default: the client config's, on this machine)")
 	flags.StringSliceVar(&o.Tokens, "token", nil, "join tokens, one for each host")
-	command.RunE = func(command *cobra.Command, _ []string) error {
-		ctx, stop := interruptible(command)
-		defer stop()
-		o.Name = *name
-		o.Progress = progressTo(command.ErrOrStderr())
-		if command.Flags().Changed("wan") {
-			w, err := lab.ParseWAN(wan)
+	command.RunE = v.Run(func(ctx context.Context, _ []string) error {
+		if err := lab.CheckShape(v.name, o.Sites, o.Hosts); err != nil {
+			return cli.Usagef("%v", err)
+		}
+		if flags.Changed("wan") {
+			shape, err := lab.ParseWAN(wan)
 			if err != nil {
-				return err
+				return cli.Usagef("%v", err)
 			}
-			o.WAN = &w
+			o.WAN = &shape
 		}
 		if (o.Manager == "") != (len(o.Tokens) == 0) {
-			return errors.New("--manager and --token go together: a host that joins needs both")
+			return cli.Usagef("--manager and --token go together: a host that joins needs both")
 		}
 		if o.Manager == "" {
-			o.TokenFunc = tokenFromManager
+			o.TokenFunc = v.token
 		}
+		o.Name, o.Progress = v.name, v.say
 		l, err := lab.Up(ctx, o)
-		if errors.Is(err, context.Canceled) {
-			return fmt.Errorf("interrupted: `watari lab up` goes on from here, `watari lab down` removes what was made (%w)", err)
+		if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
+			return cli.Interruptedf("interrupted; `watari lab up` goes on from here, `watari lab down` removes what was made")
 		}
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(command.OutOrStdout(), "Lab %s is up: %d sites of %d hosts; this machine is %s to them.\n",
-			l.Name(), o.Sites, o.Hosts, l.RootEnd())
+		fmt.Fprintf(v.Out, "lab %s is up: %d sites of %d hosts; its hosts reach this machine at %s\n", l.Name(), o.Sites, o.Hosts, l.RootEnd())
 		return nil
-	}
+	})
 	return command
 }
 
-func down(name *string) *cobra.Command {
+// say shows a step of what goes on.
+func (v *verbs) say(line string) { v.Notef("%s", line) }
+
+// token asks the manager of the client config for a host's join token. That manager is taken to run on this machine:
+// only its port counts.
+func (v *verbs) token(ctx context.Context, site string) (token, port string, err error) {
+	config, err := v.LoadConfig()
+	if err != nil {
+		return "", "", err
+	}
+	if len(config.Managers) == 0 {
+		return "", "", errors.New("the client config names no manager")
+	}
+	c, err := v.Client()
+	if err != nil {
+		return "", "", err
+	}
+	response, err := c.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: site}))
+	if err != nil {
+		return "", "", err
+	}
+	port = lab.DefaultManagerPort
+	if address, err := url.Parse(config.Managers[0]); err == nil && address.Port() != "" {
+		port = address.Port()
+	}
+	return response.Msg.GetToken(), port, nil
+}
+
+func (v *verbs) down() *cobra.Command {
 	return &cobra.Command{
-		Use:   "down",
-		Short: "Remove every trace of a lab, also of one that crashed",
-		Args:  cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			ctx, stop := interruptible(command)
-			defer stop()
-			removed := 0
-			say := progressTo(command.OutOrStdout())
-			err := lab.Down(ctx, *name, func(line string) { removed++; say(line) })
-			if err == nil && removed == 0 {
-				say(fmt.Sprintf("There is nothing of lab %s.", *name))
+		Use:               "down",
+		Short:             "Remove every trace of a lab, also of one that crashed",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: v.Run(func(ctx context.Context, _ []string) error {
+			removed := false
+			err := lab.Down(ctx, v.name, func(line string) {
+				removed = true
+				fmt.Fprintln(v.Out, line)
+			})
+			if err == nil && !removed {
+				fmt.Fprintf(v.Out, "there is nothing of lab %s\n", v.name)
 			}
 			return err
-		},
+		}),
 	}
 }

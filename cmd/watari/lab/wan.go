@@ -1,8 +1,102 @@
 package lab
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"io"
 
-func wan(name *string) *cobra.Command {
-	_ = name
-	return &cobra.Command{Use: "wan", Short: "Shape, cut and heal the network between a lab's sites"}
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+	"watari/lab"
+)
+
+func (v *verbs) wan() *cobra.Command {
+	return cli.Noun(&cobra.Command{Use: "wan", Short: "The network between a lab's sites: show, set, cut, heal"},
+		v.wanShow(), v.wanSet(),
+		v.wanConnect("cut", "Cut sites off the WAN (all, if none is named): packets vanish silently", (*lab.Lab).WANCut),
+		v.wanConnect("heal", "End the cut of sites (of all, if none is named)", (*lab.Lab).WANHeal))
+}
+
+func (v *verbs) wanShow() *cobra.Command {
+	return &cobra.Command{
+		Use:               "show",
+		Short:             "Show how the WAN is shaped, and which sites are cut",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: v.Run(func(context.Context, []string) error {
+			l, err := v.open()
+			if err != nil {
+				return err
+			}
+			return v.showWAN(l)
+		}),
+	}
+}
+
+func (v *verbs) showWAN(l *lab.Lab) error {
+	s, err := l.Status()
+	if err != nil {
+		return err
+	}
+	return v.show(s, func(w io.Writer) {
+		output.Fields(w, [2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper})
+		table := output.NewTable("SITE", "LAN", "WAN")
+		for _, site := range s.Sites {
+			state := "connected"
+			if site.Cut {
+				state = "cut"
+			}
+			table.Row(site.Name, site.LAN, state)
+		}
+		table.Write(w)
+	})
+}
+
+func (v *verbs) wanSet() *cobra.Command {
+	return &cobra.Command{
+		Use:   "set ROUND-TRIP,RATE,LOSS",
+		Short: "Shape the WAN anew; what is left out is not limited; none: unshaped",
+		Long: `Shape the WAN anew. The round trip (20ms) is added between two sites, half in each direction. The rate (200mbit) is
+each site's, in each direction. The loss (1%) is that of a packet on its way between two sites, in each direction.
+What is left out is not limited; "none" alone takes all shaping away, and sites are then joined at full speed.`,
+		Example:           "  watari lab wan set 50ms,100mbit,0.5%\n  watari lab wan set none",
+		Args:              cli.Args("WAN"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: v.Run(func(ctx context.Context, args []string) error {
+			shape, err := lab.ParseWAN(args[0])
+			if err != nil {
+				return cli.Usagef("%v", err)
+			}
+			l, err := v.open()
+			if err != nil {
+				return err
+			}
+			if err := l.WANSet(ctx, shape); err != nil {
+				return err
+			}
+			return v.showWAN(l)
+		}),
+	}
+}
+
+func (v *verbs) wanConnect(use, short string, act func(*lab.Lab, ...string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:               use + " [SITE...]",
+		Short:             short,
+		ValidArgsFunction: v.completeSites,
+		RunE: v.Run(func(_ context.Context, args []string) error {
+			l, err := v.open()
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				args = l.Sites()
+			}
+			if err := act(l, args...); err != nil {
+				return err
+			}
+			return v.showWAN(l)
+		}),
+	}
 }

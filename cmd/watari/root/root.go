@@ -70,7 +70,7 @@ func New(env *cli.Env) *cobra.Command {
 	root.AddGroup(&cobra.Group{ID: groupWork, Title: "Clusters and programs:"},
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
-	group(root, groupHosts, local.NewUp(env), local.NewDown(env), host.New(env), token.New(env), lab.Command())
+	group(root, groupHosts, local.NewUp(env), local.NewDown(env), host.New(env), token.New(env), lab.New(env))
 	group(root, groupAdmin, newStatus(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	return root
 }

@@ -1,0 +1,60 @@
+// Command watari-guest is the program inside a guest: first process, agent, and remote shell for MPI launchers.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+
+	"watari/guest/agent"
+	"watari/guest/initd"
+	"watari/guest/rsh"
+	"watari/internal/version"
+)
+
+const usage = `usage: watari-guest init | agent | rsh [options] HOST COMMAND... | version
+  init   be a guest's first process (from the initrd)
+  agent  serve the host over virtio-serial
+  rsh    run a command in another guest of the cluster, as ssh would (for mpirun's plm_rsh_agent)`
+
+func main() {
+	if os.Getpid() == 1 {
+		initd.Run()
+	}
+	verb := ""
+	if len(os.Args) > 1 {
+		verb = os.Args[1]
+	}
+	switch verb {
+	case "init":
+		fmt.Fprintln(os.Stderr, "watari-guest: init is for process 1 alone")
+		os.Exit(2)
+	case "agent":
+		if err := serve(); err != nil {
+			fmt.Fprintln(os.Stderr, "watari-guest: agent:", err)
+			os.Exit(1)
+		}
+	case "rsh":
+		os.Exit(rsh.Main(os.Args[2:]))
+	case "version":
+		fmt.Println(version.Version)
+	default:
+		fmt.Fprintln(os.Stderr, usage)
+		os.Exit(2)
+	}
+}
+
+func serve() error {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	a, err := agent.New("/run/watari", log)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}

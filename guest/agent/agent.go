@@ -1,0 +1,113 @@
+// Package agent is the guest agent: it gives a guest its identity, runs processes, moves files and shares the
+// cluster's home. The host reaches all of it over virtio-serial, other guests only ProcessService over the
+// overlay, programs in the guest only its door to other guests.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+	"watari/guest/link"
+	"watari/guest/process"
+)
+
+// OverlayPort is the TCP port on which guests start processes in each other.
+const OverlayPort = 7078
+
+// SocketPath is where `watari-guest rsh` finds the agent of its own guest.
+const SocketPath = "/run/watari/agent.sock"
+
+// Agent serves one guest.
+type Agent struct {
+	runDirectory string
+	log          *slog.Logger
+	processes    *process.Table
+	home         *home
+	overlay      *overlay
+
+	identifying sync.Mutex // held while an identity is being taken on
+	mu          sync.Mutex
+	identity    *v1.Identity // nil: none yet
+}
+
+// New makes an agent that keeps its run-time files in a directory of memory, usually /run/watari.
+func New(runDirectory string, log *slog.Logger) (*Agent, error) {
+	if err := os.MkdirAll(runDirectory, 0o755); err != nil {
+		return nil, err
+	}
+	table, err := process.NewTable(filepath.Join(runDirectory, "processes"))
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{runDirectory: runDirectory, log: log, processes: table}
+	a.home = newHome(log)
+	a.overlay = newOverlay(a)
+	return a, nil
+}
+
+// HostHandler serves the host: everything.
+func (a *Agent) HostHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewGuestServiceHandler(&guestService{a}))
+	mux.Handle(watariv1connect.NewProcessServiceHandler(&processService{agent: a}))
+	return mux
+}
+
+// Run serves the host over the guest's virtio-serial port and programs over the socket, until ctx is over.
+func (a *Agent) Run(ctx context.Context) error {
+	// Programs may eat up the memory; the agent has to stay.
+	os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0)
+	unix.Umask(0o022)
+	stop, err := a.serveSocket(ctx, filepath.Join(a.runDirectory, "agent.sock"))
+	if err != nil {
+		return fmt.Errorf("serve programs: %w", err)
+	}
+	defer stop()
+	a.log.Info("ready for the host")
+	return link.Serve(ctx, func() (io.ReadWriteCloser, error) { return link.OpenPort(link.PortName) }, a.HostHandler())
+}
+
+// serveSocket serves `watari-guest rsh` on a Unix socket.
+func (a *Agent) serveSocket(ctx context.Context, path string) (stop func(), err error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		return nil, err
+	}
+	handler := a.overlay.doorHandler()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go (&http2.Server{}).ServeConn(conn, &http2.ServeConnOpts{Context: ctx, Handler: handler})
+		}
+	}()
+	return func() { listener.Close() }, nil
+}
+
+// current is the identity, or nil.
+func (a *Agent) current() *v1.Identity {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.identity
+}

@@ -1,0 +1,201 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+)
+
+// owner is who a file is to belong to.
+type owner struct{ uid, gid int }
+
+func findOwner(name string) (owner, error) {
+	if name == "" || name == "root" {
+		return owner{}, nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return owner{}, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	uid, _ := strconv.Atoi(u.Uid)
+	gid, _ := strconv.Atoi(u.Gid)
+	return owner{uid, gid}, nil
+}
+
+// own gives a file to the owner, where it is not already; on a shared home the server may have done so.
+func (o owner) own(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) == o.uid && int(s.Gid) == o.gid {
+		return nil
+	}
+	return os.Lchown(path, o.uid, o.gid)
+}
+
+// makeDirectories makes a directory and its missing parents, all the owner's.
+func (o owner) makeDirectories(path string) error {
+	if info, err := os.Stat(path); err == nil {
+		if !info.IsDir() {
+			return fmt.Errorf("%s is not a directory", path)
+		}
+		return nil
+	}
+	if err := o.makeDirectories(filepath.Dir(path)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return o.own(path)
+}
+
+func fileError(what, path string, err error) error {
+	code := connect.CodeInternal
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		code = connect.CodeNotFound
+	case errors.Is(err, os.ErrPermission):
+		code = connect.CodePermissionDenied
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		code = connect.CodeResourceExhausted
+	}
+	return connect.NewError(code, fmt.Errorf("%s %s: %w", what, path, err))
+}
+
+// PutFile writes a file beside its place and moves it there when it is whole. A stream that ends before leaves
+// the part, whose size is answered; a first message with that offset takes it up again.
+func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream[v1.PutFileRequest]) (*connect.Response[v1.PutFileResponse], error) {
+	if !stream.Receive() {
+		return nil, errors.Join(connect.NewError(connect.CodeInvalidArgument, errors.New("no file named")), stream.Err())
+	}
+	first := stream.Msg()
+	path := filepath.Clean(first.GetPath())
+	if !filepath.IsAbs(path) || path == "/" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path %q is not absolute", first.GetPath()))
+	}
+	who, err := findOwner(first.GetUser())
+	if err != nil {
+		return nil, err
+	}
+	mode := os.FileMode(first.GetMode() & 0o777)
+	if first.GetDirectory() {
+		if err := who.makeDirectories(path); err != nil {
+			return nil, fileError("make directory", path, err)
+		}
+		if mode != 0 {
+			if err := os.Chmod(path, mode); err != nil {
+				return nil, fileError("make directory", path, err)
+			}
+		}
+		return connect.NewResponse(&v1.PutFileResponse{}), nil
+	}
+	if mode == 0 {
+		mode = 0o644
+	}
+	if err := who.makeDirectories(filepath.Dir(path)); err != nil {
+		return nil, fileError("make directory of", path, err)
+	}
+	size, err := receiveFile(stream, path, mode, who)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.PutFileResponse{Size: size}), nil
+}
+
+// receiveFile writes what the stream brings, the first message included, and returns the file's size.
+func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, mode os.FileMode, who owner) (uint64, error) {
+	part := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".watari-part")
+	file, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return 0, fileError("write", path, err)
+	}
+	defer file.Close()
+	at := stream.Msg().GetOffset()
+	info, err := file.Stat()
+	if err != nil {
+		return 0, fileError("write", path, err)
+	}
+	if size := uint64(info.Size()); at > size {
+		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("write %s from byte %d: only %d bytes are there", path, at, size))
+	}
+	for {
+		n, err := file.WriteAt(stream.Msg().GetData(), int64(at))
+		if at += uint64(n); err != nil {
+			return 0, fileError("write", path, err)
+		}
+		if stream.Msg().GetLast() {
+			break
+		}
+		if !stream.Receive() {
+			if err := stream.Err(); err != nil {
+				return 0, err
+			}
+			info, err := file.Stat()
+			if err != nil {
+				return 0, fileError("write", path, err)
+			}
+			return uint64(info.Size()), nil
+		}
+	}
+	for _, step := range []func() error{
+		func() error { return file.Truncate(int64(at)) },
+		func() error { return file.Chmod(mode) },
+		func() error { return who.own(part) },
+		file.Close,
+		func() error { return os.Rename(part, path) },
+	} {
+		if err := step(); err != nil {
+			return 0, fileError("finish", path, err)
+		}
+	}
+	return at, nil
+}
+
+// GetFile sends a file from an offset to its present end.
+func (s *guestService) GetFile(_ context.Context, r *connect.Request[v1.GetFileRequest], stream *connect.ServerStream[v1.GetFileResponse]) error {
+	path := r.Msg.GetPath()
+	if !filepath.IsAbs(path) {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path %q is not absolute", path))
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return fileError("read", path, err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return fileError("read", path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("read %s: not a file", path))
+	}
+	reader := io.NewSectionReader(file, int64(r.Msg.GetOffset()), max(info.Size()-int64(r.Msg.GetOffset()), 0))
+	message := &v1.GetFileResponse{Size: uint64(info.Size()), Mode: uint32(info.Mode().Perm())}
+	buf := make([]byte, outputChunk)
+	for {
+		n, err := reader.Read(buf)
+		if message.Data = buf[:n]; n > 0 || message.Mode != 0 {
+			if err := stream.Send(message); err != nil {
+				return err
+			}
+		}
+		message = &v1.GetFileResponse{}
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
+			return fileError("read", path, err)
+		}
+	}
+}

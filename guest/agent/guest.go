@@ -1,0 +1,78 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/guest/peers"
+	"watari/internal/version"
+)
+
+// guestService serves GuestService to the host.
+type guestService struct{ agent *Agent }
+
+func (s *guestService) Identify(ctx context.Context, r *connect.Request[v1.IdentifyRequest]) (*connect.Response[v1.IdentifyResponse], error) {
+	if r.Msg.GetIdentity() == nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no identity in the request"))
+	}
+	if err := s.agent.identify(ctx, r.Msg.GetIdentity(), r.Msg.GetNow()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.IdentifyResponse{Description: s.agent.describe()}), nil
+}
+
+func (s *guestService) Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
+	return connect.NewResponse(s.agent.describe()), nil
+}
+
+func (s *guestService) SetTime(_ context.Context, r *connect.Request[v1.SetTimeRequest]) (*connect.Response[v1.SetTimeResponse], error) {
+	if err := r.Msg.GetNow().CheckValid(); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("time: %w", err))
+	}
+	stepped, err := setClock(r.Msg.GetNow().AsTime())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return connect.NewResponse(&v1.SetTimeResponse{SteppedNs: stepped.Nanoseconds()}), nil
+}
+
+// describe says who the guest believes it is.
+func (a *Agent) describe() *v1.DescribeResponse {
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	d := &v1.DescribeResponse{
+		AgentVersion: version.Version,
+		BootId:       strings.TrimSpace(string(boot)),
+		Now:          timestamppb.New(time.Now()),
+		Mpi:          findMPI(),
+		Home:         "not identified yet",
+	}
+	if i := a.current(); i != nil {
+		d.GuestUid, d.Name, d.Epoch = i.GetGuestUid(), i.GetName(), i.GetEpoch()
+		d.Home = a.home.status()
+		d.PeersHash = peers.Hash(i.GetPeers(), i.GetHomeServer())
+	}
+	return d
+}
+
+// findMPI names the MPI libraries whose launchers are there.
+func findMPI() []string {
+	var found []string
+	for _, mpi := range []struct{ name, file string }{
+		{"openmpi", "/usr/bin/orted"}, {"openmpi", "/usr/local/bin/orted"},
+		{"mpich", "/usr/bin/mpiexec.hydra"}, {"mpich", "/usr/bin/hydra_pmi_proxy"}, {"mpich", "/usr/local/bin/hydra_pmi_proxy"},
+	} {
+		if _, err := os.Stat(mpi.file); err == nil && !slices.Contains(found, mpi.name) {
+			found = append(found, mpi.name)
+		}
+	}
+	return found
+}

@@ -1,0 +1,175 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+var (
+	validName = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	validUser = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+)
+
+// checked is an identity whose texts were parsed.
+type checked struct {
+	*v1.Identity
+	address, gateway netip.Addr
+	mac, gatewayMAC  net.HardwareAddr
+}
+
+// check refuses an identity that would leave the guest in a state nobody meant.
+func check(i *v1.Identity) (checked, error) {
+	c := checked{Identity: i}
+	if i.GetUser() == "" {
+		i.User = "watari"
+	}
+	if i.GetUid() == 0 {
+		i.Uid = 1000
+	}
+	var problems []error
+	note := func(what string, err error) {
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	match := func(what, text string, pattern *regexp.Regexp) {
+		if !pattern.MatchString(text) {
+			note(what, fmt.Errorf("%q does not match %v", text, pattern))
+		}
+	}
+	match("name", i.GetName(), validName)
+	match("user", i.GetUser(), validUser)
+	for _, p := range i.GetPeers() {
+		match("peer's name", p.GetName(), validName)
+		_, err := netip.ParseAddr(p.GetAddress())
+		note("address of peer "+p.GetName(), err)
+	}
+	var err error
+	c.address, err = netip.ParseAddr(i.GetAddress())
+	note("address", err)
+	if i.GetGateway() != "" {
+		c.gateway, err = netip.ParseAddr(i.GetGateway())
+		note("gateway", err)
+		c.gatewayMAC, err = net.ParseMAC(i.GetGatewayMac())
+		note("gateway's MAC address", err)
+	}
+	if i.GetMac() != "" {
+		c.mac, err = net.ParseMAC(i.GetMac())
+		note("MAC address", err)
+	}
+	return c, errors.Join(problems...)
+}
+
+// identify makes the guest the one that is meant. Only what differs from the present identity is done.
+func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.Timestamp) error {
+	a.identifying.Lock()
+	defer a.identifying.Unlock()
+	c, err := check(i)
+	if err != nil {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("identity: %w", err))
+	}
+	old := a.current()
+	if old.GetGuestUid() == i.GetGuestUid() && i.GetEpoch() < old.GetEpoch() {
+		return connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("identity is of epoch %d, the guest has that of epoch %d", i.GetEpoch(), old.GetEpoch()))
+	}
+	if now.IsValid() && now != nil {
+		if _, err := setClock(now.AsTime()); err != nil {
+			return connect.NewError(connect.CodeInternal, err)
+		}
+	}
+	if old != nil && proto.Equal(old, i) {
+		a.home.want(c) // takes up a mount that failed
+		return nil
+	}
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"credit entropy", func() error { return creditEntropy(i.GetEntropy()) }},
+		{"set up the network", func() error { return configureNetwork(c) }},
+		{"write system files", func() error { return writeSystemFiles("/", c) }},
+		{"make user " + i.GetUser(), func() error { return makeUser("/", i.GetUser(), i.GetUid()) }},
+		{"write cluster files", func() error { return a.writeClusterFiles(c) }},
+		{"answer other guests", func() error { return a.overlay.use(c) }},
+	} {
+		if err := step.do(); err != nil {
+			return connect.NewError(connect.CodeInternal, fmt.Errorf("%s: %w", step.what, err))
+		}
+	}
+	a.mu.Lock()
+	a.identity = i
+	a.mu.Unlock()
+	a.home.want(c)
+	if old.GetGuestUid() != i.GetGuestUid() {
+		go a.startSSH()
+	}
+	a.log.Info("identified", "name", i.GetName(), "address", i.GetAddress(), "epoch", i.GetEpoch())
+	return nil
+}
+
+// writeClusterFiles writes what launchers and `watari-guest rsh` look at.
+func (a *Agent) writeClusterFiles(c checked) error {
+	pki := filepath.Join(a.runDirectory, "pki")
+	if err := os.MkdirAll(pki, 0o700); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		path string
+		mode os.FileMode
+		text []byte
+	}{
+		{filepath.Join(pki, "ca.pem"), 0o600, c.GetCaCertificate()},
+		{filepath.Join(pki, "certificate.pem"), 0o600, c.GetCertificate()},
+		{filepath.Join(pki, "key.pem"), 0o600, c.GetKey()},
+		{filepath.Join(a.runDirectory, "hostfile"), 0o644, hostfile(c.GetPeers())},
+	} {
+		if err := writeFile(f.path, f.text, f.mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hostfile is the list of peers as Open MPI reads it; MPICH's Hydra takes "name:n".
+func hostfile(peers []*v1.Peer) []byte {
+	var b []byte
+	for _, p := range peers {
+		b = fmt.Appendf(b, "%s slots=%d\n", p.GetName(), max(p.GetSlots(), 1))
+	}
+	return b
+}
+
+// writeFile replaces a file whole.
+func writeFile(path string, text []byte, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	temporary := path + ".watari-new"
+	if err := os.WriteFile(temporary, text, mode); err != nil {
+		return err
+	}
+	if err := os.Chmod(temporary, mode); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	return nil
+}
+
+// clockSlack is how far off a clock may be before it is set: less is not worth a step.
+const clockSlack = 50 * time.Millisecond

@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// setClock sets the clock where it is off by more than clockSlack, and returns by how much it was stepped.
+func setClock(now time.Time) (time.Duration, error) {
+	off := time.Until(now)
+	if off.Abs() <= clockSlack {
+		return 0, nil
+	}
+	at := unix.NsecToTimespec(now.UnixNano())
+	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &at); err != nil {
+		return 0, fmt.Errorf("set the clock to %v: %w", now, err)
+	}
+	return off, nil
+}
+
+// creditEntropy gives the kernel's random generator secret bytes that no other copy of this guest has, and has
+// it use them at once (random(4)).
+func creditEntropy(secret []byte) error {
+	if len(secret) == 0 {
+		return nil
+	}
+	file, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	// struct rand_pool_info: bits, bytes, the bytes.
+	info := binary.NativeEndian.AppendUint32(nil, uint32(8*len(secret)))
+	info = binary.NativeEndian.AppendUint32(info, uint32(len(secret)))
+	info = append(info, secret...)
+	for len(info)%4 != 0 {
+		info = append(info, 0)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info[0]))); errno != 0 {
+		return fmt.Errorf("add %d bytes of entropy: %w", len(secret), errno)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.RNDRESEEDCRNG, 0); errno != 0 {
+		return fmt.Errorf("reseed the random generator: %w", errno)
+	}
+	return nil
+}
+
+// writeSystemFiles writes host name, hosts and machine id, below root (/ but for tests).
+func writeSystemFiles(root string, c checked) error {
+	var hosts strings.Builder
+	hosts.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n")
+	own := false
+	for _, p := range c.GetPeers() {
+		fmt.Fprintf(&hosts, "%s\t%s\n", p.GetAddress(), p.GetName())
+		own = own || p.GetName() == c.GetName()
+	}
+	if !own {
+		fmt.Fprintf(&hosts, "%s\t%s\n", c.GetAddress(), c.GetName())
+	}
+	for path, text := range map[string]string{"etc/hosts": hosts.String(), "etc/hostname": c.GetName() + "\n"} {
+		if err := writeFile(filepath.Join(root, path), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	if c.GetMachineId() != "" {
+		if err := writeFile(filepath.Join(root, "etc/machine-id"), []byte(c.GetMachineId()+"\n"), 0o444); err != nil {
+			return err
+		}
+	}
+	if root != "/" {
+		return nil
+	}
+	if err := unix.Sethostname([]byte(c.GetName())); err != nil {
+		return fmt.Errorf("set host name: %w", err)
+	}
+	return nil
+}
+
+// makeUser makes sure that user and group of that name and number are there, below root.
+func makeUser(root, name string, id uint32) error {
+	number := strconv.FormatUint(uint64(id), 10)
+	shell := "/bin/sh"
+	if _, err := os.Stat(filepath.Join(root, "bin/bash")); err == nil {
+		shell = "/bin/bash"
+	}
+	for _, f := range []struct {
+		path, line string
+		mode       os.FileMode
+	}{
+		{"etc/group", name + ":x:" + number + ":", 0o644},
+		{"etc/passwd", name + ":x:" + number + ":" + number + "::/home/" + name + ":" + shell, 0o644},
+		{"etc/shadow", name + ":*:19000:0:99999:7:::", 0o640},
+	} {
+		if err := setEntry(filepath.Join(root, f.path), name, f.line, f.mode); err != nil {
+			return err
+		}
+	}
+	home := filepath.Join(root, "home", name)
+	if err := os.MkdirAll(home, 0o755); err != nil {
+		return err
+	}
+	return nil
+}
+
+// setEntry makes a line of a colon-separated file the entry of name, unless there is one that agrees in all
+// that tells users apart (name, password, number).
+func setEntry(path, name, line string, mode os.FileMode) error {
+	text, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	var kept strings.Builder
+	if strings.HasSuffix(path, "/passwd") && len(text) == 0 {
+		kept.WriteString("root:x:0:0:root:/root:/bin/sh\n")
+	}
+	for have := range strings.Lines(string(text)) {
+		fields := strings.Split(strings.TrimSpace(have), ":")
+		if fields[0] != name {
+			kept.WriteString(strings.TrimRight(have, "\n") + "\n")
+			continue
+		}
+		want := strings.Split(line, ":")
+		if strings.HasSuffix(path, "/shadow") || len(fields) > 2 && fields[2] == want[2] {
+			return nil
+		}
+	}
+	kept.WriteString(line + "\n")
+	if info, err := os.Stat(path); err == nil {
+		mode = info.Mode().Perm()
+	}
+	return writeFile(path, []byte(kept.String()), mode)
+}
+
+// startSSH gives the guest's SSH server keys of its own and starts it, where the image has one.
+func (a *Agent) startSSH() {
+	server, err := exec.LookPath("/usr/sbin/sshd")
+	if err != nil {
+		return
+	}
+	if b, err := os.ReadFile("/run/sshd.pid"); err == nil {
+		if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+			unix.Kill(pid, unix.SIGTERM)
+		}
+	}
+	old, _ := filepath.Glob("/etc/ssh/ssh_host_*")
+	for _, path := range old {
+		os.Remove(path)
+	}
+	if out, err := exec.Command("ssh-keygen", "-A").CombinedOutput(); err != nil {
+		a.log.Warn("make SSH host keys", "error", err, "output", string(out))
+		return
+	}
+	os.MkdirAll("/run/sshd", 0o755)
+	if out, err := exec.Command(server).CombinedOutput(); err != nil {
+		a.log.Warn("start SSH server", "error", err, "output", string(out))
+	}
+}

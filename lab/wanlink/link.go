@@ -1,0 +1,183 @@
+package wanlink
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spoke is one link at the hub.
+type Spoke struct {
+	Name     string         // of the hub's end
+	Near     [6]byte        // hardware address of the hub's end
+	Far      [6]byte        // of the other end
+	Prefixes []netip.Prefix // what lies behind it
+}
+
+// Link forwards between spokes. Only Update and Close may be called while Run runs.
+type Link struct {
+	spokes  []Spoke
+	sockets []*socket
+	shaper  *shaper
+	wake    int // eventfd
+	updates chan Limits
+	free    [][]byte
+	start   time.Time
+}
+
+// Open makes the link in the calling thread's network namespace. Run must be called on a thread that stays in it.
+func Open(spokes []Spoke) (*Link, error) {
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("make an event: %w", err)
+	}
+	l := &Link{spokes: spokes, wake: wake, updates: make(chan Limits, 16), start: time.Now()}
+	l.shaper = newShaper(len(spokes), rand.Float64, l.send, l.release)
+	for _, s := range spokes {
+		socket, err := openSocket(s.Name)
+		if err != nil {
+			l.Close()
+			return nil, err
+		}
+		l.sockets = append(l.sockets, socket)
+	}
+	return l, nil
+}
+
+// Close frees the link's sockets. Run must have returned.
+func (l *Link) Close() {
+	for _, s := range l.sockets {
+		s.close()
+	}
+	unix.Close(l.wake)
+}
+
+// Update changes the limits; packets on their way keep theirs.
+func (l *Link) Update(limits Limits) {
+	l.updates <- limits
+	_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+}
+
+func (l *Link) now() int64 { return int64(time.Since(l.start)) }
+
+// Run forwards until done is closed and an Update follows. It must run on a locked thread.
+func (l *Link) Run(done <-chan struct{}) error {
+	polled := []unix.PollFd{{Fd: int32(l.wake), Events: unix.POLLIN}}
+	for _, s := range l.sockets {
+		polled = append(polled, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
+	}
+	for {
+		if _, err := unix.Ppoll(polled, l.timeout(), nil); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for packets: %w", err)
+		}
+		if polled[0].Revents != 0 {
+			var count [8]byte
+			_, _ = unix.Read(l.wake, count[:])
+		}
+		select {
+		case <-done:
+			return nil
+		case limits := <-l.updates:
+			l.shaper.set(limits)
+		default:
+		}
+		for i := range l.sockets {
+			if polled[i+1].Revents != 0 {
+				if err := l.receive(i); err != nil {
+					return err
+				}
+			}
+		}
+		l.shaper.advance(l.now())
+		for _, s := range l.sockets {
+			s.flush(l.release)
+		}
+	}
+}
+
+// timeout is how long nothing is due; nil: for ever.
+func (l *Link) timeout() *unix.Timespec {
+	at, ok := l.shaper.next()
+	if !ok {
+		return nil
+	}
+	t := unix.NsecToTimespec(max(at-l.now(), 0))
+	return &t
+}
+
+// receive takes in one batch of a spoke's packets; what is left makes the next poll return at once.
+func (l *Link) receive(from int) error {
+	return l.sockets[from].receive(l.buffer, func(frame []byte) {
+		to, ok := l.route(from, frame)
+		if !ok {
+			l.release(frame)
+			return
+		}
+		l.shaper.accept(l.now(), from, to, frame)
+	})
+}
+
+const (
+	etherHeader = 14
+	ipv4Header  = 20
+)
+
+// route finds the spoke a frame goes to, and makes it the frame that a router would send there. Frames for the hub
+// itself are the kernel's.
+func (l *Link) route(from int, frame []byte) (to int, ok bool) {
+	if len(frame) < etherHeader+ipv4Header {
+		return 0, false
+	}
+	ip := frame[etherHeader:]
+	address := netip.AddrFrom4([4]byte(ip[16:20]))
+	if ip[0]>>4 != 4 || ip[8] <= 1 || [6]byte(frame[:6]) != l.spokes[from].Near {
+		return 0, false
+	}
+	to = l.behind(address)
+	if to < 0 || to == from {
+		return 0, false
+	}
+	ip[8]-- // time to live; the sum is one's complement (RFC 1624)
+	sum := uint32(ip[10])<<8 + uint32(ip[11]) + 0x100
+	sum += sum >> 16
+	ip[10], ip[11] = byte(sum>>8), byte(sum)
+	copy(frame[0:6], l.spokes[to].Far[:])
+	copy(frame[6:12], l.spokes[to].Near[:])
+	return to, true
+}
+
+func (l *Link) behind(address netip.Addr) int {
+	for i, s := range l.spokes {
+		for _, p := range s.Prefixes {
+			if p.Contains(address) {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+func (l *Link) send(to int, frame []byte) { l.sockets[to].queue(frame, l.release) }
+
+func (l *Link) buffer() []byte {
+	if n := len(l.free); n > 0 {
+		b := l.free[n-1]
+		l.free = l.free[:n-1]
+		return b[:frameSize]
+	}
+	return make([]byte, frameSize)
+}
+
+func (l *Link) release(frame []byte) {
+	if len(l.free) < 4096 {
+		l.free = append(l.free, frame[:frameSize])
+	}
+}
+
+// HardwareAddress turns a net.HardwareAddr of six bytes into a Spoke's.
+func HardwareAddress(a net.HardwareAddr) [6]byte { return [6]byte(a) }

@@ -1,0 +1,155 @@
+// Package wanlink joins the spokes of a star by a user-space link that delays packets, limits their rate and loses
+// some, for kernels that cannot (netem). It forwards IPv4 frames between packet sockets in the hub's namespace.
+package wanlink
+
+import (
+	"container/heap"
+	"time"
+)
+
+// Limits say what the link does to the packets between two spokes. The zero value only forwards.
+type Limits struct {
+	OneWay time.Duration // delay from one spoke to another
+	Rate   uint64        // bit/s into and out of each spoke; 0: unlimited
+	Loss   float64       // probability of losing a packet
+}
+
+// A spoke's queue holds as much as its rate sends in longestQueue, but at least smallestQueue bytes; all queues and
+// packets in flight together hold at most mostInFlight bytes.
+const (
+	longestQueue  = 100 * time.Millisecond
+	smallestQueue = 64 << 10
+	mostInFlight  = 256 << 20
+)
+
+// packet is a frame on its way. Data is owned by the shaper from accept until it is handed to deliver or drop.
+type packet struct {
+	data  []byte
+	to    int   // spoke
+	at    int64 // ns: when it reaches the hub, then when it has left it
+	order uint64
+	left  bool // it has passed the limit of the spoke it goes to
+}
+
+// shaper decides when each packet arrives. It has no clock: times are nanoseconds that the caller hands in, and must
+// not go back.
+type shaper struct {
+	limits   Limits
+	random   func() float64
+	deliver  func(to int, data []byte)
+	drop     func(data []byte)
+	inFree   []int64 // when the spoke's link into the hub has sent what it was given
+	outFree  []int64
+	waiting  packets
+	inFlight int
+	order    uint64
+	lost     uint64 // by chance
+	overflow uint64 // by a full queue
+}
+
+func newShaper(spokes int, random func() float64, deliver func(int, []byte), drop func([]byte)) *shaper {
+	return &shaper{
+		random: random, deliver: deliver, drop: drop,
+		inFree: make([]int64, spokes), outFree: make([]int64, spokes),
+	}
+}
+
+// set changes the limits for packets that are accepted from now on.
+func (s *shaper) set(l Limits) {
+	s.limits = l
+	if l.Rate == 0 {
+		clear(s.inFree)
+		clear(s.outFree)
+	}
+}
+
+// accept takes in a packet that came from one spoke and goes to another.
+func (s *shaper) accept(now int64, from, to int, data []byte) {
+	if s.limits.Loss > 0 && s.random() < s.limits.Loss {
+		s.lost++
+		s.drop(data)
+		return
+	}
+	// The sender's link: the packet has left it when its last bit has.
+	sent, ok := s.transmit(&s.inFree[from], now, now, len(data))
+	if !ok || s.inFlight+len(data) > mostInFlight {
+		s.overflow++
+		s.drop(data)
+		return
+	}
+	s.inFlight += len(data)
+	s.push(packet{data: data, to: to, at: sent + int64(s.limits.OneWay)})
+}
+
+// transmit puts a packet on a link that begins to send it at start at the earliest, and says when its last bit has
+// been sent; false if the link's queue is full.
+func (s *shaper) transmit(free *int64, now, start int64, length int) (sent int64, ok bool) {
+	if s.limits.Rate == 0 {
+		return now, true
+	}
+	if *free-now > max(int64(longestQueue), s.duration(smallestQueue)) {
+		return 0, false
+	}
+	sent = max(*free, start) + s.duration(length)
+	*free = sent
+	return sent, true
+}
+
+func (s *shaper) duration(length int) int64 {
+	return int64(float64(length) * 8e9 / float64(s.limits.Rate))
+}
+
+// advance delivers what is due at now.
+func (s *shaper) advance(now int64) {
+	for len(s.waiting) > 0 && s.waiting[0].at <= now {
+		p := heap.Pop(&s.waiting).(packet)
+		if !p.left && s.limits.Rate > 0 {
+			// The receiver's link is sent at the same rate as the sender's: it adds nothing but where several
+			// senders share it.
+			sent, ok := s.transmit(&s.outFree[p.to], p.at, p.at-s.duration(len(p.data)), len(p.data))
+			if !ok {
+				s.overflow++
+				s.inFlight -= len(p.data)
+				s.drop(p.data)
+				continue
+			}
+			if p.left = true; sent > now {
+				p.at = sent
+				s.push(p)
+				continue
+			}
+		}
+		s.inFlight -= len(p.data)
+		s.deliver(p.to, p.data)
+	}
+}
+
+// next is when advance has something to do; false if nothing waits.
+func (s *shaper) next() (at int64, ok bool) {
+	if len(s.waiting) == 0 {
+		return 0, false
+	}
+	return s.waiting[0].at, true
+}
+
+func (s *shaper) push(p packet) {
+	s.order++
+	p.order = s.order
+	heap.Push(&s.waiting, p)
+}
+
+// packets is a heap by time, and by order of coming where times are equal.
+type packets []packet
+
+func (p packets) Len() int      { return len(p) }
+func (p packets) Swap(i, j int) { p[i], p[j] = p[j], p[i] }
+func (p packets) Less(i, j int) bool {
+	return p[i].at < p[j].at || p[i].at == p[j].at && p[i].order < p[j].order
+}
+func (p *packets) Push(x any) { *p = append(*p, x.(packet)) }
+func (p *packets) Pop() any {
+	last := (*p)[len(*p)-1]
+	(*p)[len(*p)-1] = packet{}
+	*p = (*p)[:len(*p)-1]
+	return last
+}
