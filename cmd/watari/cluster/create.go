@@ -101,16 +101,16 @@ func create(ctx context.Context, env *cli.Env, name string, flags createFlags) e
 			return err
 		}
 	}
-	return showCreated(env, made, flags.wait)
+	return showCreated(env, made, flags.wait || response.Msg.Existed)
 }
 
-func showCreated(env *cli.Env, made *v1.Cluster, waited bool) error {
+func showCreated(env *cli.Env, made *v1.Cluster, said bool) error {
 	if env.Output != output.FormatTable {
 		return output.Write(env.Out, env.Output, made, nil)
 	}
 	name := made.GetMeta().GetName()
-	if waited {
-		return nil // the wait has said so
+	if said {
+		return nil
 	}
 	env.Notef("cluster %s is being started: %s on %s; watch it with `watari cluster show %s`", name,
 		output.Count(int(made.GetSpec().GetGuests()), "guest"), made.GetPrefix(), name)

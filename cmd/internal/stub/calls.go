@@ -1,0 +1,228 @@
+package stub
+
+// calls.go - hands each call to the test's functions.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+)
+
+func answer[Request, Response any](ctx context.Context, m *Manager, request *connect.Request[Request]) (*connect.Response[Response], error) {
+	if m.Unary == nil {
+		return nil, connect.NewError(connect.CodeUnimplemented, errors.New("not in this test"))
+	}
+	message, err := m.Unary(ctx, request.Msg)
+	if err != nil {
+		return nil, err
+	}
+	response, ok := message.(*Response)
+	if !ok {
+		return nil, connect.NewError(connect.CodeUnimplemented, fmt.Errorf("the test answers %T with %T", request.Msg, message))
+	}
+	return connect.NewResponse(response), nil
+}
+
+func stream[Request, Response any](ctx context.Context, on func(context.Context, *Request, func(*Response) error) error,
+	request *connect.Request[Request], to *connect.ServerStream[Response]) error {
+	if on == nil {
+		return connect.NewError(connect.CodeUnimplemented, errors.New("not in this test"))
+	}
+	return on(ctx, request.Msg, to.Send)
+}
+
+// GetStatus implements the service.
+func (m *Manager) GetStatus(ctx context.Context, r *connect.Request[v1.GetStatusRequest]) (*connect.Response[v1.GetStatusResponse], error) {
+	return answer[v1.GetStatusRequest, v1.GetStatusResponse](ctx, m, r)
+}
+
+// WhoAmI implements the service.
+func (m *Manager) WhoAmI(ctx context.Context, r *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
+	return answer[v1.WhoAmIRequest, v1.WhoAmIResponse](ctx, m, r)
+}
+
+// ListHosts implements the service.
+func (m *Manager) ListHosts(ctx context.Context, r *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error) {
+	return answer[v1.ListHostsRequest, v1.ListHostsResponse](ctx, m, r)
+}
+
+// DrainHost implements the service.
+func (m *Manager) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostRequest]) (*connect.Response[v1.DrainHostResponse], error) {
+	return answer[v1.DrainHostRequest, v1.DrainHostResponse](ctx, m, r)
+}
+
+// RemoveHost implements the service.
+func (m *Manager) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHostRequest]) (*connect.Response[v1.RemoveHostResponse], error) {
+	return answer[v1.RemoveHostRequest, v1.RemoveHostResponse](ctx, m, r)
+}
+
+// CreateImage implements the service.
+func (m *Manager) CreateImage(ctx context.Context, r *connect.Request[v1.CreateImageRequest]) (*connect.Response[v1.CreateImageResponse], error) {
+	return answer[v1.CreateImageRequest, v1.CreateImageResponse](ctx, m, r)
+}
+
+// ListImages implements the service.
+func (m *Manager) ListImages(ctx context.Context, r *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error) {
+	return answer[v1.ListImagesRequest, v1.ListImagesResponse](ctx, m, r)
+}
+
+// RemoveImage implements the service.
+func (m *Manager) RemoveImage(ctx context.Context, r *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error) {
+	return answer[v1.RemoveImageRequest, v1.RemoveImageResponse](ctx, m, r)
+}
+
+// CreateCluster implements the service.
+func (m *Manager) CreateCluster(ctx context.Context, r *connect.Request[v1.CreateClusterRequest]) (*connect.Response[v1.CreateClusterResponse], error) {
+	return answer[v1.CreateClusterRequest, v1.CreateClusterResponse](ctx, m, r)
+}
+
+// ListClusters implements the service.
+func (m *Manager) ListClusters(ctx context.Context, r *connect.Request[v1.ListClustersRequest]) (*connect.Response[v1.ListClustersResponse], error) {
+	return answer[v1.ListClustersRequest, v1.ListClustersResponse](ctx, m, r)
+}
+
+// DeleteCluster implements the service.
+func (m *Manager) DeleteCluster(ctx context.Context, r *connect.Request[v1.DeleteClusterRequest]) (*connect.Response[v1.DeleteClusterResponse], error) {
+	return answer[v1.DeleteClusterRequest, v1.DeleteClusterResponse](ctx, m, r)
+}
+
+// ListGuests implements the service.
+func (m *Manager) ListGuests(ctx context.Context, r *connect.Request[v1.ListGuestsRequest]) (*connect.Response[v1.ListGuestsResponse], error) {
+	return answer[v1.ListGuestsRequest, v1.ListGuestsResponse](ctx, m, r)
+}
+
+// StartGuest implements the service.
+func (m *Manager) StartGuest(ctx context.Context, r *connect.Request[v1.StartGuestRequest]) (*connect.Response[v1.StartGuestResponse], error) {
+	return answer[v1.StartGuestRequest, v1.StartGuestResponse](ctx, m, r)
+}
+
+// StopGuest implements the service.
+func (m *Manager) StopGuest(ctx context.Context, r *connect.Request[v1.StopGuestRequest]) (*connect.Response[v1.StopGuestResponse], error) {
+	return answer[v1.StopGuestRequest, v1.StopGuestResponse](ctx, m, r)
+}
+
+// Migrate implements the service.
+func (m *Manager) Migrate(ctx context.Context, r *connect.Request[v1.MigrateRequest]) (*connect.Response[v1.MigrateResponse], error) {
+	return answer[v1.MigrateRequest, v1.MigrateResponse](ctx, m, r)
+}
+
+// CancelMigration implements the service.
+func (m *Manager) CancelMigration(ctx context.Context, r *connect.Request[v1.CancelMigrationRequest]) (*connect.Response[v1.CancelMigrationResponse], error) {
+	return answer[v1.CancelMigrationRequest, v1.CancelMigrationResponse](ctx, m, r)
+}
+
+// ListMigrations implements the service.
+func (m *Manager) ListMigrations(ctx context.Context, r *connect.Request[v1.ListMigrationsRequest]) (*connect.Response[v1.ListMigrationsResponse], error) {
+	return answer[v1.ListMigrationsRequest, v1.ListMigrationsResponse](ctx, m, r)
+}
+
+// CreateRun implements the service.
+func (m *Manager) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunRequest]) (*connect.Response[v1.CreateRunResponse], error) {
+	return answer[v1.CreateRunRequest, v1.CreateRunResponse](ctx, m, r)
+}
+
+// StartRun implements the service.
+func (m *Manager) StartRun(ctx context.Context, r *connect.Request[v1.StartRunRequest]) (*connect.Response[v1.StartRunResponse], error) {
+	return answer[v1.StartRunRequest, v1.StartRunResponse](ctx, m, r)
+}
+
+// ListRuns implements the service.
+func (m *Manager) ListRuns(ctx context.Context, r *connect.Request[v1.ListRunsRequest]) (*connect.Response[v1.ListRunsResponse], error) {
+	return answer[v1.ListRunsRequest, v1.ListRunsResponse](ctx, m, r)
+}
+
+// CancelRun implements the service.
+func (m *Manager) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunRequest]) (*connect.Response[v1.CancelRunResponse], error) {
+	return answer[v1.CancelRunRequest, v1.CancelRunResponse](ctx, m, r)
+}
+
+// CreateToken implements the service.
+func (m *Manager) CreateToken(ctx context.Context, r *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error) {
+	return answer[v1.CreateTokenRequest, v1.CreateTokenResponse](ctx, m, r)
+}
+
+// AddUser implements the service.
+func (m *Manager) AddUser(ctx context.Context, r *connect.Request[v1.AddUserRequest]) (*connect.Response[v1.AddUserResponse], error) {
+	return answer[v1.AddUserRequest, v1.AddUserResponse](ctx, m, r)
+}
+
+// ListUsers implements the service.
+func (m *Manager) ListUsers(ctx context.Context, r *connect.Request[v1.ListUsersRequest]) (*connect.Response[v1.ListUsersResponse], error) {
+	return answer[v1.ListUsersRequest, v1.ListUsersResponse](ctx, m, r)
+}
+
+// RemoveUser implements the service.
+func (m *Manager) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUserRequest]) (*connect.Response[v1.RemoveUserResponse], error) {
+	return answer[v1.RemoveUserRequest, v1.RemoveUserResponse](ctx, m, r)
+}
+
+// SetQuota implements the service.
+func (m *Manager) SetQuota(ctx context.Context, r *connect.Request[v1.SetQuotaRequest]) (*connect.Response[v1.SetQuotaResponse], error) {
+	return answer[v1.SetQuotaRequest, v1.SetQuotaResponse](ctx, m, r)
+}
+
+// Join implements the service.
+func (m *Manager) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
+	return answer[v1.JoinRequest, v1.JoinResponse](ctx, m, r)
+}
+
+// Watch implements the service.
+func (m *Manager) Watch(ctx context.Context, r *connect.Request[v1.WatchRequest], to *connect.ServerStream[v1.WatchResponse]) error {
+	return stream(ctx, m.OnWatch, r, to)
+}
+
+// RunOutput implements the service.
+func (m *Manager) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputRequest], to *connect.ServerStream[v1.RunOutputResponse]) error {
+	return stream(ctx, m.OnRunOutput, r, to)
+}
+
+// Events implements the service.
+func (m *Manager) Events(ctx context.Context, r *connect.Request[v1.EventsRequest], to *connect.ServerStream[v1.EventsResponse]) error {
+	return stream(ctx, m.OnEvents, r, to)
+}
+
+// GuestConsole implements the service.
+func (m *Manager) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestConsoleRequest], to *connect.ServerStream[v1.GuestConsoleResponse]) error {
+	return stream(ctx, m.OnConsole, r, to)
+}
+
+// GetFile implements the service.
+func (m *Manager) GetFile(ctx context.Context, r *connect.Request[v1.ControlGetFileRequest], to *connect.ServerStream[v1.ControlGetFileResponse]) error {
+	return stream(ctx, m.OnGetFile, r, to)
+}
+
+// PutFile implements the service: it gathers a file.
+func (m *Manager) PutFile(_ context.Context, from *connect.ClientStream[v1.ControlPutFileRequest]) (*connect.Response[v1.ControlPutFileResponse], error) {
+	var first *v1.ControlPutFileRequest
+	var data []byte
+	last := false
+	for from.Receive() {
+		if first == nil {
+			first = from.Msg()
+		}
+		data = append(data, from.Msg().GetFile().GetData()...)
+		last = last || from.Msg().GetFile().GetLast()
+	}
+	if err := from.Err(); err != nil {
+		return nil, err
+	}
+	if !last || m.OnPutFile == nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the file is not whole"))
+	}
+	if err := m.OnPutFile(first, data); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ControlPutFileResponse{Size: uint64(len(data))}), nil
+}
+
+// GuestExec implements the service.
+func (m *Manager) GuestExec(ctx context.Context, both *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
+	if m.OnExec == nil {
+		return connect.NewError(connect.CodeUnimplemented, errors.New("not in this test"))
+	}
+	return m.OnExec(ctx, both)
+}

@@ -1,0 +1,169 @@
+package root_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/stub"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write testdata/*.txt anew")
+
+func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(stub.Now.Add(-d)) }
+
+func meta(name string) *v1.Meta {
+	return &v1.Meta{Name: name, Uid: "5a7c1a52-0000-4000-8000-000000000001", Owner: "aiko", Created: ago(3 * time.Minute)}
+}
+
+var (
+	hosts = []*v1.Host{
+		{Meta: meta("a1"), State: v1.HostState_HOST_STATE_READY, Guests: []string{"md-0", "md-1"},
+			Info: &v1.HostInfo{Site: "a", Cores: 8, MemoryBytes: 16 << 30, LanAddress: "198.18.1.1", Mtu: 1500, CpuModel: "EPYC",
+				NumaNodes: []*v1.NUMANode{{Id: 0, Cpus: []uint32{0, 1, 2, 3}, MemoryBytes: 8 << 30}, {Id: 1, Cpus: []uint32{4, 5, 7}, MemoryBytes: 8 << 30}},
+				Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_TCG, Reason: "the CPU has neither vmx nor svm"},
+				AgentVersion: "v1", LibvirtVersion: "9.0.0", QemuVersion: "7.2.9", KernelVersion: "6.1", BootId: "b00t"},
+			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, LastSeen: ago(2 * time.Second)},
+		{Meta: meta("b1"), State: v1.HostState_HOST_STATE_UNREACHABLE, LastSeen: ago(90 * time.Second),
+			Info: &v1.HostInfo{Site: "b", Cores: 2, MemoryBytes: 4 << 30, Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_KVM}}},
+	}
+	clusters = []*v1.Cluster{{Meta: meta("md"), State: v1.ClusterState_CLUSTER_STATE_DEGRADED, ReadyGuests: 1, Prefix: "10.77.3.0/24", Mtu: 1420,
+		Message: "guest md-1 is not reachable", ImageDigest: "sha256:0123456789abcdef0123",
+		Spec: &v1.ClusterSpec{Guests: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Image: "mpi", Sites: []string{"a", "b"}, Spread: v1.Spread_SPREAD_SITE}}}
+	guests = []*v1.Guest{
+		{Meta: meta("md-0"), Cluster: "md", State: v1.GuestState_GUEST_STATE_RUNNING, Ready: true, Host: "a1", Address: "10.77.3.10", Epoch: 3, Shape: clusters[0].Spec.Shape},
+		{Meta: meta("md-1"), Cluster: "md", State: v1.GuestState_GUEST_STATE_UNKNOWN, Host: "b1", Address: "10.77.3.11", Epoch: 1,
+			Shape: clusters[0].Spec.Shape, Message: "host b1 is unreachable"},
+	}
+	images = []*v1.Image{{Meta: meta("mpi"), Digest: "sha256:0123456789abcdef0123", Kernel: &v1.Blob{Digest: "sha256:aa", Size: 8 << 20},
+		Initrd: &v1.Blob{Digest: "sha256:bb", Size: 4 << 20}, Root: &v1.Blob{Digest: "sha256:cc", Size: 150 << 20}, RootType: "squashfs",
+		Source: "packages: lammps, openmpi-bin", Mpi: []string{"openmpi"}}}
+	migrations = []*v1.Migration{
+		{Meta: meta("md-0-m1"), Guest: "md-0", Source: "a2", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_DONE, TotalMs: 4510, DowntimeMs: 69,
+			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, TransferredBytes: 213 << 20}, SourceEpoch: 2, TargetEpoch: 3},
+		{Meta: meta("md-1-m1"), Guest: "md-1", Source: "b1", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_TRANSFERRING,
+			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, ProcessedBytes: 128 << 20, RemainingBytes: 384 << 20}},
+	}
+	runs = []*v1.Run{{Meta: meta("md-run-1"), State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: ago(2 * time.Minute), Ended: ago(112 * time.Second),
+		Spec: &v1.RunSpec{Cluster: "md", Ranks: 4, Command: []string{"lmp", "-in", "in.melt", "-var", "a", "1", "-var", "b", "2", "-log", "none"}}}}
+	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
+)
+
+// answers is a manager with a few of everything.
+func answers(_ context.Context, request any) (any, error) {
+	switch r := request.(type) {
+	case *v1.GetStatusRequest:
+		return &v1.GetStatusResponse{Version: "v1", Leader: "m1", Hosts: 2, HostsReady: 1, Clusters: 1, Guests: 2, GuestsRunning: 1, MigrationsActive: 1,
+			Problems: []string{"host b1 has been unreachable for 90 s; guest md-1 may well run on there"}}, nil
+	case *v1.WhoAmIRequest:
+		return &v1.WhoAmIResponse{User: users[0]}, nil
+	case *v1.ListHostsRequest:
+		return &v1.ListHostsResponse{Hosts: named(hosts, r.Name)}, nil
+	case *v1.ListClustersRequest:
+		return &v1.ListClustersResponse{Clusters: named(clusters, r.Name)}, nil
+	case *v1.ListGuestsRequest:
+		return &v1.ListGuestsResponse{Guests: named(guests, r.Name)}, nil
+	case *v1.ListImagesRequest:
+		return &v1.ListImagesResponse{Images: named(images, r.Name)}, nil
+	case *v1.ListMigrationsRequest:
+		return &v1.ListMigrationsResponse{Migrations: named(migrations, r.Name)}, nil
+	case *v1.ListRunsRequest:
+		return &v1.ListRunsResponse{Runs: named(runs, r.Name)}, nil
+	case *v1.ListUsersRequest:
+		return &v1.ListUsersResponse{Users: users}, nil
+	case *v1.CreateClusterRequest:
+		if r.Spec.Guests > 4 {
+			return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("no host has 64 GiB free: a1 has 12 GiB, b1 is unreachable"))
+		}
+		return &v1.CreateClusterResponse{Cluster: clusters[0], Existed: r.Spec.Guests == 2}, nil
+	case *v1.AddUserRequest:
+		return &v1.AddUserResponse{User: users[1], Token: "watari1.token"}, nil
+	case *v1.CreateTokenRequest:
+		return &v1.CreateTokenResponse{Token: "watari1.token", Expires: timestamppb.New(stub.Now.Add(r.Valid.AsDuration()))}, nil
+	case *v1.SetQuotaRequest:
+		return &v1.SetQuotaResponse{User: &v1.User{Meta: meta(r.Name), Quota: r.Quota}}, nil
+	case *v1.RemoveHostRequest:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("2 guests are on it: md-0, md-1; drain it first: watari host drain a1"))
+	case *v1.RemoveImageRequest:
+		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("image mpi is admin's"))
+	case *v1.MigrateRequest:
+		return &v1.MigrateResponse{Migration: migrations[1], Explanation: []string{"a1: chosen: 12 GiB free", "b2: refused: 100 MiB free, 512 MiB wanted"}}, nil
+	case *v1.CreateRunRequest:
+		return &v1.CreateRunResponse{Run: runs[0]}, nil
+	}
+	return nil, connect.NewError(connect.CodeUnimplemented, fmt.Errorf("%T", request))
+}
+
+func named[T interface{ GetMeta() *v1.Meta }](all []T, name string) []T {
+	var found []T
+	for _, one := range all {
+		if name == "" || one.GetMeta().GetName() == name {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
+// TestDialogues runs the command lines of testdata/*.txt, which begin with "$ ", and compares all that they write.
+func TestDialogues(t *testing.T) {
+	manager := (&stub.Manager{Unary: answers, OnEvents: func(_ context.Context, _ *v1.EventsRequest, send func(*v1.EventsResponse) error) error {
+		for i, event := range []*v1.Event{
+			{Kind: "cluster", Name: "md", Actor: "aiko", Message: "created: 2 guests", Severity: v1.Severity_SEVERITY_INFO},
+			{Kind: "host", Name: "b1", Actor: "manager", Message: "unreachable", Severity: v1.Severity_SEVERITY_WARNING}} {
+			event.Id, event.At = uint64(i+1), ago(time.Minute)
+			if err := send(&v1.EventsResponse{Event: event}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}).Start(t)
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no dialogues: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got bytes.Buffer
+			for line := range strings.Lines(string(want)) {
+				if words, ok := strings.CutPrefix(line, "$ watari "); ok {
+					fmt.Fprint(&got, line)
+					writeResult(&got, manager.Run(t, strings.Fields(words)...))
+				}
+			}
+			if *rewrite {
+				if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got.String() != string(want) {
+				t.Errorf("%s differs (go test -rewrite accepts it); got:\n%s", file, got.String())
+			}
+		})
+	}
+}
+
+// writeResult writes standard output as it is, standard error after "! ", and a status other than 0.
+func writeResult(w *bytes.Buffer, result stub.Result) {
+	w.WriteString(result.Out)
+	for line := range strings.Lines(result.Err) {
+		fmt.Fprint(w, "! ", line)
+	}
+	if result.Status != 0 {
+		fmt.Fprintf(w, "? %d\n", result.Status)
+	}
+	fmt.Fprintln(w)
+}
