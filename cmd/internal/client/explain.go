@@ -54,7 +54,7 @@ func sentence(err *connect.Error) string {
 	switch err.Code() {
 	case connect.CodeUnavailable:
 		if !connect.IsWireError(err) {
-			return fmt.Sprintf("the connection to the manager broke: %s; try again, or look at `watari status`", message)
+			return fmt.Sprintf("cannot talk to the manager: %s; try again, or look at `watari status`", message)
 		}
 		return message + "; try again in a moment, or look at `watari status`"
 	case connect.CodeUnauthenticated:

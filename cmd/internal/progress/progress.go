@@ -14,7 +14,7 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// restatePause is the least time between two plain lines about one thing that differ in their numbers alone.
+// restatePause is the least time between two plain lines about one thing that differ in a percentage alone.
 const restatePause = 5 * time.Second
 
 // Line is the present state of one thing. Key tells things apart.
@@ -94,17 +94,20 @@ func (l *Lines) draw() {
 	l.drawn = len(l.current)
 }
 
-// say writes a plain line unless the same was said of the thing, or nearly the same a moment ago.
+// say writes a plain line unless the same was said of the thing, or the same with another percentage a moment ago.
 func (l *Lines) say(line Line) {
 	if line.Text == "" || l.saidText[line.Key] == line.Text {
 		return
 	}
-	gist := strings.Map(func(r rune) rune {
-		if r >= '0' && r <= '9' || r == '=' || r == '.' {
-			return -1
-		}
-		return r
-	}, line.Text)
+	gist := line.Text
+	if strings.Contains(gist, "%") {
+		gist = strings.Map(func(r rune) rune {
+			if r >= '0' && r <= '9' || r == '.' {
+				return -1
+			}
+			return r
+		}, gist)
+	}
 	if l.said[line.Key] == gist && time.Since(l.saidAt[line.Key]) < restatePause {
 		return
 	}

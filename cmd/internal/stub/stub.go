@@ -120,7 +120,9 @@ type Command struct {
 var Now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // Begin runs watari with an administrator's config.
-func (m *Manager) Begin(t testing.TB, args ...string) *Command { return m.BeginWithInput(t, "", args...) }
+func (m *Manager) Begin(t testing.TB, args ...string) *Command {
+	return m.BeginWithInput(t, "", args...)
+}
 
 // BeginWithInput is Begin with standard input.
 func (m *Manager) BeginWithInput(t testing.TB, input string, args ...string) *Command {

@@ -31,7 +31,7 @@ var (
 	hosts = []*v1.Host{
 		{Meta: meta("a1"), State: v1.HostState_HOST_STATE_READY, Guests: []string{"md-0", "md-1"},
 			Info: &v1.HostInfo{Site: "a", Cores: 8, MemoryBytes: 16 << 30, LanAddress: "198.18.1.1", Mtu: 1500, CpuModel: "EPYC",
-				NumaNodes: []*v1.NUMANode{{Id: 0, Cpus: []uint32{0, 1, 2, 3}, MemoryBytes: 8 << 30}, {Id: 1, Cpus: []uint32{4, 5, 7}, MemoryBytes: 8 << 30}},
+				NumaNodes:    []*v1.NUMANode{{Id: 0, Cpus: []uint32{0, 1, 2, 3}, MemoryBytes: 8 << 30}, {Id: 1, Cpus: []uint32{4, 5, 7}, MemoryBytes: 8 << 30}},
 				Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_TCG, Reason: "the CPU has neither vmx nor svm"},
 				AgentVersion: "v1", LibvirtVersion: "9.0.0", QemuVersion: "7.2.9", KernelVersion: "6.1", BootId: "b00t"},
 			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, LastSeen: ago(2 * time.Second)},

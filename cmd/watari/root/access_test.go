@@ -1,0 +1,99 @@
+package root_test
+
+// access_test.go - who is talked to, and as whom.
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/ca"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/stub"
+	"watari/cmd/watari/root"
+)
+
+// command runs watari with a config at a path.
+func command(t *testing.T, config string, args ...string) stub.Result {
+	t.Helper()
+	var out, err bytes.Buffer
+	env := &cli.Env{In: strings.NewReader(""), Out: &out, Err: &err, Signals: make(chan os.Signal), Now: time.Now}
+	status := root.Main(context.Background(), env, append([]string{"--config", config}, args...))
+	return stub.Result{Out: out.String(), Err: err.String(), Status: status}
+}
+
+func save(t *testing.T, config client.Config) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.json")
+	if err := config.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestWhatIsSaidWhenNoManagerAnswers(t *testing.T) {
+	manager := (&stub.Manager{Unary: answers}).Start(t)
+	config := save(t, manager.Config())
+	manager.Stop()
+	want := "watari: list hosts: no manager answers at " + manager.URL() + ": connection refused; start one with `sudo watari up`\n"
+	if result := command(t, config, "host", "list"); result.Err != want || result.Status != 1 {
+		t.Errorf("%+v", result)
+	}
+	if result := command(t, filepath.Join(t.TempDir(), "none"), "host", "list"); result.Status != 1 || !strings.Contains(result.Err, "watari login") {
+		t.Errorf("%+v", result)
+	}
+}
+
+func TestEachManagerIsTried(t *testing.T) {
+	gone, there := (&stub.Manager{Unary: answers}).Start(t), (&stub.Manager{Unary: answers}).Start(t)
+	config := there.Config()
+	config.Managers = []string{gone.URL(), there.URL()}
+	gone.Stop()
+	if result := command(t, save(t, config), "host", "list"); result.Status != 0 {
+		t.Errorf("%+v", result)
+	}
+}
+
+func TestAnotherCAsManagerIsNotTalkedTo(t *testing.T) {
+	one, other := (&stub.Manager{Unary: answers}).Start(t), (&stub.Manager{Unary: answers}).Start(t)
+	config := one.Config()
+	config.Managers = []string{other.URL()}
+	if result := command(t, save(t, config), "host", "list"); result.Status != 1 || !strings.Contains(result.Err, "what answers is not the manager of the client config: its certificate is of another CA") {
+		t.Errorf("%+v", result)
+	}
+}
+
+func TestLoginTradesATokenForACertificate(t *testing.T) {
+	manager := &stub.Manager{}
+	manager.Unary = func(ctx context.Context, request any) (any, error) {
+		r, ok := request.(*v1.JoinRequest)
+		if !ok {
+			return answers(ctx, request)
+		}
+		certificate, err := manager.Authority().Sign(r.Request, ca.Identity{Kind: ca.KindUser, Name: "aiko"})
+		return &v1.JoinResponse{Certificate: certificate, CaCertificate: manager.Authority().CertificatePEM(), Name: "aiko"}, err
+	}
+	manager.Start(t)
+	config := filepath.Join(t.TempDir(), "sub", "config.json")
+	if result := command(t, config, "login", "--manager", manager.URL(), "--token", manager.Token().String()); result.Status != 0 || !strings.Contains(result.Err, "logged in as aiko") {
+		t.Fatalf("%+v", result)
+	}
+	if info, err := os.Stat(config); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("config: %v, %v", info, err)
+	}
+	if result := command(t, config, "host", "list"); result.Status != 0 {
+		t.Errorf("%+v", result)
+	}
+	other := (&stub.Manager{}).Start(t)
+	if result := command(t, config+"2", "login", "--manager", other.URL(), "--token", manager.Token().String()); result.Status != 1 {
+		t.Errorf("a manager of another CA was joined: %+v", result)
+	} else {
+		t.Log(result.Err)
+	}
+}

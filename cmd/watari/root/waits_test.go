@@ -1,0 +1,216 @@
+package root_test
+
+// waits_test.go - commands that wait: what they show, a manager's restart, Ctrl-C.
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/stub"
+)
+
+func starting(ready uint32, states ...v1.GuestState) *v1.WatchResponse {
+	cluster := &v1.Cluster{Meta: meta("md"), Prefix: "10.77.3.0/24", State: v1.ClusterState_CLUSTER_STATE_STARTING, ReadyGuests: ready,
+		Spec: &v1.ClusterSpec{Guests: uint32(len(states))}}
+	response := &v1.WatchResponse{Cluster: cluster}
+	for i, state := range states {
+		g := &v1.Guest{Meta: meta("md-" + string(rune('0'+i))), State: state, Host: "a1", Message: "fetching image 40 %"}
+		if state == v1.GuestState_GUEST_STATE_RUNNING {
+			g.Ready, g.Message = true, ""
+		}
+		response.Guests = append(response.Guests, g)
+	}
+	if int(ready) == len(states) {
+		cluster.State = v1.ClusterState_CLUSTER_STATE_READY
+	}
+	return response
+}
+
+const (
+	guestStarting = v1.GuestState_GUEST_STATE_STARTING
+	guestRunning  = v1.GuestState_GUEST_STATE_RUNNING
+)
+
+func TestClusterCreateWaitShowsEachGuest(t *testing.T) {
+	manager := (&stub.Manager{Unary: answers, OnWatch: func(_ context.Context, r *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+		for _, now := range []*v1.WatchResponse{starting(0, guestStarting, guestStarting), starting(1, guestRunning, guestStarting), starting(2, guestRunning, guestRunning)} {
+			if err := send(now); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}).Start(t)
+	result := manager.Run(t, "cluster", "create", "md", "--image", "mpi", "--guests", "4", "--wait")
+	want := `cluster md: 0 of 2 guests ready
+  md-0: starting on a1: fetching image 40 %
+  md-1: starting on a1: fetching image 40 %
+cluster md: 1 of 2 guests ready
+  md-0: ready on a1
+cluster md: 2 of 2 guests ready
+  md-1: ready on a1
+cluster md is ready: 2 guests on 10.77.3.0/24, after 0 ms
+`
+	if result.Status != 0 || result.Err != want {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+func TestWaitOutlivesAManagersRestart(t *testing.T) {
+	var watches atomic.Int32
+	manager := &stub.Manager{Unary: answers}
+	manager.OnWatch = func(ctx context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+		if watches.Add(1) > 1 {
+			return send(starting(2, guestRunning, guestRunning))
+		}
+		if err := send(starting(0, guestStarting, guestStarting)); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	manager.Start(t)
+	command := manager.Begin(t, "cluster", "create", "md", "--image", "mpi", "--wait")
+	command.AwaitText(t, "md-1: starting")
+	manager.Stop()
+	command.AwaitText(t, "waiting for the manager: no manager answers at "+manager.URL()+": connection refused")
+	manager.Resume(t)
+	if result := command.Wait(t); result.Status != 0 || !strings.Contains(result.Err, "cluster md is ready") {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+func TestCtrlCEndsAWaitAloneAndSaysWhatGoesOn(t *testing.T) {
+	block := func(ctx context.Context, r *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+		now := starting(0, guestStarting)
+		now.Guest, now.Host = &v1.Guest{Meta: meta("md-0"), State: guestStarting}, &v1.Host{Meta: meta("a1"), Draining: true, Guests: []string{"md-0"}}
+		if err := send(now); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	unary := func(ctx context.Context, request any) (any, error) {
+		switch request.(type) {
+		case *v1.DeleteClusterRequest:
+			return &v1.DeleteClusterResponse{}, nil
+		case *v1.DrainHostRequest:
+			return &v1.DrainHostResponse{}, nil
+		case *v1.StartGuestRequest:
+			return &v1.StartGuestResponse{}, nil
+		case *v1.StopGuestRequest:
+			return &v1.StopGuestResponse{}, nil
+		}
+		return answers(ctx, request)
+	}
+	manager := (&stub.Manager{Unary: unary, OnWatch: block}).Start(t)
+	for _, one := range []struct{ command, shown, said string }{
+		{"cluster create md --image mpi --guests 4 --wait", "md-0: starting", "goes on starting; look with `watari cluster show md`, undo with `watari cluster delete md`"},
+		{"cluster delete md --wait", "1 guest left", "goes on being deleted"},
+		{"host drain a1 --wait", "1 guest left: md-0", "undo with `watari host drain a1 --undo`"},
+		{"guest start md-0 --wait", "guest md-0: starting", "the start goes on"},
+		{"guest stop md-0 --wait", "guest md-0: starting", "the stop goes on"},
+	} {
+		t.Run(one.command, func(t *testing.T) {
+			command := manager.Begin(t, strings.Fields(one.command)...)
+			command.AwaitText(t, one.shown)
+			command.Signals <- os.Interrupt
+			if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, one.said) {
+				t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+			}
+		})
+	}
+}
+
+// moves is a manager whose migration ends as asked: finish, or once it is cancelled.
+func moves(cancelled chan struct{}, stages ...*v1.Migration) *stub.Manager {
+	return &stub.Manager{
+		Unary: func(ctx context.Context, request any) (any, error) {
+			if _, ok := request.(*v1.CancelMigrationRequest); ok {
+				close(cancelled)
+				return &v1.CancelMigrationResponse{Migration: migrations[1]}, nil
+			}
+			return answers(ctx, request)
+		},
+		OnWatch: func(ctx context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+			for i, stage := range stages {
+				if i == len(stages)-1 && cancelled != nil {
+					select {
+					case <-cancelled:
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+				}
+				if stage == nil {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				if err := send(&v1.WatchResponse{Migration: stage}); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func stage(state v1.MigrationState, message string) *v1.Migration {
+	return &v1.Migration{Meta: meta("md-1-m1"), Guest: "md-1", Source: "b1", Target: "a1", State: state, Message: message,
+		TotalMs: 4510, DowntimeMs: 69, Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, RemainingBytes: 128 << 20, TransferredBytes: 213 << 20, Iteration: 2}}
+}
+
+const (
+	reserving    = v1.MigrationState_MIGRATION_STATE_RESERVING
+	transferring = v1.MigrationState_MIGRATION_STATE_TRANSFERRING
+	done         = v1.MigrationState_MIGRATION_STATE_DONE
+	failed       = v1.MigrationState_MIGRATION_STATE_FAILED
+	cancelled    = v1.MigrationState_MIGRATION_STATE_CANCELLED
+)
+
+func TestMigrateReports(t *testing.T) {
+	manager := moves(nil, stage(reserving, ""), stage(transferring, ""), stage(done, "")).Start(t)
+	result := manager.Run(t, "migrate", "md-1", "--to", "a1")
+	if want := "md-1 moved from b1 to a1: total 4.5 s, downtime 69 ms, 213 MiB sent\n"; result.Status != 0 || result.Out != want {
+		t.Errorf("status %d, wrote %q", result.Status, result.Out)
+	}
+	for _, want := range []string{"md-1: b1 to a1: the target makes room\n", "md-1: b1 to a1: 75 %  384 MiB of 512 MiB, pass 2 over what the guest has changed\n"} {
+		if !strings.Contains(result.Err, want) {
+			t.Errorf("no line %q in:\n%s", want, result.Err)
+		}
+	}
+}
+
+func TestMigrateSaysWhyItFailed(t *testing.T) {
+	manager := moves(nil, stage(failed, "target a1 died")).Start(t)
+	result := manager.Run(t, "migrate", "md-1")
+	if result.Status != 1 || !strings.Contains(result.Err, "failed: target a1 died; `watari guest show md-1` says where the guest is") {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+func TestCtrlCCancelsAMigrationAndWaitsForItsEnd(t *testing.T) {
+	manager := moves(make(chan struct{}), stage(transferring, ""), stage(cancelled, "")).Start(t)
+	command := manager.Begin(t, "migrate", "md-1")
+	command.AwaitText(t, "75 %")
+	command.Signals <- os.Interrupt
+	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "was cancelled; guest md-1 goes on at b1") {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
+
+func TestSecondCtrlCLeavesAMigration(t *testing.T) {
+	asked := make(chan struct{})
+	manager := moves(asked, stage(transferring, ""), nil).Start(t)
+	command := manager.Begin(t, "migrate", "md-1")
+	command.AwaitText(t, "75 %")
+	command.Signals <- os.Interrupt
+	<-asked
+	command.Signals <- syscall.SIGINT
+	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "look with `watari migrate show md-1-m1`") {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+}
