@@ -4,8 +4,6 @@ bench-overlay: setup ## network: Watari's routes and WireGuard against bare link
 	@$(GO) build -o $(BIN)/wireguard-go golang.zx2c4.com/wireguard
 	@$(GO) build -o $(BIN)/bench-overlay ./bench/overlay
 	@$(BIN)/bench-overlay
-bench-overlay: build ## network: Watari's routes and WireGuard against bare links, bare WireGuard and OpenVPN (root)
-	@$(GO) run ./bench/overlay
 
 .PHONY: bench-start
 bench-start: build ## four guests from nothing to a finished mpirun: forked, booted, and a stock Debian (root)
