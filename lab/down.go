@@ -56,7 +56,6 @@ func (l *Lab) leftovers() bool {
 
 // endProcesses ends the hosts, the WAN's link, and whatever else was started in the lab's network namespaces.
 func (l *Lab) endProcesses(ctx context.Context) error {
-	own := namespaceOf(os.Getpid(), "net")
 	inodes := map[uint64]bool{}
 	hosts := findHelpers(helperArgs(verbHostInit, l.Name(), ""))
 	for _, pid := range hosts {
@@ -68,7 +67,7 @@ func (l *Lab) endProcesses(ctx context.Context) error {
 			inodes[inode(path)] = true
 		}
 	}
-	delete(inodes, own)
+	delete(inodes, inode(ownNamespace))
 	delete(inodes, 0)
 	if err := kill(ctx, hosts...); err != nil {
 		return err

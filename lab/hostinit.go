@@ -51,7 +51,7 @@ func hostInit(args []string) error {
 
 // waitForNetwork returns when lab up has wired the host, which the default route shows.
 func waitForNetwork() error {
-	if err := linkUp("/proc/self/ns/net", "lo"); err != nil {
+	if err := linkUp(ownNamespace, "lo"); err != nil {
 		return err
 	}
 	for {

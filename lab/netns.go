@@ -14,7 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const nsfsMagic = 0x6e736673
+const (
+	nsfsMagic = 0x6e736673
+	// ownNamespace is the calling thread's network namespace. (/proc/self would be the first thread's.)
+	ownNamespace = "/proc/thread-self/ns/net"
+)
 
 func (l *Lab) namespacePath(name string) string { return filepath.Join(l.run, "ns", name) }
 
@@ -36,8 +40,7 @@ func (l *Lab) ensureNamespace(name string) (made bool, err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		self := fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid())
-		if err := unix.Mount(self, path, "", unix.MS_BIND, ""); err != nil {
+		if err := unix.Mount(ownNamespace, path, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("hold it at %s: %w", path, err)
 		}
 		return nil
@@ -53,24 +56,37 @@ func heldNamespace(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == nsfsMagic
 }
 
-// onOwnThread runs f on a thread that ends with it, so that f may change the thread's namespaces.
+// onOwnThread runs f on a thread of its own, so that f may change the thread's network namespace; it is put back after
+// that. (Ending the thread instead would not do: it may be the first, by which /proc knows the whole process.)
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		done <- f()
+		runtime.LockOSThread()
+		before, err := netns.Get()
+		if err != nil {
+			done <- fmt.Errorf("open own network namespace: %w", err)
+			return
+		}
+		defer before.Close()
+		err = f()
+		if back := netns.Set(before); back != nil {
+			done <- errors.Join(err, fmt.Errorf("return to own network namespace: %w", back))
+			return // the thread ends with its goroutine, for it stays locked
+		}
+		runtime.UnlockOSThread()
+		done <- err
 	}()
 	return <-done
 }
 
 // inNamespace runs f on a thread in the network namespace held at path; processes that f starts are in it too.
 func inNamespace(path string, f func() error) error {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return fmt.Errorf("open network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
 	return onOwnThread(func() error {
-		ns, err := netns.GetFromPath(path)
-		if err != nil {
-			return fmt.Errorf("open network namespace %s: %w", path, err)
-		}
-		defer ns.Close()
 		if err := netns.Set(ns); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", path, err)
 		}

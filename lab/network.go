@@ -206,7 +206,7 @@ func ensurePair(ha *netlink.Handle, a end, hb *netlink.Handle, b end) error {
 	}
 	path := b.namespace
 	if path == "" {
-		path = "/proc/self/ns/net"
+		path = ownNamespace
 	}
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
@@ -300,7 +300,7 @@ func handleOrOwn(namespace string) (*netlink.Handle, error) {
 	if namespace != "" {
 		return handle(namespace)
 	}
-	return handle("/proc/self/ns/net")
+	return handle(ownNamespace)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

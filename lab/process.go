@@ -134,10 +134,13 @@ func inode(path string) uint64 {
 	return st.Ino
 }
 
-// inNamespaces lists the processes whose network namespace is one of those.
+// inNamespaces lists the other processes whose network namespace is one of those.
 func inNamespaces(inodes map[uint64]bool) []int {
 	var found []int
 	for _, pid := range allProcesses() {
+		if pid == os.Getpid() {
+			continue // one of its threads may be there for a moment
+		}
 		if ino := namespaceOf(pid, "net"); ino != 0 && inodes[ino] {
 			found = append(found, pid)
 		}
