@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -55,7 +54,11 @@ func (e *commandError) Error() string {
 // run runs c to its end. When ctx is cancelled it is asked to end (it cleans up after itself), killed after
 // ten seconds, and the context's cause is returned.
 func run(ctx context.Context, c command) error {
-	process := exec.CommandContext(ctx, c.name, c.args...)
+	// Whatever mode new files have for our user, those of an image are for all of its users.
+	process := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", `umask 022; exec "$0" "$@"`, c.name}, c.args...)...)
+	if _, err := exec.LookPath(c.name); err != nil {
+		return fmt.Errorf("%s is not installed: apt-get install %s", c.name, packageOf(c.name))
+	}
 	process.Dir, process.Stdin = c.dir, c.stdin
 	process.Env = append(environment(), c.env...)
 	tail := &tailWriter{line: c.line}
@@ -75,9 +78,6 @@ func run(ctx context.Context, c command) error {
 	if err := process.Start(); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
-		}
-		if errors.Is(err, exec.ErrNotFound) {
-			return fmt.Errorf("%s is not installed: apt-get install %s", c.name, packageOf(c.name))
 		}
 		return fmt.Errorf("%s: %w", c.name, err)
 	}

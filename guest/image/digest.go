@@ -28,6 +28,12 @@ type blob struct {
 
 func (b blob) proto() *v1.Blob { return &v1.Blob{Digest: b.Digest, Size: b.Size} }
 
+// hasSize says whether a cached file is there as long as it was: a crash or a full disk may have cut it.
+func hasSize(path string, b blob) bool {
+	info, err := os.Stat(path)
+	return err == nil && uint64(info.Size()) == b.Size
+}
+
 // fileBlob hashes a file.
 func fileBlob(ctx context.Context, path string) (*v1.Blob, error) {
 	file, err := os.Open(path)

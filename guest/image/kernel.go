@@ -50,7 +50,7 @@ func (w *workspace) kernel(ctx context.Context, recipe Recipe, root *rootEntry) 
 	}
 	entry = &kernelEntry{}
 	key := key("kernel", name, recipe.moduleKey(), sourcesKey())
-	if dir, ok := w.cached("kernels", key, entry); ok && !recipe.Force {
+	if dir, ok := w.cached("kernels", key, entry); ok && !recipe.Force && hasSize(filepath.Join(dir, KernelFile), entry.Blob) {
 		entry.dir = dir
 		return entry, nil
 	}

@@ -31,7 +31,7 @@ func (w *workspace) root(ctx context.Context, recipe Recipe) (*rootEntry, error)
 		return nil, err
 	}
 	entry := &rootEntry{}
-	if dir, ok := w.cached("roots", key, entry); ok && !recipe.Force {
+	if dir, ok := w.cached("roots", key, entry); ok && !recipe.Force && hasSize(filepath.Join(dir, RootFile), entry.Blob) {
 		entry.dir = dir
 		return entry, nil
 	}
@@ -83,7 +83,7 @@ func rootKey(ctx context.Context, recipe Recipe) (string, error) {
 		}
 		parts = append(parts, file.Digest, recipe.moduleKey())
 	default:
-		parts = append(parts, sourcesKey())
+		parts = append(parts, sourcesKey(), strings.Join(basePackages, " "), strings.Join(excludedPaths, " "))
 	}
 	for _, a := range recipe.Additions {
 		sum, err := treeSum(ctx, a.Source)
@@ -94,6 +94,10 @@ func rootKey(ctx context.Context, recipe Recipe) (string, error) {
 	}
 	return key(parts...), nil
 }
+
+// basePackages are in every root made from packages, beside Debian's essential ones: to look at a guest's
+// network and processes. The guest agent itself needs none.
+var basePackages = []string{"iproute2", "procps"}
 
 // excludedPaths are left out of roots made from packages: nobody reads them in a compute guest.
 var excludedPaths = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*"}
@@ -115,18 +119,19 @@ func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *
 	if err := a.update(ctx); err != nil {
 		return err
 	}
-	count, err := a.simulate(ctx, recipe.Packages)
+	packages := append(slices.Clone(basePackages), recipe.Packages...)
+	count, err := a.simulate(ctx, packages)
 	if err != nil {
 		return err
 	}
-	if err := a.downloadAll(ctx, recipe.Packages); err != nil {
+	if err := a.downloadAll(ctx, packages); err != nil {
 		return err
 	}
 	root := filepath.Join(w.temp, "root")
 	if err := a.prepare(root); err != nil {
 		return err
 	}
-	if err := w.mmdebstrap(ctx, a, suite, root, recipe.Packages, count); err != nil {
+	if err := w.mmdebstrap(ctx, a, suite, root, packages, count); err != nil {
 		return fmt.Errorf("install packages: %w", err)
 	}
 	if entry.Packages, err = installed(ctx, root); err != nil {
@@ -183,6 +188,14 @@ func (a *apt) prepare(root string) error {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return diskError(err, root)
 		}
+		for ; dir != "."; dir = filepath.Dir(dir) { // whatever the umask
+			if err := os.Chmod(filepath.Join(root, dir), 0o755); err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.Chmod(root, 0o755); err != nil {
+		return err
 	}
 	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
 		if err := os.Symlink("usr/"+name, filepath.Join(root, name)); err != nil {

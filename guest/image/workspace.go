@@ -38,6 +38,7 @@ const recipeVersion = "1"
 //	kernels/<key>/  kernel, modules/, entry.json
 //	apt/            apt's own package lists and packages
 //	build-*/        what is being made; removed at the end, also by the next build after a crash
+//	output-*/       see OutputFolder
 //	lock            held by the one build at a time
 type workspace struct {
 	cache    string
@@ -53,11 +54,8 @@ func openWorkspace(ctx context.Context, cache string, progress func(Progress)) (
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		if errors.Is(err, fs.ErrPermission) {
-			return nil, fmt.Errorf("image cache: %w: run as root (sudo), or name a folder of your own by --cache", err)
-		}
-		return nil, diskError(err, filepath.Dir(cache))
+	if err := makeCache(cache); err != nil {
+		return nil, err
 	}
 	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -68,15 +66,50 @@ func openWorkspace(ctx context.Context, cache string, progress func(Progress)) (
 		return nil, err
 	}
 	w := &workspace{cache: cache, lock: lock, progress: progress}
-	stale, _ := filepath.Glob(filepath.Join(cache, "build-*"))
-	for _, dir := range stale {
-		removeTree(dir)
-	}
+	w.removeStale()
 	if w.temp, err = os.MkdirTemp(cache, "build-"); err != nil {
 		lock.Close()
 		return nil, diskError(err, cache)
 	}
 	return w, os.Chmod(w.temp, 0o755)
+}
+
+// abandoned is the age at which a folder of OutputFolder's is taken for one that a crash left.
+const abandoned = 24 * time.Hour
+
+// removeStale removes what killed builds left.
+func (w *workspace) removeStale() {
+	stale, _ := filepath.Glob(filepath.Join(w.cache, "build-*"))
+	for _, dir := range stale {
+		removeTree(dir)
+	}
+	stale, _ = filepath.Glob(filepath.Join(w.cache, "output-*"))
+	for _, dir := range stale {
+		if time.Since(modTime(dir)) > abandoned {
+			os.RemoveAll(dir)
+		}
+	}
+}
+
+// OutputFolder makes a folder for Build to put an image into that is only passed on, beside the cache (""
+// for DefaultCache), so that the blobs need not be copied. The caller removes it.
+func OutputFolder(cache string) (string, error) {
+	if cache == "" {
+		cache = DefaultCache
+	}
+	if err := makeCache(cache); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(cache, "output-")
+	return dir, diskError(err, cache)
+}
+
+func makeCache(cache string) error {
+	err := os.MkdirAll(cache, 0o755)
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("image cache: %w: run as root (sudo), or name a folder of your own by --cache", err)
+	}
+	return diskError(err, filepath.Dir(cache))
 }
 
 func waitForLock(ctx context.Context, lock *os.File, progress func(Progress)) error {

@@ -72,7 +72,7 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 		if _, err := env.Client(); err != nil { // before minutes of work
 			return err
 		}
-		if folder, err = os.MkdirTemp("", "watari-image-*"); err != nil {
+		if folder, err = image.OutputFolder(recipe.Cache); err != nil {
 			return fmt.Errorf("build image %s: %w", name, err)
 		}
 		defer os.RemoveAll(folder)
