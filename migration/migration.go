@@ -223,6 +223,8 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return waitFor(m, "host %s died; waits for host %s to say whether it has all of the guest", m.Source, m.Target)
 	case !o.Source.Connected:
 		return waitFor(m, "host %s is not reachable; the guest runs there, or is whole on %s", m.Source, m.Target)
+	case m.Cancel && o.Source.Current && at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_RUNNING:
+		return rollBack("cancelled") // the source knows of it and has not begun to send
 	}
 	return stay(m)
 }

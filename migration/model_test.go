@@ -32,8 +32,10 @@ type modelHost struct {
 	connected bool
 	crashed   bool
 	// what the manager last heard
-	heard *v1.GuestObserved
-	dead  bool // the manager knows that it was started anew
+	heard       *v1.GuestObserved
+	heardOrder  v1.GuestRole // in force there at that time
+	heardCancel bool
+	dead        bool // the manager knows that it was started anew
 }
 
 type world struct {
@@ -53,11 +55,21 @@ func newWorld(t *rapid.T) *world {
 	return w
 }
 
+// current: what was heard was reported after the orders in force were taken up.
+func (h *modelHost) current(w *world) bool {
+	source, target := Roles(w.m.State)
+	order := source
+	if h == &w.target {
+		order = target
+	}
+	return h.heardOrder == order && h.heardCancel == w.m.Cancel
+}
+
 func (w *world) report(h *modelHost, epoch uint64) {
 	if !h.connected || h.crashed {
 		return
 	}
-	h.heard = nil
+	h.heard, h.heardOrder, h.heardCancel = nil, h.order, h.cancelled
 	if h.condition != v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED {
 		h.heard = &v1.GuestObserved{Epoch: epoch, Condition: h.condition}
 	}
@@ -88,6 +100,9 @@ func (w *world) actSource() {
 	}
 	switch h.order {
 	case v1.GuestRole_GUEST_ROLE_OUTGOING:
+		if h.cancelled && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
+			return // it does not begin
+		}
 		if h.copy == running && w.target.copy == receiving && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
 			h.condition = v1.GuestCondition_GUEST_CONDITION_SENDING
 		} else if h.copy == running && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
@@ -165,7 +180,7 @@ func (w *world) comeBack(h *modelHost) {
 }
 
 func (w *world) view(h *modelHost) Host {
-	v := Host{Connected: h.connected && !h.crashed, Dead: h.dead, Guest: h.heard, Current: true}
+	v := Host{Connected: h.connected && !h.crashed, Dead: h.dead, Guest: h.heard, Current: h.current(w)}
 	if !v.Connected {
 		v.Away = time.Hour
 	}
