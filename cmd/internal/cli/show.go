@@ -13,6 +13,11 @@ func (e *Env) Show(message proto.Message, table func(w io.Writer)) error {
 	return output.Write(e.Out, e.Output, message, table)
 }
 
+// ShowList writes messages in the format asked for; table writes the form for people.
+func ShowList[T proto.Message](e *Env, messages []T, table func(w io.Writer)) error {
+	return output.WriteList(e.Out, e.Output, messages, table)
+}
+
 // CheckOutput refuses an --output that is none.
 func (e *Env) CheckOutput() error {
 	if e.Output == "" {

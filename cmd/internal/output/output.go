@@ -1,5 +1,5 @@
-// Package output writes what commands show: tables for people, JSON and YAML with the API's field names for
-// programs.
+// Package output writes what commands show: tables for people, JSON and YAML in protobuf's JSON mapping
+// for programs.
 package output
 
 import (
@@ -27,20 +27,26 @@ var Formats = []string{FormatTable, FormatJSON, FormatYAML}
 
 // Write shows a message in a format; table writes the form for people.
 func Write(w io.Writer, format string, message proto.Message, table func(w io.Writer)) error {
+	return write(w, format, func() ([]byte, error) { return JSON(message) }, table)
+}
+
+// WriteList shows messages in a format, to programs as an array; table writes the form for people.
+func WriteList[T proto.Message](w io.Writer, format string, messages []T, table func(w io.Writer)) error {
+	return write(w, format, func() ([]byte, error) { return jsonList(messages) }, table)
+}
+
+func write(w io.Writer, format string, text func() ([]byte, error), table func(w io.Writer)) error {
 	switch format {
 	case FormatTable, "":
 		table(w)
 		return nil
-	case FormatJSON:
-		text, err := JSON(message)
+	case FormatJSON, FormatYAML:
+		text, err := text()
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(w, "%s\n", text)
-		return err
-	case FormatYAML:
-		text, err := JSON(message)
-		if err != nil {
+		if format == FormatJSON {
+			_, err = fmt.Fprintf(w, "%s\n", text)
 			return err
 		}
 		if text, err = yaml.JSONToYAML(text); err != nil {
@@ -52,10 +58,10 @@ func Write(w io.Writer, format string, message proto.Message, table func(w io.Wr
 	return fmt.Errorf("output format %q: use %s", format, strings.Join(Formats, ", "))
 }
 
-// JSON is a message with the field names of the API's protobuf files, empty fields included. 64-bit numbers are
-// strings, as protobuf's JSON mapping has them.
+// JSON is a message in protobuf's JSON mapping: field names in lowerCamelCase, fields that are zero included, 64-bit
+// numbers as strings, times as RFC 3339.
 func JSON(message proto.Message) ([]byte, error) {
-	text, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(message)
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +70,18 @@ func JSON(message proto.Message) ([]byte, error) {
 		return nil, err
 	}
 	return even.Bytes(), nil
+}
+
+func jsonList[T proto.Message](messages []T) ([]byte, error) {
+	all := make([]json.RawMessage, 0, len(messages))
+	for _, message := range messages {
+		text, err := JSON(message)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, text)
+	}
+	return json.MarshalIndent(all, "", "  ")
 }
 
 // JSONLine is a message as JSON on one line.

@@ -18,7 +18,7 @@ func newList(env *cli.Env) *cobra.Command {
 		Use:               "list",
 		Aliases:           []string{"ls"},
 		Short:             "List the clusters",
-		Example:           "  watari cluster list\n  watari cluster list -o json | jq -r '.clusters[].meta.name'",
+		Example:           "  watari cluster list\n  watari cluster list -o json | jq -r '.[].meta.name'",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: env.Run(func(ctx context.Context, _ []string) error {
@@ -30,7 +30,7 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("list clusters: %w", err)
 			}
-			return env.Show(response.Msg, func(w io.Writer) { table(w, env, response.Msg.Clusters) })
+			return cli.ShowList(env, response.Msg.Clusters, func(w io.Writer) { table(w, env, response.Msg.Clusters) })
 		}),
 	}
 }

@@ -37,7 +37,7 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("list guests: %w", err)
 			}
-			return env.Show(response.Msg, func(w io.Writer) { Table(w, env, response.Msg.Guests) })
+			return cli.ShowList(env, response.Msg.Guests, func(w io.Writer) { Table(w, env, response.Msg.Guests) })
 		}),
 	}
 }

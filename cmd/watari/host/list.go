@@ -31,7 +31,7 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("list hosts: %w", err)
 			}
-			return env.Show(response.Msg, func(w io.Writer) { table(w, env, response.Msg.Hosts) })
+			return cli.ShowList(env, response.Msg.Hosts, func(w io.Writer) { table(w, env, response.Msg.Hosts) })
 		}),
 	}
 }

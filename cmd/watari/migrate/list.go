@@ -38,7 +38,7 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("list migrations: %w", err)
 			}
-			return env.Show(response.Msg, func(w io.Writer) { table(w, env, response.Msg.Migrations, all) })
+			return cli.ShowList(env, response.Msg.Migrations, func(w io.Writer) { table(w, env, response.Msg.Migrations, all) })
 		}),
 	}
 	command.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")

@@ -16,7 +16,7 @@ func newShow(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "show MIGRATION|GUEST",
 		Short:             "Show a migration, or a guest's latest",
-		Example:           "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtime_ms",
+		Example:           "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtimeMs",
 		Args:              cli.Args("MIGRATION|GUEST"),
 		ValidArgsFunction: env.Complete(cli.Guests),
 		RunE: env.Run(func(ctx context.Context, args []string) error {

@@ -41,7 +41,7 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("list runs: %w", err)
 			}
-			return env.Show(response.Msg, func(w io.Writer) { table(w, env, response.Msg.Runs) })
+			return cli.ShowList(env, response.Msg.Runs, func(w io.Writer) { table(w, env, response.Msg.Runs) })
 		}),
 	}
 }

@@ -43,7 +43,7 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("list users: %w", err)
 			}
-			return env.Show(response.Msg, func(w io.Writer) {
+			return cli.ShowList(env, response.Msg.Users, func(w io.Writer) {
 				t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "AGE")
 				for _, u := range response.Msg.Users {
 					t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
