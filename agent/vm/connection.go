@@ -1,0 +1,325 @@
+package vm
+
+// connection.go - the connection to libvirt's daemon: kept up, watched, and never waited for without end.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"libvirt.org/go/libvirt"
+
+	v1 "watari/api/watariv1"
+)
+
+// How long libvirt may take. A daemon that hangs is found by keepalives after keepaliveInterval*keepaliveCount.
+const (
+	connectTime       = 15 * time.Second
+	quickTime         = 15 * time.Second
+	bootTime          = 60 * time.Second
+	destroyTime       = 45 * time.Second
+	saveTime          = 5 * time.Minute
+	restoreTime       = 2 * time.Minute
+	keepaliveInterval = 5 // seconds
+	keepaliveCount    = 3
+	retryAtFirst      = 100 * time.Millisecond
+	retryAtMost       = 2 * time.Second
+)
+
+// Options of a connection.
+type Options struct {
+	// Acceleration is KVM or TCG, as found by package accel; unspecified means TCG.
+	Acceleration v1.AccelerationKind
+	// Log takes notice of lost and new connections; nil: slog.Default().
+	Log *slog.Logger
+}
+
+// Libvirt is a host's hypervisor. Its methods may be called at the same time from several goroutines.
+type Libvirt struct {
+	uri     string
+	options Options
+	log     *slog.Logger
+	events  *eventQueue
+	finals  *finalProgress
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the keeper has ended
+
+	lock      sync.Mutex
+	conn      *libvirt.Connect // nil while there is none
+	closeConn func()           // gives conn up
+	ready     chan struct{}    // closed while conn is set
+	host      *hostFacts       // of the last connection; stays when that is lost
+	last      error            // why there is no connection
+}
+
+// Connect reaches the daemon at uri ("qemu:///system") and keeps the connection up until Close: after a restart
+// of the daemon it connects again by itself and says so by an event. It fails if ctx ends before the first
+// connection stands, or if the host cannot run guests.
+func Connect(ctx context.Context, uri string, options Options) (*Libvirt, error) {
+	if err := startEventLoop(); err != nil {
+		return nil, err
+	}
+	l := &Libvirt{
+		uri: uri, options: options, log: options.Log, events: newEventQueue(), finals: newFinalProgress(),
+		done: make(chan struct{}), ready: make(chan struct{}),
+	}
+	if l.log == nil {
+		l.log = slog.Default()
+	}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	go l.keep()
+	l.lock.Lock()
+	ready := l.ready
+	l.lock.Unlock()
+	select {
+	case <-ready:
+		return l, nil
+	case <-ctx.Done():
+		l.lock.Lock()
+		last := l.last
+		l.lock.Unlock()
+		l.Close()
+		return nil, fmt.Errorf("connect to libvirt at %s: %w", uri, errors.Join(ctx.Err(), last))
+	}
+}
+
+// Close gives the connection up. Domains are left as they are; Events is closed.
+func (l *Libvirt) Close() {
+	l.cancel()
+	<-l.done
+}
+
+// Events returns the channel of events. There is one, to be read by one reader, promptly. It is closed by Close.
+func (l *Libvirt) Events() <-chan Event { return l.events.out }
+
+// keep connects, waits until the connection is lost, and connects again.
+func (l *Libvirt) keep() {
+	defer close(l.done)
+	defer l.events.close()
+	wait, connected := retryAtFirst, false
+	for l.ctx.Err() == nil {
+		lost, err := l.connect()
+		if err != nil {
+			l.setLast(err)
+			if !sleep(l.ctx, wait) {
+				return
+			}
+			wait = min(2*wait, retryAtMost)
+			continue
+		}
+		if wait = retryAtFirst; connected {
+			l.log.Info("libvirt answers again", "uri", l.uri)
+			l.events.push(Event{Kind: Reconnected})
+		}
+		connected = true
+		select {
+		case reason := <-lost:
+			l.log.Warn("the connection to libvirt was lost", "uri", l.uri, "reason", reason)
+		case <-l.ctx.Done():
+		}
+		l.disconnect()
+		if l.ctx.Err() == nil {
+			l.events.push(Event{Kind: Disconnected})
+		}
+	}
+}
+
+// connect makes one connection with its events and facts. lost tells once when it is no more. There is one attempt
+// at a time, however long a hanging daemon makes it take: each would hold a thread.
+func (l *Libvirt) connect() (lost <-chan string, err error) {
+	made := make(chan opened, 1)
+	go func() { made <- l.open() }()
+	late := time.NewTimer(connectTime)
+	defer late.Stop()
+	for {
+		select {
+		case o := <-made:
+			if o.err != nil {
+				return nil, o.err
+			}
+			l.lock.Lock()
+			l.conn, l.closeConn, l.host, l.last = o.conn, o.close, o.host, nil
+			close(l.ready)
+			l.lock.Unlock()
+			return o.lost, nil
+		case <-late.C:
+			l.setLast(fmt.Errorf("%w: connecting takes more than %v", ErrUnavailable, connectTime))
+		case <-l.ctx.Done():
+			go func() { // it may come after all, and is then of no use
+				if o := <-made; o.err == nil {
+					o.close()
+				}
+			}()
+			return nil, l.ctx.Err()
+		}
+	}
+}
+
+// opened is the outcome of an attempt to connect.
+type opened struct {
+	conn  *libvirt.Connect
+	close func() // may hang with the daemon
+	host  *hostFacts
+	lost  <-chan string
+	err   error
+}
+
+// open connects, registers for everything and looks at the host; it may hang with the daemon.
+func (l *Libvirt) open() opened {
+	conn, err := libvirt.NewConnect(l.uri)
+	if err != nil {
+		return opened{err: err}
+	}
+	lost := make(chan string, 1)
+	o := opened{conn: conn, lost: lost, close: func() { _, _ = conn.Close() }}
+	fail := func(what string, err error) opened {
+		o.close()
+		return opened{err: fmt.Errorf("%s: %w", what, err)}
+	}
+	if err := conn.SetKeepAlive(keepaliveInterval, keepaliveCount); err != nil {
+		return fail("set keepalive", err)
+	}
+	if err := conn.RegisterCloseCallback(func(_ *libvirt.Connect, reason libvirt.ConnectCloseReason) {
+		select {
+		case lost <- closeReason(reason):
+		default:
+		}
+	}); err != nil {
+		return fail("watch the connection", err)
+	}
+	unregister, err := l.registerEvents(conn)
+	o.close = func() {
+		unregister()
+		_ = conn.UnregisterCloseCallback()
+		_, _ = conn.Close()
+	}
+	if err != nil {
+		return fail("ask for events", err)
+	}
+	if o.host, err = readHostFacts(conn, l.options.Acceleration); err != nil {
+		return fail("look at what the host can run", err)
+	}
+	return o
+}
+
+func (l *Libvirt) disconnect() {
+	l.lock.Lock()
+	closeConn := l.closeConn
+	l.conn, l.closeConn, l.ready, l.last = nil, nil, make(chan struct{}), ErrUnavailable
+	l.lock.Unlock()
+	go closeConn()
+}
+
+func (l *Libvirt) setLast(err error) {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	if l.last == nil || l.last.Error() != err.Error() {
+		l.log.Warn("libvirt cannot be reached; trying on", "uri", l.uri, "error", err)
+	}
+	l.last = err
+}
+
+// take returns the connection with a reference of its own, to be closed by whoever asked, waiting a little while
+// there is none (the daemon is being restarted).
+func (l *Libvirt) take(ctx context.Context) (*libvirt.Connect, error) {
+	for {
+		l.lock.Lock()
+		conn, ready, last := l.conn, l.ready, l.last
+		if conn != nil {
+			err := conn.Ref()
+			l.lock.Unlock()
+			return conn, err
+		}
+		l.lock.Unlock()
+		select {
+		case <-ready:
+		case <-l.ctx.Done():
+			return nil, fmt.Errorf("%w: the connection was closed", ErrUnavailable)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ErrUnavailable, errors.Join(ctx.Err(), last))
+		}
+	}
+}
+
+// call runs fn with the connection, and returns when fn has, or with ErrUnavailable when ctx ends or limit has
+// passed. In the latter case fn goes on behind the scenes, and so may whatever it asked for.
+func (l *Libvirt) call(ctx context.Context, limit time.Duration, fn func(*libvirt.Connect) error) error {
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	conn, err := l.take(ctx)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		defer func() { _, _ = conn.Close() }()
+		ended <- classify(fn(conn))
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
+	}
+}
+
+// withDomain runs fn with the domain of this uid, as call does. It fails with ErrNotFound if there is none.
+func (l *Libvirt) withDomain(ctx context.Context, uid string, limit time.Duration, fn func(*libvirt.Domain) error) error {
+	return l.call(ctx, limit, func(conn *libvirt.Connect) error {
+		domain, err := conn.LookupDomainByUUIDString(uid)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = domain.Free() }()
+		return fn(domain)
+	})
+}
+
+// classify adds the sentinel that callers branch on to an error of libvirt's.
+func classify(err error) error {
+	var e libvirt.Error
+	if !errors.As(err, &e) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnavailable) {
+		return err
+	}
+	switch {
+	case e.Code == libvirt.ERR_NO_DOMAIN:
+		return fmt.Errorf("%w: %w", ErrNotFound, err)
+	case e.Domain == libvirt.FROM_RPC, e.Code == libvirt.ERR_INVALID_CONN, e.Code == libvirt.ERR_NO_CONNECT:
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return err
+}
+
+func closeReason(reason libvirt.ConnectCloseReason) string {
+	switch reason {
+	case libvirt.CONNECT_CLOSE_REASON_ERROR:
+		return "error"
+	case libvirt.CONNECT_CLOSE_REASON_EOF:
+		return "the daemon ended"
+	case libvirt.CONNECT_CLOSE_REASON_KEEPALIVE:
+		return "the daemon hangs"
+	case libvirt.CONNECT_CLOSE_REASON_CLIENT:
+		return "closed here"
+	}
+	return "unknown"
+}
+
+// sleep waits, and says false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

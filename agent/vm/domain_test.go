@@ -1,0 +1,97 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestGuestLife(t *testing.T) {
+	need(t)
+	ctx := context.Background()
+	h := startHost(t, "h1")
+	spec := newSpec("life", "")
+	h.prepare(t, spec)
+
+	begun := time.Now()
+	if err := h.driver.Boot(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("Boot returned after %v", time.Since(begun))
+	if d := h.domain(t, spec.UID); d.State != StateRunning || d.Name != "life" || d.MemoryBytes == 0 {
+		t.Errorf("after Boot: %+v", d)
+	}
+	if err := h.driver.Boot(ctx, spec); err == nil {
+		t.Error("a second Boot of the same guest did not fail")
+	}
+	h.counts(t, spec, 3)
+	t.Logf("it counted after %v", time.Since(begun))
+	if err := h.driver.Resume(ctx, spec.UID); err != nil {
+		t.Errorf("Resume of a running domain: %v", err)
+	}
+
+	// The daemon dies: the guest runs on, the driver comes back by itself and says so.
+	before := h.count(spec)
+	h.killDaemon(t)
+	waitEvent(t, h.driver, Reconnected)
+	if d := h.domain(t, spec.UID); d.State != StateRunning {
+		t.Errorf("after the daemon's restart: %+v", d)
+	}
+	h.counts(t, spec, before+5)
+
+	// Events are there again, too.
+	h.killGuest(t, "life")
+	waitEvent(t, h.driver, Changed)
+	eventually(t, 10*time.Second, "the killed guest is gone", func() bool { return h.domain(t, spec.UID).State == StateGone })
+
+	for range 2 {
+		if err := h.driver.Destroy(ctx, spec.UID); err != nil {
+			t.Errorf("Destroy of none: %v", err)
+		}
+	}
+	if err := h.driver.Resume(ctx, spec.UID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("Resume of none: %v", err)
+	}
+	if err := h.driver.Boot(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	begun = time.Now()
+	if err := h.driver.Destroy(ctx, spec.UID); err != nil {
+		t.Error(err)
+	}
+	t.Logf("Destroy took %v", time.Since(begun))
+	if d := h.domain(t, spec.UID); d.State != StateGone {
+		t.Errorf("after Destroy: %+v", d)
+	}
+}
+
+// waitEvent reads events until one of the kind comes.
+func waitEvent(t *testing.T, l *Libvirt, kind EventKind) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		select {
+		case e, ok := <-l.Events():
+			if !ok {
+				t.Fatalf("events ended before %v", kind)
+			}
+			if e.Kind == kind {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("no event %v within 30 s", kind)
+		}
+	}
+}
+
+func TestConnectFailsInTimeWhereNobodyListens(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	begun := time.Now()
+	_, err := Connect(ctx, "qemu+unix:///system?socket=/nonexistent/libvirt-sock", Options{})
+	if err == nil || time.Since(begun) > 5*time.Second {
+		t.Errorf("after %v: %v", time.Since(begun), err)
+	}
+	t.Log(err)
+}

@@ -1,0 +1,158 @@
+package vm
+
+// domainxml.go - the domain that a guest becomes. A saved template freezes all of it but name, UUID, tap and
+// paths, so everything else is the same for guests of one image and shape.
+
+import (
+	"fmt"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// templateMAC is every guest's MAC address as QEMU makes it. The guest agent sets its own when it gives the guest
+// its identity: the address is device state, so a forked guest would have its template's in any case. Taps are
+// routed, never bridged, so equal addresses do not meet.
+const templateMAC = "02:77:00:00:00:01"
+
+// translationCacheMiB bounds what TCG keeps of translated code for each guest; QEMU's default is up to 1 GiB.
+const translationCacheMiB = 128
+
+// passedThroughCPU is the host's CPU, under KVM, less what cannot migrate.
+func passedThroughCPU() libvirtxml.DomainCPU {
+	return libvirtxml.DomainCPU{Mode: "host-passthrough", Check: "none", Migratable: "on"}
+}
+
+// domainXML writes the domain of a guest on a host.
+func domainXML(spec Spec, host *hostFacts) (string, error) {
+	if err := checkSpec(spec); err != nil {
+		return "", err
+	}
+	cpu := host.cpu
+	cpu.Topology = &libvirtxml.DomainCPUTopology{Sockets: 1, Dies: 1, Cores: int(spec.VCPUs), Threads: 1}
+	domain := libvirtxml.Domain{
+		Type:          host.virtType,
+		Name:          NamePrefix + spec.Name,
+		UUID:          spec.UID,
+		GenID:         &libvirtxml.DomainGenID{},
+		Memory:        &libvirtxml.DomainMemory{Value: uint(spec.MemoryBytes / 1024), Unit: "KiB"},
+		CurrentMemory: &libvirtxml.DomainCurrentMemory{Value: uint(spec.MemoryBytes / 1024), Unit: "KiB"},
+		VCPU:          &libvirtxml.DomainVCPU{Placement: "static", Value: uint(spec.VCPUs)},
+		OS: &libvirtxml.DomainOS{
+			Type:    &libvirtxml.DomainOSType{Arch: "x86_64", Machine: host.machine, Type: "hvm"},
+			Kernel:  spec.Kernel,
+			Initrd:  spec.Initrd,
+			Cmdline: kernelArguments(spec),
+		},
+		Features:   features(host),
+		CPU:        &cpu,
+		Clock:      clock(host),
+		OnPoweroff: "destroy",
+		OnReboot:   "destroy", // a reboot is a new start, for which a grant is needed
+		OnCrash:    "destroy",
+		PM: &libvirtxml.DomainPM{
+			SuspendToMem:  &libvirtxml.DomainPMPolicy{Enabled: "no"},
+			SuspendToDisk: &libvirtxml.DomainPMPolicy{Enabled: "no"},
+		},
+		Devices: devices(spec, host),
+	}
+	return domain.Marshal()
+}
+
+// checkSpec refuses what libvirt would take and misunderstand.
+func checkSpec(spec Spec) error {
+	switch {
+	case spec.VCPUs == 0:
+		return fmt.Errorf("guest %s: no vCPUs", spec.Name)
+	case spec.MemoryBytes < 64<<20 || spec.MemoryBytes%(1<<20) != 0:
+		return fmt.Errorf("guest %s: %d bytes of memory is not a whole number of MiB from 64 on", spec.Name, spec.MemoryBytes)
+	case strings.ContainsAny(spec.Name, "/\n"):
+		return fmt.Errorf("guest %q: the name cannot be a domain's", spec.Name)
+	}
+	return nil
+}
+
+// kernelArguments: a panic ends the guest (the reboot it asks for is an end) instead of leaving it to spin.
+func kernelArguments(spec Spec) string {
+	args := "console=ttyS0 panic=-1"
+	if spec.Root != "" {
+		args += " watari.root=/dev/vda watari.rootfstype=" + spec.RootType
+	}
+	if spec.KernelArgs != "" {
+		args += " " + spec.KernelArgs
+	}
+	return args
+}
+
+func features(host *hostFacts) *libvirtxml.DomainFeatureList {
+	list := &libvirtxml.DomainFeatureList{
+		ACPI:   &libvirtxml.DomainFeature{},
+		APIC:   &libvirtxml.DomainFeatureAPIC{},
+		VMPort: &libvirtxml.DomainFeatureState{State: "off"},
+	}
+	if host.virtType == "qemu" {
+		list.TCG = &libvirtxml.DomainFeatureTCG{
+			TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: translationCacheMiB, Unit: "MiB"},
+		}
+	}
+	return list
+}
+
+// clock: no HPET, whose reads are slow exits and whose ticks wake an idle guest's thread.
+func clock(*hostFacts) *libvirtxml.DomainClock {
+	return &libvirtxml.DomainClock{
+		Offset: "utc",
+		Timer:  []libvirtxml.DomainTimer{{Name: "hpet", Present: "no"}},
+	}
+}
+
+func devices(spec Spec, host *hostFacts) *libvirtxml.DomainDeviceList {
+	port := uint(0)
+	list := &libvirtxml.DomainDeviceList{
+		Emulator:    host.emulator,
+		Controllers: []libvirtxml.DomainController{{Type: "usb", Model: "none"}},
+		Serials: []libvirtxml.DomainSerial{{
+			Source: &libvirtxml.DomainChardevSource{File: &libvirtxml.DomainChardevSourceFile{Path: spec.Console, Append: "on"}},
+			Target: &libvirtxml.DomainSerialTarget{Type: "isa-serial", Port: &port},
+		}},
+		Channels: []libvirtxml.DomainChannel{{
+			Source: &libvirtxml.DomainChardevSource{UNIX: &libvirtxml.DomainChardevSourceUNIX{Mode: "bind", Path: spec.Channel}},
+			Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: ChannelName}},
+		}},
+		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "none"},
+		RNGs: []libvirtxml.DomainRNG{{
+			Model:   "virtio",
+			Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}},
+		}},
+	}
+	if spec.Root != "" {
+		list.Disks = []libvirtxml.DomainDisk{rootDisk(spec)}
+	}
+	if spec.Tap != "" {
+		list.Interfaces = []libvirtxml.DomainInterface{network(spec)}
+	}
+	return list
+}
+
+func rootDisk(spec Spec) libvirtxml.DomainDisk {
+	return libvirtxml.DomainDisk{
+		Device:   "disk",
+		Driver:   &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "raw"},
+		Source:   &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: spec.Root}},
+		Target:   &libvirtxml.DomainDiskTarget{Dev: "vda", Bus: "virtio"},
+		ReadOnly: &libvirtxml.DomainDiskReadOnly{},
+	}
+}
+
+func network(spec Spec) libvirtxml.DomainInterface {
+	return libvirtxml.DomainInterface{
+		MAC:    &libvirtxml.DomainInterfaceMAC{Address: templateMAC},
+		Source: &libvirtxml.DomainInterfaceSource{Ethernet: &libvirtxml.DomainInterfaceSourceEthernet{}},
+		Target: &libvirtxml.DomainInterfaceTarget{Dev: spec.Tap, Managed: "no"},
+		Model:  &libvirtxml.DomainInterfaceModel{Type: "virtio"},
+		ROM:    &libvirtxml.DomainROM{Enabled: "no"},
+	}
+}
+
+// guestName returns the guest's name from its domain's, and whether the domain is one of Watari's.
+func guestName(domain string) (string, bool) { return strings.CutPrefix(domain, NamePrefix) }

@@ -1,0 +1,88 @@
+package vm
+
+// events.go - libvirt's events, passed on without ever holding up libvirt's event loop.
+
+import (
+	"sync"
+
+	"libvirt.org/go/libvirt"
+)
+
+// eventRoom is how many events may wait for the reader before they are replaced by one Reconnected.
+const eventRoom = 1024
+
+// eventQueue hands events on. Pushing never blocks; when the reader is too slow, events are dropped and it is
+// told to look at everything again.
+type eventQueue struct {
+	out chan Event
+
+	lock    sync.Mutex
+	dropped bool
+	closed  bool
+}
+
+func newEventQueue() *eventQueue { return &eventQueue{out: make(chan Event, eventRoom)} }
+
+func (q *eventQueue) push(e Event) {
+	q.lock.Lock()
+	defer q.lock.Unlock()
+	if q.closed {
+		return
+	}
+	// One place is kept free for the Reconnected that stands for those dropped.
+	if len(q.out) >= cap(q.out)-1 {
+		if !q.dropped {
+			q.dropped = true
+			q.out <- Event{Kind: Reconnected}
+		}
+		return
+	}
+	q.dropped = false
+	q.out <- e
+}
+
+func (q *eventQueue) close() {
+	q.lock.Lock()
+	defer q.lock.Unlock()
+	q.closed = true
+	close(q.out)
+}
+
+// registerEvents asks for the events of all domains, until unregister is called.
+func (l *Libvirt) registerEvents(conn *libvirt.Connect) (unregister func(), err error) {
+	var ids []int
+	unregister = func() {
+		for _, id := range ids {
+			_ = conn.DomainEventDeregister(id)
+		}
+	}
+	id, err := conn.DomainEventLifecycleRegister(nil, func(_ *libvirt.Connect, d *libvirt.Domain, _ *libvirt.DomainEventLifecycle) {
+		l.changed(d)
+	})
+	if err != nil {
+		return unregister, err
+	}
+	ids = append(ids, id)
+	id, err = conn.DomainEventJobCompletedRegister(nil, func(_ *libvirt.Connect, d *libvirt.Domain, event *libvirt.DomainEventJobCompleted) {
+		if uid, err := d.GetUUIDString(); err == nil {
+			l.finals.put(uid, &event.Info)
+		}
+		l.changed(d)
+	})
+	if err == nil {
+		ids = append(ids, id)
+	}
+	return unregister, err
+}
+
+// changed passes an event of a domain on, if it is one of Watari's. It asks libvirt nothing: name and UUID are
+// part of the handle.
+func (l *Libvirt) changed(d *libvirt.Domain) {
+	name, err := d.GetName()
+	if _, ours := guestName(name); err != nil || !ours {
+		return
+	}
+	if uid, err := d.GetUUIDString(); err == nil {
+		l.events.push(Event{UID: uid, Kind: Changed})
+	}
+}

@@ -1,0 +1,154 @@
+package vm
+
+// host.go - what the host can run: emulator, machine type, CPU, versions. Read anew at each connection, since a
+// restarted daemon may be an upgraded one.
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
+
+	v1 "watari/api/watariv1"
+)
+
+// preferredMachine is the machine type that guests get where the host has it. It is conventional PCI, which takes
+// ivshmem as a hot-plugged device, and it is the oldest that the supported hosts (Debian 12 on) share, so that a
+// guest can move between hosts with different QEMU versions.
+const preferredMachine = "pc-i440fx-7.2"
+
+// machinePrefix begins the versioned names of that family.
+const machinePrefix = "pc-i440fx-"
+
+// hostFacts is what domains are made from, besides their Spec.
+type hostFacts struct {
+	virtType       string // "kvm" or "qemu" (TCG)
+	emulator       string
+	machine        string
+	cpu            libvirtxml.DomainCPU
+	libvirtVersion string
+	qemuVersion    string
+}
+
+// readHostFacts asks libvirt for them.
+func readHostFacts(conn *libvirt.Connect, kind v1.AccelerationKind) (*hostFacts, error) {
+	text, err := conn.GetCapabilities()
+	if err != nil {
+		return nil, fmt.Errorf("read the host's capabilities: %w", err)
+	}
+	var caps libvirtxml.Caps
+	if err := caps.Unmarshal(text); err != nil {
+		return nil, fmt.Errorf("read the host's capabilities: %w", err)
+	}
+	facts := &hostFacts{virtType: "qemu", cpu: emulatedCPU()}
+	if kind == v1.AccelerationKind_ACCELERATION_KIND_KVM {
+		facts.virtType, facts.cpu = "kvm", passedThroughCPU()
+	}
+	if facts.emulator, facts.machine, err = findMachine(&caps, facts.virtType); err != nil {
+		return nil, err
+	}
+	library, err := conn.GetLibVersion()
+	if err != nil {
+		return nil, fmt.Errorf("read libvirt's version: %w", err)
+	}
+	emulator, err := conn.GetVersion()
+	if err != nil {
+		return nil, fmt.Errorf("read QEMU's version: %w", err)
+	}
+	facts.libvirtVersion, facts.qemuVersion = version(library), version(emulator)
+	return facts, nil
+}
+
+// findMachine finds the emulator and the machine type for x86-64 guests of a virtualisation type.
+func findMachine(caps *libvirtxml.Caps, virtType string) (emulator, machine string, err error) {
+	for _, guest := range caps.Guests {
+		if guest.OSType != "hvm" || guest.Arch.Name != "x86_64" {
+			continue
+		}
+		emulator, machines := guest.Arch.Emulator, guest.Arch.Machines
+		for _, domain := range guest.Arch.Domains {
+			if domain.Type != virtType {
+				continue
+			}
+			if domain.Emulator != "" {
+				emulator = domain.Emulator
+			}
+			if len(domain.Machines) > 0 {
+				machines = domain.Machines
+			}
+			if machine := chooseMachine(machines); machine != "" {
+				return emulator, machine, nil
+			}
+			return "", "", fmt.Errorf("%s offers no %s* machine type", emulator, machinePrefix)
+		}
+	}
+	return "", "", fmt.Errorf("libvirt offers no x86-64 guests of type %q: is qemu-system-x86 installed?", virtType)
+}
+
+// chooseMachine returns the preferred machine type, else the newest of its family, else "".
+func chooseMachine(machines []libvirtxml.CapsGuestMachine) string {
+	var versioned []string
+	for _, m := range machines {
+		if strings.HasPrefix(m.Name, machinePrefix) {
+			versioned = append(versioned, m.Name)
+		}
+	}
+	if slices.Contains(versioned, preferredMachine) {
+		return preferredMachine
+	}
+	if len(versioned) == 0 {
+		return ""
+	}
+	return slices.MaxFunc(versioned, func(a, b string) int {
+		return slices.Compare(machineVersion(a), machineVersion(b))
+	})
+}
+
+// machineVersion splits "pc-i440fx-2.12" into 2 and 12.
+func machineVersion(name string) []int {
+	var parts []int
+	for part := range strings.SplitSeq(strings.TrimPrefix(name, machinePrefix), ".") {
+		n, _ := strconv.Atoi(part)
+		parts = append(parts, n)
+	}
+	return parts
+}
+
+// version writes libvirt's number 9000000 as "9.0.0".
+func version(n uint32) string {
+	return fmt.Sprintf("%d.%d.%d", n/1_000_000, n/1000%1000, n%1000)
+}
+
+// Versions of libvirt and QEMU, as of the last connection.
+func (l *Libvirt) Versions() (libvirtVersion, qemuVersion string, err error) {
+	host := l.hostFacts()
+	return host.libvirtVersion, host.qemuVersion, nil
+}
+
+func (l *Libvirt) hostFacts() *hostFacts {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	return l.host
+}
+
+// TemplateKey names the template that a guest can be forked from: guests with equal keys differ in nothing that a
+// saved state freezes. It is a short hex string, fit for a file name.
+func (l *Libvirt) TemplateKey(spec Spec) string { return templateKey(spec, l.hostFacts()) }
+
+func templateKey(spec Spec, host *hostFacts) string {
+	// The domain itself is part of the key, without what Fork replaces, so that a change in how domains are made
+	// (by a newer agent) never restores an old template.
+	spec.UID, spec.Name, spec.Tap, spec.Channel, spec.Console = "00000000-0000-0000-0000-000000000000", "", "", "", ""
+	domain, err := domainXML(spec, host)
+	if err != nil {
+		domain = err.Error() // no guest is made from such a Spec; the key only has to be one
+	}
+	sum := sha256.Sum256([]byte(strings.Join([]string{
+		"1", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, domain}, "\x00")))
+	return hex.EncodeToString(sum[:16])
+}

@@ -1,0 +1,102 @@
+package vm
+
+// progress.go - how far a migration is, and what came of it: libvirt's job statistics.
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"libvirt.org/go/libvirt"
+
+	v1 "watari/api/watariv1"
+)
+
+// finalRoom is how many ended migrations' figures are kept.
+const finalRoom = 64
+
+// finalProgress keeps the figures of ended migrations, which libvirt tells once, by an event, just before the
+// source's domain is gone.
+type finalProgress struct {
+	lock  sync.Mutex
+	byUID map[string]*v1.MigrationProgress
+	order []string
+}
+
+func newFinalProgress() *finalProgress {
+	return &finalProgress{byUID: map[string]*v1.MigrationProgress{}}
+}
+
+func (f *finalProgress) put(uid string, info *libvirt.DomainJobInfo) {
+	if info.OperationSet && info.Operation != libvirt.DOMAIN_JOB_OPERATION_MIGRATION_OUT {
+		return
+	}
+	f.lock.Lock()
+	defer f.lock.Unlock()
+	if f.byUID[uid] == nil {
+		f.order = append(f.order, uid)
+	}
+	f.byUID[uid] = progressOf(info)
+	if len(f.order) > finalRoom {
+		delete(f.byUID, f.order[0])
+		f.order = f.order[1:]
+	}
+}
+
+func (f *finalProgress) get(uid string) *v1.MigrationProgress {
+	f.lock.Lock()
+	defer f.lock.Unlock()
+	return f.byUID[uid]
+}
+
+func (f *finalProgress) forget(uid string) {
+	f.lock.Lock()
+	defer f.lock.Unlock()
+	if f.byUID[uid] == nil {
+		return
+	}
+	delete(f.byUID, uid)
+	for i, known := range f.order {
+		if known == uid {
+			f.order = append(f.order[:i], f.order[i+1:]...)
+			return
+		}
+	}
+}
+
+// progressOf writes libvirt's figures as the interface has them.
+func progressOf(info *libvirt.DomainJobInfo) *v1.MigrationProgress {
+	return &v1.MigrationProgress{
+		TotalBytes:       info.MemTotal,
+		ProcessedBytes:   info.MemProcessed,
+		RemainingBytes:   info.MemRemaining,
+		Iteration:        info.MemIteration,
+		TransferredBytes: info.DataProcessed,
+		DowntimeMs:       uint32(info.Downtime),
+		ElapsedMs:        info.TimeElapsed,
+	}
+}
+
+// Progress tells how far the domain's outgoing migration is; when that has ended, what it came to, as long as it
+// is among the last few. It fails with ErrNotFound where there is no such domain and no figures are kept.
+func (l *Libvirt) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
+	var found *v1.MigrationProgress
+	err := l.withDomain(ctx, uid, quickTime, func(domain *libvirt.Domain) error {
+		info, err := domain.GetJobStats(0)
+		if err == nil && info.Type != libvirt.DOMAIN_JOB_NONE && info.OperationSet &&
+			info.Operation == libvirt.DOMAIN_JOB_OPERATION_MIGRATION_OUT {
+			found = progressOf(info)
+		}
+		return err
+	})
+	if found != nil {
+		return found, nil
+	}
+	if final := l.finals.get(uid); final != nil {
+		return final, nil
+	}
+	if err == nil {
+		err = fmt.Errorf("no migration is under way")
+	}
+	return nil, fmt.Errorf("progress of domain %s: %w", uid, err)
+}
