@@ -8,3 +8,8 @@ bench-overlay: setup ## network: Watari's routes and WireGuard against bare link
 .PHONY: bench-start
 bench-start: build ## four guests from nothing to a finished mpirun: forked, booted, and a stock Debian (root)
 	@$(GO) run ./bench/start
+
+.PHONY: bench-migrate
+bench-migrate: build ## live migration under an MPI ping-pong, against virsh migrate --live (root)
+	@scripts/setup.sh libopenmpi-dev openmpi-bin openssl
+	@$(GO) run ./bench/migrate

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh - install what building and testing need: Debian packages and a Go toolchain. Safe to repeat.
+# setup.sh [PACKAGE...] - install what building and testing need: Debian packages (those named too) and a Go
+# toolchain. Safe to repeat.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +11,7 @@ missing=()
 while read -r package; do
     case $package in ''|'#'*) continue ;; esac
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
-done < scripts/packages
+done < <(cat scripts/packages; printf "%s\n" "$@")
 if [ "${#missing[@]}" -gt 0 ]; then
     say "installing ${#missing[@]} Debian packages: ${missing[*]}"
     as_root apt-get update -q

@@ -1,0 +1,248 @@
+// Migrate measures live migrations under an MPI ping-pong: the longest stall that MPI sees and the total time,
+// Watari's against a bare `virsh migrate --live` of the same guest over the same taps and routes, with TLS; and
+// four guests moved together against one after the other. It writes build/reports/bench-migrate.json.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"watari/bench/report"
+	"watari/bench/system"
+)
+
+type migrateReport struct {
+	report.Header
+	StallRatio    report.Stat   `json:"stall_ratio"`    // Watari / virsh, longest MPI exchange during a move
+	TotalRatio    report.Stat   `json:"total_ratio"`    // Watari / virsh, from command to return
+	TogetherRatio report.Stat   `json:"together_ratio"` // four at once / sum of four single moves
+	MPIStall      report.Stat   `json:"mpi_stall_ms"`
+	PeerStall     report.Stat   `json:"peer_mpi_stall_ms"`
+	Total         report.Stat   `json:"total_s"`
+	PeerTotal     report.Stat   `json:"peer_total_s"`
+	Downtime      report.Stat   `json:"downtime_ms"`
+	Goals         []report.Goal `json:"goals"`
+}
+
+// A window is the time of one move, by the wall clock.
+type window struct {
+	begin, end time.Time
+	total      float64 // s, from command to return
+}
+
+type guest struct {
+	Meta          struct{ Name, UID string }
+	Host, Address string
+}
+
+type migration struct {
+	State      string
+	Message    string
+	DowntimeMs float64
+}
+
+func main() {
+	runs := flag.Int("runs", 3, "repetitions: each is two moves by Watari and two by virsh")
+	flag.Parse()
+	if err := bench(*runs); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-migrate:", err)
+		os.Exit(1)
+	}
+}
+
+func bench(runs int) error {
+	r := migrateReport{Header: report.NewHeader("bench-migrate", "make bench-migrate")}
+	if out, err := exec.Command("mpicc", "-O2", "-Wall", "-o", "build/bin/pingpong", "bench/migrate/pingpong.c").CombinedOutput(); err != nil {
+		return fmt.Errorf("compile the ping-pong: %w: %s", err, out)
+	}
+	s, err := system.Up("bench-migrate", "")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return err
+	}
+	if err := r.single(s, runs); err != nil {
+		return err
+	}
+	if err := r.together(s, runs); err != nil {
+		return err
+	}
+	r.Goals = []report.Goal{report.AtMost("stall, Watari / virsh", r.StallRatio.Median, 1.3),
+		report.AtMost("total, Watari / virsh", r.TotalRatio.Median, 1.3), report.AtMost("together / sum of single moves", r.TogetherRatio.Median, 1)}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nlongest MPI exchange, ms\tWatari %s\tvirsh %s\tratio %s\n", r.MPIStall, r.PeerStall, r.StallRatio)
+	fmt.Fprintf(w, "total, s\tWatari %s\tvirsh %s\tratio %s\n", r.Total, r.PeerTotal, r.TotalRatio)
+	fmt.Fprintf(w, "guest stopped, ms\tWatari %s\nfour together / one by one\t%s\n", r.Downtime, r.TogetherRatio)
+	w.Flush()
+	for _, g := range r.Goals {
+		fmt.Println(g)
+	}
+	return report.Write("build/reports/bench-migrate.json", r)
+}
+
+// single moves one of two guests to and fro between the hosts of a site while they exchange messages.
+func (r *migrateReport) single(s *system.System, runs int) error {
+	if _, err := s.Watari("cluster", "create", "bm", "--guests", "2", "--memory", "256M", "--image", s.Image, "--site", "a", "--spread", "host", "--wait"); err != nil {
+		return err
+	}
+	defer s.Watari("cluster", "delete", "bm", "--wait")
+	if _, err := s.Watari("run", "bm", "--name", "pingpong", "--detach", "--stage", "build/bin/pingpong", "--", "./pingpong", "1200"); err != nil {
+		return err
+	}
+	if err := exchanging(s); err != nil {
+		return err
+	}
+	var ours, peers []window
+	var downtime []float64
+	for i := range runs {
+		for range 2 {
+			w, m, err := ourMove(s)
+			if err != nil {
+				return err
+			}
+			ours, downtime = append(ours, w), append(downtime, m.DowntimeMs)
+			fmt.Printf("Watari, run %d: %.2f s, stopped %.0f ms\n", i+1, w.total, m.DowntimeMs)
+		}
+		ws, err := peerMoves(s)
+		if err != nil {
+			return err
+		}
+		for _, w := range ws {
+			fmt.Printf("virsh, run %d: %.2f s\n", i+1, w.total)
+		}
+		peers = append(peers, ws...)
+	}
+	out, err := s.Watari("run", "logs", "pingpong")
+	if err != nil {
+		return err
+	}
+	if _, err := s.Watari("run", "cancel", "pingpong"); err != nil {
+		return err
+	}
+	ourStalls, peerStalls := stalls(out, ours), stalls(out, peers)
+	r.MPIStall, r.PeerStall = report.Summarize("ms", ourStalls...), report.Summarize("ms", peerStalls...)
+	r.Total, r.PeerTotal = report.Summarize("s", totals(ours)...), report.Summarize("s", totals(peers)...)
+	r.StallRatio, r.TotalRatio = report.Ratios(ourStalls, peerStalls), report.Ratios(totals(ours), totals(peers))
+	r.Downtime = report.Summarize("ms", downtime...)
+	return nil
+}
+
+// exchanging waits until the ping-pong runs.
+func exchanging(s *system.System) error {
+	deadline := time.Now().Add(time.Minute)
+	for time.Now().Before(deadline) {
+		if out, err := s.Watari("run", "logs", "pingpong"); err == nil && strings.Contains(out, "start ") {
+			return nil
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	return fmt.Errorf("the ping-pong did not begin within a minute")
+}
+
+func totals(windows []window) []float64 {
+	var t []float64
+	for _, w := range windows {
+		t = append(t, w.total)
+	}
+	return t
+}
+
+// stalls is the longest exchange, ms, that ended in each window or just after.
+func stalls(log string, windows []window) []float64 {
+	longest := make([]float64, len(windows))
+	for line := range strings.Lines(log) {
+		words := strings.Fields(line)
+		if len(words) != 4 || words[0] != "stall" {
+			continue
+		}
+		end, _ := strconv.ParseFloat(words[1], 64)
+		ms, _ := strconv.ParseFloat(words[3], 64)
+		at := time.UnixMicro(int64(end * 1e6))
+		for i, w := range windows {
+			if at.After(w.begin) && at.Before(w.end.Add(time.Second)) {
+				longest[i] = max(longest[i], ms)
+			}
+		}
+	}
+	return longest
+}
+
+func find(s *system.System, name string) (guest, error) {
+	var list []guest
+	if err := s.JSON(&list, "guest", "list"); err != nil {
+		return guest{}, err
+	}
+	for _, g := range list {
+		if g.Meta.Name == name {
+			return g, nil
+		}
+	}
+	return guest{}, fmt.Errorf("there is no guest %s", name)
+}
+
+func other(host string) string {
+	if host == "a1" {
+		return "a2"
+	}
+	return "a1"
+}
+
+func ourMove(s *system.System) (window, migration, error) {
+	var m migration
+	g, err := find(s, "bm-1")
+	if err != nil {
+		return window{}, m, err
+	}
+	w := window{begin: time.Now()}
+	if err := s.JSON(&m, "migrate", "bm-1", "--to", other(g.Host)); err != nil {
+		return w, m, err
+	}
+	w.end = time.Now()
+	w.total = w.end.Sub(w.begin).Seconds()
+	time.Sleep(1500 * time.Millisecond) // so that windows do not touch
+	return w, m, nil
+}
+
+// together moves the four guests of a cluster one after the other, and back at once.
+func (r *migrateReport) together(s *system.System, runs int) error {
+	if _, err := s.Watari("cluster", "create", "bt", "--guests", "4", "--memory", "256M", "--image", s.Image, "--site", "a", "--spread", "host", "--wait"); err != nil {
+		return err
+	}
+	defer s.Watari("cluster", "delete", "bt", "--wait")
+	var at, one []float64
+	for i := range runs {
+		begin := time.Now()
+		for g := range 4 {
+			if _, err := s.Watari("migrate", fmt.Sprintf("bt-%d", g), "--to", []string{"b1", "b2"}[g%2]); err != nil {
+				return err
+			}
+		}
+		one = append(one, time.Since(begin).Seconds())
+		begin = time.Now()
+		errs := make([]error, 4)
+		var wait sync.WaitGroup
+		for g := range 4 {
+			wait.Go(func() {
+				_, errs[g] = s.Watari("migrate", fmt.Sprintf("bt-%d", g), "--to", []string{"a1", "a2"}[g%2])
+			})
+		}
+		wait.Wait()
+		for _, err := range errs {
+			if err != nil {
+				return err
+			}
+		}
+		at = append(at, time.Since(begin).Seconds())
+		fmt.Printf("four guests, run %d: one after the other %.2f s, together %.2f s\n", i+1, one[i], at[i])
+	}
+	r.TogetherRatio = report.Ratios(at, one)
+	return nil
+}

@@ -1,0 +1,104 @@
+package main
+
+// peer.go - the peer: virsh migrate --live by hand, of Watari's own guest, over the same tap and routes, its two
+// sockets carried by socat with TLS 1.3. The agents stand still meanwhile, and find everything as it was.
+
+import (
+	"fmt"
+	"time"
+
+	"watari/bench/system"
+)
+
+// peerMoves moves bm-1 to the other host of its site and back.
+func peerMoves(s *system.System) ([]window, error) {
+	g, err := find(s, "bm-1")
+	if err != nil {
+		return nil, err
+	}
+	from, to := g.Host, other(g.Host)
+	p := peer{s: s, uid: g.Meta.UID, address: g.Address}
+	if p.tap, err = s.OnHost(from, `virsh -c qemu:///system domiflist watari-bm-1 | awk '$2 == "ethernet" {printf $1}'`); err != nil {
+		return nil, err
+	}
+	for _, host := range []string{from, to} {
+		if _, err := s.OnHost(host, prepare(p)); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		for _, host := range []string{from, to} {
+			s.OnHost(host, `nft -f /tmp/ruleset; pkill socat || true; pkill -CONT -f 'watari-agent --manager'`)
+		}
+	}()
+	var windows []window
+	for _, way := range [][2]string{{from, to}, {to, from}} {
+		w, err := p.move(way[0], way[1])
+		if err != nil {
+			return nil, err
+		}
+		windows = append(windows, w)
+	}
+	return windows, nil
+}
+
+type peer struct {
+	s                 *system.System
+	uid, address, tap string
+}
+
+// prepare stops the agent, opens the packet filter, and makes what a target needs, where it is missing.
+func prepare(p peer) string {
+	return fmt.Sprintf(`pkill -STOP -f 'watari-agent --manager'
+(echo flush ruleset; nft list ruleset) > /tmp/ruleset; nft flush ruleset
+mkdir -p /run/watari/guests/%[1]s /var/lib/watari/agent/guests/%[1]s /run/peer
+ip link show %[2]s >/dev/null 2>&1 || {
+  ip tuntap add dev %[2]s mode tap vnet_hdr
+  ip link set %[2]s address fe:77:61:74:61:72 mtu 1420 up
+  ip neigh replace %[3]s lladdr $(printf '02:77:%%02x:%%02x:%%02x:%%02x' $(echo %[3]s | tr . ' ')) dev %[2]s nud permanent
+}
+[ -e /tmp/peer.pem ] || { openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=peer -keyout /tmp/peer.pem -out /tmp/peer.crt 2>/dev/null; cat /tmp/peer.crt >> /tmp/peer.pem; }`,
+		p.uid, p.tap, p.address)
+}
+
+func (p peer) move(from, to string) (window, error) {
+	target, err := p.s.OnHost(to, `ip -4 -o addr show scope global | awk '$2 !~ /watari/ {split($4, a, "/"); printf a[1]; exit}'`)
+	if err != nil {
+		return window{}, err
+	}
+	migrate := "/run/watari/guests/" + p.uid + "/migrate.sock"
+	tls := "cert=/tmp/peer.pem,verify=0,openssl-min-proto-version=TLS1.3"
+	background := func(host, command string) error {
+		_, err := p.s.OnHost(host, "setsid socat "+command+" >/dev/null 2>&1 </dev/null &")
+		return err
+	}
+	for _, c := range [][2]string{
+		{to, fmt.Sprintf("OPENSSL-LISTEN:7999,reuseaddr,fork,%s UNIX-CONNECT:/run/libvirt/libvirt-sock", tls)},
+		{to, fmt.Sprintf("-b 262144 OPENSSL-LISTEN:7998,reuseaddr,fork,%s UNIX-CONNECT:%s", tls, migrate)},
+		{from, fmt.Sprintf("UNIX-LISTEN:/run/peer/libvirt.sock,unlink-early,fork OPENSSL:%s:7999,%s", target, tls)},
+		{from, fmt.Sprintf("-b 262144 UNIX-LISTEN:%s,unlink-early,fork OPENSSL:%s:7998,%s", migrate, target, tls)},
+	} {
+		if err := background(c[0], c[1]); err != nil {
+			return window{}, err
+		}
+	}
+	time.Sleep(500 * time.Millisecond) // for the listeners
+	w := window{begin: time.Now()}
+	_, err = p.s.OnHost(from, fmt.Sprintf(`virsh -q -c qemu:///system migrate --live --p2p --migrateuri unix://%s watari-bm-1 'qemu+unix:///system?socket=/run/peer/libvirt.sock'
+ip route replace %s via %s proto 119`, migrate, p.address, target))
+	if err != nil {
+		return w, err
+	}
+	if _, err := p.s.OnHost(to, fmt.Sprintf("ip route replace %s dev %s proto 119", p.address, p.tap)); err != nil {
+		return w, err
+	}
+	w.end = time.Now()
+	w.total = w.end.Sub(w.begin).Seconds()
+	for _, host := range []string{from, to} {
+		if _, err := p.s.OnHost(host, "pkill socat || true; rm -f "+migrate); err != nil {
+			return w, err
+		}
+	}
+	time.Sleep(1500 * time.Millisecond)
+	return w, nil
+}
