@@ -59,7 +59,7 @@ func main() {
 
 func bench(runs int) error {
 	r := migrateReport{Header: report.NewHeader("bench-migrate", "make bench-migrate")}
-	if out, err := exec.Command("mpicc", "-O2", "-Wall", "-o", "build/bin/pingpong", "bench/migrate/pingpong.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("mpicc", "-O2", "-Wall", "-o", "build/bin/pingpong", "bench/migrate/pingpong/pingpong.c").CombinedOutput(); err != nil {
 		return fmt.Errorf("compile the ping-pong: %w: %s", err, out)
 	}
 	s, err := system.Up("bench-migrate", "")
