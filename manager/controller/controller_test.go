@@ -243,7 +243,9 @@ func (f *fixture) migrationIs(name string, state v1.MigrationState) func(*store.
 
 func TestClusterStartsSpreadMovesAndIsDeleted(t *testing.T) {
 	f := newFixture(t, "a1", "a2", "b1", "b2")
-	f.until("hosts have joined", func(s *store.Snapshot) bool { return s.Hosts["b2"].GetInfo() != nil && s.Hosts["a1"].GetInfo() != nil && s.Hosts["a2"].GetInfo() != nil && s.Hosts["b1"].GetInfo() != nil })
+	f.until("hosts have joined", func(s *store.Snapshot) bool {
+		return s.Hosts["b2"].GetInfo() != nil && s.Hosts["a1"].GetInfo() != nil && s.Hosts["a2"].GetInfo() != nil && s.Hosts["b1"].GetInfo() != nil
+	})
 	f.cluster("md", 4, v1.Spread_SPREAD_SITE)
 	f.until("cluster ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
 	seen := map[string]int{}
