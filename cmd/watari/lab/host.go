@@ -46,7 +46,8 @@ func (v *verbs) exec() *cobra.Command {
 }
 
 func (v *verbs) host() *cobra.Command {
-	return cli.Noun(&cobra.Command{Use: "host", Short: "A lab's hosts: crash, start"},
+	return cli.Noun(&cobra.Command{Use: "host", Short: "A lab's hosts: crash, start",
+		Example: "  watari lab host crash a1\n  watari lab host start a1"},
 		v.actOnHost("crash", "End a host and all that runs on it at once, as a power failure would", "crashed", (*lab.Lab).HostCrash),
 		v.actOnHost("start", "Start a host that crashed, with the disk it had", "started", (*lab.Lab).HostStart),
 	)
@@ -56,6 +57,7 @@ func (v *verbs) actOnHost(use, short, done string, act func(*lab.Lab, context.Co
 	return &cobra.Command{
 		Use:               use + " HOST",
 		Short:             short,
+		Example:           "  watari lab host " + use + " a1",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: v.completeHosts,
 		RunE: v.Run(func(ctx context.Context, args []string) error {

@@ -19,6 +19,7 @@ func (v *verbs) status() *cobra.Command {
 		Use:               "status",
 		Aliases:           []string{"show"},
 		Short:             "Show a lab's sites, hosts, daemons and WAN",
+		Example:           "  watari lab status",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: v.Run(func(context.Context, []string) error {
@@ -76,6 +77,7 @@ func (v *verbs) list() *cobra.Command {
 		Use:               "list",
 		Aliases:           []string{"ls"},
 		Short:             "List the labs on this machine",
+		Example:           "  watari lab list",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: v.Run(func(context.Context, []string) error {

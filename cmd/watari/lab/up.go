@@ -96,6 +96,7 @@ func (v *verbs) down() *cobra.Command {
 	return &cobra.Command{
 		Use:               "down",
 		Short:             "Remove every trace of a lab, also of one that crashed",
+		Example:           "  watari lab down",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: v.Run(func(ctx context.Context, _ []string) error {

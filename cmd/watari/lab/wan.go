@@ -12,7 +12,8 @@ import (
 )
 
 func (v *verbs) wan() *cobra.Command {
-	return cli.Noun(&cobra.Command{Use: "wan", Short: "The network between a lab's sites: show, set, cut, heal"},
+	return cli.Noun(&cobra.Command{Use: "wan", Short: "The network between a lab's sites: show, set, cut, heal",
+		Example: "  watari lab wan set 50ms,100mbit,0.5%\n  watari lab wan cut b\n  watari lab wan heal"},
 		v.wanShow(), v.wanSet(),
 		v.wanConnect("cut", "Cut sites off the WAN (all, if none is named): packets vanish silently", (*lab.Lab).WANCut),
 		v.wanConnect("heal", "End the cut of sites (of all, if none is named)", (*lab.Lab).WANHeal))
@@ -22,6 +23,7 @@ func (v *verbs) wanShow() *cobra.Command {
 	return &cobra.Command{
 		Use:               "show",
 		Short:             "Show how the WAN is shaped, and which sites are cut",
+		Example:           "  watari lab wan show",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: v.Run(func(context.Context, []string) error {
@@ -84,6 +86,7 @@ func (v *verbs) wanConnect(use, short string, act func(*lab.Lab, ...string) erro
 	return &cobra.Command{
 		Use:               use + " [SITE...]",
 		Short:             short,
+		Example:           "  watari lab wan " + use + " b",
 		ValidArgsFunction: v.completeSites,
 		RunE: v.Run(func(_ context.Context, args []string) error {
 			l, err := v.open()
