@@ -5,7 +5,7 @@ BIN := build/bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build generate demo test test-unit test-full lint clean
+.PHONY: help setup build generate demo test test-unit test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -41,6 +41,9 @@ lint: setup ## formatting, vet, shell scripts
 generate: setup ## regenerate the Go code of api/ from its protobuf files
 	@$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
 	@PATH=$(CURDIR)/$(BIN):$$PATH protoc -I api --go_out=. --go_opt=module=watari --connect-go_out=. --connect-go_opt=module=watari api/watari/v1/*.proto
+
+docs: setup ## write the man pages anew, from the commands' own help
+	@$(GO) run ./internal/manual/generate man
 
 -include bench/*.mk
 

@@ -1,0 +1,3 @@
+// Package rules holds the rules of this repository as tests: formatting, comments, imports, generated code, help
+// and man pages.
+package rules
