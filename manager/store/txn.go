@@ -68,6 +68,10 @@ func (s *Store) Txn(ctx context.Context, ops ...Op) error {
 		return fmt.Errorf("write to etcd: %w", err)
 	}
 	if !resp.Succeeded {
+		// What refused it is to be in the snapshot on which the caller decides anew.
+		if err := s.cache.wait(ctx, latest(resp.Responses)); err != nil {
+			return err
+		}
 		return t.explain(resp.Responses)
 	}
 	for _, op := range ops {
@@ -156,6 +160,16 @@ func (t *txn) addEvent(e *v1.Event) error {
 	}
 	t.puts = append(t.puts, clientv3.OpPut(eventsDir+NewUID(), string(value)))
 	return nil
+}
+
+// latest is the newest revision among the keys looked at.
+func latest(looks []*etcdserverpb.ResponseOp) (rev int64) {
+	for _, look := range looks {
+		for _, kv := range look.GetResponseRange().Kvs {
+			rev = max(rev, kv.ModRevision)
+		}
+	}
+	return rev
 }
 
 // encode marshals without the revision, which etcd knows.

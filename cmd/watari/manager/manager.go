@@ -1,0 +1,106 @@
+// Package manager is the command `watari manager`, which runs the manager daemon in the foreground. People use
+// `watari up`, which starts it.
+package manager
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	daemon "watari/manager"
+)
+
+// flags of the command.
+type flags struct {
+	config                    daemon.Config
+	prefix                    string
+	etcdCA, etcdCert, etcdKey string
+	debug                     bool
+}
+
+// Command makes `watari manager`.
+func Command() *cobra.Command {
+	var f flags
+	command := &cobra.Command{
+		Use:    "manager",
+		Short:  "Run the manager in the foreground",
+		Hidden: true,
+		Long: "Run the manager in the foreground: the control API, agents' sessions, and the controllers, with etcd embedded " +
+			"unless --etcd-endpoints names one. It logs to standard error and ends at SIGTERM; runs and guests go on without it.",
+		Example:       "  watari manager --state /var/lib/watari/manager --listen 0.0.0.0:7070",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(c *cobra.Command, _ []string) error { return f.run(c.Context()) },
+	}
+	set := command.Flags()
+	set.StringVar(&f.config.State, "state", "/var/lib/watari/manager", "folder of all that is kept")
+	set.StringVar(&f.config.Listen, "listen", "0.0.0.0:7070", "TCP address of the one port (TLS)")
+	set.StringVar(&f.config.Advertise, "advertise", "", "URL by which agents and users reach this manager (default: from --listen)")
+	set.StringVar(&f.config.Name, "name", "", "this manager's name (default: the host name)")
+	set.StringVar(&f.config.AdminConfig, "admin-config", "", "where the first administrator's client config is written (default: admin.json beside --state)")
+	set.StringVar(&f.config.Blobs, "blobs", "", "folder of images' content, shared by several managers (default: blobs in --state)")
+	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix that clusters' prefixes, a /24 each, are taken from")
+	set.StringSliceVar(&f.config.EtcdEndpoints, "etcd-endpoints", nil, "URLs of an etcd cluster (default: etcd is embedded)")
+	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
+	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
+	set.StringVar(&f.etcdKey, "etcd-key", "", "file with its key, PEM")
+	set.BoolVar(&f.debug, "debug", false, "log more")
+	return command
+}
+
+func (f *flags) run(ctx context.Context) error {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	level := slog.LevelInfo
+	if f.debug {
+		level = slog.LevelDebug
+	}
+	f.config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	var err error
+	if f.config.Prefix, err = netip.ParsePrefix(f.prefix); err != nil || !f.config.Prefix.Addr().Is4() || f.config.Prefix.Bits() > 24 {
+		return fmt.Errorf("--prefix %q is not an IPv4 prefix of /24 or more", f.prefix)
+	}
+	if f.config.EtcdTLS, err = f.etcdTLS(); err != nil {
+		return err
+	}
+	return daemon.Run(ctx, f.config)
+}
+
+// etcdTLS is nil where no certificates are named.
+func (f *flags) etcdTLS() (*tls.Config, error) {
+	if f.etcdCA == "" && f.etcdCert == "" && f.etcdKey == "" {
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f.etcdCA != "" {
+		text, err := os.ReadFile(f.etcdCA)
+		if err != nil {
+			return nil, fmt.Errorf("read --etcd-ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(text) {
+			return nil, errors.New("read --etcd-ca: " + f.etcdCA + " holds no PEM certificate")
+		}
+	}
+	if f.etcdCert != "" || f.etcdKey != "" {
+		pair, err := tls.LoadX509KeyPair(f.etcdCert, f.etcdKey)
+		if err != nil {
+			return nil, fmt.Errorf("read --etcd-cert and --etcd-key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}

@@ -1,0 +1,143 @@
+package manager
+
+// admin.go - the authority and the first administrator.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"watari/ca"
+	"watari/manager/api"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+)
+
+// loadAuthority loads the authority, made at the first start; its certificate is also written to State/ca.
+func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
+	certificate, key, err := m.store.Authority(ctx, func() ([]byte, []byte, error) {
+		a, err := ca.New("watari")
+		if err != nil {
+			return nil, nil, err
+		}
+		return a.CertificatePEM(), a.KeyPEM(), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(m.State, "ca", "ca.crt")
+	if err := writeFile(path, certificate, 0o644); err != nil {
+		return nil, err
+	}
+	return ca.Load(certificate, key)
+}
+
+// clientConfig is a client config file; the command line's package client reads the same.
+type clientConfig struct {
+	Managers    []string `json:"manager"`
+	CA          string   `json:"ca"`
+	Certificate string   `json:"certificate"`
+	Key         string   `json:"key"`
+}
+
+// ensureAdmin makes the user admin where there is none, and their client config where there is no good one.
+func (m *Manager) ensureAdmin(ctx context.Context) error {
+	admin := m.store.Snapshot().Users[api.Admin]
+	if admin == nil {
+		admin = &v1.User{Meta: &v1.Meta{Name: api.Admin}, Role: v1.Role_ROLE_ADMIN}
+		err := store.Users.Create(ctx, m.store, admin)
+		if err != nil {
+			return fmt.Errorf("make the first administrator: %w", err)
+		}
+	}
+	url := m.localURL()
+	if m.goodAdminConfig(admin, url) {
+		return nil
+	}
+	pair, err := m.authority.IssueClient(ca.Identity{Kind: ca.KindUser, Name: api.Admin, UID: admin.Meta.Uid})
+	if err != nil {
+		return fmt.Errorf("make the first administrator's certificate: %w", err)
+	}
+	text, err := json.MarshalIndent(clientConfig{
+		Managers: []string{url}, CA: string(m.authority.CertificatePEM()), Certificate: string(pair.Certificate), Key: string(pair.Key),
+	}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the administrator's client config: %w", err)
+	}
+	return writeFile(m.AdminConfig, append(text, '\n'), 0o600)
+}
+
+// goodAdminConfig says whether the administrator's client config is one for this manager that still holds.
+func (m *Manager) goodAdminConfig(admin *v1.User, url string) bool {
+	text, err := os.ReadFile(m.AdminConfig)
+	if err != nil {
+		return false
+	}
+	var c clientConfig
+	if json.Unmarshal(text, &c) != nil || c.CA != string(m.authority.CertificatePEM()) || len(c.Managers) != 1 || c.Managers[0] != url {
+		return false
+	}
+	cert, err := ca.ParseCertificate([]byte(c.Certificate))
+	if err != nil {
+		return false
+	}
+	id, err := ca.IdentityOf(cert)
+	return err == nil && id.UID == admin.Meta.Uid && !ca.RenewalDue([]byte(c.Certificate), time.Now())
+}
+
+// localURL is how a program on this machine reaches the manager.
+func (m *Manager) localURL() string {
+	host, port, err := net.SplitHostPort(m.Listen)
+	ip := net.ParseIP(host)
+	if err != nil || host != "" && (ip == nil || !ip.IsUnspecified()) || port == "0" {
+		return m.Advertise
+	}
+	return "https://" + net.JoinHostPort("127.0.0.1", port)
+}
+
+// advertised makes a URL of the address that is listened on: where that is every address, of one that other
+// machines reach.
+func advertised(at *net.TCPAddr) string {
+	ip := at.IP
+	if ip == nil || ip.IsUnspecified() {
+		ip = net.IPv4(127, 0, 0, 1)
+		addresses, err := net.InterfaceAddrs()
+		if err != nil {
+			addresses = nil
+		}
+		for _, a := range addresses {
+			if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+				ip = n.IP
+				break
+			}
+		}
+	}
+	return "https://" + net.JoinHostPort(ip.String(), fmt.Sprint(at.Port))
+}
+
+// writeFile replaces a file whole, or not at all.
+func writeFile(path string, text []byte, mode os.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = f.Write(text)
+	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}

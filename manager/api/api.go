@@ -1,0 +1,130 @@
+// Package api serves the manager's control API: ControlService for users, JoinService for those who have a
+// token, and images' blobs. Handlers check who calls, write what is wanted into the store, and answer from its
+// snapshot and from what the agents report; acting on it is the controller's.
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+
+	"watari/ca"
+	"watari/manager/blob"
+	"watari/manager/session"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+)
+
+// DefaultPrefix is what clusters' prefixes, a /24 each, are taken from.
+var DefaultPrefix = netip.MustParsePrefix("10.77.0.0/16")
+
+// Options is what the API works with. All but Prefix, Version and Log are needed.
+type Options struct {
+	Store     *store.Store
+	Sessions  *session.Sessions
+	Blobs     *blob.Store
+	Authority *ca.Authority
+	// RunsDir holds <run uid>/{stdout,stderr}.
+	RunsDir string
+	// Leading says whether this manager leads.
+	Leading func() bool
+	// Feasible says why a cluster could not be placed now, naming each host's reason.
+	Feasible func(s *store.Snapshot, spec *v1.ClusterSpec, imageDigest string) error
+	// PlanMigration chooses a guest's target and makes the record, with a line of explanation for each host.
+	PlanMigration func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error)
+	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.
+	Prefix netip.Prefix
+	// Version of the manager, for GetStatus.
+	Version string
+	Log     *slog.Logger
+}
+
+// Server implements the services.
+type Server struct {
+	watariv1connect.UnimplementedControlServiceHandler
+	Options
+}
+
+// New makes the server.
+func New(o Options) *Server {
+	if !o.Prefix.IsValid() {
+		o.Prefix = DefaultPrefix
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return &Server{Options: o}
+}
+
+// maxMessage bounds one request message, bytes.
+const maxMessage = 8 << 20
+
+// Handler serves everything: the two services and /blobs/.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	limit := connect.WithReadMaxBytes(maxMessage)
+	mux.Handle(watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&guard{s})))
+	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, limit))
+	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler()))
+	return s.identify(mux)
+}
+
+// fail makes an error with a code.
+func fail(code connect.Code, format string, a ...any) error {
+	return connect.NewError(code, fmt.Errorf(format, a...))
+}
+
+// storeError gives an error of the store its code.
+func storeError(err error) error {
+	var coded *connect.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &coded):
+		return coded
+	case errors.Is(err, store.ErrNotFound):
+		return connect.NewError(connect.CodeNotFound, err)
+	case errors.Is(err, store.ErrExists):
+		return connect.NewError(connect.CodeAlreadyExists, err)
+	case errors.Is(err, store.ErrConflict):
+		return connect.NewError(connect.CodeAborted, err)
+	case errors.Is(err, store.ErrNoSpace):
+		return connect.NewError(connect.CodeResourceExhausted, err)
+	case errors.Is(err, context.Canceled):
+		return connect.NewError(connect.CodeCanceled, err)
+	}
+	return connect.NewError(connect.CodeUnavailable, err)
+}
+
+// maxTries is how often a change that others overtook is decided anew.
+const maxTries = 50
+
+// change decides on the snapshot and writes, again and again while others change the same objects meanwhile.
+// decide returns no operations when nothing is to be done.
+func (s *Server) change(ctx context.Context, decide func(*store.Snapshot) ([]store.Op, error)) error {
+	for try := 1; ; try++ {
+		ops, err := decide(s.Store.Snapshot())
+		if err != nil || len(ops) == 0 {
+			return err
+		}
+		err = s.Store.Txn(ctx, ops...)
+		overtaken := errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) || errors.Is(err, store.ErrNotFound)
+		if !overtaken || try == maxTries {
+			return storeError(err)
+		}
+	}
+}
+
+// audit is the history's line about a change that the caller asked for.
+func audit(ctx context.Context, kind, name, format string, a ...any) store.Op {
+	return store.Record(&v1.Event{
+		Severity: v1.Severity_SEVERITY_INFO, Kind: kind, Name: name, Actor: callerOf(ctx).name, Message: fmt.Sprintf(format, a...),
+	})
+}

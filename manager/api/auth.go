@@ -1,0 +1,180 @@
+package api
+
+// auth.go - who calls, and what they may do.
+
+import (
+	"context"
+	"net/http"
+
+	"watari/ca"
+	"watari/manager/session"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+)
+
+// caller is who makes a request; the zero value is somebody unknown.
+type caller struct {
+	kind  ca.Kind
+	name  string
+	admin bool
+	why   string // why a certificate was not honoured
+}
+
+type callerKey struct{}
+
+func callerOf(ctx context.Context) caller {
+	c, _ := ctx.Value(callerKey{}).(caller)
+	return c
+}
+
+// owns says whether the caller may see and change an object.
+func (c caller) owns(meta *v1.Meta) bool { return c.admin || c.name != "" && meta.GetOwner() == c.name }
+
+// identify puts the caller into the request's context.
+func (s *Server) identify(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := caller{why: "a certificate is needed"}
+		if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+			id, err := ca.IdentityOf(r.TLS.PeerCertificates[0])
+			if err != nil {
+				c.why = err.Error()
+			} else {
+				c = who(s.Store.Snapshot(), id)
+			}
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
+	})
+}
+
+// who honours a certificate only while the object it was issued for exists.
+func who(snap *store.Snapshot, id ca.Identity) caller {
+	switch id.Kind {
+	case ca.KindUser:
+		u := snap.Users[id.Name]
+		if u == nil || id.UID != "" && u.Meta.Uid != id.UID || u.Meta.Deleting != nil {
+			return caller{why: "user " + id.Name + " was removed"}
+		}
+		return caller{kind: id.Kind, name: id.Name, admin: u.Role == v1.Role_ROLE_ADMIN}
+	case ca.KindHost:
+		if why := hostRefused(snap, id); why != "" {
+			return caller{why: why}
+		}
+		return caller{kind: id.Kind, name: id.Name}
+	case ca.KindManager:
+		return caller{kind: id.Kind, name: id.Name}
+	}
+	return caller{why: id.String() + " has no business here"}
+}
+
+// hostRefused says why a host's certificate is not honoured; empty: it is.
+func hostRefused(snap *store.Snapshot, id ca.Identity) string {
+	h := snap.Hosts[id.Name]
+	if h == nil || id.UID != "" && h.Meta.Uid != id.UID || h.Meta.Deleting != nil {
+		return "host " + id.Name + " was removed; to take it back, delete its agent's state and join it with a new token"
+	}
+	return ""
+}
+
+// AcceptHost is for session.New: only hosts that exist, and only at the leader.
+func (s *Server) AcceptHost(id ca.Identity) error {
+	snap := s.Store.Snapshot()
+	if !s.Leading() {
+		return &session.Refusal{Reason: "this manager does not lead", Leader: snap.Leader}
+	}
+	if why := hostRefused(snap, id); why != "" {
+		return &session.Refusal{Reason: why}
+	}
+	return nil
+}
+
+// guard lets users call ControlService, and answers only where this manager leads.
+type guard struct{ s *Server }
+
+// adminOnly are the procedures that an ordinary user may not call.
+var adminOnly = map[string]bool{
+	watariv1connect.ControlServiceDrainHostProcedure:   true,
+	watariv1connect.ControlServiceRemoveHostProcedure:  true,
+	watariv1connect.ControlServiceCreateTokenProcedure: true,
+	watariv1connect.ControlServiceAddUserProcedure:     true,
+	watariv1connect.ControlServiceRemoveUserProcedure:  true,
+	watariv1connect.ControlServiceSetQuotaProcedure:    true,
+}
+
+// anywhere are the procedures that a manager answers that does not lead.
+var anywhere = map[string]bool{
+	watariv1connect.ControlServiceWhoAmIProcedure: true,
+	watariv1connect.ControlServiceEventsProcedure: true,
+}
+
+func (g *guard) check(ctx context.Context, procedure string) error {
+	c := callerOf(ctx)
+	if c.kind != ca.KindUser {
+		why := c.why
+		if c.kind != "" {
+			why = "this is for users, and the certificate is a " + string(c.kind) + "'s"
+		}
+		return fail(connect.CodeUnauthenticated, "%s", why)
+	}
+	if adminOnly[procedure] && !c.admin {
+		return fail(connect.CodePermissionDenied, "user %s is not an administrator", c.name)
+	}
+	if !anywhere[procedure] {
+		return g.s.mustLead()
+	}
+	return nil
+}
+
+// mustLead is an error where this manager does not lead; it says who does.
+func (s *Server) mustLead() error {
+	if s.Leading() {
+		return nil
+	}
+	if leader := s.Store.Snapshot().Leader; leader != "" {
+		return fail(connect.CodeUnavailable, "this manager does not lead; the last to lead is %s", leader)
+	}
+	return fail(connect.CodeUnavailable, "no manager leads yet")
+}
+
+// WrapUnary implements connect.Interceptor.
+func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		if err := g.check(ctx, r.Spec().Procedure); err != nil {
+			return nil, err
+		}
+		return next(ctx, r)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		if err := g.check(ctx, conn.Spec().Procedure); err != nil {
+			return err
+		}
+		return next(ctx, conn)
+	}
+}
+
+// guardBlobs: hosts and users may read, users may write.
+func (s *Server) guardBlobs(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := callerOf(r.Context())
+		switch {
+		case c.kind == "":
+			http.Error(w, c.why, http.StatusUnauthorized)
+		case r.Method == http.MethodPut && c.kind != ca.KindUser:
+			http.Error(w, "only users put blobs", http.StatusForbidden)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}

@@ -1,0 +1,223 @@
+package api
+
+// clusters.go - creating, listing and deleting clusters.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"watari/ca"
+	"watari/manager/store"
+	"watari/manager/view"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// overlayMTU is the MTU of guests where hosts' LANs have the usual 1500; encapsulation between sites takes the
+// rest. Since a guest may move to any site, it has the smallest that works everywhere.
+const (
+	overlayMTU      = 1420
+	overlayOverhead = 80
+)
+
+// CreateCluster makes a cluster and its guests; hosts are assigned afterwards by the controller.
+func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.CreateClusterRequest]) (*connect.Response[v1.CreateClusterResponse], error) {
+	name, spec := r.Msg.Name, r.Msg.Spec
+	if err := checkName("cluster", name); err != nil {
+		return nil, err
+	}
+	if err := checkSpec(spec); err != nil {
+		return nil, err
+	}
+	existed := false
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		var err error
+		if existed, err = equalCluster(callerOf(ctx), snap, name, spec); existed || err != nil {
+			return nil, err
+		}
+		image, err := s.admissible(ctx, snap, spec)
+		if err != nil {
+			return nil, err
+		}
+		cluster, guests, err := s.newCluster(snap, name, callerOf(ctx).name, spec, image)
+		if err != nil {
+			return nil, err
+		}
+		ops := []store.Op{store.Create(cluster), audit(ctx, "cluster", name, "created: %d guests of %d vCPUs and %d MiB, image %s",
+			spec.Guests, spec.Shape.Vcpus, spec.Shape.MemoryBytes>>20, spec.Image)}
+		for _, g := range guests {
+			ops = append(ops, store.Create(g))
+		}
+		return ops, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	cluster := view.Cluster(s.Store.Snapshot(), s.Sessions, name)
+	if cluster == nil {
+		return nil, fail(connect.CodeAborted, "cluster %s was deleted at once", name)
+	}
+	return connect.NewResponse(&v1.CreateClusterResponse{Cluster: cluster, Existed: existed}), nil
+}
+
+// equalCluster says whether an equal cluster is there; one that differs is an error.
+func equalCluster(c caller, snap *store.Snapshot, name string, spec *v1.ClusterSpec) (bool, error) {
+	have := snap.Clusters[name]
+	switch {
+	case have == nil:
+		return false, nil
+	case !c.owns(have.Meta):
+		return false, fail(connect.CodeAlreadyExists, "the name %s is taken", name)
+	case have.Meta.Deleting != nil:
+		return false, fail(connect.CodeFailedPrecondition, "cluster %s is being deleted; create it again when it is gone", name)
+	}
+	if d := differences(have.Spec, spec); d != "" {
+		return false, fail(connect.CodeAlreadyExists, "there is a cluster %s, and it differs: %s", name, d)
+	}
+	return true, nil
+}
+
+// admissible checks that a cluster may be made now: image, sites, the owner's quota, room.
+func (s *Server) admissible(ctx context.Context, snap *store.Snapshot, spec *v1.ClusterSpec) (*v1.Image, error) {
+	image := snap.Images[spec.Image]
+	if image == nil {
+		return nil, missing("image", spec.Image, snap.Images)
+	}
+	known := sites(snap)
+	for _, site := range spec.Sites {
+		if !known[site] {
+			return nil, missing("site", site, known)
+		}
+	}
+	if err := checkQuota(snap, callerOf(ctx).name, spec); err != nil {
+		return nil, err
+	}
+	if err := s.Feasible(snap, spec, image.Digest); err != nil {
+		return nil, connect.NewError(connect.CodeResourceExhausted, err)
+	}
+	return image, nil
+}
+
+// checkQuota checks that the owner's clusters and this one together are within the quota.
+func checkQuota(snap *store.Snapshot, owner string, spec *v1.ClusterSpec) error {
+	quota := snap.Users[owner].GetQuota()
+	vcpus := uint64(spec.Guests) * uint64(spec.Shape.Vcpus)
+	memory := uint64(spec.Guests) * spec.Shape.MemoryBytes
+	var usedVCPUs, usedMemory uint64
+	for _, g := range snap.Guests {
+		if g.Meta.Owner == owner {
+			usedVCPUs += uint64(g.Shape.GetVcpus())
+			usedMemory += g.Shape.GetMemoryBytes()
+		}
+	}
+	if limit := uint64(quota.GetVcpus()); limit > 0 && usedVCPUs+vcpus > limit {
+		return fail(connect.CodeResourceExhausted, "quota of user %s: %d vCPUs; %d are in use, %d more are asked for", owner, limit, usedVCPUs, vcpus)
+	}
+	if limit := quota.GetMemoryBytes(); limit > 0 && usedMemory+memory > limit {
+		return fail(connect.CodeResourceExhausted, "quota of user %s: %d MiB of memory; %d MiB are in use, %d MiB more are asked for",
+			owner, limit>>20, usedMemory>>20, memory>>20)
+	}
+	return nil
+}
+
+// newCluster makes the objects of a cluster.
+func (s *Server) newCluster(snap *store.Snapshot, name, owner string, spec *v1.ClusterSpec, image *v1.Image) (*v1.Cluster, []*v1.Guest, error) {
+	prefix, err := freePrefix(s.Prefix, snap)
+	if err != nil {
+		return nil, nil, err
+	}
+	authority, err := ca.New("watari cluster " + name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the authority of cluster %s: %w", name, err)
+	}
+	cluster := &v1.Cluster{
+		Meta: &v1.Meta{Name: name, Owner: owner}, Spec: proto.CloneOf(spec), ImageDigest: image.Digest, Prefix: prefix.String(),
+		Mtu: clusterMTU(snap), CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM(),
+	}
+	guests := make([]*v1.Guest, spec.Guests)
+	base := prefix.Addr().As4()
+	for i := range guests {
+		address := base
+		address[3] = byte(firstAddress + i)
+		guests[i] = &v1.Guest{
+			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Owner: owner}, Cluster: name, Index: uint32(i),
+			Shape: proto.CloneOf(spec.Shape), ImageDigest: image.Digest, Address: netip.AddrFrom4(address).String(), NoFork: spec.NoFork,
+		}
+	}
+	return cluster, guests, nil
+}
+
+// freePrefix is the first /24 of the whole that no cluster has. The prefix of a cluster that is being deleted
+// stays taken until nothing of it is left.
+func freePrefix(whole netip.Prefix, snap *store.Snapshot) (netip.Prefix, error) {
+	taken := map[string]bool{}
+	for _, c := range snap.Clusters {
+		taken[c.Prefix] = true
+	}
+	at := whole.Masked().Addr()
+	for whole.Contains(at) {
+		p := netip.PrefixFrom(at, 24)
+		if !taken[p.String()] {
+			return p, nil
+		}
+		b := at.As4()
+		if b[2]++; b[2] == 0 {
+			if b[1]++; b[1] == 0 {
+				b[0]++
+			}
+		}
+		at = netip.AddrFrom4(b)
+	}
+	return netip.Prefix{}, fail(connect.CodeResourceExhausted, "all of %s is given to clusters; delete some", whole)
+}
+
+// clusterMTU is what fits between any two of the hosts.
+func clusterMTU(snap *store.Snapshot) uint32 {
+	mtu := uint32(overlayMTU)
+	for _, h := range snap.Hosts {
+		if lan := h.GetInfo().GetMtu(); lan > overlayOverhead {
+			mtu = min(mtu, lan-overlayOverhead)
+		}
+	}
+	return mtu
+}
+
+// ListClusters lists the caller's clusters.
+func (s *Server) ListClusters(ctx context.Context, r *connect.Request[v1.ListClustersRequest]) (*connect.Response[v1.ListClustersResponse], error) {
+	snap := s.Store.Snapshot()
+	mine := own(callerOf(ctx), snap.Clusters)
+	if r.Msg.Name != "" && mine[r.Msg.Name] == nil {
+		return nil, missing("cluster", r.Msg.Name, mine)
+	}
+	resp := &v1.ListClustersResponse{}
+	for _, name := range slices.Sorted(maps.Keys(mine)) {
+		if r.Msg.Name == "" || r.Msg.Name == name {
+			resp.Clusters = append(resp.Clusters, view.Cluster(snap, s.Sessions, name))
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// DeleteCluster asks for a cluster's end; it is gone when nothing of it is left.
+func (s *Server) DeleteCluster(ctx context.Context, r *connect.Request[v1.DeleteClusterRequest]) (*connect.Response[v1.DeleteClusterResponse], error) {
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		c, err := find(callerOf(ctx), "cluster", r.Msg.Name, snap.Clusters)
+		if err != nil || c.Meta.Deleting != nil {
+			return nil, err
+		}
+		c = proto.CloneOf(c)
+		c.Meta.Deleting = timestamppb.Now()
+		return []store.Op{store.Update(c), audit(ctx, "cluster", c.Meta.Name, "deletion asked for")}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.DeleteClusterResponse{}), nil
+}

@@ -1,0 +1,100 @@
+package api
+
+// console.go - guests' kept consoles.
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"watari/manager/session"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+)
+
+// GuestConsole reads a guest's kept console. Each host keeps its own part of it: followed over a move, the
+// stream goes on with the new host's part, and offsets go on counting.
+func (s *Server) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestConsoleRequest], out *connect.ServerStream[v1.GuestConsoleResponse]) error {
+	snap := s.Store.Snapshot()
+	g, err := find(callerOf(ctx), "guest", r.Msg.Name, snap.Guests)
+	if err != nil {
+		return err
+	}
+	c := &console{s: s, uid: g.Meta.Uid, out: out, offset: r.Msg.Offset}
+	if g.Host == "" {
+		return c.search(ctx, slices.Sorted(maps.Keys(snap.Hosts)), r.Msg.Name)
+	}
+	if !r.Msg.Follow {
+		return passOnly(c.read(ctx, g.Host, false, func() {}), g)
+	}
+	err = s.again(ctx, r.Msg.Name, g.Meta.Uid, func(g *v1.Guest, alive func()) error {
+		if err := c.read(ctx, g.Host, true, alive); err != nil {
+			return err
+		}
+		// The host's part ended while the guest is wanted: it is on the move, or about to be started again.
+		return fail(connect.CodeUnavailable, "the console on host %s ended", g.Host)
+	})
+	return passOnly(err, g)
+}
+
+func passOnly(err error, g *v1.Guest) error {
+	if err == nil {
+		return nil
+	}
+	return passOn(err, "read the console of guest %s", g.Meta.Name)
+}
+
+// console is a stream of one guest's console over several hosts.
+type console struct {
+	s      *Server
+	uid    string
+	out    *connect.ServerStream[v1.GuestConsoleResponse]
+	host   string // the present part's
+	base   uint64 // what earlier parts had
+	offset uint64 // of the caller's next byte
+}
+
+// read streams a host's part.
+func (c *console) read(ctx context.Context, host string, follow bool, alive func()) error {
+	client, err := c.s.Sessions.HTTPClient(host)
+	if err != nil {
+		return connect.NewError(connect.CodeUnavailable, err)
+	}
+	if host != c.host {
+		if c.host != "" {
+			c.base = c.offset
+		}
+		c.host = host
+	}
+	in, err := watariv1connect.NewAgentServiceClient(client, session.BaseURL).Console(ctx,
+		connect.NewRequest(&v1.ConsoleRequest{GuestUid: c.uid, Offset: c.offset - c.base, Follow: follow}))
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	for in.Receive() {
+		alive()
+		m := in.Msg()
+		if err := c.out.Send(&v1.GuestConsoleResponse{Data: m.Data, Offset: c.base + m.Offset}); err != nil {
+			return final{err} // the caller is gone
+		}
+		c.offset = c.base + m.Offset + uint64(len(m.Data))
+	}
+	return in.Err()
+}
+
+// search finds the console of a guest that runs nowhere at the hosts that may still keep it.
+func (c *console) search(ctx context.Context, hosts []string, name string) error {
+	begin := c.offset
+	for _, host := range hosts {
+		err := c.read(ctx, host, false, func() {})
+		if err == nil && c.offset > begin || ctx.Err() != nil {
+			return err
+		}
+		c.host, c.base, c.offset = "", 0, begin
+	}
+	return fail(connect.CodeFailedPrecondition, "guest %s runs nowhere, and no host keeps a console of it", name)
+}

@@ -1,0 +1,294 @@
+package api
+
+// exec.go - processes in guests, with streams, that outlive a guest's move.
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"watari/api/watariv1/watariv1connect"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+)
+
+const (
+	// execHold is how long a process lives on, seconds, when the manager that follows it is gone.
+	execHold = 60
+	// maxInput bounds the input held until the guest has taken it, bytes.
+	maxInput = 1 << 20
+	// forgetTimeout bounds the clean-up after a caller is gone.
+	forgetTimeout = 10 * time.Second
+)
+
+// GuestExec runs a command in a guest. The process is known by its id, so that when the connection to the guest
+// ends (it moves to another host, say) the streams go on where they were; input is kept until the guest has it.
+// The process ends with the call.
+func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
+	first, err := stream.Receive()
+	if err != nil {
+		return err
+	}
+	if len(first.GetStart().GetCommand()) == 0 {
+		return fail(connect.CodeInvalidArgument, "the first message names no command")
+	}
+	g, err := s.readyGuest(ctx, first.Guest)
+	if err != nil {
+		return err
+	}
+	start := first.Start
+	if start.Id == "" {
+		start.Id = "exec-" + store.NewUID()
+	}
+	if start.HoldSeconds == 0 {
+		start.HoldSeconds = execHold
+	}
+	op := audit(ctx, "guest", first.Guest, "exec as %s: %s", orRoot(start.User), strings.Join(start.Command, " "))
+	if err := s.Store.Txn(ctx, op); err != nil {
+		return storeError(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e := &execution{s: s, name: first.Guest, uid: g.Meta.Uid, start: start, out: stream, input: newInput()}
+	if first.Input != nil {
+		e.input.add(first.Input)
+	}
+	defer e.input.close() // frees receive
+	defer e.forget()
+	go e.receive(ctx, cancel)
+	if err := s.again(ctx, e.name, e.uid, func(g *v1.Guest, alive func()) error { return e.attempt(ctx, g, alive) }); err != nil {
+		return passOn(err, "run %s on guest %s", start.Command[0], first.Guest)
+	}
+	return nil
+}
+
+func orRoot(user string) string {
+	if user == "" {
+		return "root"
+	}
+	return user
+}
+
+// execution is one process and the caller's streams.
+type execution struct {
+	s          *Server
+	name, uid  string // of the guest
+	start      *v1.StartProcessRequest
+	out        *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]
+	input      *input
+	started    bool
+	outs, errs uint64 // bytes passed on
+}
+
+// receive takes the caller's later messages until the caller ends. A caller whose sending side ends has closed
+// the process's input; one that is gone ends ctx by itself.
+func (e *execution) receive(ctx context.Context, cancel context.CancelFunc) {
+	for {
+		m, err := e.out.Receive()
+		if errors.Is(err, io.EOF) {
+			e.input.close()
+			return
+		}
+		if err != nil {
+			cancel()
+			return
+		}
+		if m.Input != nil {
+			e.input.add(m.Input)
+		}
+		if m.Signal != 0 {
+			e.signal(ctx, m.Signal)
+		}
+	}
+}
+
+func (e *execution) signal(ctx context.Context, signal int32) {
+	err := e.s.again(ctx, e.name, e.uid, func(g *v1.Guest, _ func()) error {
+		client, err := e.s.processes(g)
+		if err == nil {
+			_, err = client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: e.start.Id, Signal: signal}))
+		}
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		e.s.Log.Warn("a signal did not reach a process", "guest", e.name, "error", err)
+	}
+}
+
+// attempt starts the process where that was not done and follows it on one connection. nil: it has ended.
+func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) error {
+	client, err := e.s.processes(g)
+	if err != nil {
+		return err
+	}
+	if !e.started {
+		if _, err := client.StartProcess(ctx, connect.NewRequest(e.start)); err != nil {
+			return err
+		}
+		e.started = true
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	attached := client.Attach(ctx)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel()
+	if err := attached.Send(&v1.AttachRequest{Id: e.start.Id, StdoutOffset: e.outs, StderrOffset: e.errs}); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	sending.Go(func() { e.input.send(ctx, attached) })
+	for {
+		m, err := attached.Receive()
+		if err != nil {
+			return e.lost(err)
+		}
+		alive()
+		e.input.taken(m.StdinOffset)
+		if err := e.out.Send(&v1.GuestExecResponse{Output: e.fresh(m)}); err != nil {
+			return final{err}
+		}
+		if m.Ended != nil {
+			return nil
+		}
+	}
+}
+
+// lost makes a process that the guest does not know any more an error for people.
+func (e *execution) lost(err error) error {
+	if connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeNotFound {
+		return final{fail(connect.CodeAborted, "guest %s was started anew, and the process ended with it", e.name)}
+	}
+	return err
+}
+
+// fresh cuts off what was passed on before, and counts the rest.
+func (e *execution) fresh(m *v1.AttachResponse) *v1.AttachResponse {
+	m.Stdout, m.StdoutOffset = cut(m.Stdout, m.StdoutOffset, e.outs)
+	m.Stderr, m.StderrOffset = cut(m.Stderr, m.StderrOffset, e.errs)
+	e.outs, e.errs = m.StdoutOffset+uint64(len(m.Stdout)), m.StderrOffset+uint64(len(m.Stderr))
+	return m
+}
+
+func cut(data []byte, offset, have uint64) ([]byte, uint64) {
+	if len(data) == 0 || offset+uint64(len(data)) <= have {
+		return nil, have
+	}
+	if offset < have {
+		return data[have-offset:], have
+	}
+	return data, offset
+}
+
+// forget ends the process, if it still runs, and drops its output.
+func (e *execution) forget() {
+	if !e.started {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), forgetTimeout)
+	defer cancel()
+	g, err := e.s.guestByUID(e.name, e.uid)
+	if err != nil {
+		return
+	}
+	client, err := e.s.processes(g)
+	if err == nil {
+		_, err = client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: e.start.Id}))
+	}
+	if err != nil {
+		e.s.Log.Warn("a process was not forgotten; the guest ends it by itself", "guest", e.name, "error", err)
+	}
+}
+
+// input is the caller's input that the guest has not confirmed.
+type input struct {
+	mu            sync.Mutex
+	changed       chan struct{} // closed and replaced at each change
+	data          []byte
+	offset        uint64 // of data's first byte
+	closed        bool
+	rows, columns uint32
+}
+
+func newInput() *input { return &input{changed: make(chan struct{})} }
+
+func (in *input) change(f func()) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	f()
+	close(in.changed)
+	in.changed = make(chan struct{})
+}
+
+// add takes a message of the caller's, and waits while too much is held.
+func (in *input) add(m *v1.AttachRequest) {
+	for {
+		in.mu.Lock()
+		room, changed := len(in.data) < maxInput || in.closed, in.changed
+		in.mu.Unlock()
+		if room {
+			break
+		}
+		<-changed
+	}
+	in.change(func() {
+		in.data = append(in.data, m.Stdin...)
+		in.closed = in.closed || m.StdinClosed
+		if m.Rows != 0 || m.Columns != 0 {
+			in.rows, in.columns = m.Rows, m.Columns
+		}
+	})
+}
+
+func (in *input) close() { in.change(func() { in.closed = true }) }
+
+// taken drops what the guest confirmed: all before offset.
+func (in *input) taken(offset uint64) {
+	in.change(func() {
+		if offset > in.offset {
+			n := min(offset-in.offset, uint64(len(in.data)))
+			in.data, in.offset = in.data[n:], in.offset+n
+		}
+	})
+}
+
+// send sends all that is held, and what comes, until ctx ends. It begins with what was not confirmed.
+func (in *input) send(ctx context.Context, to *connect.BidiStreamForClient[v1.AttachRequest, v1.AttachResponse]) {
+	defer to.CloseRequest()
+	var sent uint64
+	var rows, columns uint32
+	for {
+		in.mu.Lock()
+		m := &v1.AttachRequest{}
+		sent = max(sent, in.offset)
+		m.StdinOffset, m.Stdin = sent, append([]byte(nil), in.data[sent-in.offset:]...)
+		m.StdinClosed = in.closed
+		if in.rows != rows || in.columns != columns {
+			rows, columns = in.rows, in.columns
+			m.Rows, m.Columns = rows, columns
+		}
+		changed := in.changed
+		in.mu.Unlock()
+		if len(m.Stdin) > 0 || m.StdinClosed || m.Rows != 0 || m.Columns != 0 {
+			if err := to.Send(m); err != nil {
+				return
+			}
+			sent += uint64(len(m.Stdin))
+		}
+		if m.StdinClosed {
+			<-ctx.Done()
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+var _ watariv1connect.ControlServiceHandler = (*Server)(nil)

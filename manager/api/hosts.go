@@ -1,0 +1,138 @@
+package api
+
+// hosts.go - listing, draining and removing hosts.
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"watari/manager/store"
+	"watari/manager/view"
+	"watari/migration"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// ListHosts lists the hosts; a user sees all of them, but of the guests on them only the own ones.
+func (s *Server) ListHosts(ctx context.Context, r *connect.Request[v1.ListHostsRequest]) (*connect.Response[v1.ListHostsResponse], error) {
+	snap := s.Store.Snapshot()
+	if r.Msg.Name != "" && snap.Hosts[r.Msg.Name] == nil {
+		return nil, missing("host", r.Msg.Name, snap.Hosts)
+	}
+	resp := &v1.ListHostsResponse{}
+	for _, name := range slices.Sorted(maps.Keys(snap.Hosts)) {
+		if r.Msg.Name == "" || r.Msg.Name == name {
+			resp.Hosts = append(resp.Hosts, s.viewHost(callerOf(ctx), snap, name))
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// viewHost is a host as the caller may see it; nil: there is none.
+func (s *Server) viewHost(c caller, snap *store.Snapshot, name string) *v1.Host {
+	h := view.Host(snap, s.Sessions, name)
+	if h != nil {
+		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
+	}
+	return h
+}
+
+// DrainHost has a host take no guests and its guests moved away, or takes that back.
+func (s *Server) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostRequest]) (*connect.Response[v1.DrainHostResponse], error) {
+	name, drain := r.Msg.Name, !r.Msg.Undo
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		h := snap.Hosts[name]
+		switch {
+		case h == nil:
+			return nil, missing("host", name, snap.Hosts)
+		case h.Meta.Deleting != nil:
+			return nil, fail(connect.CodeFailedPrecondition, "host %s is being removed", name)
+		case h.Draining == drain:
+			return nil, nil
+		}
+		h = proto.CloneOf(h)
+		h.Draining = drain
+		what := "to be drained"
+		if !drain {
+			what = "to take guests again"
+		}
+		return []store.Op{store.Update(h), audit(ctx, "host", name, "%s", what)}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.DrainHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
+}
+
+// RemoveHost takes a host out. It must have no guests, unless it is lost, which the caller vouches for: then
+// its guests are started elsewhere. Its certificate is not honoured from then on.
+func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHostRequest]) (*connect.Response[v1.RemoveHostResponse], error) {
+	name, lost := r.Msg.Name, r.Msg.Lost
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		h := snap.Hosts[name]
+		if h == nil {
+			return nil, missing("host", name, snap.Hosts)
+		}
+		if h.Meta.Deleting != nil {
+			return nil, nil
+		}
+		_, _, connected := s.Sessions.Observed(name)
+		guests := HostGuests(snap, name)
+		switch {
+		case lost && connected:
+			return nil, fail(connect.CodeFailedPrecondition, "host %s is connected, so it is not lost; drain it and remove it without --lost", name)
+		case !lost && len(guests) > 0:
+			return nil, fail(connect.CodeFailedPrecondition, "host %s has guests: %s; drain it first, or, if it is off for good, say so with --lost",
+				name, strings.Join(guests, ", "))
+		}
+		h = proto.CloneOf(h)
+		h.Draining, h.Meta.Deleting = true, timestamppb.Now()
+		what := "removed"
+		if lost {
+			h.FencedBootId = h.GetInfo().GetBootId()
+			what = "removed as lost; its guests are started elsewhere: " + listOr(guests, "none")
+		}
+		return []store.Op{store.Update(h), audit(ctx, "host", name, "%s", what)}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Sessions.Drop(name)
+	if err := s.ForgetHost(ctx, name); err != nil {
+		return nil, storeError(err)
+	}
+	return connect.NewResponse(&v1.RemoveHostResponse{}), nil
+}
+
+// HostGuests names the guests that have, or are about to have, their grant on a host.
+func HostGuests(snap *store.Snapshot, host string) []string {
+	names := map[string]bool{}
+	for name, g := range snap.Guests {
+		if g.Host == host {
+			names[name] = true
+		}
+	}
+	for _, m := range snap.Migrations {
+		if m.Target == host && !migration.Ended(m.State) {
+			names[m.Guest] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// ForgetHost deletes a host that is being removed once no guest depends on it; the daemon repeats it.
+func (s *Server) ForgetHost(ctx context.Context, name string) error {
+	return s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		h := snap.Hosts[name]
+		if h == nil || h.Meta.Deleting == nil || len(HostGuests(snap, name)) > 0 {
+			return nil, nil
+		}
+		return []store.Op{store.Delete(proto.CloneOf(h))}, nil
+	})
+}

@@ -1,0 +1,170 @@
+package api
+
+// images.go - registering, listing and removing images; their blobs are put beside the API.
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"watari/manager/blob"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+)
+
+// CreateImage registers an image whose blobs are here; where some are missing or damaged it says which, and
+// registers nothing.
+func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateImageRequest]) (*connect.Response[v1.CreateImageResponse], error) {
+	image, err := newImage(callerOf(ctx).name, r.Msg.Image)
+	if err != nil {
+		return nil, err
+	}
+	resp := &v1.CreateImageResponse{}
+	for _, b := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
+		sum, err := blob.ParseDigest(b.Digest)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+		err = s.Blobs.Check(sum, int64(b.Size))
+		switch {
+		case errors.Is(err, blob.ErrNotFound) || errors.Is(err, blob.ErrAltered):
+			resp.Missing = append(resp.Missing, b)
+		case err != nil:
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+	}
+	if len(resp.Missing) > 0 {
+		return connect.NewResponse(resp), nil
+	}
+	err = s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		have := snap.Images[image.Meta.Name]
+		if have == nil {
+			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
+		}
+		if have.Digest != image.Digest {
+			return nil, fail(connect.CodeAlreadyExists, "there is an image %s of other content (%s); remove it first, or take another name",
+				image.Meta.Name, strings.TrimSuffix(have.Source, "\n"))
+		}
+		image = have
+		return nil, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	resp.Image = image
+	return connect.NewResponse(resp), nil
+}
+
+// newImage checks what is asked for and fills in what follows from it.
+func newImage(owner string, asked *v1.Image) (*v1.Image, error) {
+	if err := checkName("image", asked.GetMeta().GetName()); err != nil {
+		return nil, err
+	}
+	image := proto.CloneOf(asked)
+	image.Meta = &v1.Meta{Name: asked.Meta.Name, Owner: owner}
+	bad := func(format string, a ...any) (*v1.Image, error) {
+		return nil, fail(connect.CodeInvalidArgument, "image "+image.Meta.Name+": "+format, a...)
+	}
+	for part, b := range map[string]*v1.Blob{"kernel": image.Kernel, "initrd": image.Initrd, "root": image.Root} {
+		if _, err := blob.ParseDigest(b.GetDigest()); err != nil {
+			return bad("its %s: %v", part, err)
+		}
+		if b.Size == 0 || b.Size > 1<<50 {
+			return bad("its %s has %d bytes", part, b.Size)
+		}
+	}
+	if image.RootType != "squashfs" && image.RootType != "erofs" {
+		return bad("its root's type is %q; it must be squashfs or erofs", image.RootType)
+	}
+	if strings.ContainsAny(image.KernelArgs, "\n\x00") {
+		return bad("its kernel arguments have a line break")
+	}
+	digest := imageDigest(image)
+	if image.Digest != "" && image.Digest != digest {
+		return bad("its digest is %s, and its parts make %s", image.Digest, digest)
+	}
+	image.Digest = digest
+	return image, nil
+}
+
+// imageDigest is the SHA-256 of the blobs' digests and the kernel arguments, a line each.
+func imageDigest(image *v1.Image) string {
+	text := fmt.Sprintf("%s\n%s\n%s\n%s\n", image.Kernel.Digest, image.Initrd.Digest, image.Root.Digest, image.KernelArgs)
+	sum := sha256.Sum256([]byte(text))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// ListImages lists all images; every user may use every image.
+func (s *Server) ListImages(_ context.Context, r *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error) {
+	images := s.Store.Snapshot().Images
+	if r.Msg.Name != "" && images[r.Msg.Name] == nil {
+		return nil, missing("image", r.Msg.Name, images)
+	}
+	resp := &v1.ListImagesResponse{}
+	for _, name := range slices.Sorted(maps.Keys(images)) {
+		if r.Msg.Name == "" || r.Msg.Name == name {
+			resp.Images = append(resp.Images, images[name])
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// RemoveImage removes an image that no cluster uses; its blobs are collected later.
+func (s *Server) RemoveImage(ctx context.Context, r *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error) {
+	name := r.Msg.Name
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		image := snap.Images[name]
+		if image == nil {
+			return nil, missing("image", name, snap.Images)
+		}
+		if c := callerOf(ctx); !c.owns(image.Meta) {
+			return nil, fail(connect.CodePermissionDenied, "image %s is user %s's", name, image.Meta.Owner)
+		}
+		var users []string
+		for cluster, c := range snap.Clusters {
+			if c.ImageDigest == image.Digest {
+				users = append(users, cluster)
+			}
+		}
+		if slices.Sort(users); len(users) > 0 && !otherNames(snap, image) {
+			return nil, fail(connect.CodeFailedPrecondition, "image %s is used by clusters: %s", name, strings.Join(users, ", "))
+		}
+		return []store.Op{store.Delete(proto.CloneOf(image)), audit(ctx, "image", name, "removed")}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.RemoveImageResponse{}), nil
+}
+
+// otherNames says whether an image's content has another name, too.
+func otherNames(snap *store.Snapshot, image *v1.Image) bool {
+	for name, other := range snap.Images {
+		if name != image.Meta.Name && other.Digest == image.Digest {
+			return true
+		}
+	}
+	return false
+}
+
+// BlobsInUse are the hex digests of all images' blobs, for blob.Store.Collect.
+func BlobsInUse(snap *store.Snapshot) map[string]bool {
+	used := map[string]bool{}
+	for _, image := range snap.Images {
+		for _, b := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
+			if sum, err := blob.ParseDigest(b.GetDigest()); err == nil {
+				used[sum] = true
+			}
+		}
+	}
+	return used
+}

@@ -1,0 +1,118 @@
+package api
+
+// join.go - JoinService: a token, or a certificate that is still good, for a certificate.
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	"watari/ca"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+)
+
+// joiner implements JoinService.
+type joiner struct{ s *Server }
+
+// Join registers the bearer of a token and issues a certificate. Without a token it issues the caller, who
+// shows a certificate, a new one.
+func (j *joiner) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
+	if err := j.s.mustLead(); err != nil {
+		return nil, err
+	}
+	id, site, err := j.admit(ctx, r.Msg)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := j.s.Authority.Sign(r.Msg.Request, id)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	return connect.NewResponse(&v1.JoinResponse{Certificate: cert, CaCertificate: j.s.Authority.CertificatePEM(), Name: id.Name, Site: site}), nil
+}
+
+// admit says who the asker becomes; the token is used up.
+func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, site string, err error) {
+	// A damaged request must not use the token up.
+	if _, err := j.s.Authority.Sign(r.Request, ca.Identity{Kind: ca.KindUser, Name: "check"}); err != nil {
+		return id, "", connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if r.Token == "" {
+		id, err = j.renew(ctx)
+		return id, "", err
+	}
+	token, err := ca.ParseToken(r.Token)
+	if err != nil {
+		return id, "", connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	err = j.s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		record := findToken(snap, token)
+		if record == nil {
+			return nil, fail(connect.CodePermissionDenied, "the token is unknown, or was used already; ask for a new one")
+		}
+		if time.Now().After(record.Expires.AsTime()) {
+			return nil, fail(connect.CodePermissionDenied, "the token expired at %s; ask for a new one", record.Expires.AsTime().Format(time.RFC3339))
+		}
+		site = record.Site
+		ops := []store.Op{store.Delete(proto.CloneOf(record))}
+		if record.User != "" {
+			u := snap.Users[record.User]
+			if u == nil {
+				return nil, fail(connect.CodePermissionDenied, "user %s was removed", record.User)
+			}
+			id = ca.Identity{Kind: ca.KindUser, Name: record.User, UID: u.Meta.Uid}
+			return append(ops, joined("user", record.User, "logged in by token")), nil
+		}
+		host, err := newHost(snap, r.Name)
+		if err != nil {
+			return nil, err
+		}
+		id = ca.Identity{Kind: ca.KindHost, Name: r.Name, UID: host.Meta.Uid}
+		return append(ops, store.Create(host), joined("host", r.Name, "registered by token")), nil
+	})
+	return id, site, err
+}
+
+func joined(kind, name, message string) store.Op {
+	return store.Record(&v1.Event{Severity: v1.Severity_SEVERITY_INFO, Kind: kind, Name: name, Actor: name, Message: message})
+}
+
+func newHost(snap *store.Snapshot, name string) (*v1.Host, error) {
+	if err := checkName("host", name); err != nil {
+		return nil, err
+	}
+	if snap.Hosts[name] != nil {
+		return nil, fail(connect.CodeAlreadyExists, "there is a host %s; take another name, or, if that host has lost its state, remove it first", name)
+	}
+	return &v1.Host{Meta: &v1.Meta{Name: name, Uid: store.NewUID()}}, nil
+}
+
+func findToken(snap *store.Snapshot, token ca.Token) *v1.Token {
+	hash := token.SecretHash()
+	for _, t := range snap.Tokens {
+		if bytes.Equal(t.SecretSha256, hash) {
+			return t
+		}
+	}
+	return nil
+}
+
+// renew says for whom the caller's certificate, honoured by identify, is.
+func (j *joiner) renew(ctx context.Context) (ca.Identity, error) {
+	c, snap := callerOf(ctx), j.s.Store.Snapshot()
+	id := ca.Identity{Kind: c.kind, Name: c.name}
+	switch c.kind {
+	case ca.KindUser:
+		id.UID = snap.Users[c.name].GetMeta().GetUid()
+	case ca.KindHost:
+		id.UID = snap.Hosts[c.name].GetMeta().GetUid()
+	default:
+		return id, fail(connect.CodeUnauthenticated, "a token is needed, or a certificate that is still good: %s", c.why)
+	}
+	return id, nil
+}

@@ -1,0 +1,150 @@
+package api
+
+// proxy.go - reaching a guest through its host's agent, wherever it is now.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"watari/manager/session"
+	"watari/manager/view"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+)
+
+// guestByUID finds a guest that must still be the same one; an empty uid: any.
+func (s *Server) guestByUID(name, uid string) (*v1.Guest, error) {
+	g := s.Store.Snapshot().Guests[name]
+	if g == nil || uid != "" && g.Meta.Uid != uid {
+		return nil, fail(connect.CodeNotFound, "guest %s exists no more", name)
+	}
+	return g, nil
+}
+
+// readyGuest finds the caller's guest and checks that its agent answers.
+func (s *Server) readyGuest(ctx context.Context, name string) (*v1.Guest, error) {
+	snap := s.Store.Snapshot()
+	g, err := find(callerOf(ctx), "guest", name, snap.Guests)
+	if err != nil {
+		return nil, err
+	}
+	if seen := view.Guest(snap, s.Sessions, name); !seen.Ready {
+		return nil, fail(connect.CodeFailedPrecondition, "guest %s is not ready: %s", name, describe(seen))
+	}
+	return g, nil
+}
+
+// describe is a guest's state and its reason.
+func describe(g *v1.Guest) string {
+	text := view.StateName(g.State.String())
+	if g.Message != "" {
+		text += ", " + g.Message
+	}
+	return text
+}
+
+// reach is an HTTP client and base URL for a guest's services.
+func (s *Server) reach(g *v1.Guest) (connect.HTTPClient, string, error) {
+	if g.Host == "" {
+		return nil, "", fail(connect.CodeUnavailable, "guest %s runs nowhere", g.Meta.Name)
+	}
+	client, err := s.Sessions.HTTPClient(g.Host)
+	if err != nil {
+		return nil, "", connect.NewError(connect.CodeUnavailable, fmt.Errorf("reach guest %s: %w", g.Meta.Name, err))
+	}
+	return client, session.BaseURL + "/guest/" + g.Meta.Uid, nil
+}
+
+func (s *Server) processes(g *v1.Guest) (watariv1connect.ProcessServiceClient, error) {
+	client, url, err := s.reach(g)
+	if err != nil {
+		return nil, err
+	}
+	return watariv1connect.NewProcessServiceClient(client, url), nil
+}
+
+func (s *Server) files(g *v1.Guest) (watariv1connect.GuestServiceClient, error) {
+	client, url, err := s.reach(g)
+	if err != nil {
+		return nil, err
+	}
+	return watariv1connect.NewGuestServiceClient(client, url), nil
+}
+
+// final is an error that is not to be tried again and is told as it is.
+type final struct{ error }
+
+func (f final) Unwrap() error { return f.error }
+
+// broken says whether a call failed for want of the connection, so that it may be tried again, and not by the
+// guest's own word.
+func broken(err error) bool {
+	var f final
+	if errors.As(err, &f) {
+		return false
+	}
+	return !connect.IsWireError(err) || connect.CodeOf(err) == connect.CodeUnavailable
+}
+
+// passOn says what was tried when a guest's or agent's error is passed on; its code is kept, and is unavailable
+// where it was the connection that failed.
+func passOn(err error, format string, a ...any) error {
+	var f final
+	if errors.As(err, &f) {
+		return f.error
+	}
+	code, text := connect.CodeUnavailable, err.Error()
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		text = ce.Message()
+	}
+	if !broken(err) {
+		code = connect.CodeOf(err)
+	}
+	return connect.NewError(code, fmt.Errorf("%s: %s", fmt.Sprintf(format, a...), text))
+}
+
+// guestPatience is how long a stream to a guest waits for it to be reachable again.
+const guestPatience = 5 * time.Minute
+
+// again repeats attempt, which is given the guest as it is now, while it fails for want of a connection and the
+// guest is still the same one and wanted. An attempt calls alive when it has got through. The error is passOn's
+// to tell.
+func (s *Server) again(ctx context.Context, name, uid string, attempt func(g *v1.Guest, alive func()) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stored, observed := s.Store.Subscribe(ctx), s.Sessions.Subscribe(ctx)
+	since, pause := time.Now(), 50*time.Millisecond
+	for {
+		g, err := s.guestByUID(name, uid)
+		if err != nil {
+			return final{err}
+		}
+		if g.Stopped || g.Failure != "" {
+			return final{fail(connect.CodeAborted, "guest %s was stopped", name)}
+		}
+		err = attempt(g, func() { since, pause = time.Now(), 50*time.Millisecond })
+		if err == nil || ctx.Err() != nil || !broken(err) {
+			return err
+		}
+		if time.Since(since) > guestPatience {
+			return passOn(err, "reach guest %s for %v", name, guestPatience)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-stored:
+		case <-observed:
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 2*time.Second)
+		if err := s.mustLead(); err != nil {
+			return final{err}
+		}
+	}
+}

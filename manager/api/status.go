@@ -1,0 +1,77 @@
+package api
+
+// status.go - what is wrong, if something is.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"watari/manager/store"
+	"watari/manager/view"
+	"watari/migration"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+)
+
+// GetStatus counts what there is and says what is wrong. A user is told of own clusters only.
+func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusRequest]) (*connect.Response[v1.GetStatusResponse], error) {
+	snap, c := s.Store.Snapshot(), callerOf(ctx)
+	resp := &v1.GetStatusResponse{Version: s.Version, Leader: snap.Leader, Clusters: uint32(len(own(c, snap.Clusters)))}
+	if c.admin {
+		resp.Problems = s.Store.Problems(ctx)
+	}
+	s.hostStatus(c, snap, resp)
+	for _, g := range view.Guests(snap, s.Sessions, "") {
+		if !c.owns(g.Meta) {
+			continue
+		}
+		resp.Guests++
+		switch g.State {
+		case v1.GuestState_GUEST_STATE_RUNNING, v1.GuestState_GUEST_STATE_MIGRATING:
+			resp.GuestsRunning++
+		case v1.GuestState_GUEST_STATE_FAILED, v1.GuestState_GUEST_STATE_UNKNOWN, v1.GuestState_GUEST_STATE_PENDING:
+			resp.Problems = append(resp.Problems, fmt.Sprintf("guest %s: %s: %s", g.Meta.Name, view.StateName(g.State.String()), g.Message))
+		}
+	}
+	for _, m := range own(c, snap.Migrations) {
+		if !migration.Ended(m.State) {
+			resp.MigrationsActive++
+		}
+	}
+	for _, r := range own(c, snap.Runs) {
+		if !runEnded(r) {
+			resp.RunsActive++
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusResponse) {
+	for _, name := range slices.Sorted(maps.Keys(snap.Hosts)) {
+		h := view.Host(snap, s.Sessions, name)
+		resp.Hosts++
+		switch h.State {
+		case v1.HostState_HOST_STATE_READY:
+			resp.HostsReady++
+		case v1.HostState_HOST_STATE_UNREACHABLE:
+			since := ""
+			if h.LastSeen != nil {
+				since = " since " + h.LastSeen.AsTime().UTC().Format("15:04:05 MST")
+			}
+			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is not reachable%s; its guests may well run on", name, since))
+			continue
+		}
+		if report, _, _ := s.Sessions.Observed(name); c.admin {
+			for _, p := range report.GetProblems() {
+				resp.Problems = append(resp.Problems, fmt.Sprintf("host %s: %s", name, p))
+			}
+		}
+	}
+	if resp.Hosts == 0 {
+		resp.Problems = append(resp.Problems, "there is no host; add one with `watari up` or `watari lab up`")
+	}
+}

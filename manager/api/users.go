@@ -1,0 +1,174 @@
+package api
+
+// users.go - people and their quotas, and the tokens by which hosts and people come in.
+
+import (
+	"context"
+	"encoding/hex"
+	"maps"
+	"slices"
+	"time"
+
+	"watari/ca"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	// Admin is the user that the manager makes at its first start.
+	Admin = "admin"
+
+	hostTokenValid = time.Hour
+	userTokenValid = 24 * time.Hour
+	maxTokenValid  = 30 * 24 * time.Hour
+)
+
+// WhoAmI returns the caller's own object.
+func (s *Server) WhoAmI(ctx context.Context, _ *connect.Request[v1.WhoAmIRequest]) (*connect.Response[v1.WhoAmIResponse], error) {
+	return connect.NewResponse(&v1.WhoAmIResponse{User: s.Store.Snapshot().Users[callerOf(ctx).name]}), nil
+}
+
+// newToken makes a token and its record; the secret is not in the record.
+func (s *Server) newToken(user, site string, valid time.Duration) (ca.Token, *v1.Token) {
+	token := s.Authority.NewToken()
+	return token, &v1.Token{
+		Meta:         &v1.Meta{Name: "t" + hex.EncodeToString(token.SecretHash()[:8])},
+		SecretSha256: token.SecretHash(), Expires: timestamppb.New(time.Now().Add(valid)), User: user, Site: site,
+	}
+}
+
+// CreateToken makes a token by which one host may join, once.
+func (s *Server) CreateToken(ctx context.Context, r *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error) {
+	if r.Msg.Site != "" {
+		if err := checkName("site", r.Msg.Site); err != nil {
+			return nil, err
+		}
+	}
+	valid := hostTokenValid
+	if r.Msg.Valid != nil {
+		valid = r.Msg.Valid.AsDuration()
+	}
+	if valid <= 0 || valid > maxTokenValid {
+		return nil, fail(connect.CodeInvalidArgument, "a token is valid for up to %v, not %v", maxTokenValid, valid)
+	}
+	token, record := s.newToken("", r.Msg.Site, valid)
+	if err := s.Store.Txn(ctx, store.Create(record), audit(ctx, "token", record.Meta.Name, "created for a host, valid for %v", valid)); err != nil {
+		return nil, storeError(err)
+	}
+	return connect.NewResponse(&v1.CreateTokenResponse{Token: token.String(), Expires: record.Expires}), nil
+}
+
+// AddUser makes a user and a token for their first login; for an equal user that exists, a new token alone.
+// Earlier tokens of the user are void.
+func (s *Server) AddUser(ctx context.Context, r *connect.Request[v1.AddUserRequest]) (*connect.Response[v1.AddUserResponse], error) {
+	name, role := r.Msg.Name, r.Msg.Role
+	if err := checkName("user", name); err != nil {
+		return nil, err
+	}
+	if role == v1.Role_ROLE_UNSPECIFIED {
+		role = v1.Role_ROLE_USER
+	}
+	if role != v1.Role_ROLE_USER && role != v1.Role_ROLE_ADMIN {
+		return nil, fail(connect.CodeInvalidArgument, "unknown role %d", role)
+	}
+	token, record := s.newToken(name, "", userTokenValid)
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		ops := []store.Op{store.Create(record)}
+		if u := snap.Users[name]; u == nil {
+			ops = append(ops, store.Create(&v1.User{Meta: &v1.Meta{Name: name}, Role: role, Quota: r.Msg.Quota}),
+				audit(ctx, "user", name, "added"))
+		} else {
+			quota := r.Msg.Quota
+			if u.Role != role || quota != nil && !sameQuota(u.Quota, quota) {
+				return nil, fail(connect.CodeAlreadyExists, "there is a user %s of another role or quota", name)
+			}
+			ops = append(ops, audit(ctx, "user", name, "given a new login token"))
+		}
+		return append(ops, deleteTokens(snap, name)...), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.AddUserResponse{User: s.Store.Snapshot().Users[name], Token: token.String()}), nil
+}
+
+func sameQuota(a, b *v1.Quota) bool {
+	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes()
+}
+
+func deleteTokens(snap *store.Snapshot, user string) (ops []store.Op) {
+	for _, t := range snap.Tokens {
+		if t.User == user {
+			ops = append(ops, store.Delete(proto.CloneOf(t)))
+		}
+	}
+	return ops
+}
+
+// ListUsers lists all users for an administrator, and the caller alone for anyone else.
+func (s *Server) ListUsers(ctx context.Context, _ *connect.Request[v1.ListUsersRequest]) (*connect.Response[v1.ListUsersResponse], error) {
+	users, c := s.Store.Snapshot().Users, callerOf(ctx)
+	resp := &v1.ListUsersResponse{}
+	for _, name := range slices.Sorted(maps.Keys(users)) {
+		if c.admin || name == c.name {
+			resp.Users = append(resp.Users, users[name])
+		}
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// RemoveUser removes a user who has no clusters; their certificates are not honoured from then on.
+func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUserRequest]) (*connect.Response[v1.RemoveUserResponse], error) {
+	name := r.Msg.Name
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		u := snap.Users[name]
+		switch {
+		case u == nil:
+			return nil, missing("user", name, snap.Users)
+		case name == Admin || name == callerOf(ctx).name:
+			return nil, fail(connect.CodeFailedPrecondition, "user %s cannot be removed by you: somebody has to be left who can let others in", name)
+		}
+		var clusters []string
+		for cluster, c := range snap.Clusters {
+			if c.Meta.Owner == name {
+				clusters = append(clusters, cluster)
+			}
+		}
+		if slices.Sort(clusters); len(clusters) > 0 {
+			return nil, fail(connect.CodeFailedPrecondition, "user %s has clusters: %s; delete them first", name, listOr(clusters, ""))
+		}
+		ops := []store.Op{store.Delete(proto.CloneOf(u)), audit(ctx, "user", name, "removed")}
+		return append(ops, deleteTokens(snap, name)...), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.RemoveUserResponse{}), nil
+}
+
+// SetQuota changes what a user's clusters may hold together. Clusters that exist are left alone.
+func (s *Server) SetQuota(ctx context.Context, r *connect.Request[v1.SetQuotaRequest]) (*connect.Response[v1.SetQuotaResponse], error) {
+	name := r.Msg.Name
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		u := snap.Users[name]
+		if u == nil {
+			return nil, missing("user", name, snap.Users)
+		}
+		if sameQuota(u.Quota, r.Msg.Quota) {
+			return nil, nil
+		}
+		u = proto.CloneOf(u)
+		u.Quota = r.Msg.Quota
+		return []store.Op{store.Update(u), audit(ctx, "user", name, "quota set: %d vCPUs, %d MiB (0: no limit)",
+			u.Quota.GetVcpus(), u.Quota.GetMemoryBytes()>>20)}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.SetQuotaResponse{User: s.Store.Snapshot().Users[name]}), nil
+}

@@ -1,0 +1,68 @@
+package manager
+
+// lead.go - what the manager does while it leads.
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"watari/manager/controller"
+)
+
+// leadPause is how long a manager waits before it stands for election again after something went wrong.
+const leadPause = time.Second
+
+// leadAgainAndAgain stands for election, leads, and stands again, until ctx ends.
+func (m *Manager) leadAgainAndAgain(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := m.leadOnce(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		m.Log.Warn("this manager does not lead any more", "reason", err)
+		select {
+		case <-time.After(leadPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// leadOnce waits until this manager leads and then works until that ends.
+func (m *Manager) leadOnce(ctx context.Context) error {
+	term, lost, err := m.store.Lead(ctx, m.Advertise)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-lost:
+			cancel(errors.New("the lease on leadership ended"))
+		case <-ctx.Done():
+		}
+	}()
+	if err := m.ensureAdmin(ctx); err != nil {
+		return err
+	}
+	m.Log.Info("this manager leads", "term", term)
+	m.leading.Store(true)
+	tidying := make(chan struct{})
+	go func() {
+		defer close(tidying)
+		m.tidy(ctx)
+	}()
+	err = m.RunController(ctx, controller.Deps{
+		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), RunsDir: m.runsDir(), Term: term, Log: m.Log,
+	})
+	m.leading.Store(false)
+	cancel(err)
+	<-tidying
+	// Agents go to whoever leads now.
+	m.sessions.Reset()
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return err
+}

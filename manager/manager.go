@@ -1,0 +1,243 @@
+// Package manager is the manager daemon: it opens the store, serves the control API and agents' sessions on one
+// TLS port, and while it leads runs the controller.
+package manager
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"watari/ca"
+	"watari/internal/version"
+	"watari/manager/api"
+	"watari/manager/blob"
+	"watari/manager/controller"
+	"watari/manager/session"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	openTimeout     = 2 * time.Minute
+	shutdownTimeout = 3 * time.Second
+)
+
+// Config is how a manager is started.
+type Config struct {
+	// State is the folder that all is kept in: etcd, blobs, runs, ca.
+	State string
+	// Listen is the TCP address of the one port, "0.0.0.0:7070".
+	Listen string
+	// Advertise is the URL by which agents and users reach this manager; empty: made from Listen.
+	Advertise string
+	// Name tells managers apart; empty: the machine's host name.
+	Name string
+	// EtcdEndpoints of an outside etcd; empty: one is embedded.
+	EtcdEndpoints []string
+	// EtcdTLS is for the EtcdEndpoints.
+	EtcdTLS *tls.Config
+	// Blobs is the folder of images' blobs; several managers share one. Empty: State/blobs.
+	Blobs string
+	// AdminConfig is where the first administrator's client config is written; empty: admin.json beside State.
+	AdminConfig string
+	// Prefix is what clusters' prefixes are taken from; zero: api.DefaultPrefix.
+	Prefix netip.Prefix
+	Log    *slog.Logger
+
+	// RunController is what the leader runs; nil: controller.Run. For tests.
+	RunController func(context.Context, controller.Deps) error
+	// Ready is called with the address when the port is open; may be nil.
+	Ready func(net.Addr)
+}
+
+// Manager is a running manager.
+type Manager struct {
+	Config
+	store     *store.Store
+	authority *ca.Authority
+	sessions  *session.Sessions
+	blobs     *blob.Store
+	api       *api.Server
+	leading   atomic.Bool
+}
+
+// Run runs a manager until ctx ends, and then ends it in order. It may be killed at any time without harm.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	unlock, err := lock(cfg.State)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	m := &Manager{Config: cfg}
+	if err := m.open(ctx); err != nil {
+		return err
+	}
+	defer m.store.Close()
+	listener, err := net.Listen("tcp", m.Listen)
+	if err != nil {
+		return fmt.Errorf("open the manager's port: %w", err)
+	}
+	if m.Advertise == "" {
+		m.Advertise = advertised(listener.Addr().(*net.TCPAddr))
+	}
+	return m.serve(ctx, listener)
+}
+
+func (c *Config) complete() error {
+	if c.State == "" || c.Listen == "" {
+		return errors.New("start the manager: a folder for its state and an address to listen on are needed")
+	}
+	var err error
+	if c.State, err = filepath.Abs(c.State); err != nil {
+		return fmt.Errorf("start the manager: %w", err)
+	}
+	if c.Name == "" {
+		if c.Name, err = os.Hostname(); err != nil {
+			c.Name = "manager"
+		}
+	}
+	if c.Blobs == "" {
+		c.Blobs = filepath.Join(c.State, "blobs")
+	}
+	if c.AdminConfig == "" {
+		c.AdminConfig = filepath.Join(filepath.Dir(c.State), "admin.json")
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.RunController == nil {
+		c.RunController = controller.Run
+	}
+	return nil
+}
+
+func (m *Manager) runsDir() string { return filepath.Join(m.State, "runs") }
+
+// open opens the store and makes all that is kept outside of it.
+func (m *Manager) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	var err error
+	if m.blobs, err = blob.Open(m.Blobs); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(m.runsDir(), 0o700); err != nil {
+		return fmt.Errorf("make the folder of runs' output: %w", err)
+	}
+	begun := time.Now()
+	m.store, err = store.Open(ctx, store.Config{
+		Dir: filepath.Join(m.State, "etcd"), Endpoints: m.EtcdEndpoints, TLS: m.EtcdTLS, Logger: m.Log,
+	})
+	if err != nil {
+		return err
+	}
+	m.Log.Info("the store is open", "took", time.Since(begun).Round(time.Millisecond).String(), "external", len(m.EtcdEndpoints) > 0)
+	if m.authority, err = m.loadAuthority(ctx); err != nil {
+		m.store.Close()
+		return err
+	}
+	m.api = api.New(api.Options{
+		Store: m.store, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
+		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
+		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) error {
+			return controller.Feasible(s, m.sessions, spec, digest)
+		},
+		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
+			return controller.PlanMigration(s, m.sessions, g, toHost, toSite)
+		},
+	})
+	m.sessions = session.New(m.api.AcceptHost, m.Log)
+	m.api.Sessions = m.sessions
+	return nil
+}
+
+// serve answers on the listener and stands for election until ctx ends.
+func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
+	config, err := m.serverTLS()
+	if err != nil {
+		listener.Close()
+		return err
+	}
+	server := &http.Server{
+		Handler:           m.api.Handler(),
+		TLSConfig:         config,
+		TLSNextProto:      m.sessions.TLSNextProto(),
+		Protocols:         new(http.Protocols),
+		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxConcurrentStreams: 1000},
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       5 * time.Minute,
+		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes of strangers are not news
+	}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(true)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		err := server.ServeTLS(listener, "", "")
+		cancel(fmt.Errorf("serve on %s: %w", listener.Addr(), err))
+	}()
+	m.Log.Info("manager is up", "address", listener.Addr().String(), "url", m.Advertise, "state", m.State, "version", version.Version)
+	if m.Ready != nil {
+		m.Ready(listener.Addr())
+	}
+	m.leadAgainAndAgain(ctx)
+	cause := context.Cause(ctx)
+	ending, done := context.WithTimeout(context.Background(), shutdownTimeout)
+	defer done()
+	m.sessions.Close()
+	if err := server.Shutdown(ending); err != nil {
+		server.Close() // streams of followers do not end by themselves
+	}
+	m.Log.Info("manager ended", "reason", cause)
+	if errors.Is(cause, context.Canceled) {
+		return nil
+	}
+	return cause
+}
+
+// serverTLS is the port's configuration; the certificate is made anew when half its time has passed.
+func (m *Manager) serverTLS() (*tls.Config, error) {
+	pair, err := m.authority.IssueServer(m.Name)
+	if err != nil {
+		return nil, fmt.Errorf("make the manager's certificate: %w", err)
+	}
+	config, err := ca.ServerTLS(m.authority.CertificatePEM(), pair.Certificate, pair.Key)
+	if err != nil {
+		return nil, fmt.Errorf("make the manager's certificate: %w", err)
+	}
+	config.NextProtos = []string{session.Protocol, "h2", "http/1.1"}
+	var current atomic.Pointer[tls.Certificate]
+	current.Store(&config.Certificates[0])
+	config.Certificates = nil
+	config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		c := current.Load()
+		if leaf := c.Leaf; leaf == nil || time.Now().Before(leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore)/2)) {
+			return c, nil
+		}
+		pair, err := m.authority.IssueServer(m.Name)
+		if err != nil {
+			return c, nil
+		}
+		if renewed, err := tls.X509KeyPair(pair.Certificate, pair.Key); err == nil {
+			c = &renewed
+			current.Store(c)
+		}
+		return c, nil
+	}
+	return config, nil
+}

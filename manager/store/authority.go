@@ -1,0 +1,51 @@
+package store
+
+// authority.go - the certificate authority that all managers of one etcd share.
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const authorityKey = root + "authority"
+
+// authorityRecord is what authorityKey holds, as JSON.
+type authorityRecord struct {
+	Certificate []byte `json:"certificate"`
+	Key         []byte `json:"key"`
+}
+
+// Authority returns the authority's certificate and key, PEM; made by the first manager that asks, and kept.
+func (s *Store) Authority(ctx context.Context, make func() (certificate, key []byte, err error)) (certificate, key []byte, err error) {
+	for {
+		got, err := s.client.Get(ctx, authorityKey)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read the authority: %w", err)
+		}
+		if len(got.Kvs) > 0 {
+			var r authorityRecord
+			if err := json.Unmarshal(got.Kvs[0].Value, &r); err != nil {
+				return nil, nil, fmt.Errorf("read the authority: %w", err)
+			}
+			return r.Certificate, r.Key, nil
+		}
+		certificate, key, err := make()
+		if err != nil {
+			return nil, nil, err
+		}
+		value, err := json.Marshal(authorityRecord{certificate, key})
+		if err != nil {
+			return nil, nil, fmt.Errorf("encode the authority: %w", err)
+		}
+		if err := s.roomToWrite(); err != nil {
+			return nil, nil, err
+		}
+		missing := clientv3.Compare(clientv3.CreateRevision(authorityKey), "=", 0)
+		if _, err := s.client.Txn(ctx).If(missing).Then(clientv3.OpPut(authorityKey, string(value))).Commit(); err != nil {
+			return nil, nil, fmt.Errorf("keep the authority: %w", err)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package manager
+
+// tidy.go - what the leader cleans up now and then.
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"watari/manager/api"
+	"watari/manager/controller"
+	"watari/manager/store"
+
+	v1 "watari/api/watariv1"
+
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	tidyPace = 2 * time.Second
+	// collectPace is how often the disk is tidied, and alarms of etcd looked at.
+	collectPace = 5 * time.Minute
+	// garbageAge is how old a blob, upload or output must be to be garbage.
+	garbageAge = time.Hour
+	// keepRuns is how many ended runs of a cluster are kept.
+	keepRuns = 100
+)
+
+// tidy works until ctx ends. What fails is tried again at the next turn.
+func (m *Manager) tidy(ctx context.Context) {
+	ticker := time.NewTicker(tidyPace)
+	defer ticker.Stop()
+	var collected time.Time
+	for {
+		m.tidyObjects(ctx)
+		if time.Since(collected) > collectPace {
+			collected = time.Now()
+			m.tidyDisk(ctx)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// tidyObjects forgets removed hosts, expired tokens and the oldest runs.
+func (m *Manager) tidyObjects(ctx context.Context) {
+	snap := m.store.Snapshot()
+	for name, h := range snap.Hosts {
+		if h.Meta.Deleting != nil {
+			m.complain(ctx, "forget host "+name, m.api.ForgetHost(ctx, name))
+		}
+	}
+	for name, t := range snap.Tokens {
+		if time.Since(t.Expires.AsTime()) > garbageAge {
+			m.complain(ctx, "forget token "+name, store.Tokens.Delete(ctx, m.store, proto.CloneOf(t)))
+		}
+	}
+	for _, r := range oldRuns(snap) {
+		m.complain(ctx, "forget run "+r.Meta.Name, store.Runs.Delete(ctx, m.store, proto.CloneOf(r)))
+	}
+}
+
+// oldRuns are the ended runs beyond those that are kept of each cluster.
+func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
+	ended := map[string][]*v1.Run{}
+	for _, r := range snap.Runs {
+		if controller.RunEnded(r.State) {
+			ended[r.Spec.GetCluster()] = append(ended[r.Spec.GetCluster()], r)
+		}
+	}
+	for _, runs := range ended {
+		slices.SortFunc(runs, func(a, b *v1.Run) int {
+			return cmp.Compare(b.Meta.Created.AsTime().UnixNano(), a.Meta.Created.AsTime().UnixNano())
+		})
+		if len(runs) > keepRuns {
+			old = append(old, runs[keepRuns:]...)
+		}
+	}
+	return old
+}
+
+// tidyDisk removes blobs and outputs that nothing refers to.
+func (m *Manager) tidyDisk(ctx context.Context) {
+	m.complain(ctx, "take back etcd's alarm", m.store.DisarmNoSpace(ctx))
+	before := time.Now().Add(-garbageAge)
+	freed, err := m.blobs.Collect(before, func() map[string]bool { return api.BlobsInUse(m.store.Snapshot()) })
+	m.complain(ctx, "remove unused blobs", err)
+	if freed > 0 {
+		m.Log.Info("unused blobs were removed", "bytes", freed)
+	}
+	kept := map[string]bool{}
+	for _, r := range m.store.Snapshot().Runs {
+		kept[r.Meta.Uid] = true
+	}
+	entries, err := os.ReadDir(m.runsDir())
+	m.complain(ctx, "list runs' outputs", err)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && !kept[e.Name()] && info.ModTime().Before(before) {
+			m.complain(ctx, "remove a run's output", os.RemoveAll(filepath.Join(m.runsDir(), e.Name())))
+		}
+	}
+}
+
+func (m *Manager) complain(ctx context.Context, what string, err error) {
+	if err != nil && ctx.Err() == nil {
+		m.Log.Warn("could not "+what, "error", err)
+	}
+}
