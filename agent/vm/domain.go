@@ -53,9 +53,9 @@ func list(conn *libvirt.Connect) ([]Domain, error) {
 		}
 		if s.State != nil && s.State.StateSet {
 			d.State, d.Reason = domainState(s.State.State, s.State.Reason)
-		}
-		if d.State == StatePaused && receives(s.Domain) {
-			d.State = StateIncoming
+			if migrating(s.State.State, s.State.Reason) && receives(s.Domain) {
+				d.State = StateIncoming
+			}
 		}
 		if s.Cpu != nil {
 			d.CPUTimeNS = s.Cpu.Time
@@ -88,12 +88,17 @@ func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// Resume lets a paused domain run; one that runs is left alone. The caller must hold the grant for it.
+// Resume lets a paused domain run; one that runs is left alone. The caller must hold the grant for it. It fails with
+// ErrIncoming if the domain is a migration's target that is not whole yet.
 func (l *Libvirt) Resume(ctx context.Context, uid string) error {
 	err := l.withDomain(ctx, uid, quickTime, func(domain *libvirt.Domain) error {
-		state, _, err := domain.GetState()
+		state, reason, err := domain.GetState()
 		if err != nil || state == libvirt.DOMAIN_RUNNING {
 			return err
+		}
+		// libvirt would not refuse, but wait for the migration to end, and resume the guest some time later.
+		if migrating(state, reason) && receives(domain) {
+			return ErrIncoming
 		}
 		return domain.Resume()
 	})

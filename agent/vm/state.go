@@ -70,12 +70,18 @@ func word[K ~int | ~uint32](words map[K]string, reason K) string {
 	return fmt.Sprintf("reason %d", reason)
 }
 
-// receives tells whether a paused domain is a migration's target that is not whole yet.
+func migrating(state libvirt.DomainState, reason int) bool {
+	return state == libvirt.DOMAIN_PAUSED && libvirt.DomainPausedReason(reason) == libvirt.DOMAIN_PAUSED_MIGRATION
+}
+
+// receives tells whether a domain that is paused "for migration" is a target's that is not whole yet. At the source a
+// guest has that reason, too, between its stop and libvirt's confirmation. libvirt tells the two apart only by
+// refusing the target's statistics; newer ones name the operation.
 func receives(domain *libvirt.Domain) bool {
 	info, err := domain.GetJobStats(0)
 	var e libvirt.Error
 	if errors.As(err, &e) {
-		return false
+		return e.Code == libvirt.ERR_OPERATION_UNSUPPORTED
 	}
 	return info != nil && info.OperationSet && info.Operation == libvirt.DOMAIN_JOB_OPERATION_MIGRATION_IN
 }

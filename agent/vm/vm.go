@@ -96,6 +96,8 @@ var (
 	// ErrUnavailable: libvirt did not answer, or the connection broke while it was asked. What was asked for may
 	// or may not have been done, or may yet be: List tells, once libvirt answers again.
 	ErrUnavailable = errors.New("libvirt does not answer")
+	// ErrIncoming: the domain is a migration's target that is not whole yet.
+	ErrIncoming = errors.New("the domain is still being received")
 	// ErrTemplateUnusable: the template file is missing, damaged, or of a form that this program or this libvirt
 	// does not know. Boot the guest plainly, and make the template anew.
 	ErrTemplateUnusable = errors.New("template cannot be used")
