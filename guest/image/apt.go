@@ -120,7 +120,7 @@ var kernelName = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-[0-9]\S+)$`)
 func (a *apt) downloadKernel(ctx context.Context, name string) (deb, identity string, err error) {
 	out, err := output(ctx, command{name: "apt-cache", args: append(a.options(), "depends", name)})
 	if err != nil {
-		return "", "", a.explain(err)
+		return "", "", fmt.Errorf("kernel package %s is not known to this machine's apt sources: check its name (apt-cache search linux-image): %w", name, err)
 	}
 	if match := kernelName.FindStringSubmatch(out); match != nil {
 		name = match[1]
@@ -151,7 +151,7 @@ func modTime(path string) (t time.Time) {
 
 // The ways in which apt and dpkg say what went wrong.
 var (
-	unknownPackage = regexp.MustCompile(`E: (?:Unable to locate package|No packages found|Can't select installed nor candidate version from package) (\S+)`)
+	unknownPackage = regexp.MustCompile(`[EW]: (?:Unable to locate package|Couldn't find any package by (?:glob|regex)) '?([^'\s]+)`)
 	noCandidate    = regexp.MustCompile(`E: (?:Package '([^']+)' has no installation candidate|(Version '[^']+' for '[^']+' was not found)|(Release '[^']+' for '[^']+' was not found))`)
 	noNetwork      = regexp.MustCompile(`Could not resolve|Temporary failure resolving|Could not connect|Unable to connect|Connection failed|onnection timed out|Connection refused|Network is unreachable|No route to host`)
 	badSignature   = regexp.MustCompile(`is not signed|signatures? (?:couldn't be verified|were invalid)|NO_PUBKEY`)
@@ -183,7 +183,9 @@ func (a *apt) explain(err error) error {
 	case badDownload.MatchString(said):
 		return fmt.Errorf("a download was altered or cut short: try again: %w", err)
 	case noNetwork.MatchString(said):
-		return fmt.Errorf("the package mirror cannot be reached: check the network and apt's sources and proxy: %w", err)
+		at := slices.IndexFunc(failure.tail, noNetwork.MatchString)
+		return fmt.Errorf("the package mirror cannot be reached: check the network and apt's sources and proxy: %w",
+			&commandError{name: failure.name, err: failure.err, tail: failure.tail[at : at+1]})
 	}
 	return err
 }

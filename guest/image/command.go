@@ -26,8 +26,9 @@ type command struct {
 	stdout io.Writer
 	line   func(string) // told each line read
 	status *os.File     // file descriptor 3
-	// mounts gives it a mount namespace of its own, so that no mount outlives it. Needs root.
-	mounts bool
+	// contained gives it namespaces of its own for mounts and processes, so that nothing of it outlives it,
+	// however it or we end. Needs root.
+	contained bool
 }
 
 // commandError is a program's failure with the last lines it wrote.
@@ -51,11 +52,15 @@ func (e *commandError) Error() string {
 	return fmt.Sprintf("%s: %v: %s", e.name, e.err, strings.Join(said, "; "))
 }
 
-// run runs c to its end. When ctx is cancelled it is asked to end (it cleans up after itself), killed after
-// ten seconds, and the context's cause is returned.
+// run runs c to its end. When ctx is cancelled it is asked to end, and killed after ten seconds (contained, it
+// is killed at once: nothing is left to clean up but files), and the context's cause is returned.
 func run(ctx context.Context, c command) error {
+	line, end := append([]string{c.name}, c.args...), syscall.SIGTERM
+	if c.contained {
+		line, end = append([]string{"unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "--"}, line...), syscall.SIGKILL
+	}
 	// Whatever mode new files have for our user, those of an image are for all of its users.
-	process := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", `umask 022; exec "$0" "$@"`, c.name}, c.args...)...)
+	process := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", `umask 022; exec "$0" "$@"`}, line...)...)
 	if _, err := exec.LookPath(c.name); err != nil {
 		return fmt.Errorf("%s is not installed: apt-get install %s", c.name, packageOf(c.name))
 	}
@@ -69,11 +74,8 @@ func run(ctx context.Context, c command) error {
 	if c.status != nil {
 		process.ExtraFiles = []*os.File{c.status}
 	}
-	process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if c.mounts {
-		process.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
-	}
-	process.Cancel = func() error { return syscall.Kill(-process.Process.Pid, syscall.SIGTERM) }
+	process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: end}
+	process.Cancel = func() error { return syscall.Kill(-process.Process.Pid, end) }
 	process.WaitDelay = 10 * time.Second
 	if err := process.Start(); err != nil {
 		if ctx.Err() != nil {

@@ -4,6 +4,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,18 +47,32 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 	if progress == nil {
 		progress = func(Progress) {}
 	}
+	if len(recipe.Packages) > 0 && os.Geteuid() != 0 {
+		return nil, errors.New("building from packages needs root: use sudo (any user can build from a tree or an OCI archive, with --cache)")
+	}
 	w, err := openWorkspace(ctx, recipe.Cache, progress)
 	if err != nil {
 		return nil, err
 	}
 	defer w.close()
+	var kernel *kernelEntry
+	if recipe.KernelPackage != "" {
+		// First, for a mistake in its name shows at once.
+		if kernel, err = w.kernel(ctx, recipe, recipe.KernelPackage); err != nil {
+			return nil, err
+		}
+	}
 	root, err := w.root(ctx, recipe)
 	if err != nil {
 		return nil, err
 	}
-	kernel, err := w.kernel(ctx, recipe, root)
-	if err != nil {
-		return nil, err
+	if kernel == nil {
+		kernel = &kernelEntry{dir: root.bootDir()}
+		if readEntry(kernel.dir, kernel) != nil { // it brought none
+			if kernel, err = w.kernel(ctx, recipe, DefaultKernelPackage); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return w.assemble(ctx, recipe, root, kernel, outDir)
 }

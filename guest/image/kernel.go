@@ -38,17 +38,9 @@ func (k *kernelEntry) modulePaths() []moduleFile {
 	return list
 }
 
-// kernel returns the root's own kernel, unless the recipe names a package, else Debian's.
-func (w *workspace) kernel(ctx context.Context, recipe Recipe, root *rootEntry) (*kernelEntry, error) {
-	entry := &kernelEntry{dir: root.bootDir()}
-	if recipe.KernelPackage == "" && readEntry(entry.dir, entry) == nil {
-		return entry, nil
-	}
-	name := recipe.KernelPackage
-	if name == "" {
-		name = DefaultKernelPackage
-	}
-	entry = &kernelEntry{}
+// kernel finds a Debian package's kernel in the cache, or fetches it.
+func (w *workspace) kernel(ctx context.Context, recipe Recipe, name string) (*kernelEntry, error) {
+	entry := &kernelEntry{}
 	key := key("kernel", name, recipe.moduleKey(), sourcesKey())
 	if dir, ok := w.cached("kernels", key, entry); ok && !recipe.Force && hasSize(filepath.Join(dir, KernelFile), entry.Blob) {
 		entry.dir = dir

@@ -105,9 +105,6 @@ var excludedPaths = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share
 // rootFromPackages makes a root with mmdebstrap from packages that apt has fetched before: only apt needs
 // the network, with the machine's own settings.
 func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *rootEntry) error {
-	if os.Geteuid() != 0 {
-		return errors.New("building from packages needs root: use sudo (a tree or an OCI archive can be built by any user, with --cache)")
-	}
 	suite, err := suite()
 	if err != nil {
 		return err
@@ -169,7 +166,7 @@ func (w *workspace) mmdebstrap(ctx context.Context, a *apt, suite, root string, 
 	}
 	args = append(append(args, suite, root), sourceFiles()...)
 	return a.explain(run(ctx, command{
-		name: "mmdebstrap", args: args, mounts: true, dir: w.temp,
+		name: "mmdebstrap", args: args, contained: true, dir: w.temp,
 		env: []string{"TMPDIR=" + w.temp, "DEBIAN_FRONTEND=noninteractive"},
 		line: func(line string) {
 			if strings.HasPrefix(line, "Unpacking ") || strings.HasPrefix(line, "Setting up ") {

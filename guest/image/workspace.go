@@ -59,7 +59,7 @@ func openWorkspace(ctx context.Context, cache string, progress func(Progress)) (
 	}
 	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("image cache: %w", err)
+		return nil, cacheError(err, cache)
 	}
 	if err := waitForLock(ctx, lock, progress); err != nil {
 		lock.Close()
@@ -101,15 +101,18 @@ func OutputFolder(cache string) (string, error) {
 		return "", err
 	}
 	dir, err := os.MkdirTemp(cache, "output-")
-	return dir, diskError(err, cache)
+	return dir, cacheError(err, cache)
 }
 
 func makeCache(cache string) error {
-	err := os.MkdirAll(cache, 0o755)
+	return cacheError(os.MkdirAll(cache, 0o755), filepath.Dir(cache))
+}
+
+func cacheError(err error, dir string) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("image cache: %w: run as root (sudo), or name a folder of your own by --cache", err)
 	}
-	return diskError(err, filepath.Dir(cache))
+	return diskError(err, dir)
 }
 
 func waitForLock(ctx context.Context, lock *os.File, progress func(Progress)) error {
