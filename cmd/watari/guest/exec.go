@@ -49,7 +49,7 @@ func newExec(env *cli.Env) *cobra.Command {
 	flags := command.Flags()
 	flags.BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on")
 	flags.BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
-	flags.StringVarP(&f.user, "user", "u", "", "user to run it as (default: the cluster's ordinary user)")
+	flags.StringVarP(&f.user, "user", "u", "", "user to run it as (default: root; programs run as watari)")
 	flags.StringVar(&f.directory, "directory", "", "directory to run it in (default: the user's home)")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V; may be repeated")
 	return command

@@ -14,7 +14,6 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
-	"watari/cmd/internal/progress"
 )
 
 // offsets is how much of a run's output was written already, bytes.
@@ -67,14 +66,13 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (*
 		err error
 	}
 	ended := make(chan end, 1)
+	wait := newWaiting(env)
+	go wait.watch(ctx, c, name)
 	go func() {
-		lines := progress.New(env.Err)
-		run, err := copyOutput(ctx, env, c, name, &offsets{}, true, func(err error) {
-			if !lines.Terminal() || errors.Is(err, io.ErrUnexpectedEOF) {
-				return
-			}
-			lines.Notef("watari: waiting for the manager, run %s goes on: %v", name, client.Explain(err))
+		run, err := copyOutput(ctx, wait.clearing(), c, name, &offsets{}, true, func(err error) {
+			wait.say("run " + name + " goes on; waiting for the manager: " + client.Explain(err).Error())
 		})
+		wait.end()
 		ended <- end{run, err}
 	}()
 	for signals := 0; ; {
