@@ -17,6 +17,7 @@ import (
 	"watari/cmd/watari/image"
 	"watari/cmd/watari/lab"
 	"watari/cmd/watari/local"
+	"watari/cmd/watari/manager"
 	"watari/cmd/watari/migrate"
 	"watari/cmd/watari/quota"
 	"watari/cmd/watari/run"
@@ -72,6 +73,7 @@ func New(env *cli.Env) *cobra.Command {
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
 	group(root, groupHosts, local.NewUp(env), local.NewDown(env), host.New(env), token.New(env), lab.New(env))
 	group(root, groupAdmin, newStatus(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
+	root.AddCommand(manager.Command()) // what `watari up` starts
 	return root
 }
 
