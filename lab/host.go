@@ -128,19 +128,30 @@ func (l *Lab) startHost(ctx context.Context, host Host) error {
 		return err
 	}
 	pid := l.hostProcess(host.Name)
-	if pid == 0 {
+	ran := pid != 0
+	if !ran {
 		var err error
 		if pid, err = l.spawnHost(host); err != nil {
 			return fmt.Errorf("start host %s: %w", host.Name, err)
 		}
 		l.say("host %s at %s", host.Name, host.Address)
-	} else {
-		// It reads again what it is to run: an agent may have been added.
-		_ = syscall.Kill(pid, syscall.SIGHUP)
 	}
 	if err := l.wireHost(host, pid); err != nil {
 		return fmt.Errorf("wire host %s to its LAN: %w", host.Name, err)
 	}
+	if !ran {
+		return nil
+	}
+	// It reads again what it is to run, for an agent may have been added; its status shows that it listens.
+	status := filepath.Join(fmt.Sprintf("/proc/%d/root", pid), statusFile)
+	err := waitFor(ctx, 10*time.Second, "first process of host "+host.Name+" to report", func() bool {
+		_, err := os.Stat(status)
+		return err == nil || !alive(pid)
+	})
+	if err != nil {
+		return err
+	}
+	_ = syscall.Kill(pid, syscall.SIGHUP) // if it has ended, waitForHosts says so
 	return nil
 }
 

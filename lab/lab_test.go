@@ -444,7 +444,7 @@ func TestUpIsKilled(t *testing.T) {
 	needLab(t)
 	const name = "test-killed"
 	t.Cleanup(func() { _ = Down(context.Background(), name, nil) })
-	for moment := 5 * time.Millisecond; ; moment += 15 * time.Millisecond {
+	for moment := 5 * time.Millisecond; ; moment += 7 * time.Millisecond {
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), upOnly+"="+name)
 		if err := cmd.Start(); err != nil {

@@ -50,7 +50,7 @@ func (l *Lab) endLinkProcess(ctx context.Context) error {
 // it up.
 func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 	pids := l.linkProcesses()
-	if len(pids) > 1 || len(pids) == 1 && namespaceOf(pids[0], "net") != inode(l.namespacePath(hubNamespace)) {
+	if len(pids) > 0 && !l.takesUpdates(pids) {
 		if err := kill(ctx, pids...); err != nil {
 			return err
 		}
@@ -82,6 +82,13 @@ func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 		return fmt.Errorf("the WAN's link process ended: see %s", l.linkLog())
 	}
 	return err
+}
+
+// takesUpdates says whether there is one link process, in the hub as it is now, that has come as far as to report.
+func (l *Lab) takesUpdates(pids []int) bool {
+	var s linkStatus
+	return len(pids) == 1 && namespaceOf(pids[0], "net") == inode(l.namespacePath(hubNamespace)) &&
+		readJSON(l.linkStatusFile(), &s) == nil && s.PID == pids[0]
 }
 
 func (l *Lab) linkLog() string { return filepath.Join(l.dir, "wan-link.log") }
@@ -120,6 +127,7 @@ func wanLink(args []string) error {
 	defer link.Close()
 	runtime.LockOSThread()
 	hurry()
+	wanlink.Steady()
 	go func() {
 		for {
 			if err := l.load(); err != nil {

@@ -3,6 +3,7 @@ package wanlink
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -26,7 +27,7 @@ type Link struct {
 	shaper  *shaper
 	wake    int // eventfd
 	updates chan Limits
-	free    [][]byte
+	pool    pool
 	start   time.Time
 }
 
@@ -37,7 +38,7 @@ func Open(spokes []Spoke) (*Link, error) {
 		return nil, fmt.Errorf("make an event: %w", err)
 	}
 	l := &Link{spokes: spokes, wake: wake, updates: make(chan Limits, 16), start: time.Now()}
-	l.shaper = newShaper(len(spokes), rand.Float64, l.send, l.release)
+	l.shaper = newShaper(len(spokes), rand.Float64, l.send, l.pool.put)
 	for _, s := range spokes {
 		socket, err := openSocket(s.Name)
 		if err != nil {
@@ -71,7 +72,12 @@ func (l *Link) Run(done <-chan struct{}) error {
 	for _, s := range l.sockets {
 		polled = append(polled, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
 	}
+	var pace pacer
 	for {
+		if pause := pace.pause(l.now()); pause > 0 {
+			t := unix.NsecToTimespec(pause)
+			_ = unix.Nanosleep(&t, nil) // cut short by a signal, it is only less
+		}
 		if _, err := unix.Ppoll(polled, l.timeout(), nil); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for packets: %w", err)
 		}
@@ -95,7 +101,7 @@ func (l *Link) Run(done <-chan struct{}) error {
 		}
 		l.shaper.advance(l.now())
 		for _, s := range l.sockets {
-			s.flush(l.release)
+			s.flush(l.pool.put)
 		}
 	}
 }
@@ -110,15 +116,45 @@ func (l *Link) timeout() *unix.Timespec {
 	return &t
 }
 
+// pacer makes a busy link wake less often, each time for more packets: waking costs far more than a packet does.
+type pacer struct {
+	since int64 // ns: begin of the period
+	wakes int   // in the period
+	busy  bool  // the last period was
+	last  int64 // wake
+}
+
+// In a period with more than busyWakes wakes, wakes are made to be leastApart apart.
+const (
+	pacePeriod = int64(10 * time.Millisecond)
+	busyWakes  = 40
+	leastApart = int64(200 * time.Microsecond)
+)
+
+// pause is how long to wait before the next wake.
+func (p *pacer) pause(now int64) int64 {
+	if p.wakes++; now-p.since >= pacePeriod {
+		p.busy = p.wakes > busyWakes && now-p.since < 2*pacePeriod
+		p.since, p.wakes = now, 0
+	}
+	pause := int64(0)
+	if p.busy || p.wakes > busyWakes {
+		pause = max(p.last+leastApart-now, 0)
+	}
+	p.last = now + pause
+	return pause
+}
+
 // receive takes in one batch of a spoke's packets; what is left makes the next poll return at once.
 func (l *Link) receive(from int) error {
-	return l.sockets[from].receive(l.buffer, func(frame []byte) {
-		to, ok := l.route(from, frame)
+	return l.sockets[from].receive(func(received []byte) {
+		to, ok := l.route(from, received[vnetHeader:])
 		if !ok {
-			l.release(frame)
 			return
 		}
-		l.shaper.accept(l.now(), from, to, frame)
+		packet := l.pool.get(len(received))
+		copy(packet, received)
+		l.shaper.accept(l.now(), from, to, packet, wireLength(packet))
 	})
 }
 
@@ -162,20 +198,32 @@ func (l *Link) behind(address netip.Addr) int {
 	return -1
 }
 
-func (l *Link) send(to int, frame []byte) { l.sockets[to].queue(frame, l.release) }
+func (l *Link) send(to int, packet []byte) { l.sockets[to].queue(packet, l.pool.put) }
 
-func (l *Link) buffer() []byte {
-	if n := len(l.free); n > 0 {
-		b := l.free[n-1]
-		l.free = l.free[:n-1]
-		return b[:frameSize]
+// pool keeps packets' memory for use again, by size: no garbage, so that no collection makes a packet late.
+type pool [sizes][][]byte
+
+// Sizes are frameSize, twice that, and so on, up to what holds packetSize.
+const (
+	sizes   = 7
+	keepAll = 16 << 20 // bytes kept of each size
+)
+
+func sizeClass(length int) int { return bits.Len(uint(max(length-1, 0) / frameSize)) }
+
+func (p *pool) get(length int) []byte {
+	class := sizeClass(length)
+	free := p[class]
+	if n := len(free); n > 0 {
+		p[class] = free[:n-1]
+		return free[n-1][:length]
 	}
-	return make([]byte, frameSize)
+	return make([]byte, length, frameSize<<class)
 }
 
-func (l *Link) release(frame []byte) {
-	if len(l.free) < 4096 {
-		l.free = append(l.free, frame[:frameSize])
+func (p *pool) put(packet []byte) {
+	if class := sizeClass(cap(packet)); len(p[class]) < keepAll/(frameSize<<class) {
+		p[class] = append(p[class], packet)
 	}
 }
 

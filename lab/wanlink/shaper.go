@@ -2,10 +2,7 @@
 // some, for kernels that cannot (netem). It forwards IPv4 frames between packet sockets in the hub's namespace.
 package wanlink
 
-import (
-	"container/heap"
-	"time"
-)
+import "time"
 
 // Limits say what the link does to the packets between two spokes. The zero value only forwards.
 type Limits struct {
@@ -25,6 +22,7 @@ const (
 // packet is a frame on its way. Data is owned by the shaper from accept until it is handed to deliver or drop.
 type packet struct {
 	data  []byte
+	wire  int   // bytes it takes on a wire: more than data has where that is several segments in one
 	to    int   // spoke
 	at    int64 // ns: when it reaches the hub, then when it has left it
 	order uint64
@@ -63,22 +61,22 @@ func (s *shaper) set(l Limits) {
 	}
 }
 
-// accept takes in a packet that came from one spoke and goes to another.
-func (s *shaper) accept(now int64, from, to int, data []byte) {
+// accept takes in a packet that came from one spoke and goes to another, and takes wire bytes on its way.
+func (s *shaper) accept(now int64, from, to int, data []byte, wire int) {
 	if s.limits.Loss > 0 && s.random() < s.limits.Loss {
 		s.lost++
 		s.drop(data)
 		return
 	}
 	// The sender's link: the packet has left it when its last bit has.
-	sent, ok := s.transmit(&s.inFree[from], now, now, len(data))
+	sent, ok := s.transmit(&s.inFree[from], now, now, wire)
 	if !ok || s.inFlight+len(data) > mostInFlight {
 		s.overflow++
 		s.drop(data)
 		return
 	}
 	s.inFlight += len(data)
-	s.push(packet{data: data, to: to, at: sent + int64(s.limits.OneWay)})
+	s.push(packet{data: data, wire: wire, to: to, at: sent + int64(s.limits.OneWay)})
 }
 
 // transmit puts a packet on a link that begins to send it at start at the earliest, and says when its last bit has
@@ -102,11 +100,11 @@ func (s *shaper) duration(length int) int64 {
 // advance delivers what is due at now.
 func (s *shaper) advance(now int64) {
 	for len(s.waiting) > 0 && s.waiting[0].at <= now {
-		p := heap.Pop(&s.waiting).(packet)
+		p := s.waiting.pop()
 		if !p.left && s.limits.Rate > 0 {
 			// The receiver's link is sent at the same rate as the sender's: it adds nothing but where several
 			// senders share it.
-			sent, ok := s.transmit(&s.outFree[p.to], p.at, p.at-s.duration(len(p.data)), len(p.data))
+			sent, ok := s.transmit(&s.outFree[p.to], p.at, p.at-s.duration(p.wire), p.wire)
 			if !ok {
 				s.overflow++
 				s.inFlight -= len(p.data)
@@ -135,21 +133,46 @@ func (s *shaper) next() (at int64, ok bool) {
 func (s *shaper) push(p packet) {
 	s.order++
 	p.order = s.order
-	heap.Push(&s.waiting, p)
+	s.waiting.push(p)
 }
 
-// packets is a heap by time, and by order of coming where times are equal.
+// packets is a heap by time, and by order of coming where times are equal. (container/heap would make garbage.)
 type packets []packet
 
-func (p packets) Len() int      { return len(p) }
-func (p packets) Swap(i, j int) { p[i], p[j] = p[j], p[i] }
-func (p packets) Less(i, j int) bool {
+func (p packets) less(i, j int) bool {
 	return p[i].at < p[j].at || p[i].at == p[j].at && p[i].order < p[j].order
 }
-func (p *packets) Push(x any) { *p = append(*p, x.(packet)) }
-func (p *packets) Pop() any {
-	last := (*p)[len(*p)-1]
-	(*p)[len(*p)-1] = packet{}
-	*p = (*p)[:len(*p)-1]
-	return last
+
+func (p *packets) push(x packet) {
+	*p = append(*p, x)
+	h := *p
+	for i := len(h) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if !h.less(i, parent) {
+			return
+		}
+		h[i], h[parent] = h[parent], h[i]
+		i = parent
+	}
+}
+
+func (p *packets) pop() packet {
+	h := *p
+	first, last := h[0], len(h)-1
+	h[0], h[last] = h[last], packet{}
+	h = h[:last]
+	*p = h
+	for i := 0; ; {
+		least := i
+		for child := 2*i + 1; child <= 2*i+2 && child < len(h); child++ {
+			if h.less(child, least) {
+				least = child
+			}
+		}
+		if least == i {
+			return first
+		}
+		h[i], h[least] = h[least], h[i]
+		i = least
+	}
 }

@@ -37,7 +37,7 @@ func play(limits Limits, spokes int, random func() float64, sent []struct {
 		advance(p.at)
 		data := make([]byte, p.size)
 		data[0] = byte(i)
-		s.accept(p.at, p.from, p.to, data)
+		s.accept(p.at, p.from, p.to, data, p.size)
 		s.advance(p.at)
 	}
 	advance(1 << 62)
@@ -138,4 +138,37 @@ func TestNothingIsReorderedOrEarly(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestPoolGivesBackWhatFits(t *testing.T) {
+	var p pool
+	for _, length := range []int{1, frameSize, frameSize + 1, 5000, 65536, packetSize} {
+		b := p.get(length)
+		if len(b) != length || cap(b) < length {
+			t.Fatalf("get(%d) gives %d of %d", length, len(b), cap(b))
+		}
+		p.put(b)
+		if again := p.get(length); &again[0] != &b[0] {
+			t.Errorf("get(%d) makes new memory", length)
+		}
+	}
+}
+
+func TestBusyLinkWakesLessOften(t *testing.T) {
+	var p pacer
+	now, wakes := int64(0), 0
+	for now < int64(time.Second) { // a packet every 20 us
+		wakes++
+		now += p.pause(now) + 20e3
+	}
+	if wakes > 6000 {
+		t.Errorf("%d wakes in a busy second", wakes)
+	}
+	p, now, wakes = pacer{}, 0, 0
+	for now < int64(time.Second) { // a packet every 5 ms
+		if pause := p.pause(now); pause > 0 {
+			t.Fatalf("an idle link pauses for %d ns", pause)
+		}
+		now += 5e6
+	}
 }

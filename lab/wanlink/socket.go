@@ -1,6 +1,7 @@
 package wanlink
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -10,9 +11,11 @@ import (
 )
 
 const (
-	batch     = 64
-	frameSize = 2048     // more than any frame of the lab's links
-	queueSize = 16 << 20 // bytes the kernel holds for us while we are not run
+	batch      = 64
+	vnetHeader = 10          // struct virtio_net_hdr, before each frame in both directions
+	frameSize  = 2048        // holds any frame of one segment
+	packetSize = 65536 + 256 // holds any frame of several segments
+	queueSize  = 16 << 20    // bytes the kernel holds for us while we are not run
 )
 
 // message is struct mmsghdr of recvmmsg(2).
@@ -22,11 +25,13 @@ type message struct {
 	_      [4]byte
 }
 
-// socket is a packet socket on one link, with batches of frames received and to be sent.
+// socket is a packet socket on one link, with batches of packets received and to be sent. A packet may be several
+// segments in one, as its sender's kernel made it, and its checksums may be left to do: the header says so, and the
+// receiver's kernel goes on from there, as if no process stood between.
 type socket struct {
 	fd       int
 	in       [batch]message
-	inFrames [batch][]byte
+	inData   [batch][]byte
 	inParts  [batch]unix.Iovec
 	out      [batch]message
 	outParts [batch]unix.Iovec
@@ -55,6 +60,7 @@ func bindSocket(link string) (*socket, error) {
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, queueSize),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, queueSize),
+		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
 		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1),
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: device.Index}),
 	)
@@ -63,6 +69,9 @@ func bindSocket(link string) (*socket, error) {
 		return nil, err
 	}
 	for i := range batch {
+		s.inData[i] = make([]byte, packetSize)
+		s.inParts[i].Base = &s.inData[i][0]
+		s.inParts[i].SetLen(packetSize)
 		s.in[i].header.Iov, s.in[i].header.Iovlen = &s.inParts[i], 1
 		s.out[i].header.Iov, s.out[i].header.Iovlen = &s.outParts[i], 1
 	}
@@ -71,37 +80,39 @@ func bindSocket(link string) (*socket, error) {
 
 func (s *socket) close() { unix.Close(s.fd) }
 
-// receive takes in up to a batch of frames; each is take's own from then on. A link that was cut has none.
-func (s *socket) receive(buffer func() []byte, take func(frame []byte)) error {
-	for i := range s.inFrames {
-		if s.inFrames[i] == nil {
-			s.inFrames[i] = buffer()
-			s.inParts[i].Base = &s.inFrames[i][0]
-			s.inParts[i].SetLen(frameSize)
-		}
-	}
+// receive takes in up to a batch of packets; each is take's until take returns. A link that was cut has none.
+func (s *socket) receive(take func(packet []byte)) error {
 	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.in[0])), batch, unix.MSG_DONTWAIT, 0, 0)
 	switch errno {
 	case 0:
-	case unix.EAGAIN, unix.EINTR, unix.ENETDOWN:
+	case unix.EAGAIN, unix.EINTR, unix.ENETDOWN, unix.EINVAL: // EINVAL: segments of a kind that no header describes
 		return nil
 	default:
 		return fmt.Errorf("receive packets: %w", errno)
 	}
 	for i := range int(n) {
-		if s.in[i].header.Flags&unix.MSG_TRUNC != 0 {
-			continue // larger than any link's MTU: its sender does not segment
+		length := int(s.in[i].length)
+		if s.in[i].header.Flags&unix.MSG_TRUNC == 0 && length > vnetHeader {
+			take(s.inData[i][:length])
 		}
-		frame := s.inFrames[i][:s.in[i].length]
-		s.inFrames[i] = nil
-		take(frame)
 	}
 	return nil
 }
 
-// queue holds a frame until flush or until a batch is full.
-func (s *socket) queue(frame []byte, release func([]byte)) {
-	s.pending = append(s.pending, frame)
+// wireLength is how many bytes a packet's segments have together on a wire, each with its own headers.
+func wireLength(packet []byte) int {
+	length := len(packet) - vnetHeader
+	kind, headers, segment := packet[1], int(binary.NativeEndian.Uint16(packet[2:])), int(binary.NativeEndian.Uint16(packet[4:]))
+	if kind == unix.VIRTIO_NET_HDR_GSO_NONE || segment == 0 || headers == 0 || length <= headers+segment {
+		return length
+	}
+	segments := (length - headers + segment - 1) / segment
+	return length + (segments-1)*headers
+}
+
+// queue holds a packet until flush or until a batch is full.
+func (s *socket) queue(packet []byte, release func([]byte)) {
+	s.pending = append(s.pending, packet)
 	if len(s.pending) == batch {
 		s.flush(release)
 	}
@@ -111,9 +122,9 @@ func (s *socket) queue(frame []byte, release func([]byte)) {
 func (s *socket) flush(release func([]byte)) {
 	for first := 0; first < len(s.pending); {
 		rest := s.pending[first:]
-		for i, frame := range rest {
-			s.outParts[i].Base = &frame[0]
-			s.outParts[i].SetLen(len(frame))
+		for i, packet := range rest {
+			s.outParts[i].Base = &packet[0]
+			s.outParts[i].SetLen(len(packet))
 		}
 		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.out[0])), uintptr(len(rest)), 0, 0, 0)
 		switch {
@@ -124,8 +135,8 @@ func (s *socket) flush(release func([]byte)) {
 			first += int(n)
 		}
 	}
-	for _, frame := range s.pending {
-		release(frame)
+	for _, packet := range s.pending {
+		release(packet)
 	}
 	s.pending = s.pending[:0]
 }
