@@ -23,6 +23,8 @@ var errSettled = errors.New("noted")
 
 // act does actions in their order; the first that fails ends it.
 func (g *guest) act(ctx context.Context, o Observed, actions []Action) error {
+	g.setUpcoming(actions)
+	defer g.setUpcoming(nil)
 	for _, action := range actions {
 		if action.Kind == ActionRecord {
 			g.log.Debug("act", "action", action.Kind, "phase", action.Record.Phase, "epoch", action.Record.Epoch, "outcome", action.Record.Outcome)
@@ -38,6 +40,21 @@ func (g *guest) act(ctx context.Context, o Observed, actions []Action) error {
 		}
 	}
 	return nil
+}
+
+// setUpcoming keeps reports from showing a state that lasts only between two acts.
+func (g *guest) setUpcoming(actions []Action) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.upcoming = OperationNone
+	for _, action := range actions {
+		switch action.Kind {
+		case ActionSend:
+			g.upcoming = OperationSending
+		case ActionStart:
+			g.upcoming = OperationStarting
+		}
+	}
 }
 
 func (g *guest) actOne(ctx context.Context, o Observed, action Action) error {
@@ -309,6 +326,7 @@ func (g *guest) forget(ctx context.Context) error {
 
 // adopt takes a guest up whose record was found when the agent started. What runs is not touched.
 func (g *guest) adopt(ctx context.Context) {
+	defer g.setUpcoming(nil)
 	g.mu.Lock()
 	r := g.record
 	if r == nil || r.Phase == PhaseEnded {

@@ -67,9 +67,10 @@ type Agent struct {
 	changed  chan struct{} // closed at each change of what is reported
 }
 
-// New makes an agent that has read its records. Run makes it work.
-func New(config Config) (*Agent, error) {
-	a := &Agent{config: config, log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
+// New makes an agent that has read its records and taken up the guests it found; ctx is its life. Run makes it
+// follow what happens.
+func New(ctx context.Context, config Config) (*Agent, error) {
+	a := &Agent{ctx: ctx, config: config, log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
 		images: config.Images, tunnels: config.Tunnels, guests: map[string]*guest{}, changed: make(chan struct{})}
 	if a.log == nil {
 		a.log = slog.Default()
@@ -93,24 +94,17 @@ func New(config Config) (*Agent, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		a.problems = append(a.problems, fmt.Sprintf("read the manager's last term: %v", err))
 	}
+	a.takeUp()
 	return a, nil
 }
 
-func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
-
-func (a *Agent) guestRunDir(uid string) string { return filepath.Join(a.config.RunDir, "guests", uid) }
-
-func (a *Agent) channelSocket(uid string) string {
-	return filepath.Join(a.guestRunDir(uid), "channel.sock")
-}
-
-// Run reconciles until ctx ends, and then leaves everything as it is.
-func (a *Agent) Run(ctx context.Context) {
-	a.ctx = ctx
+// takeUp compares the records with what the hypervisor has.
+func (a *Agent) takeUp() {
 	a.records.Clear(keepForgotten)
-	a.domains.refresh(ctx)
+	a.domains.refresh(a.ctx)
 	records, problems := a.records.Load()
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, problem := range problems {
 		a.problems = append(a.problems, problem.Error())
 	}
@@ -124,7 +118,19 @@ func (a *Agent) Run(ctx context.Context) {
 			a.guests[info.UID] = a.newGuest(info.UID, records[info.UID], a.records.Damaged(info.UID))
 		}
 	}
-	a.mu.Unlock()
+}
+
+func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
+
+func (a *Agent) guestRunDir(uid string) string { return filepath.Join(a.config.RunDir, "guests", uid) }
+
+func (a *Agent) channelSocket(uid string) string {
+	return filepath.Join(a.guestRunDir(uid), "channel.sock")
+}
+
+// Run follows what happens until the agent's life ends, and then leaves everything as it is.
+func (a *Agent) Run() {
+	ctx := a.ctx
 	go a.networks.run(ctx)
 	go a.sample(ctx)
 	go a.templates.clean(ctx)
@@ -386,6 +392,9 @@ func (a *Agent) localGuests() []NetworkGuest {
 	}
 	return local
 }
+
+// ReapplyNetwork puts the network back as it is wanted, after something of it was found missing.
+func (a *Agent) ReapplyNetwork() { poke(a.networks.wake) }
 
 // room checks that there is memory for a guest beside those that are on their way here.
 func (a *Agent) room(asking *guest, need uint64) error {

@@ -37,6 +37,7 @@ type guest struct {
 	record    *Record
 	damaged   bool
 	operation Operation
+	upcoming  Operation // is about to begin: its record is being written
 	interrupt context.CancelFunc
 	ended     chan struct{} // closed when the operation is over
 	prepared  *prepared
@@ -68,6 +69,9 @@ func (a *Agent) newGuest(uid string, record *Record, damaged bool) *guest {
 	ctx, stop := context.WithCancel(a.ctx)
 	g := &guest{agent: a, uid: uid, log: a.log.With("guest", uid), wake: make(chan struct{}, 1), stop: stop,
 		stopped: make(chan struct{}), record: record, damaged: damaged, name: uid}
+	if record != nil && record.Phase == PhaseSending {
+		g.upcoming = OperationSending // until adopt knows better
+	}
 	if record != nil {
 		g.name = record.Name
 		g.log = a.log.With("guest", record.Name)
@@ -200,9 +204,16 @@ func (g *guest) report() *v1.GuestObserved {
 	ready := g.identity.ready()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	r, ok := Describe(g.observedLocked(info))
+	o := g.observedLocked(info)
+	if o.Operation == OperationNone {
+		o.Operation = g.upcoming
+	}
+	r, ok := Describe(o)
 	if !ok {
 		return nil
+	}
+	if r.Condition == v1.GuestCondition_GUEST_CONDITION_RESERVED && g.expected == "" {
+		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel would refuse it yet
 	}
 	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message,
 		MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step}

@@ -1,0 +1,277 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "watari/api/watariv1"
+)
+
+const uid = "00000000-0000-4000-8000-000000000001"
+
+func guestWish(uid string, role v1.GuestRole, epoch uint64) *v1.GuestWanted {
+	w := &v1.GuestWanted{Uid: uid, Name: "md-" + uid[len(uid)-1:], Cluster: "md", Role: role, Epoch: epoch, NoFork: true,
+		Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 256 << 20}, Image: &v1.Image{Digest: "sha256:1"},
+		Identity: &v1.Identity{GuestUid: uid, Epoch: epoch, Address: "10.77.0.1"}}
+	if role == incoming || role == outgoing {
+		w.Migration = &v1.MigrationOrder{Id: "m", SourceHost: "there", TargetHost: "elsewhere"}
+	}
+	return w
+}
+
+var generation uint64
+
+// take hands the agent a wish of term 1.
+func (o *outside) take(guests ...*v1.GuestWanted) {
+	o.t.Helper()
+	generation++
+	w := &v1.HostWanted{Term: 1, Generation: generation, Guests: guests, Network: &v1.NetworkWanted{Generation: generation}}
+	if err := o.agent.Take(w); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+func (o *outside) awaitReady(epoch uint64) {
+	o.t.Helper()
+	o.await("ready", func(h *v1.HostObserved) bool {
+		g := find(h, uid)
+		return g != nil && g.Ready && g.Epoch == epoch
+	})
+}
+
+func TestAGuestIsStartedIdentifiedAndEnded(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	if o.identity.GetGuestUid() != uid || len(o.identity.GetEntropy()) != 64 {
+		t.Errorf("identity: %v", o.identity)
+	}
+	at := func(what string) int { return slices.Index(o.log, what) }
+	if at("plug "+uid) > at("route "+uid) || at("route "+uid) > at("boot "+uid) || at("plug "+uid) < 0 {
+		t.Errorf("out of order: %v", o.log)
+	}
+	o.take(guestWish(uid, absent, 1))
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
+	if o.state(uid) != DomainAbsent || o.count("unplug "+uid) == 0 {
+		t.Errorf("left: %v", o.log)
+	}
+	// Its epoch is used up, even for an order that says otherwise.
+	o.take(guestWish(uid, run, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	if o.count("boot "+uid) != 1 {
+		t.Errorf("an epoch was started twice: %v", o.log)
+	}
+	o.take(guestWish(uid, run, 2))
+	o.awaitReady(2)
+}
+
+func TestAGuestThatEndsIsGoneAndNotStartedAgain(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.becomes(uid, DomainAbsent)
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	o.take(guestWish(uid, run, 1))
+	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
+	if o.count("boot "+uid) != 1 {
+		t.Errorf("started again: %v", o.log)
+	}
+}
+
+func TestANewAgentLeavesRunningGuestsAlone(t *testing.T) {
+	o := newOutside(t)
+	stop := o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	stop()
+	o.start()
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	if o.count("boot "+uid) != 1 || o.count("destroy "+uid) != 0 || o.count("resume "+uid) != 0 {
+		t.Errorf("it was touched: %v", o.log)
+	}
+}
+
+func TestACrashBetweenRecordAndStartUsesTheEpochUp(t *testing.T) {
+	o := newOutside(t)
+	o.start()()
+	store := NewRecordStore(filepath.Join(o.dir, "state", "guests"))
+	if err := store.Save(&Record{UID: uid, Name: "md-1", Epoch: 1, Phase: PhaseStarted}, false); err != nil {
+		t.Fatal(err)
+	}
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	if o.count("boot "+uid) != 0 {
+		t.Errorf("started: %v", o.log)
+	}
+}
+
+func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.take(guestWish(uid, run, 3))
+	o.awaitReady(3)
+	if d, b := slices.Index(o.log, "destroy "+uid), o.count("boot "+uid); d < 0 || b != 2 {
+		t.Errorf("done: %v", o.log)
+	}
+	// The older epoch's orders come late.
+	o.take(guestWish(uid, run, 1))
+	o.await("a problem", func(h *v1.HostObserved) bool {
+		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "epoch 3 is known here") })
+	})
+	o.take(guestWish(uid, absent, 2))
+	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
+	if o.state(uid) != DomainRunning {
+		t.Error("a newer epoch was ended by an older one's order")
+	}
+}
+
+func TestAnOlderTermIsRefused(t *testing.T) {
+	o := newOutside(t)
+	stop := o.start()
+	if err := o.agent.Take(&v1.HostWanted{Term: 7, Generation: 1}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	o.start()
+	if err := o.agent.Take(&v1.HostWanted{Term: 6, Generation: 9, Guests: []*v1.GuestWanted{guestWish(uid, run, 1)}}); err == nil {
+		t.Error("an older manager's orders were taken")
+	}
+}
+
+func TestABootThatFailsIsFailed(t *testing.T) {
+	o := newOutside(t)
+	o.boot = func(context.Context, Spec) error { return errors.New("no such machine") }
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if !strings.Contains(g.Message, "no such machine") {
+		t.Errorf("message: %q", g.Message)
+	}
+	o.boot = func(context.Context, Spec) error { return ErrUncertain }
+	o.take(guestWish(uid, run, 2))
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_GONE)
+}
+
+func TestAFullDiskRefusesTheStart(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	write := o.agent.records.Write
+	o.agent.records.Write = func(string, []byte) error { return syscall.ENOSPC }
+	o.take(guestWish(uid, run, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if !strings.Contains(g.Message, "no space left") || o.count("boot "+uid) != 0 {
+		t.Errorf("message %q, done %v", g.Message, o.log)
+	}
+	o.agent.records.Write = write
+	o.take(guestWish(uid, run, 2))
+	o.awaitReady(2)
+}
+
+func TestVitalRecordsFindSpaceOnAFullDisk(t *testing.T) {
+	s := NewRecordStore(t.TempDir())
+	if err := s.SetAside(); err != nil {
+		t.Fatal(err)
+	}
+	s.Write = func(path string, data []byte) error {
+		if _, err := os.Stat(s.ballast()); err == nil {
+			return syscall.ENOSPC
+		}
+		return WriteFileDurably(path, data)
+	}
+	r := &Record{UID: uid, Epoch: 1, Phase: PhaseStarted}
+	if err := s.Save(r, false); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a new start's record: %v", err)
+	}
+	if err := s.Save(r, true); err != nil {
+		t.Errorf("a vital record: %v", err)
+	}
+}
+
+func TestASlowGuestDelaysNoOther(t *testing.T) {
+	const other = "00000000-0000-4000-8000-000000000002"
+	o := newOutside(t)
+	release := make(chan struct{})
+	o.boot = func(_ context.Context, s Spec) error {
+		if s.UID == other {
+			<-release
+		}
+		return nil
+	}
+	defer close(release)
+	o.start()
+	slow := guestWish(other, run, 1)
+	o.take(slow)
+	o.await("booting", func(h *v1.HostObserved) bool { return find(h, other).GetStep() == "booting" })
+	o.take(slow, guestWish(uid, run, 1))
+	o.awaitReady(1)
+}
+
+func TestAFetchThatFailsIsTriedAgain(t *testing.T) {
+	o := newOutside(t)
+	failing := true
+	o.ensure = func(context.Context) error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if failing {
+			failing = false
+			return errors.New("disk full")
+		}
+		return nil
+	}
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.await("its reason", func(h *v1.HostObserved) bool { return strings.Contains(find(h, uid).GetMessage(), "disk full") })
+	o.awaitReady(1)
+}
+
+func TestAbsentInterruptsAFetch(t *testing.T) {
+	o := newOutside(t)
+	o.ensure = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.await("fetching", func(h *v1.HostObserved) bool { return strings.Contains(find(h, uid).GetStep(), "fetching") })
+	o.take(guestWish(uid, absent, 1))
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
+	if o.count("boot "+uid) != 0 {
+		t.Error("booted")
+	}
+}
+
+func TestNothingIsConcludedWhileTheHypervisorIsAway(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.mu.Lock()
+	o.down = true
+	o.mu.Unlock()
+	o.events <- DomainEvent{Lost: true}
+	o.await("a problem", func(h *v1.HostObserved) bool {
+		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "cannot be reached") })
+	})
+	if g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING); g == nil {
+		t.Error("not reported")
+	}
+	o.take(guestWish(uid, absent, 1))
+	if h, _ := o.agent.Observed(); h.Generation == generation {
+		t.Error("an order counts as taken up that could not be followed")
+	}
+	o.mu.Lock()
+	o.down = false
+	o.mu.Unlock()
+	o.events <- DomainEvent{}
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
+}

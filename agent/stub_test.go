@@ -1,0 +1,374 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+)
+
+// outside is everything outside an agent, in memory. It lives on when the agent is started anew.
+type outside struct {
+	t     *testing.T
+	dir   string
+	agent *Agent
+
+	events chan DomainEvent
+
+	mu       sync.Mutex
+	domains  map[string]Domain
+	down     bool // the hypervisor cannot be asked
+	log      []string
+	expected map[string]Expected
+	active   map[string]bool
+	free     uint64
+	identity *v1.Identity // of the last Identify
+	template string
+
+	// What the acts do; nil: they succeed.
+	boot    func(ctx context.Context, s Spec) error
+	migrate func(ctx context.Context, uid string) error
+	ensure  func(ctx context.Context) error
+	fork    func() error
+}
+
+func newOutside(t *testing.T) *outside {
+	return &outside{t: t, dir: t.TempDir(), events: make(chan DomainEvent, 64), domains: map[string]Domain{},
+		expected: map[string]Expected{}, active: map[string]bool{}, free: 8 << 30}
+}
+
+// start starts an agent; the returned function ends it as a kill would, as far as files go.
+func (o *outside) start() (stop func()) {
+	o.t.Helper()
+	load := func() *v1.HostLoad { return &v1.HostLoad{} }
+	ctx, cancel := context.WithCancel(context.Background())
+	a, err := New(ctx, Config{Name: "here", StateDir: filepath.Join(o.dir, "state"), RunDir: filepath.Join(o.dir, "run"),
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{}, Load: load,
+		FreeMemory:    func() uint64 { return o.free },
+		FindProcesses: func(string) []int { return nil },
+		Hypervisor:    o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Dial: o.dial})
+	if err != nil {
+		cancel()
+		o.t.Fatal(err)
+	}
+	o.agent = a
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		a.Run()
+	}()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			<-ended
+		})
+	}
+	o.t.Cleanup(stop)
+	return stop
+}
+
+func (o *outside) say(what string) { o.log = append(o.log, what) }
+
+// count is how often something was done.
+func (o *outside) count(what string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := 0
+	for _, done := range o.log {
+		if done == what {
+			n++
+		}
+	}
+	return n
+}
+
+// becomes is a domain's change by itself.
+func (o *outside) becomes(uid string, state Domain) {
+	o.mu.Lock()
+	if state == DomainAbsent {
+		delete(o.domains, uid)
+	} else {
+		o.domains[uid] = state
+	}
+	o.mu.Unlock()
+	o.events <- DomainEvent{UID: uid}
+}
+
+func (o *outside) state(uid string) Domain {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s, ok := o.domains[uid]; ok {
+		return s
+	}
+	return DomainAbsent
+}
+
+// await waits until the host reports what is looked for.
+func (o *outside) await(what string, found func(*v1.HostObserved) bool) *v1.HostObserved {
+	o.t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		observed, changed := o.agent.Observed()
+		if found(observed) {
+			return observed
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			o.t.Fatalf("not within 10 s: %s; reported %v; done %v", what, observed, o.log)
+		}
+	}
+}
+
+func (o *outside) awaitCondition(uid string, epoch uint64, condition v1.GuestCondition) *v1.GuestObserved {
+	o.t.Helper()
+	var guest *v1.GuestObserved
+	o.await(condition.String(), func(h *v1.HostObserved) bool {
+		guest = find(h, uid)
+		return guest != nil && guest.Condition == condition && guest.Epoch == epoch
+	})
+	return guest
+}
+
+func find(h *v1.HostObserved, uid string) *v1.GuestObserved {
+	i := slices.IndexFunc(h.Guests, func(g *v1.GuestObserved) bool { return g.Uid == uid })
+	if i < 0 {
+		return nil
+	}
+	return h.Guests[i]
+}
+
+// The hypervisor.
+
+func (o *outside) Events() <-chan DomainEvent { return o.events }
+
+func (o *outside) Versions() (string, string, error) { return "9", "7", nil }
+
+func (o *outside) List(context.Context) ([]DomainInfo, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.down {
+		return nil, errors.New("it is down")
+	}
+	var list []DomainInfo
+	for uid, state := range o.domains {
+		list = append(list, DomainInfo{UID: uid, Name: uid, State: state})
+	}
+	return list, nil
+}
+
+func (o *outside) Boot(ctx context.Context, s Spec) error {
+	o.mu.Lock()
+	o.say("boot " + s.UID)
+	boot := o.boot
+	o.mu.Unlock()
+	if boot != nil {
+		if err := boot(ctx, s); err != nil {
+			return err
+		}
+	}
+	o.becomes(s.UID, DomainRunning)
+	return nil
+}
+
+func (o *outside) Fork(_ context.Context, s Spec, _ string) error {
+	o.mu.Lock()
+	o.say("fork " + s.UID)
+	fork := o.fork
+	o.mu.Unlock()
+	if fork != nil {
+		if err := fork(); err != nil {
+			return err
+		}
+	}
+	o.becomes(s.UID, DomainRunning)
+	return nil
+}
+
+func (o *outside) SaveTemplate(_ context.Context, uid, path string) error {
+	o.mu.Lock()
+	o.say("save")
+	o.mu.Unlock()
+	o.becomes(uid, DomainAbsent)
+	return os.WriteFile(path, []byte("template"), 0o644)
+}
+
+func (o *outside) TemplateKey(Spec) string { return o.template }
+
+func (o *outside) Destroy(_ context.Context, uid string) error {
+	o.mu.Lock()
+	_, was := o.domains[uid]
+	if was {
+		o.say("destroy " + uid)
+	}
+	o.mu.Unlock()
+	if was {
+		o.becomes(uid, DomainAbsent)
+	}
+	return nil
+}
+
+func (o *outside) Resume(_ context.Context, uid string) error {
+	o.mu.Lock()
+	o.say("resume " + uid)
+	o.mu.Unlock()
+	o.becomes(uid, DomainRunning)
+	return nil
+}
+
+func (o *outside) Migrate(ctx context.Context, uid string, _ MigrateOptions) error {
+	o.mu.Lock()
+	o.say("migrate " + uid)
+	migrate := o.migrate
+	o.mu.Unlock()
+	if migrate != nil {
+		return migrate(ctx, uid)
+	}
+	o.becomes(uid, DomainAbsent)
+	return nil
+}
+
+func (o *outside) Progress(context.Context, string) (*v1.MigrationProgress, error) {
+	return nil, errors.New("none")
+}
+
+// The guests' agents: all are the same, and answer while their domain runs.
+
+func (o *outside) dial(uid, _ string) GuestChannel {
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewGuestServiceHandler(stubGuest{o: o}))
+	return stubChannel{o, uid, mux}
+}
+
+type stubChannel struct {
+	o       *outside
+	uid     string
+	handler http.Handler
+}
+
+func (c stubChannel) RoundTrip(r *http.Request) (*http.Response, error) {
+	if c.o.state(c.uid) != DomainRunning {
+		return nil, errors.New("nobody answers")
+	}
+	w := httptest.NewRecorder()
+	c.handler.ServeHTTP(w, r)
+	return w.Result(), nil
+}
+
+func (c stubChannel) Close() error { return nil }
+
+type stubGuest struct {
+	watariv1connect.UnimplementedGuestServiceHandler
+	o *outside
+}
+
+func (g stubGuest) describe() *v1.DescribeResponse {
+	return &v1.DescribeResponse{BootId: "b", GuestUid: g.o.identity.GetGuestUid(), Epoch: g.o.identity.GetEpoch()}
+}
+
+func (g stubGuest) Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
+	g.o.mu.Lock()
+	defer g.o.mu.Unlock()
+	return connect.NewResponse(g.describe()), nil
+}
+
+func (g stubGuest) Identify(_ context.Context, r *connect.Request[v1.IdentifyRequest]) (*connect.Response[v1.IdentifyResponse], error) {
+	g.o.mu.Lock()
+	defer g.o.mu.Unlock()
+	g.o.identity = r.Msg.Identity
+	g.o.say("identify")
+	return connect.NewResponse(&v1.IdentifyResponse{Description: g.describe()}), nil
+}
+
+func (g stubGuest) SetTime(context.Context, *connect.Request[v1.SetTimeRequest]) (*connect.Response[v1.SetTimeResponse], error) {
+	g.o.mu.Lock()
+	defer g.o.mu.Unlock()
+	g.o.say("set time")
+	return connect.NewResponse(&v1.SetTimeResponse{}), nil
+}
+
+// Network, images, tunnels.
+
+type stubNetwork struct{ o *outside }
+
+func (n stubNetwork) PublicKey() string { return "key" }
+
+func (n stubNetwork) PlugGuest(_ context.Context, g NetworkGuest, _ uint32) (string, error) {
+	n.o.mu.Lock()
+	defer n.o.mu.Unlock()
+	n.o.say("plug " + g.UID)
+	return "wt" + g.UID, nil
+}
+
+func (n stubNetwork) UnplugGuest(_ context.Context, uid string) error {
+	n.o.mu.Lock()
+	defer n.o.mu.Unlock()
+	n.o.say("unplug " + uid)
+	return nil
+}
+
+func (n stubNetwork) Apply(_ context.Context, _ *v1.NetworkWanted, local []NetworkGuest) error {
+	n.o.mu.Lock()
+	defer n.o.mu.Unlock()
+	for _, g := range local {
+		n.o.say("route " + g.UID)
+	}
+	return nil
+}
+
+type stubImages struct{ o *outside }
+
+func (i stubImages) Ensure(ctx context.Context, image *v1.Image, step func(string)) (ImageFiles, error) {
+	i.o.mu.Lock()
+	ensure := i.o.ensure
+	i.o.mu.Unlock()
+	if ensure != nil {
+		step("fetching image 40 %")
+		if err := ensure(ctx); err != nil {
+			return ImageFiles{}, err
+		}
+	}
+	return ImageFiles{"k", "i", "r"}, nil
+}
+
+func (i stubImages) Held() []string                                 { return []string{"sha256:1"} }
+func (i stubImages) Keep(_ []*v1.Image, _ func(digest string) bool) {}
+
+type stubTunnels struct{ o *outside }
+
+func (s stubTunnels) Expect(e Expected) func() {
+	s.o.mu.Lock()
+	defer s.o.mu.Unlock()
+	s.o.expected[e.Migration] = e
+	return func() {
+		s.o.mu.Lock()
+		defer s.o.mu.Unlock()
+		delete(s.o.expected, e.Migration)
+	}
+}
+
+func (s stubTunnels) Drop(string) {}
+
+func (s stubTunnels) Active(migration string) bool {
+	s.o.mu.Lock()
+	defer s.o.mu.Unlock()
+	return s.o.active[migration]
+}
+
+func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (MigrateOptions, func(), error) {
+	return MigrateOptions{}, func() {}, nil
+}

@@ -1,0 +1,177 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "watari/api/watariv1"
+)
+
+func TestAGuestIsSent(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.migrate = func(context.Context, string) error {
+		o.becomes(uid, DomainPaused)
+		o.becomes(uid, DomainAbsent)
+		return nil
+	}
+	o.take(guestWish(uid, outgoing, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENT)
+	if g.MigrationId != "m" || g.StoppedUnixNs == 0 {
+		t.Errorf("reported %v", g)
+	}
+}
+
+func TestASendThatFailsLeavesTheGuestAndRunResumesIt(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.migrate = func(context.Context, string) error {
+		o.becomes(uid, DomainPaused)
+		return errors.New("the target died")
+	}
+	o.take(guestWish(uid, outgoing, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED)
+	if !strings.Contains(g.Message, "the target died") {
+		t.Errorf("message %q", g.Message)
+	}
+	o.take(guestWish(uid, run, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+	if o.count("resume "+uid) != 1 {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
+func TestASendIsCancelled(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.migrate = func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
+	w := guestWish(uid, outgoing, 1)
+	o.take(w)
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENDING)
+	w = guestWish(uid, outgoing, 1)
+	w.Migration.Cancel = true
+	o.take(w)
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED)
+	o.take(guestWish(uid, run, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+}
+
+func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.migrate = func(context.Context, string) error {
+		o.becomes(uid, DomainAbsent)
+		return ErrUncertain
+	}
+	o.take(guestWish(uid, outgoing, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+}
+
+// receive brings an incoming guest to the point where all of it is here.
+func receive(o *outside) {
+	o.t.Helper()
+	o.take(guestWish(uid, incoming, 2))
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RESERVED)
+	o.mu.Lock()
+	e, ok := o.expected["m"]
+	o.active["m"] = true
+	o.mu.Unlock()
+	if !ok || e.Source != "there" {
+		o.t.Fatalf("the tunnel expects %v", o.expected)
+	}
+	if err := e.Admit(); err != nil {
+		o.t.Fatal(err)
+	}
+	e.Changed()
+	o.becomes(uid, DomainIncoming)
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVING)
+	o.becomes(uid, DomainPaused)
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVED)
+}
+
+func TestAReceivedGuestRunsOnlyUnderTheGrant(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	receive(o)
+	if o.count("resume "+uid) != 0 {
+		t.Fatal("resumed without the grant")
+	}
+	o.take(guestWish(uid, run, 2))
+	o.awaitReady(2)
+	route, resume := slices.Index(o.log, "route "+uid), slices.Index(o.log, "resume "+uid)
+	if o.count("resume "+uid) != 1 || route < 0 || route > resume {
+		t.Errorf("done: %v", o.log)
+	}
+	if h, _ := o.agent.Observed(); find(h, uid).ResumedUnixNs == 0 {
+		t.Error("when it was resumed is not reported")
+	}
+}
+
+func TestAReceivedGuestOutlivesItsAgent(t *testing.T) {
+	o := newOutside(t)
+	stop := o.start()
+	receive(o)
+	stop()
+	o.start()
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVED)
+	o.take(guestWish(uid, run, 2))
+	o.awaitReady(2)
+}
+
+func TestATransferThatBreaksOffIsGone(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, incoming, 2))
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RESERVED)
+	o.mu.Lock()
+	e := o.expected["m"]
+	o.active["m"] = true
+	o.mu.Unlock()
+	if err := e.Admit(); err != nil {
+		t.Fatal(err)
+	}
+	o.becomes(uid, DomainIncoming)
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVING)
+	o.mu.Lock()
+	delete(o.active, "m")
+	o.mu.Unlock()
+	o.becomes(uid, DomainAbsent)
+	e.Changed()
+	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_GONE)
+	if err := e.Admit(); err == nil {
+		t.Error("the tunnel would let it in again")
+	}
+}
+
+func TestAGuestForWhichThereIsNoMemoryIsNotReserved(t *testing.T) {
+	o := newOutside(t)
+	o.free = 100 << 20
+	o.start()
+	o.take(guestWish(uid, incoming, 2))
+	g := o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if !strings.Contains(g.Message, "256 MiB of memory are needed, 100 MiB are available") {
+		t.Errorf("message %q", g.Message)
+	}
+}
+
+func TestAnUnwantedCopyIsTakenAway(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	receive(o)
+	o.take(guestWish(uid, absent, 2))
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
+	if o.state(uid) != DomainAbsent || len(o.expected) != 0 {
+		t.Errorf("left: %v, %v", o.domains, o.expected)
+	}
+}
