@@ -1,0 +1,137 @@
+package main
+
+// cleanup.go - what is left of an agent when it has ended, and taking it away.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"watari/agent"
+)
+
+// cleanup says which guests run on; with --guests it ends them and takes the network away.
+func cleanup(args []string) error {
+	flags := flag.NewFlagSet("watari-agent cleanup", flag.ContinueOnError)
+	guests := flags.Bool("guests", false, "end the guests and take taps, routes, WireGuard and the packet filter away")
+	o := options{}
+	flags.StringVar(&o.state, "state", "/var/lib/watari/agent", "the agent's state `folder`")
+	flags.StringVar(&o.run, "run", "/run/watari", "the agent's run `folder`")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	running := guestProcesses()
+	if !*guests {
+		for _, p := range running {
+			fmt.Printf("%s runs on (pid %d)\n", p.name, p.pid)
+		}
+		return nil
+	}
+	unlock, err := lock(o)
+	if err != nil {
+		return fmt.Errorf("%w; end it first", err)
+	}
+	defer unlock()
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	for _, p := range running {
+		if err := endProcess(p); err != nil {
+			return err
+		}
+		fmt.Printf("%s was ended\n", p.name)
+	}
+	if err := recordEnds(o); err != nil {
+		return err
+	}
+	if err := removeNetwork(o); err != nil {
+		return err
+	}
+	os.RemoveAll(filepath.Join(o.run, "guests"))
+	os.RemoveAll(filepath.Join(o.run, "tunnel"))
+	return nil
+}
+
+// removeNetwork takes away what the overlay made, if an agent ever ran here.
+func removeNetwork(o options) error {
+	kept, err := readOptions(o.run)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	kept.state, kept.run = o.state, o.run
+	network, _, err := openNetwork(kept, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer network.Close()
+	return network.Cleanup(context.Background())
+}
+
+// keptOptions are what cleaning up needs to know of the agent.
+type keptOptions struct {
+	Name          string `json:"name"`
+	LANAddress    string `json:"lan_address,omitempty"`
+	LANInterface  string `json:"lan_interface,omitempty"`
+	WireGuardPort uint   `json:"wireguard_port"`
+}
+
+func keepOptions(o options) error {
+	data, err := json.Marshal(keptOptions{o.name, o.lanAddress, o.lanInterface, o.wireguardPort})
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.run, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(o.run, "agent.json"), data, 0o644)
+}
+
+func readOptions(run string) (options, error) {
+	data, err := os.ReadFile(filepath.Join(run, "agent.json"))
+	if err != nil {
+		return options{}, err
+	}
+	var kept keptOptions
+	if err := json.Unmarshal(data, &kept); err != nil {
+		return options{}, fmt.Errorf("read the agent's options: %w", err)
+	}
+	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, wireguardPort: kept.WireGuardPort}, nil
+}
+
+// recordEnds notes that nothing of the guests exists any more.
+func recordEnds(o options) error {
+	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
+	records, _ := store.Load()
+	for _, r := range records {
+		if r.Phase == agent.PhaseEnded {
+			continue
+		}
+		r.Phase, r.Outcome, r.Message = agent.PhaseEnded, agent.OutcomeGone, "ended by an administrator of the host"
+		if err := store.Save(r, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endProcess ends a guest's process, and waits until it has ended.
+func endProcess(p guestProcess) error {
+	syscall.Kill(p.pid, syscall.SIGTERM)
+	for begun := time.Now(); len(findProcesses(p.uid)) > 0; time.Sleep(50 * time.Millisecond) {
+		if time.Since(begun) > 3*time.Second {
+			syscall.Kill(p.pid, syscall.SIGKILL)
+		}
+		if time.Since(begun) > 10*time.Second {
+			return fmt.Errorf("end %s: its process %d does not end", p.name, p.pid)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package main
+
+// hypervisor.go - package vm as the agent wants it.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"watari/agent"
+	"watari/agent/vm"
+	v1 "watari/api/watariv1"
+)
+
+// hypervisor adapts libvirt.
+type hypervisor struct {
+	*vm.Libvirt
+	events chan agent.DomainEvent
+}
+
+func newHypervisor(l *vm.Libvirt) *hypervisor {
+	h := &hypervisor{l, make(chan agent.DomainEvent, 16)}
+	go func() {
+		defer close(h.events)
+		for e := range l.Events() {
+			h.events <- agent.DomainEvent{UID: e.UID, At: time.Now(), Lost: e.Kind == vm.Disconnected}
+		}
+	}()
+	return h
+}
+
+// Events passes libvirt's events on.
+func (h *hypervisor) Events() <-chan agent.DomainEvent { return h.events }
+
+// List lists Watari's domains.
+func (h *hypervisor) List(ctx context.Context) ([]agent.DomainInfo, error) {
+	list, err := h.Libvirt.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	infos := make([]agent.DomainInfo, 0, len(list))
+	for _, d := range list {
+		state := domainState(d.State)
+		if state == agent.DomainAbsent {
+			continue
+		}
+		infos = append(infos, agent.DomainInfo{UID: d.UID, Name: d.Name, State: state, CPUTimeNS: d.CPUTimeNS, MemoryBytes: d.MemoryBytes})
+	}
+	return infos, nil
+}
+
+func domainState(s vm.State) agent.Domain {
+	switch s {
+	case vm.StateStarting:
+		return agent.DomainStarting
+	case vm.StateRunning:
+		return agent.DomainRunning
+	case vm.StatePaused:
+		return agent.DomainPaused
+	case vm.StateIncoming:
+		return agent.DomainIncoming
+	case vm.StateEnding:
+		return agent.DomainEnding
+	case vm.StateGone:
+		return agent.DomainAbsent
+	}
+	return agent.DomainUnknown
+}
+
+func (h *hypervisor) Boot(ctx context.Context, s agent.Spec) error {
+	return uncertain(h.Libvirt.Boot(ctx, vm.Spec(s)))
+}
+
+// forker is libvirt with templates.
+type forker interface {
+	Fork(ctx context.Context, s vm.Spec, template string) error
+	SaveTemplate(ctx context.Context, uid, path string) error
+}
+
+var errNoTemplates = errors.New("this agent cannot make templates")
+
+func (h *hypervisor) Fork(ctx context.Context, s agent.Spec, template string) error {
+	f, ok := any(h.Libvirt).(forker)
+	if !ok {
+		return errNoTemplates
+	}
+	return uncertain(f.Fork(ctx, vm.Spec(s), template))
+}
+
+func (h *hypervisor) SaveTemplate(ctx context.Context, uid, path string) error {
+	f, ok := any(h.Libvirt).(forker)
+	if !ok {
+		return errNoTemplates
+	}
+	return f.SaveTemplate(ctx, uid, path)
+}
+
+func (h *hypervisor) TemplateKey(s agent.Spec) string {
+	if _, ok := any(h.Libvirt).(forker); !ok {
+		return ""
+	}
+	return h.Libvirt.TemplateKey(vm.Spec(s))
+}
+
+func (h *hypervisor) Migrate(ctx context.Context, uid string, o agent.MigrateOptions) error {
+	return uncertain(h.Libvirt.Migrate(ctx, uid, vm.MigrateOptions{DestURI: o.DestURI, MigrateURI: o.MigrateURI, BandwidthBytes: o.BandwidthBytes}))
+}
+
+func (h *hypervisor) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
+	return h.Libvirt.Progress(ctx, uid)
+}
+
+// uncertain marks errors after which libvirt may yet do what it was asked for.
+func uncertain(err error) error {
+	if errors.Is(err, vm.ErrUnavailable) {
+		return fmt.Errorf("%w: %w", agent.ErrUncertain, err)
+	}
+	return err
+}

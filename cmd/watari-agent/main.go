@@ -1,0 +1,154 @@
+// Command watari-agent makes of one host what the manager wants: it runs guests through libvirt, keeps the host's
+// part of the overlay, and sends and receives guests that migrate. Ending it touches no guest.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"watari/internal/version"
+	"watari/overlay"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "watari-agent:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case "wireguard": // started by the agent itself, where the kernel has no WireGuard
+			return overlay.RunWireGuard(args[1:])
+		case "cleanup":
+			return cleanup(args[1:])
+		case "version", "--version":
+			fmt.Println("watari-agent", version.Version)
+			return nil
+		}
+	}
+	o, err := parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	level := slog.LevelInfo
+	if o.debug {
+		level = slog.LevelDebug
+	}
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	unlock, err := lock(o)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	err = serve(ctx, o)
+	if ctx.Err() != nil {
+		slog.Info("ended; guests run on")
+		return nil
+	}
+	return err
+}
+
+// options are the command line's.
+type options struct {
+	managers      []string
+	tokenFile     string
+	state, run    string
+	name, site    string
+	lanAddress    string
+	lanInterface  string
+	libvirt       string
+	libvirtSocket string
+	tunnelPort    uint
+	wireguardPort uint
+	memory        uint64 // MiB; 0: all
+	debug         bool
+}
+
+// list is a flag that may be given several times, or with commas.
+type list struct{ to *[]string }
+
+func (l list) String() string { return "" }
+
+func (l list) Set(text string) error {
+	for _, item := range strings.Split(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			*l.to = append(*l.to, item)
+		}
+	}
+	return nil
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	hostname, _ := os.Hostname()
+	hostname, _, _ = strings.Cut(hostname, ".")
+	flags := flag.NewFlagSet("watari-agent", flag.ContinueOnError)
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), "watari-agent [flags]: run guests on this host as the manager wants.\n"+
+			"watari-agent cleanup [--guests]: say which guests run here; with --guests, end them and take the network away.\n\nFlags:\n")
+		flags.PrintDefaults()
+	}
+	flags.Var(list{&o.managers}, "manager", "`URL` of a manager, https://host:7070; may be repeated")
+	flags.StringVar(&o.tokenFile, "token-file", "", "`file` with a join token; needed at the first start")
+	flags.StringVar(&o.state, "state", "/var/lib/watari/agent", "`folder` that is kept over reboots; the same on all hosts")
+	flags.StringVar(&o.run, "run", "/run/watari", "`folder` that is emptied at boot; the same on all hosts")
+	flags.StringVar(&o.name, "name", hostname, "of this host")
+	flags.StringVar(&o.site, "site", "local", "of this host: hosts of a site are on one LAN")
+	flags.StringVar(&o.lanAddress, "lan-address", "", "IPv4 `address` by which the site's other hosts reach this one")
+	flags.StringVar(&o.lanInterface, "lan-interface", "", "the interface with that address; found by it where not given")
+	flags.StringVar(&o.libvirt, "libvirt", "qemu:///system", "`URI` of the libvirt daemon")
+	flags.StringVar(&o.libvirtSocket, "libvirt-socket", "/run/libvirt/libvirt-sock", "its socket, for migrations that come in")
+	flags.UintVar(&o.tunnelPort, "tunnel-port", 7071, "TCP port for migrations that come in")
+	flags.UintVar(&o.wireguardPort, "wireguard-port", overlay.DefaultWireGuardPort, "UDP port of WireGuard")
+	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
+	flags.BoolVar(&o.debug, "debug", false, "log every act")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	switch {
+	case flags.NArg() > 0:
+		return o, fmt.Errorf("unknown argument %q; see watari-agent --help", flags.Arg(0))
+	case o.name == "":
+		return o, errors.New("the host has no name; give --name")
+	case o.lanAddress == "" && o.lanInterface == "":
+		return o, errors.New("how the other hosts reach this one is not known; give --lan-address or --lan-interface")
+	}
+	return o, nil
+}
+
+// lock keeps a second agent from the same state.
+func lock(o options) (unlock func(), err error) {
+	if err := os.MkdirAll(o.state, 0o755); err != nil {
+		return nil, fmt.Errorf("make the state folder: %w", err)
+	}
+	path := o.state + "/agent.lock"
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("lock the state folder: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		text := make([]byte, 32)
+		n, _ := f.Read(text)
+		f.Close()
+		return nil, fmt.Errorf("an agent works with %s already (pid %s)", o.state, strings.TrimSpace(string(text[:n])))
+	}
+	f.Truncate(0)
+	fmt.Fprintf(f, "%d\n", os.Getpid())
+	return func() { f.Close() }, nil
+}

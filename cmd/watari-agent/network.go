@@ -1,0 +1,90 @@
+package main
+
+// network.go - package overlay, the tunnel, the image cache and guests' channels as the agent wants them.
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+
+	"watari/agent"
+	"watari/agent/cache"
+	"watari/agent/tunnel"
+	v1 "watari/api/watariv1"
+	"watari/guest/link"
+	"watari/overlay"
+)
+
+// network adapts the overlay.
+type network struct{ *overlay.Overlay }
+
+func overlayGuest(g agent.NetworkGuest) (overlay.Guest, error) {
+	o := overlay.Guest{UID: g.UID, Cluster: g.Cluster}
+	var err error
+	if o.Address, err = netip.ParseAddr(g.Address); err != nil {
+		return o, fmt.Errorf("guest %s: address: %w", g.UID, err)
+	}
+	if o.Prefix, err = netip.ParsePrefix(g.Prefix); err != nil {
+		return o, fmt.Errorf("guest %s: prefix: %w", g.UID, err)
+	}
+	if g.MAC != "" {
+		if o.MAC, err = net.ParseMAC(g.MAC); err != nil {
+			return o, fmt.Errorf("guest %s: %w", g.UID, err)
+		}
+	}
+	return o, nil
+}
+
+func (n network) PlugGuest(ctx context.Context, g agent.NetworkGuest, mtu uint32) (string, error) {
+	o, err := overlayGuest(g)
+	if err != nil {
+		return "", err
+	}
+	return n.Overlay.PlugGuest(ctx, o, int(mtu))
+}
+
+func (n network) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []agent.NetworkGuest) error {
+	guests := make([]overlay.Guest, 0, len(local))
+	for _, g := range local {
+		o, err := overlayGuest(g)
+		if err != nil {
+			return err
+		}
+		guests = append(guests, o)
+	}
+	return n.Overlay.Apply(ctx, wanted, guests)
+}
+
+// tunnels adapts the migration tunnel.
+type tunnels struct{ *tunnel.Tunnels }
+
+func (t tunnels) Expect(e agent.Expected) (stop func()) { return t.Tunnels.Expect(tunnel.Expected(e)) }
+
+func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, uid string) (agent.MigrateOptions, func(), error) {
+	out, err := t.Tunnels.Open(ctx, tunnel.Order{Migration: order.Id, UID: uid, Target: order.TargetHost, Address: order.TargetAddress})
+	if err != nil {
+		return agent.MigrateOptions{}, nil, err
+	}
+	return agent.MigrateOptions{
+		DestURI:        "qemu+unix:///system?socket=" + out.LibvirtSocket,
+		MigrateURI:     "unix://" + out.MigrateSocket,
+		BandwidthBytes: order.BandwidthBytes,
+	}, out.Close, nil
+}
+
+// images adapts the cache.
+type images struct{ *cache.Cache }
+
+func (i images) Ensure(ctx context.Context, image *v1.Image, step func(string)) (agent.ImageFiles, error) {
+	files, err := i.Cache.Ensure(ctx, image, step)
+	return agent.ImageFiles(files), err
+}
+
+func (i images) Keep(_ []*v1.Image, inUse func(string) bool) { i.Cache.Keep(inUse) }
+
+// dialGuest opens a guest's channel.
+func dialGuest(_, socket string) agent.GuestChannel {
+	return link.NewClient(func(ctx context.Context) (net.Conn, error) { return link.DialUnix(ctx, filepath.Clean(socket)) })
+}

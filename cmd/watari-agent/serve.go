@@ -1,0 +1,170 @@
+package main
+
+// serve.go - putting an agent's parts together.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"watari/agent"
+	"watari/agent/accel"
+	"watari/agent/cache"
+	"watari/agent/load"
+	"watari/agent/session"
+	"watari/agent/tunnel"
+	"watari/agent/vm"
+	v1 "watari/api/watariv1"
+	"watari/ca"
+	"watari/internal/version"
+	"watari/overlay"
+)
+
+// libvirtWait is how long libvirt may take to answer when the agent starts.
+const libvirtWait = time.Minute
+
+func serve(ctx context.Context, o options) error {
+	log := slog.Default()
+	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress,
+		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort)}
+	reader := &load.Reader{Root: "/", Disk: o.state}
+	if err := reader.Topology(info); err != nil {
+		return err
+	}
+	if o.memory != 0 {
+		info.MemoryBytes = min(info.MemoryBytes, o.memory<<20)
+	}
+	var err error
+	if info.BootId, err = bootID(o.run); err != nil {
+		return err
+	}
+	info.Acceleration = accel.Probe(ctx)
+	log.Info("acceleration", "kind", info.Acceleration.Kind, "reason", info.Acceleration.Reason)
+
+	if err := keepOptions(o); err != nil {
+		return fmt.Errorf("keep the options for cleaning up: %w", err)
+	}
+	network, lanAddress, err := openNetwork(o, log)
+	if err != nil {
+		return err
+	}
+	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
+	tie, err := session.Open(ctx, session.Config{Managers: o.managers, Name: o.name,
+		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log})
+	if err != nil {
+		return err
+	}
+	libvirtCtx, cancel := context.WithTimeout(ctx, libvirtWait)
+	libvirt, err := vm.Connect(libvirtCtx, o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
+	cancel()
+	if err != nil {
+		return err
+	}
+	defer libvirt.Close()
+	if info.LibvirtVersion, info.QemuVersion, err = libvirt.Versions(); err != nil {
+		return err
+	}
+	store, err := cache.New(filepath.Join(o.state, "images"), tie.Get, log)
+	if err != nil {
+		return err
+	}
+	migrations, err := openTunnels(ctx, o, tie, log)
+	if err != nil {
+		return err
+	}
+	a, err := agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
+		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, FindProcesses: findProcesses,
+		Hypervisor: newHypervisor(libvirt), Network: network, Images: images{store}, Tunnels: tunnels{migrations}, Dial: dialGuest})
+	if err != nil {
+		return err
+	}
+	go func() {
+		if err := network.Watch(ctx, a.ReapplyNetwork); err != nil && ctx.Err() == nil {
+			log.Error("what happens to the network is not seen any more", "error", err)
+		}
+	}()
+	go tie.Run(ctx, a.Handler())
+	a.Run()
+	return ctx.Err()
+}
+
+func openNetwork(o options, log *slog.Logger) (network, string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return network{}, "", fmt.Errorf("find the agent's own program: %w", err)
+	}
+	config := overlay.Config{StateDir: o.state, RunDir: o.run, HostName: o.name, LANInterface: o.lanInterface,
+		WireGuardPort: int(o.wireguardPort), AgentBinary: self, Logger: log}
+	if o.lanAddress != "" {
+		if config.LANAddress, err = netip.ParseAddr(o.lanAddress); err != nil {
+			return network{}, "", fmt.Errorf("--lan-address: %w", err)
+		}
+	}
+	opened, err := overlay.New(config)
+	if err != nil {
+		return network{}, "", err
+	}
+	address := o.lanAddress
+	if address == "" {
+		if address, err = addressOf(o.lanInterface); err != nil {
+			return network{}, "", err
+		}
+	}
+	return network{opened}, address, nil
+}
+
+func addressOf(name string) (string, error) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return "", fmt.Errorf("--lan-interface %s: %w", name, err)
+	}
+	addresses, err := link.Addrs()
+	if err != nil {
+		return "", fmt.Errorf("--lan-interface %s: %w", name, err)
+	}
+	for _, address := range addresses {
+		if prefix, err := netip.ParsePrefix(address.String()); err == nil && prefix.Addr().Is4() {
+			return prefix.Addr().String(), nil
+		}
+	}
+	return "", fmt.Errorf("--lan-interface %s has no IPv4 address; give --lan-address", name)
+}
+
+// openTunnels listens for migrations that come in.
+func openTunnels(ctx context.Context, o options, tie *session.Session, log *slog.Logger) (*tunnel.Tunnels, error) {
+	id := tie.PEM()
+	config, err := ca.PeerTLS(id.CA, id.Certificate, id.Key, nil)
+	if err != nil {
+		return nil, fmt.Errorf("tunnels: %w", err)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort("", fmt.Sprint(o.tunnelPort)))
+	if err != nil {
+		return nil, fmt.Errorf("listen for migrations: %w", err)
+	}
+	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSocket: o.libvirtSocket, Log: log})
+	go func() {
+		if err := t.Serve(ctx, listener); err != nil && ctx.Err() == nil {
+			log.Error("no migrations can come in any more", "error", err)
+		}
+	}()
+	return t, nil
+}
+
+// bootID changes whenever the host was started anew. A host that is a namespace writes its own.
+func bootID(runDir string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(runDir, "boot-id"))
+	if errors.Is(err, os.ErrNotExist) {
+		text, err = os.ReadFile("/proc/sys/kernel/random/boot_id")
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the boot id: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
+}
