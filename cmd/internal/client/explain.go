@@ -23,6 +23,9 @@ func (e *explained) Unwrap() error { return e.err }
 // Explain gives an error of a call a sentence that says the thing, the reason and the next step. Errors that are
 // not of a call come back as they are.
 func Explain(err error) error {
+	if already := (*explained)(nil); errors.As(err, &already) {
+		return err
+	}
 	if errors.Is(err, ErrNoConfig) {
 		return &explained{err.Error() + "; start a manager on this machine with `sudo watari up`, or use one " +
 			"elsewhere with `watari login --manager URL --token TOKEN` (root's is read by sudo)", err}

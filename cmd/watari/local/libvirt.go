@@ -45,7 +45,7 @@ func (u *up) startLibvirt(ctx context.Context) error {
 	if libvirtAnswers() {
 		return nil
 	}
-	config := filepath.Join(filepath.Dir(u.libvirtd().PIDFile), "libvirtd.conf")
+	config := filepath.Join(filepath.Dir(u.libvirtd().Log), "libvirtd.conf")
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (u *up) startOne(ctx context.Context, name, socket string, args ...string) 
 	if err != nil {
 		return err
 	}
-	spec := u.libvirt(name)
+	spec := u.daemon(name, "libvirt")
 	spec.Command = append([]string{path}, args...)
 	process, began, err := u.start(spec)
 	if err != nil {

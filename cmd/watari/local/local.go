@@ -35,28 +35,21 @@ type options struct {
 // layout is where things are on this machine.
 type layout struct{ state string }
 
-func (l layout) options() string     { return filepath.Join(l.state, "up.json") }
+func (l layout) options() string     { return filepath.Join(l.state, "up", "options.json") }
 func (l layout) adminConfig() string { return filepath.Join(l.state, "admin.json") }
 func (l layout) agentState() string  { return filepath.Join(l.state, "agent") }
 func (l layout) agentPKI() string    { return filepath.Join(l.state, "agent", "pki") }
-func (l layout) tokenFile() string   { return filepath.Join(l.state, "agent", "join-token") }
+func (l layout) tokenFile() string   { return filepath.Join(l.state, "up", "join-token") }
 
 // daemon is where the pid file and log of a daemon are. Its command is to be filled in.
-func (l layout) daemon(name string) daemon.Spec {
-	folder := filepath.Join(l.state, name)
-	return daemon.Spec{Name: name, PIDFile: filepath.Join(folder, name+".pid"), Log: filepath.Join(folder, name+".log")}
+func (l layout) daemon(name, folder string) daemon.Spec {
+	return daemon.Spec{Name: name, PIDFile: filepath.Join(l.state, "up", name+".pid"), Log: filepath.Join(l.state, folder, name+".log")}
 }
 
-func (l layout) manager() daemon.Spec  { return l.daemon("manager") }
-func (l layout) agent() daemon.Spec    { return l.daemon("agent") }
-func (l layout) libvirtd() daemon.Spec { return l.libvirt("libvirtd") }
-func (l layout) virtlogd() daemon.Spec { return l.libvirt("virtlogd") }
-
-func (l layout) libvirt(name string) daemon.Spec {
-	spec := l.daemon("libvirt")
-	return daemon.Spec{Name: name, PIDFile: filepath.Join(filepath.Dir(spec.PIDFile), name+".pid"),
-		Log: filepath.Join(filepath.Dir(spec.Log), name+".log")}
-}
+func (l layout) manager() daemon.Spec  { return l.daemon("manager", "manager") }
+func (l layout) agent() daemon.Spec    { return l.daemon("agent", "agent") }
+func (l layout) libvirtd() daemon.Spec { return l.daemon("libvirtd", "libvirt") }
+func (l layout) virtlogd() daemon.Spec { return l.daemon("virtlogd", "libvirt") }
 
 // load reads the options of the last `watari up`, if there was one.
 func (l layout) load() (options, error) {
@@ -79,7 +72,7 @@ func (l layout) save(o options) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(l.state, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(l.options()), 0o755); err != nil {
 		return err
 	}
 	return os.WriteFile(l.options(), append(text, '\n'), 0o600)

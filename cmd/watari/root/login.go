@@ -2,6 +2,7 @@ package root
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -82,6 +83,9 @@ func join(ctx context.Context, manager string, token ca.Token) (*client.Config, 
 		return nil, "", err
 	}
 	response, err := joiner.Join(ctx, connect.NewRequest(&v1.JoinRequest{Token: token.String(), Request: request}))
+	if refused := (*connect.Error)(nil); errors.As(err, &refused) && refused.Code() == connect.CodePermissionDenied {
+		return nil, "", errors.New(refused.Message()) // it is about the token, not about who asks
+	}
 	if err != nil {
 		return nil, "", err
 	}
