@@ -50,6 +50,7 @@ type Options struct {
 type Server struct {
 	watariv1connect.UnimplementedControlServiceHandler
 	Options
+	execs callers // of GuestExec
 }
 
 // New makes the server.

@@ -29,7 +29,8 @@ const (
 
 // GuestExec runs a command in a guest. The process is known by its id, so that when the connection to the guest
 // ends (it moves to another host, say) the streams go on where they were; input is kept until the guest has it.
-// The process ends with the call.
+// A caller that was cut off calls again with the same id, its output's offsets in the first message's input and
+// its input from where the process's had come; one that does not come back loses the process after its hold time.
 func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
 	first, err := stream.Receive()
 	if err != nil {
@@ -56,11 +57,13 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	e := &execution{s: s, name: first.Guest, uid: g.Meta.Uid, start: start, out: stream, input: newInput()}
+	e.outs, e.errs = first.Input.GetStdoutOffset(), first.Input.GetStderrOffset()
 	if first.Input != nil {
 		e.input.add(first.Input)
 	}
 	defer e.input.close() // frees receive
-	defer e.forget()
+	s.execs.begin(start.Id)
+	defer e.end()
 	go e.receive(ctx, cancel)
 	if err := s.again(ctx, e.name, e.uid, func(g *v1.Guest, alive func()) error { return e.attempt(ctx, g, alive) }); err != nil {
 		return passOn(err, "run %s on guest %s", start.Command[0], first.Guest)
@@ -83,6 +86,7 @@ type execution struct {
 	out        *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]
 	input      *input
 	started    bool
+	over       bool   // the caller has the process's end
 	outs, errs uint64 // bytes passed on
 }
 
@@ -153,6 +157,7 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 			return final{err}
 		}
 		if m.Ended != nil {
+			e.over = true
 			return nil
 		}
 	}
@@ -184,6 +189,45 @@ func cut(data []byte, offset, have uint64) ([]byte, uint64) {
 	return data, offset
 }
 
+// end forgets the process when its caller has its end, and otherwise when the caller has not come back for long.
+func (e *execution) end() {
+	left := e.s.execs.end(e.start.Id)
+	switch {
+	case e.over:
+		e.forget()
+	case left == 0:
+		time.AfterFunc(2*time.Duration(e.start.HoldSeconds)*time.Second, func() {
+			if e.s.execs.count(e.start.Id) == 0 {
+				e.forget()
+			}
+		})
+	}
+}
+
+// callers counts who is attached to each process, by its id.
+type callers struct {
+	mu sync.Mutex
+	of map[string]int
+}
+
+func (c *callers) begin(id string)     { c.add(id, 1) }
+func (c *callers) end(id string) int   { return c.add(id, -1) }
+func (c *callers) count(id string) int { return c.add(id, 0) }
+
+func (c *callers) add(id string, n int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of == nil {
+		c.of = map[string]int{}
+	}
+	c.of[id] += n
+	left := c.of[id]
+	if left == 0 {
+		delete(c.of, id)
+	}
+	return left
+}
+
 // forget ends the process, if it still runs, and drops its output.
 func (e *execution) forget() {
 	if !e.started {
@@ -211,6 +255,7 @@ type input struct {
 	data          []byte
 	offset        uint64 // of data's first byte
 	closed        bool
+	begun         bool // some input came: data's offset is the caller's from then on
 	rows, columns uint32
 }
 
@@ -236,6 +281,9 @@ func (in *input) add(m *v1.AttachRequest) {
 		<-changed
 	}
 	in.change(func() {
+		if (len(m.Stdin) > 0 || m.StdinClosed) && !in.begun {
+			in.begun, in.offset = true, max(in.offset, m.StdinOffset)
+		}
 		in.data = append(in.data, m.Stdin...)
 		in.closed = in.closed || m.StdinClosed
 		if m.Rows != 0 || m.Columns != 0 {
