@@ -1,0 +1,177 @@
+// What the tests of real labs share.
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// needLab skips a test where no lab can be; where tests are to be run, what they need ought to be there.
+func needLab(t *testing.T) {
+	t.Helper()
+	var missing []string
+	if os.Geteuid() != 0 {
+		missing = append(missing, "root")
+	}
+	for _, program := range []string{"libvirtd", "virsh", "qemu-system-x86_64", "ping", "nsenter", "setpriv", "pkill"} {
+		if _, err := exec.LookPath(program); err != nil {
+			missing = append(missing, program)
+		}
+	}
+	if len(missing) == 0 {
+		return
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatalf("missing: %v", missing)
+	}
+	t.Skipf("missing: %v", missing)
+}
+
+// testLab is a lab and what its tests do with it.
+type testLab struct {
+	*Lab
+	t *testing.T
+}
+
+func deadline(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func up(t *testing.T, o Options) testLab {
+	t.Helper()
+	needLab(t)
+	t.Cleanup(func() {
+		if err := Down(context.Background(), o.Name, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := Down(deadline(t), o.Name, nil); err != nil { // what a test that was killed left
+		t.Fatal(err)
+	}
+	l, err := Up(deadline(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return testLab{l, t}
+}
+
+// on runs a command in a host and gives what it wrote.
+func (l testLab) on(host string, argv ...string) (string, error) {
+	out, err := l.Command(host, argv...).CombinedOutput()
+	return string(out), err
+}
+
+func (l testLab) must(host string, argv ...string) string {
+	l.t.Helper()
+	out, err := l.on(host, argv...)
+	if err != nil {
+		l.t.Fatalf("%s: %s: %v\n%s", host, strings.Join(argv, " "), err, out)
+	}
+	return out
+}
+
+// ping gives the least round trip in milliseconds, and how many of count packets came back.
+func (l testLab) ping(from, to string, count int) (least float64, received int) {
+	l.t.Helper()
+	out, _ := l.on(from, "ping", "-q", "-n", "-i", "0.002", "-W", "1", "-c", strconv.Itoa(count), to)
+	if m := regexp.MustCompile(`(\d+) received`).FindStringSubmatch(out); m != nil {
+		received, _ = strconv.Atoi(m[1])
+	} else {
+		l.t.Fatalf("ping %s from %s: %s", to, from, out)
+	}
+	if m := regexp.MustCompile(`rtt [a-z/]+ = ([0-9.]+)/`).FindStringSubmatch(out); m != nil {
+		least, _ = strconv.ParseFloat(m[1], 64)
+	}
+	return least, received
+}
+
+func (l testLab) reaches(from, to string) bool {
+	l.t.Helper()
+	_, received := l.ping(from, to, 3)
+	return received == 3
+}
+
+func (l testLab) until(what string, done func() bool) {
+	l.t.Helper()
+	if err := waitFor(deadline(l.t), 30*time.Second, what, done); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// marks are the lab's network namespaces, by which whatever is in them is found after the lab is gone.
+func (l testLab) marks() map[uint64]bool {
+	marks := map[uint64]bool{}
+	for _, name := range l.state.plan().namespaces() {
+		marks[inode(l.namespacePath(name))] = true
+	}
+	for _, h := range l.Hosts() {
+		marks[namespaceOf(l.hostProcess(h.Name), "net")] = true
+	}
+	delete(marks, 0)
+	return marks
+}
+
+// nothingLeft checks that no mount, link, process, namespace or file of a lab is there.
+func nothingLeft(t *testing.T, name string, marks map[uint64]bool) {
+	t.Helper()
+	for _, pid := range allProcesses() {
+		mounts, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+		for line := range bytes.Lines(mounts) {
+			if bytes.Contains(line, []byte("/lab/"+name+"/")) {
+				t.Errorf("process %d has the mount %s", pid, line)
+			}
+		}
+		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if bytes.Contains(command, []byte("\x00lab\x00")) && bytes.Contains(command, []byte("\x00"+name+"\x00")) && alive(pid) {
+			t.Errorf("process %d is left: %q", pid, command)
+		}
+	}
+	if left := inNamespaces(marks); len(left) > 0 {
+		t.Errorf("processes %v are in the lab's network namespaces", left)
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if link.Attrs().Name == rootLinkName(name) {
+			t.Errorf("link %s is left", link.Attrs().Name)
+		}
+	}
+	for _, pattern := range []string{stateRoot + "/" + name, runRoot + "/" + name, "/dev/shm/*" + name + "*", "/dev/shm/watari-lab-test-mark"} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("%v is left", left)
+		}
+	}
+}
+
+// marksOfAny are the marks of what there is of a lab that may be half made.
+func (l testLab) marksOfAny() map[uint64]bool {
+	marks := map[uint64]bool{}
+	held, _ := filepath.Glob(l.namespacePath("*"))
+	for _, path := range held {
+		if heldNamespace(path) {
+			marks[inode(path)] = true
+		}
+	}
+	for _, pid := range findHelpers(helperArgs(verbHostInit, l.Name(), "")) {
+		marks[namespaceOf(pid, "net")] = true
+	}
+	delete(marks, 0)
+	delete(marks, inode(ownNamespace))
+	return marks
+}
