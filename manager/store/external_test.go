@@ -1,0 +1,160 @@
+package store
+
+// external_test.go - several managers on one outside etcd. The test's etcd listens on a Unix socket.
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"path/filepath"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// outside starts an etcd of its own and returns its endpoint.
+func outside(t *testing.T) (endpoint string, server *embed.Etcd) {
+	t.Helper()
+	dir := t.TempDir()
+	cfg := embeddedConfig(dir)
+	socket := url.URL{Scheme: "unix", Path: filepath.Join(dir, "etcd.sock")}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socket}, []url.URL{socket}
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	select {
+	case <-server.Server.ReadyNotify():
+	case <-time.After(30 * time.Second):
+		t.Fatal("etcd does not start")
+	}
+	return socket.String(), server
+}
+
+func connectTo(t *testing.T, endpoint string) *Store {
+	t.Helper()
+	s, err := Open(testContext(t), Config{Endpoints: []string{endpoint}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestTwoManagersOneLeads(t *testing.T) {
+	endpoint, _ := outside(t)
+	ctx := testContext(t)
+	m1, m2 := connectTo(t, endpoint), connectTo(t, endpoint)
+	defer m2.Close()
+	term1, lost1, err := m1.Lead(ctx, "https://m1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Users.Create(ctx, m1, &v1.User{Meta: named("ann")}); err != nil {
+		t.Fatal(err)
+	}
+	type won struct {
+		term uint64
+		err  error
+	}
+	second := make(chan won, 1)
+	go func() {
+		term, _, err := m2.Lead(ctx, "https://m2")
+		second <- won{term, err}
+	}()
+	// The other sees who leads, and all that was written.
+	for m2.Snapshot().Leader != "https://m1" || m2.Snapshot().Users["ann"] == nil {
+		if err := m2.cache.wait(ctx, m2.Snapshot().Revision+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case w := <-second:
+		t.Fatalf("both lead: %+v", w)
+	case <-lost1:
+		t.Fatal("the first lost its office without cause")
+	default:
+	}
+	m1.Close()
+	w := <-second
+	if w.err != nil || w.term <= term1 {
+		t.Fatalf("%+v after term %d", w, term1)
+	}
+}
+
+// TestDeposedLeaderCannotWrite has the first leader's lease end without its knowing.
+func TestDeposedLeaderCannotWrite(t *testing.T) {
+	endpoint, _ := outside(t)
+	ctx := testContext(t)
+	m1, m2 := connectTo(t, endpoint), connectTo(t, endpoint)
+	defer m1.Close()
+	defer m2.Close()
+	if _, _, err := m1.Lead(ctx, "https://m1"); err != nil {
+		t.Fatal(err)
+	}
+	leases, err := m2.client.Leases(ctx)
+	if err != nil || len(leases.Leases) != 1 {
+		t.Fatal(leases, err)
+	}
+	if _, err := m2.client.Revoke(ctx, leases.Leases[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m2.Lead(ctx, "https://m2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := Users.Create(ctx, m1, &v1.User{Meta: named("ann")}); !errors.Is(err, ErrNotLeader) {
+		t.Fatalf("the deposed leader wrote: %v", err)
+	}
+	if err := m1.AddEvent(ctx, &v1.Event{Message: "still here"}); !errors.Is(err, ErrNotLeader) {
+		t.Fatalf("the deposed leader wrote an event: %v", err)
+	}
+	if err := Users.Create(ctx, m2, &v1.User{Meta: named("ann")}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLostLeaseIsTold(t *testing.T) {
+	endpoint, _ := outside(t)
+	ctx := testContext(t)
+	m := connectTo(t, endpoint)
+	defer m.Close()
+	_, lost, err := m.Lead(ctx, "https://m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	leases, err := m.client.Leases(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.client.Revoke(ctx, leases.Leases[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-lost:
+	case <-ctx.Done():
+		t.Fatal("the loss was not told")
+	}
+}
+
+func TestTwoManagersShareOneAuthority(t *testing.T) {
+	endpoint, _ := outside(t)
+	ctx := context.Background()
+	m1, m2 := connectTo(t, endpoint), connectTo(t, endpoint)
+	defer m1.Close()
+	defer m2.Close()
+	make := func(text string) func() ([]byte, []byte, error) {
+		return func() ([]byte, []byte, error) { return []byte(text), []byte(text), nil }
+	}
+	for _, m := range []*Store{m1, m2} {
+		certificate, _, err := m.Authority(ctx, make("m1's"))
+		if err != nil || string(certificate) != "m1's" {
+			t.Fatalf("%s %v", certificate, err)
+		}
+	}
+	if certificate, _, err := m2.Authority(ctx, make("m2's")); err != nil || string(certificate) != "m1's" {
+		t.Fatalf("%s %v", certificate, err)
+	}
+}
