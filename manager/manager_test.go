@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,9 @@ type running struct {
 	admin watariv1connect.ControlServiceClient
 	http  *http.Client // with the administrator's certificate
 	caPEM []byte
+	guest *fakeGuest                    // what hosts serve as any guest; may be nil
+	cuts  map[string]context.CancelFunc // ends a host's present connection
+	mu    sync.Mutex
 }
 
 // bounded is a context for a whole test.
@@ -54,7 +58,7 @@ func start(t *testing.T, dir string) *running {
 			State: filepath.Join(dir, "manager"), Listen: "127.0.0.1:0", Ready: func(a net.Addr) { ready <- a },
 		})
 	}()
-	r := &running{t: t, dir: dir}
+	r := &running{t: t, dir: dir, cuts: map[string]context.CancelFunc{}}
 	select {
 	case a := <-ready:
 		r.url = "https://" + a.String()
@@ -199,12 +203,20 @@ func (r *running) dial(name string, pair ca.KeyPair) (drop context.CancelFunc) {
 	f := &fakeHost{info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
+	if r.guest != nil {
+		mux.Handle("/guest/", r.guest.handler())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			session.DialAgent(ctx, r.url, config, mux)
+			one, cut := context.WithCancel(ctx)
+			r.mu.Lock()
+			r.cuts[name] = cut
+			r.mu.Unlock()
+			session.DialAgent(one, r.url, config, mux)
+			cut()
 		}
 	}()
 	r.t.Cleanup(func() { cancel(); <-done })
@@ -213,6 +225,13 @@ func (r *running) dial(name string, pair ca.KeyPair) (drop context.CancelFunc) {
 		return err == nil && resp.Msg.Hosts[0].State == v1.HostState_HOST_STATE_READY && resp.Msg.Hosts[0].GetInfo() != nil
 	})
 	return cancel
+}
+
+// drop cuts a host's connection, which it makes anew.
+func (r *running) drop(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cuts[name]()
 }
 
 // image puts and registers an image of made-up content.
