@@ -49,7 +49,7 @@ func (o *Overlay) startProcess(ctx context.Context) error {
 	command := exec.Command(o.cfg.AgentBinary, "wireguard", "--device", Device, "--run", o.cfg.RunDir,
 		"--mtu", strconv.Itoa(o.lan.mtu-wireGuardOverhead), "--ready-fd", "3")
 	command.Stdout, command.Stderr, command.ExtraFiles = log, log, []*os.File{told}
-	command.Dir, command.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true}
+	command.Dir, command.SysProcAttr = "/", &syscall.SysProcAttr{Setpgid: true}
 	err = command.Start()
 	told.Close()
 	if err != nil {
