@@ -238,6 +238,16 @@ func (h *testHost) killGuest(t *testing.T, name string) {
 	}
 }
 
+// virsh runs a command of libvirt's shell on the host.
+func virsh(t *testing.T, h *testHost, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("virsh", append([]string{"-q", "-c", h.uri()}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("virsh %v: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
 // newSpec is a guest of 256 MiB that counts on its console.
 func newSpec(name, kernelArgs string) Spec {
 	uid := uuid.NewString()
