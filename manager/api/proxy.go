@@ -82,13 +82,14 @@ type final struct{ error }
 func (f final) Unwrap() error { return f.error }
 
 // broken says whether a call failed for want of the connection, so that it may be tried again, and not by the
-// guest's own word.
+// guest's own word. An agent that ends cancels what it serves.
 func broken(err error) bool {
 	var f final
 	if errors.As(err, &f) {
 		return false
 	}
-	return !connect.IsWireError(err) || connect.CodeOf(err) == connect.CodeUnavailable
+	code := connect.CodeOf(err)
+	return !connect.IsWireError(err) || code == connect.CodeUnavailable || code == connect.CodeCanceled
 }
 
 // passOn says what was tried when a guest's or agent's error is passed on; its code is kept, and is unavailable
