@@ -225,7 +225,10 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 			return nil
 		}
 		s.mu.Lock()
-		wanted := s.hosts[ses.name].wanted
+		var wanted *v1.HostWanted
+		if h := s.hosts[ses.name]; h != nil && h.session == ses { // else dropped meanwhile
+			wanted = h.wanted
+		}
 		s.mu.Unlock()
 		if wanted == nil {
 			continue
@@ -240,7 +243,7 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 	s.mu.Lock()
 	h := s.hosts[ses.name]
-	if h.session != ses {
+	if h == nil || h.session != ses { // dropped, or replaced by a newer session
 		s.mu.Unlock()
 		return
 	}
