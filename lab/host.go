@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // hostConfig is host.json: what a host's first process is to do.
@@ -96,8 +97,19 @@ func (l *Lab) prepareAgent(ctx context.Context, o Options, host Host, token stri
 		"--manager", manager, "--token-file", "/var/lib/watari/agent/token",
 		"--state", "/var/lib/watari/agent", "--run", "/run/watari",
 		"--name", host.Name, "--site", host.Site, "--lan-address", host.Address.String(),
+		"--memory", strconv.FormatUint(memoryShare(len(l.Hosts())), 10),
 	}
 	return nil
+}
+
+// memoryShare is what each of n hosts offers to guests, MiB: together they have this one machine's memory, of which
+// a quarter is left to everything else.
+func memoryShare(n int) uint64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 1024
+	}
+	return max(uint64(info.Totalram)*uint64(info.Unit)/4*3>>20/uint64(n), 256)
 }
 
 // joined says whether a host's agent has its certificate.

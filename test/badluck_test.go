@@ -17,7 +17,8 @@ func daemonPID(t *testing.T, name string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
+	line, _, _ := strings.Cut(string(content), "\n")
+	pid, err := strconv.Atoi(line)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -58,10 +59,39 @@ the client config, unless --manager and --token name another; or pass --agent=fa
 		if err != nil {
 			return err
 		}
+		if o.Agent && o.Manager == "" {
+			if err := v.hostsReady(ctx, l.Hosts()); err != nil {
+				return err
+			}
+		}
 		fmt.Fprintf(v.Out, "lab %s is up: %d sites of %d hosts; its hosts reach this machine at %s\n", l.Name(), o.Sites, o.Hosts, l.RootEnd())
 		return nil
 	})
 	return command
+}
+
+// readyWait is how long the hosts may take to be ready; the first start of a libvirt daemon looks into each QEMU.
+const readyWait = 2 * time.Minute
+
+// hostsReady returns when the manager knows all hosts as ready.
+func (v *verbs) hostsReady(ctx context.Context, hosts []lab.Host) error {
+	c, err := v.Client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	defer cancel()
+	for _, host := range hosts {
+		err := c.Watch(ctx, "host", host.Name, nil, func(seen *v1.WatchResponse) (bool, error) {
+			state := seen.GetHost().GetState()
+			return state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE, nil
+		})
+		if err != nil {
+			return fmt.Errorf("wait for host %s to be ready (its agent's log is among the lab's files, see `watari lab status`): %w", host.Name, err)
+		}
+		v.say("host " + host.Name + " is ready for guests")
+	}
+	return nil
 }
 
 // say shows a step of what goes on.
