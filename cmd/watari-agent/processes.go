@@ -25,9 +25,11 @@ type guestProcess struct {
 	uid, name string
 }
 
-// guestProcesses are the QEMU processes of Watari's guests on this host.
+// guestProcesses are the QEMU processes of Watari's guests on this host: those of its own PID namespace, for a
+// machine that is a host and has a lab too sees the guests of the lab's hosts as well.
 func guestProcesses() []guestProcess {
 	var list []guestProcess
+	own, _ := os.Readlink("/proc/self/ns/pid")
 	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
@@ -35,6 +37,9 @@ func guestProcesses() []guestProcess {
 			continue
 		}
 		args := bytes.Split(data, []byte{0})
+		if namespace, _ := os.Readlink(filepath.Join(filepath.Dir(path), "ns", "pid")); namespace != own {
+			continue
+		}
 		p := guestProcess{}
 		p.pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		for i, arg := range args[:len(args)-1] {

@@ -72,10 +72,13 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 	failed := []error{stop(l.agent())}
 	left, err := findGuests(l.agentState())
 	failed = append(failed, err)
-	if guests && len(left) > 0 {
+	if guests && l.hasCertificate() {
 		lines.Set(progress.Line{Key: "guests", Text: "ending " + output.Count(len(left), "guest")})
-		left, err = endGuests(ctx, left)
-		failed = append(failed, err)
+		if err := endGuests(ctx, l); err != nil {
+			failed = append(failed, err)
+		} else if left, err = findGuests(l.agentState()); err == nil {
+			lines.Notef("this machine's guests have ended, and its part of the overlay is gone")
+		}
 	}
 	failed = append(failed, stop(l.libvirtd(), l.virtlogd(), l.manager()))
 	if ended == 0 {

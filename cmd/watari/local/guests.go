@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
 )
 
 // machine is a QEMU process that is a guest of this machine's agent.
@@ -77,29 +76,15 @@ func guestOf(path string) (name, uid string) {
 	return name, uid
 }
 
-// endGuests ends guests and returns those that it could not end.
-func endGuests(ctx context.Context, guests []machine) ([]machine, error) {
-	left := guests
-	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		for _, guest := range left {
-			if err := syscall.Kill(guest.pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return left, fmt.Errorf("end guest %s: %w", guest.name, err)
-			}
-		}
-		for deadline := time.Now().Add(grace); time.Now().Before(deadline); {
-			left = slices.DeleteFunc(slices.Clone(left), func(guest machine) bool {
-				name, _ := guestOf(fmt.Sprintf("/proc/%d/cmdline", guest.pid))
-				return name != guest.name
-			})
-			if len(left) == 0 {
-				return nil, nil
-			}
-			select {
-			case <-ctx.Done():
-				return left, ctx.Err()
-			case <-time.After(startPoll):
-			}
-		}
+// endGuests has the agent's program end this machine's guests and take the overlay's part here away.
+func endGuests(ctx context.Context, l layout) error {
+	path, err := program("watari-agent")
+	if err != nil {
+		return err
 	}
-	return left, fmt.Errorf("%d guests did not end", len(left))
+	out, err := exec.CommandContext(ctx, path, "cleanup", "--guests", "--state", l.agentState(), "--run", defaultRun).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("end this machine's guests: %w\n%s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
 }
