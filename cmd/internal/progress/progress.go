@@ -99,14 +99,9 @@ func (l *Lines) say(line Line) {
 	if line.Text == "" || l.saidText[line.Key] == line.Text {
 		return
 	}
-	gist := line.Text
-	if strings.Contains(gist, "%") {
-		gist = strings.Map(func(r rune) rune {
-			if r >= '0' && r <= '9' || r == '.' {
-				return -1
-			}
-			return r
-		}, gist)
+	gist, _, share := strings.Cut(line.Text, "%")
+	if share {
+		gist = strings.TrimRight(gist, "0123456789. ")
 	}
 	if l.said[line.Key] == gist && time.Since(l.saidAt[line.Key]) < restatePause {
 		return

@@ -30,7 +30,7 @@ func (v *startView) show(now *v1.WatchResponse) {
 	if v.lines.Terminal() {
 		head += ", " + output.Short(v.env.Now().Sub(v.begun))
 	}
-	if cluster.GetMessage() != "" && cluster.GetState() != v1.ClusterState_CLUSTER_STATE_READY {
+	if cluster.GetMessage() != "" && len(now.GetGuests()) == 0 { // else the guests' own lines say it
 		head += " (" + cluster.GetMessage() + ")"
 	}
 	lines := []progress.Line{{Key: name, Text: head}}

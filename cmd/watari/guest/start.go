@@ -67,7 +67,11 @@ func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goa
 		case guest.GetFailure() != "":
 			return false, fmt.Errorf("%s; its console: `watari guest console %s`", guest.GetFailure(), name)
 		}
-		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("guest %s: %s %s", name, output.State(guest.GetState()), guest.GetMessage())})
+		text := fmt.Sprintf("guest %s: %s", name, output.State(guest.GetState()))
+		if guest.GetMessage() != "" {
+			text += ": " + guest.GetMessage()
+		}
+		lines.Set(progress.Line{Key: name, Text: text})
 		return false, nil
 	})
 	if ctx.Err() != nil {

@@ -82,6 +82,9 @@ func brief(err error) string {
 	if errors.Is(err, client.ErrNoConfig) {
 		return "making its keys"
 	}
+	if unreachable := (*client.Unreachable)(nil); errors.As(err, &unreachable) {
+		return "it does not listen yet"
+	}
 	text, _, _ := strings.Cut(client.Explain(err).Error(), ";")
 	return text
 }

@@ -20,6 +20,8 @@ import (
 const (
 	startTimeout = 2 * time.Minute
 	startPoll    = 100 * time.Millisecond
+	// quiet is how long a start may take before it is said what is waited for.
+	quiet = time.Second
 )
 
 const upLong = `Make this machine a manager with its own store, and a host that runs guests. With --manager and --token it
@@ -189,7 +191,9 @@ func (u *up) await(ctx context.Context, process *daemon.Process, what string, do
 		if u.lines.Terminal() {
 			text = fmt.Sprintf("%s (%.0f s): %s", what, time.Since(begun).Seconds(), why)
 		}
-		u.lines.Set(progress.Line{Key: what, Text: text})
+		if time.Since(begun) > quiet {
+			u.lines.Set(progress.Line{Key: what, Text: text})
+		}
 		if time.Since(begun) > startTimeout {
 			return fmt.Errorf("%s: not done after %s: %s; its log says more", what, startTimeout, why)
 		}

@@ -31,11 +31,11 @@ func newAttach(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ended, err := follow(ctx, env, c, args[0])
+			ended, interrupted, err := follow(ctx, env, c, args[0])
 			if err != nil {
 				return err
 			}
-			return errors.Join(gather(ctx, env, c, ended, files), conclude(ended))
+			return errors.Join(gather(ctx, env, c, ended, files), conclude(ended, interrupted))
 		}),
 	}
 	command.Flags().StringArrayVar(&collect, "collect", nil, "FILE[:LOCAL] of the run's directory to fetch at the end; may be repeated")

@@ -58,7 +58,7 @@ func write(w io.Writer, data []byte, offset *uint64) error {
 }
 
 // follow copies a run's output until the run has ended. The first signal is handed to the run, the second leaves.
-func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Run, error) {
+func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (run *v1.Run, interrupted bool, err error) {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	type end struct {
@@ -86,12 +86,12 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (*
 			go interrupt(ctx, env, c, name, signal)
 		case end := <-ended:
 			if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
-				return nil, cli.Interruptedf("left run %s to itself; take it up with `watari run attach %s`, end it with `watari run cancel %s`", name, name, name)
+				return nil, true, cli.Interruptedf("left run %s to itself; take it up with `watari run attach %s`, end it with `watari run cancel %s`", name, name, name)
 			}
 			if end.err != nil {
-				return nil, fmt.Errorf("follow run %s: %w", name, end.err)
+				return nil, false, fmt.Errorf("follow run %s: %w", name, end.err)
 			}
-			return end.run, nil
+			return end.run, signals > 0, nil
 		}
 	}
 }
@@ -111,13 +111,17 @@ func interrupt(ctx context.Context, env *cli.Env, c *client.Client, name string,
 	}
 }
 
-// conclude turns a run's end into the command's: the program's exit status, or why there is none.
-func conclude(run *v1.Run) error {
+// conclude turns a run's end into the command's: the program's exit status, or why there is none. A program that was
+// interrupted from here and did not end well has ended by that, whatever its launcher makes of it.
+func conclude(run *v1.Run, interrupted bool) error {
 	name := run.GetMeta().GetName()
 	switch run.GetState() {
 	case v1.RunState_RUN_STATE_EXITED:
 		if run.GetExitCode() == 0 {
 			return nil
+		}
+		if interrupted {
+			return &cli.Exit{Code: cli.StatusInterrupted, Err: fmt.Errorf("run %s was interrupted; its status was %d", name, run.GetExitCode())}
 		}
 		return &cli.Exit{Code: int(run.GetExitCode())}
 	case v1.RunState_RUN_STATE_CANCELLED:

@@ -56,11 +56,11 @@ func run(ctx context.Context, env *cli.Env, cluster string, program []string, f 
 	if f.detach {
 		return showRun(env, made)
 	}
-	ended, err := follow(ctx, env, c, made.GetMeta().GetName())
+	ended, interrupted, err := follow(ctx, env, c, made.GetMeta().GetName())
 	if err != nil {
 		return err
 	}
-	return errors.Join(gather(ctx, env, c, ended, collect), conclude(ended))
+	return errors.Join(gather(ctx, env, c, ended, collect), conclude(ended, interrupted))
 }
 
 // begin creates a run and stages its files. Ctrl-C meanwhile takes the run back.
