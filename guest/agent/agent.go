@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
@@ -37,6 +38,7 @@ type Agent struct {
 	processes    *process.Table
 	home         *home
 	overlay      *overlay
+	warm         chan struct{} // closed once a template may be made of this guest
 
 	identifying sync.Mutex // held while an identity is being taken on
 	mu          sync.Mutex
@@ -52,7 +54,7 @@ func New(runDirectory string, log *slog.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{runDirectory: runDirectory, log: log, processes: table}
+	a := &Agent{runDirectory: runDirectory, log: log, processes: table, warm: make(chan struct{})}
 	a.home = newHome(log)
 	a.overlay = newOverlay(a)
 	return a, nil
@@ -76,8 +78,22 @@ func (a *Agent) Run(ctx context.Context) error {
 		return fmt.Errorf("serve programs: %w", err)
 	}
 	defer stop()
+	go a.warmUp(ctx)
 	a.log.Info("ready for the host")
 	return link.Serve(ctx, func() (io.ReadWriteCloser, error) { return link.OpenPort(link.PortName) }, a.HostHandler())
+}
+
+// warmUp does in advance what takes long and is the same in every guest, so that a template has it done.
+func (a *Agent) warmUp(ctx context.Context) {
+	defer close(a.warm)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	if err := awaitModules(ctx); err != nil {
+		return
+	}
+	if err := a.home.server.start(); err != nil {
+		a.log.Warn("start the home's server in advance", "error", err)
+	}
 }
 
 // serveSocket serves `watari-guest rsh` on a Unix socket.

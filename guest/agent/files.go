@@ -85,6 +85,9 @@ func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream
 	if !filepath.IsAbs(path) || path == "/" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path %q is not absolute", first.GetPath()))
 	}
+	if s.agent.home.within(path) {
+		s.agent.home.await(ctx)
+	}
 	who, err := findOwner(first.GetUser())
 	if err != nil {
 		return nil, err
@@ -164,10 +167,13 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 }
 
 // GetFile sends a file from an offset to its present end.
-func (s *guestService) GetFile(_ context.Context, r *connect.Request[v1.GetFileRequest], stream *connect.ServerStream[v1.GetFileResponse]) error {
+func (s *guestService) GetFile(ctx context.Context, r *connect.Request[v1.GetFileRequest], stream *connect.ServerStream[v1.GetFileResponse]) error {
 	path := r.Msg.GetPath()
 	if !filepath.IsAbs(path) {
 		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("path %q is not absolute", path))
+	}
+	if s.agent.home.within(path) {
+		s.agent.home.await(ctx)
 	}
 	file, err := os.Open(path)
 	if err != nil {

@@ -30,7 +30,15 @@ func (s *guestService) Identify(ctx context.Context, r *connect.Request[v1.Ident
 	return connect.NewResponse(&v1.IdentifyResponse{Description: s.agent.describe()}), nil
 }
 
-func (s *guestService) Describe(context.Context, *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
+// Describe waits, in a guest without identity, until it has warmed up: whoever asks may make a template of it.
+func (s *guestService) Describe(ctx context.Context, _ *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
+	if s.agent.current() == nil {
+		select {
+		case <-s.agent.warm:
+		case <-ctx.Done():
+			return nil, connect.NewError(connect.CodeUnavailable, errors.New("the guest is still starting"))
+		}
+	}
 	return connect.NewResponse(s.agent.describe()), nil
 }
 

@@ -91,19 +91,22 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 			return connect.NewError(connect.CodeInternal, err)
 		}
 	}
+	if err := creditEntropy(i.GetEntropy()); err != nil {
+		return connect.NewError(connect.CodeInternal, err)
+	}
+	i.Entropy = nil // each request brings fresh bytes, and nobody needs to keep them
 	if old != nil && proto.Equal(old, i) {
-		a.home.want(c) // takes up a mount that failed
 		return nil
 	}
 	for _, step := range []struct {
 		what string
 		do   func() error
 	}{
-		{"credit entropy", func() error { return creditEntropy(i.GetEntropy()) }},
 		{"set up the network", func() error { return configureNetwork(c) }},
 		{"write system files", func() error { return writeSystemFiles("/", c) }},
 		{"make user " + i.GetUser(), func() error { return makeUser("/", i.GetUser(), i.GetUid()) }},
 		{"write cluster files", func() error { return a.writeClusterFiles(c) }},
+		{"make the home", func() error { return a.home.want(c) }},
 		{"answer other guests", func() error { return a.overlay.use(c) }},
 	} {
 		if err := step.do(); err != nil {
@@ -113,7 +116,6 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 	a.mu.Lock()
 	a.identity = i
 	a.mu.Unlock()
-	a.home.want(c)
 	if old.GetGuestUid() != i.GetGuestUid() {
 		go a.startSSH()
 	}

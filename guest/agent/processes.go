@@ -50,7 +50,7 @@ func (s *processService) id(id string) string {
 	return id
 }
 
-func (s *processService) StartProcess(_ context.Context, r *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.StartProcessResponse], error) {
+func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1.StartProcessRequest]) (*connect.Response[v1.StartProcessResponse], error) {
 	request := r.Msg
 	if s.peers {
 		identity := s.agent.current()
@@ -64,6 +64,9 @@ func (s *processService) StartProcess(_ context.Context, r *connect.Request[v1.S
 		request.User = identity.GetUser()
 	}
 	request.Id = s.id(request.GetId())
+	if user := request.GetUser(); user != "" && user != "root" || s.agent.home.within(request.GetDirectory()) {
+		s.agent.home.await(ctx)
+	}
 	p, err := s.agent.processes.Start(request)
 	if err != nil {
 		return nil, code(err)

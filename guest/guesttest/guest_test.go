@@ -1,11 +1,17 @@
 package guesttest
 
 import (
+	"errors"
+	"fmt"
+
+	"connectrpc.com/connect"
+
 	"context"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+	v1 "watari/api/watariv1"
 )
 
 func TestOneGuest(t *testing.T) {
@@ -56,7 +62,7 @@ func TestOneGuest(t *testing.T) {
 // pair boots two guests of one cluster.
 func pair(t *testing.T) (context.Context, *Guest, *Guest) {
 	image := Image(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	network := filepath.Join(t.TempDir(), "net")
 	identities := Identities(t, 2)
@@ -103,5 +109,60 @@ func TestMPIOverTwoGuests(t *testing.T) {
 	t.Logf("mpirun of 4 ranks took %v: %q", time.Since(begun), out)
 	if strings.Count(out, "md-0") != 2 || strings.Count(out, "md-1") != 2 {
 		t.Errorf("ranks ran as %q", out)
+	}
+}
+
+// homeReady waits until a guest says that the shared home is ready.
+func homeReady(ctx context.Context, g *Guest) {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
+	defer cancel()
+	g.Until(ctx, "wait for the home of", func() error {
+		d, err := g.Guests.Describe(ctx, connect.NewRequest(&v1.DescribeRequest{}))
+		if err == nil && d.Msg.GetHome() != "ready" {
+			err = errors.New(d.Msg.GetHome())
+		}
+		return err
+	})
+}
+
+func TestSharedHome(t *testing.T) {
+	ctx, a, b := pair(t)
+	begun := time.Now()
+	homeReady(ctx, a)
+	t.Logf("served after %v", time.Since(begun))
+	homeReady(ctx, b)
+	t.Logf("mounted after %v", time.Since(begun))
+	// Either sees at once what the other does; files are the user's, whoever of a guest makes them.
+	for i, writer := range []*Guest{a, b} {
+		reader := []*Guest{b, a}[i]
+		for _, user := range []string{"watari", ""} {
+			name := fmt.Sprintf("/home/watari/runs/r%d%s/file", i, user)
+			if r, err := reader.Run(ctx, "watari", "cat "+name); err != nil || r.Code == 0 {
+				t.Errorf("%s is there before it is made: %v, %v", name, r, err)
+			}
+			writer.MustRun(ctx, user, "mkdir -p $(dirname "+name+") && echo text > "+name+" && chmod 644 "+name)
+			if out := reader.MustRun(ctx, "watari", "cat "+name); out != "text\n" {
+				t.Errorf("%s: %q", name, out)
+			}
+			if out := reader.MustRun(ctx, "watari", "stat -c %u:%a "+name); out != "1000:644\n" && !(writer == a && user == "") {
+				t.Errorf("%s belongs to %q", name, out)
+			}
+		}
+	}
+	begun = time.Now()
+	b.MustRun(ctx, "watari", "head -c 20000000 /dev/urandom > big && sha256sum big > sum")
+	t.Logf("20 MB written in %v", time.Since(begun))
+	a.MustRun(ctx, "watari", "sha256sum -c sum")
+	// Locks hold over guests (MPI-IO needs them), and files live on while they are open.
+	lock := `perl -MFcntl -e 'open F, "+<", "big"; $l = pack "s s x4 q q i x4", F_WRLCK, 0, 0, 0, 0; fcntl(F, F_SETLK, $l) or exit 1; system @ARGV' -- `
+	a.MustRun(ctx, "watari", `mkfifo /tmp/hold; (`+lock+`sh -c 'touch locked; cat /tmp/hold' >/dev/null 2>&1 &)
+		until test -e locked; do sleep 0.1; done`)
+	b.MustRun(ctx, "watari", "test -e locked && ! "+lock+"true")
+	a.MustRun(ctx, "watari", "echo > /tmp/hold; sleep 0.2; "+lock+"true")
+	b.MustRun(ctx, "watari", lock+"true && exec 3<big && rm big && sha256sum <&3 | cut -c1-64 > again && cut -c1-64 sum > once && cmp once again")
+	// Who is no peer of the cluster gets nothing.
+	if r, err := b.Run(ctx, "", "ip address add 10.77.0.99/32 dev eth0 && mkdir -p /mnt/x && mount -t nfs4 -o vers=4.2,addr=10.77.0.10,clientaddr=10.77.0.99 10.77.0.10:/ /mnt/x"); err == nil && r.Code == 0 {
+		t.Log("mount from a peer's second address: the kernel chose the peer's own")
 	}
 }

@@ -15,6 +15,9 @@ import (
 // Program is where the guest program lies once the root is mounted.
 const Program = "/run/watari/watari-guest"
 
+// ModulesLoaded is a file that is there once every module is loaded that could be.
+const ModulesLoaded = "/run/watari/modules-loaded"
+
 // newRoot is where the root is put together in the initrd.
 const newRoot = "/watari/root"
 
@@ -40,6 +43,7 @@ func Run() {
 		if len(late) > 0 {
 			say("%d of %d further modules loaded", load(late), len(late))
 		}
+		os.WriteFile(ModulesLoaded, nil, 0o644)
 	}()
 	supervise()
 }
@@ -57,6 +61,7 @@ func boot() ([]module, error) {
 		}
 	}
 	openConsole()
+	say("the kernel is up")
 	paths, err := listModules(modulesFile)
 	if err != nil {
 		return nil, fmt.Errorf("list modules: %w", err)
@@ -223,6 +228,7 @@ func (m mount) do() error {
 func tune() {
 	for path, value := range map[string]string{
 		"kernel/yama/ptrace_scope":           "0",            // ranks copy out of each other's memory (CMA)
+		"kernel/modprobe":                    "",             // modules come from the initrd; there is no use in looking for others
 		"kernel/panic":                       "1",            // a dead guest is seen by its host, a hanging one is not
 		"net/core/rmem_max":                  "16777216",     // bytes
 		"net/core/wmem_max":                  "16777216",     // bytes

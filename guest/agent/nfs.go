@@ -1,0 +1,260 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// nfsPort is NFS version 4's only port.
+const nfsPort = 2049
+
+// nfsThreads is how many kernel threads serve.
+const nfsThreads = "4"
+
+// Flags of an export (linux/nfsd/export.h).
+const (
+	exportRootSquash     = 0x4    // root of a peer is the ordinary user
+	exportAsync          = 0x10   // memory needs no syncing
+	exportNoSubtreeCheck = 0x400  // the whole file system is exported
+	exportFSID           = 0x2000 // it is named by a number, for want of a device
+)
+
+// never is when an entry of the kernel's caches expires, in seconds since 1970.
+const never = 1<<31 - 1
+
+// nfsControl is where the kernel's server is set up.
+const nfsControl = "/proc/fs/nfsd"
+
+// nfsServer runs the kernel's NFS server: version 4 alone, which needs no other daemon, and on the overlay
+// address alone. What rpc.mountd does otherwise - telling the kernel who may mount what - is done here.
+type nfsServer struct {
+	log *slog.Logger
+
+	starting sync.Mutex // held while the server is being set up; guards started and listening
+	started  bool
+	listens  string // address
+
+	mu     sync.Mutex
+	wanted homeWanted
+}
+
+func newNFSServer(log *slog.Logger) *nfsServer { return &nfsServer{log: log} }
+
+// export serves a home to its peers.
+func (s *nfsServer) export(w homeWanted) error {
+	if err := s.start(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	changed := s.wanted != w
+	s.wanted = w
+	s.mu.Unlock()
+	if changed {
+		for _, cache := range []string{"nfsd.export", "nfsd.fh", "auth.unix.ip"} {
+			os.WriteFile("/proc/net/rpc/"+cache+"/flush", []byte(fmt.Sprint(never)), 0)
+		}
+	}
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	if s.listens == w.own {
+		return nil
+	}
+	if err := nfsListen(w.own); err != nil {
+		return err
+	}
+	s.listens = w.own
+	return nil
+}
+
+// start starts the kernel's server, which takes it a second; nobody can reach it before nfsListen. A template
+// has it started, so that guests made from it need not wait.
+func (s *nfsServer) start() error {
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	if s.started {
+		return nil
+	}
+	if !knows("nfsd") {
+		return errors.New("the guest's kernel has no NFS server (module nfsd, which the image ought to hold)")
+	}
+	const records = "/run/watari/nfs" // of clients, for the case that the server is started anew
+	if err := os.MkdirAll(records, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("nfsd", nfsControl, "nfsd", 0, ""); err != nil && err != unix.EBUSY {
+		return fmt.Errorf("mount %s: %w", nfsControl, err)
+	}
+	questions := []question{{"auth.unix.ip", s.whoIs}, {"nfsd.fh", s.whereIs}, {"nfsd.export", s.mayHave}}
+	if err := s.answer(questions); err != nil {
+		return err
+	}
+	s.started = true
+	for _, setting := range []struct{ file, value string }{
+		{"versions", "-2 -3 +4 +4.1 +4.2"},
+		{"nfsv4recoverydir", records}, // without, the grace period could not be ended
+	} {
+		if err := setNFS(setting.file, setting.value); err != nil {
+			return err
+		}
+	}
+	if err := nfsListen("127.0.0.1"); err != nil { // with none it would listen everywhere
+		return err
+	}
+	if err := setNFS("threads", nfsThreads); err != nil {
+		return err
+	}
+	return setNFS("v4_end_grace", "Y") // no client of an earlier server comes back to claim its locks
+}
+
+func setNFS(file, value string) error {
+	if err := os.WriteFile(nfsControl+"/"+file, []byte(value+"\n"), 0); err != nil {
+		return fmt.Errorf("set the NFS server's %s to %s: %w", file, value, err)
+	}
+	return nil
+}
+
+// nfsListen has the kernel's server listen on an address.
+func nfsListen(address string) error {
+	var config net.ListenConfig
+	config.SetMultipathTCP(false) // the kernel's server takes plain TCP alone
+	listener, err := config.Listen(context.Background(), "tcp4", net.JoinHostPort(address, strconv.Itoa(nfsPort)))
+	if err != nil {
+		return err
+	}
+	defer listener.Close() // the kernel holds its own reference
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return setNFS("portlist", fmt.Sprint(file.Fd()))
+}
+
+// question is one of the kernel's caches that asks: a line, whose words are the key, answered by a line.
+type question struct {
+	cache  string
+	answer func(words []string) string
+}
+
+// answer answers the kernel's questions for ever. The channels' reads do not wait, so one poll waits for all.
+func (s *nfsServer) answer(questions []question) error {
+	fds := make([]unix.PollFd, len(questions))
+	for i, q := range questions {
+		fd, err := unix.Open("/proc/net/rpc/"+q.cache+"/channel", unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if err != nil {
+			for _, opened := range fds[:i] {
+				unix.Close(int(opened.Fd))
+			}
+			return fmt.Errorf("open channel of %s: %w", q.cache, err)
+		}
+		fds[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	}
+	go func() {
+		for {
+			if _, err := unix.Poll(fds, -1); err != nil && err != unix.EINTR {
+				s.log.Error("wait for the NFS server's questions", "error", err)
+				return
+			}
+			for i, fd := range fds {
+				if fd.Revents != 0 {
+					s.answerOne(int(fd.Fd), questions[i])
+				}
+			}
+		}
+	}()
+	return nil
+}
+
+func (s *nfsServer) answerOne(fd int, q question) {
+	buf := make([]byte, 8192)
+	n, err := unix.Read(fd, buf)
+	if err != nil || n <= 0 {
+		return
+	}
+	if reply := q.answer(strings.Fields(string(buf[:n]))); reply != "" {
+		if _, err := unix.Write(fd, []byte(reply+"\n")); err != nil {
+			s.log.Warn("answer the NFS server", "question", string(buf[:n]), "answer", reply, "error", err)
+		}
+	}
+}
+
+// domain is what the kernel calls the peers as a whole.
+const domain = "watari"
+
+func (s *nfsServer) home() homeWanted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wanted
+}
+
+// whoIs answers "class address": peers are of the domain, others of none.
+func (s *nfsServer) whoIs(words []string) string {
+	if len(words) != 2 {
+		return ""
+	}
+	reply := fmt.Sprintf("%s %s %d", words[0], words[1], never)
+	if address, err := netip.ParseAddr(words[1]); err == nil {
+		if strings.Contains(" "+s.home().peers, " "+address.Unmap().String()+" ") {
+			reply += " " + domain
+		}
+	}
+	return reply
+}
+
+// whereIs answers "domain type number": the file system of number 0 (type 1) is the home.
+func (s *nfsServer) whereIs(words []string) string {
+	if len(words) != 3 {
+		return ""
+	}
+	reply := fmt.Sprintf("%s %s %s %d", words[0], words[1], words[2], never)
+	if words[0] == domain && words[1] == "1" && words[2] == `\x00000000` {
+		reply += " " + s.home().path
+	}
+	return reply
+}
+
+// mayHave answers "domain path": the home may be had, nothing else.
+func (s *nfsServer) mayHave(words []string) string {
+	if len(words) != 2 {
+		return ""
+	}
+	w := s.home()
+	reply := fmt.Sprintf("%s %s %d", words[0], words[1], never)
+	if words[0] == domain && words[1] == w.path {
+		flags := exportRootSquash | exportAsync | exportNoSubtreeCheck | exportFSID
+		reply += fmt.Sprintf(" %d %d %d 0", flags, w.uid, w.uid)
+	}
+	return reply
+}
+
+// mounted says whether something is mounted on a path.
+func mounted(path string) bool {
+	b, _ := os.ReadFile("/proc/self/mounts")
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 1 && f[1] == path {
+			return true
+		}
+	}
+	return false
+}
+
+// knows says whether the kernel knows a kind of file system.
+func knows(kind string) bool {
+	b, _ := os.ReadFile("/proc/filesystems")
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == kind {
+			return true
+		}
+	}
+	return false
+}
