@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -16,20 +17,16 @@ import (
 )
 
 // Check looks whether the packet filter still stands (and puts it back if not) and whether another filter drops
-// guests' packets. It gives one sentence for each thing that is wrong and that it could not repair, the last Apply's
-// omissions included. It takes
-// about a millisecond; call it every some seconds.
+// guests' packets. It gives one sentence for each thing that is wrong and that it could not repair, what the last
+// Apply left out included. It takes about a millisecond.
 func (o *Overlay) Check(ctx context.Context) []string {
+	chains, err := listChains()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	problems := slices.Clone(o.leftOut)
-	connection, err := nftables.New()
+	o.found = slices.Clone(o.leftOut)
 	if err != nil {
-		return append(problems, fmt.Sprintf("packet filter cannot be looked at: %v", err))
-	}
-	chains, err := connection.ListChains()
-	if err != nil {
-		return append(problems, fmt.Sprintf("packet filter cannot be listed: %v", err))
+		o.found = append(o.found, fmt.Sprintf("packet filters cannot be listed: %v", err))
+		return slices.Clone(o.found)
 	}
 	stands := slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
 		return isOwn(c.Table) && c.Name == "forward"
@@ -37,15 +34,23 @@ func (o *Overlay) Check(ctx context.Context) []string {
 	if o.prepared && !stands {
 		o.log.Warn("somebody removed the packet filter (nftables table inet watari): putting it back")
 		if err := o.raiseFilter(ctx); err != nil {
-			problems = append(problems, err.Error())
+			o.found = append(o.found, err.Error())
 		}
 	}
 	for _, c := range chains {
 		if p := o.checkForward(ctx, c); p != "" {
-			problems = append(problems, p)
+			o.found = append(o.found, p)
 		}
 	}
-	return problems
+	return slices.Clone(o.found)
+}
+
+func listChains() ([]*nftables.Chain, error) {
+	connection, err := nftables.New()
+	if err != nil {
+		return nil, err
+	}
+	return connection.ListChains()
 }
 
 func isOwn(t *nftables.Table) bool {
@@ -81,7 +86,13 @@ func iptablesRules() [][]string {
 	return rules
 }
 
+// acceptInterval is how often our rules in iptables are looked for, which takes a process for each.
+const acceptInterval = time.Minute
+
 func (o *Overlay) acceptInIptables(ctx context.Context) error {
+	if time.Since(o.accepted) < acceptInterval {
+		return nil
+	}
 	for _, rule := range iptablesRules() {
 		if iptables(ctx, "-C", rule) == nil {
 			continue
@@ -90,6 +101,7 @@ func (o *Overlay) acceptInIptables(ctx context.Context) error {
 			return err
 		}
 	}
+	o.accepted = time.Now()
 	return nil
 }
 
@@ -102,19 +114,41 @@ func iptables(ctx context.Context, verb string, rule []string) error {
 	return nil
 }
 
-// Watch calls changed whenever the WireGuard device disappears, until ctx ends: Apply then makes it anew.
+// checkInterval is how often Watch checks.
+const checkInterval = 5 * time.Second
+
+// Watch looks after the network until ctx ends. It calls changed when the WireGuard device has disappeared, for
+// Apply to make it anew, and checks every few seconds (Check); Problems gives what the last check found.
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 	updates := make(chan netlink.LinkUpdate, 64)
 	if err := netlink.LinkSubscribe(updates, ctx.Done()); err != nil {
 		return fmt.Errorf("watch interfaces: %w", err)
 	}
-	for update := range updates {
-		if update.Header.Type == unix.RTM_DELLINK && update.Attrs().Name == Device {
-			o.log.Warn("the WireGuard device disappeared", "device", Device)
-			changed()
+	check := time.NewTicker(checkInterval)
+	defer check.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-check.C:
+			o.Check(ctx)
+		case update, ok := <-updates:
+			if !ok {
+				return errors.New("watch interfaces: the kernel ended the subscription")
+			}
+			if update.Header.Type == unix.RTM_DELLINK && update.Attrs().Name == Device {
+				o.log.Warn("the WireGuard device disappeared", "device", Device)
+				changed()
+			}
 		}
 	}
-	return ctx.Err()
+}
+
+// Problems are what the last Check found, a sentence each.
+func (o *Overlay) Problems() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.found)
 }
 
 // Cleanup removes everything the overlay made on this host: taps, routes, the WireGuard device with its process,
@@ -144,7 +178,7 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 	clear(o.guests)
 	clear(o.clusters)
 	clear(o.wanted)
-	o.prepared = false
+	o.prepared, o.accepted = false, time.Time{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("remove the overlay from this host: %w", err)
 	}
