@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,8 +70,14 @@ func (l *Lab) prepareAgent(ctx context.Context, o Options, host Host, token stri
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	joined := l.joined(host.Name)
+	if o.Admit != nil {
+		if err := o.Admit(ctx, host, joined); err != nil {
+			return err
+		}
+	}
 	manager := o.Manager
-	if !l.joined(host.Name) || (manager == "" && len(config.Agent) == 0) {
+	if !joined || (manager == "" && len(config.Agent) == 0) {
 		port := ":" + DefaultManagerPort
 		if token == "" {
 			if o.TokenFunc == nil {
@@ -110,6 +117,11 @@ func memoryShare(n int) uint64 {
 		return 1024
 	}
 	return max(uint64(info.Totalram)*uint64(info.Unit)/4*3>>20/uint64(n), 256)
+}
+
+// Joined lists the hosts whose agent has joined a manager.
+func (l *Lab) Joined() []Host {
+	return slices.DeleteFunc(l.Hosts(), func(h Host) bool { return !l.joined(h.Name) })
 }
 
 // joined says whether a host's agent has its certificate.

@@ -38,6 +38,9 @@ type Options struct {
 	Tokens  []string
 	// TokenFunc makes a join token for a host of that site and gives the manager's port, as "7070" or ":7070".
 	TokenFunc func(ctx context.Context, site string) (token, managerURLPortOnly string, err error)
+	// Admit, if set, is asked about each host before its agent gets a token or is started; joined says whether the
+	// agent has a certificate of some manager already. An error ends Up.
+	Admit func(ctx context.Context, host Host, joined bool) error
 	// AgentBinary is watari-agent; empty: the one beside Executable.
 	AgentBinary string
 

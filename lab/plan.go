@@ -41,6 +41,9 @@ func CheckShape(name string, sites, hosts int) error {
 	return nil
 }
 
+// Prefix holds the addresses of all labs: the prefix for tests of networks (RFC 2544).
+var Prefix = netip.MustParsePrefix("198.18.0.0/15")
+
 // plan is the address plan of one lab. Its /20 has a /24 for the links between namespaces, then one for each site.
 type plan struct {
 	slot, sites, hosts int

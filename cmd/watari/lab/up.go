@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
@@ -49,7 +47,7 @@ the client config, unless --manager and --token name another; or pass --agent=fa
 			return cli.Usagef("--manager and --token go together: a host that joins needs both")
 		}
 		if o.Manager == "" {
-			o.TokenFunc = v.token
+			o.TokenFunc, o.Admit = v.token, v.admit
 		}
 		o.Name, o.Progress = v.name, v.say
 		l, err := lab.Up(ctx, o)
@@ -97,39 +95,20 @@ func (v *verbs) hostsReady(ctx context.Context, hosts []lab.Host) error {
 // say shows a step of what goes on.
 func (v *verbs) say(line string) { v.Notef("%s", line) }
 
-// token asks the manager of the client config for a host's join token. That manager is taken to run on this machine:
-// only its port counts.
-func (v *verbs) token(ctx context.Context, site string) (token, port string, err error) {
-	config, err := v.LoadConfig()
-	if err != nil {
-		return "", "", err
-	}
-	if len(config.Managers) == 0 {
-		return "", "", errors.New("the client config names no manager")
-	}
-	c, err := v.Client()
-	if err != nil {
-		return "", "", err
-	}
-	response, err := c.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: site}))
-	if err != nil {
-		return "", "", err
-	}
-	port = lab.DefaultManagerPort
-	if address, err := url.Parse(config.Managers[0]); err == nil && address.Port() != "" {
-		port = address.Port()
-	}
-	return response.Msg.GetToken(), port, nil
-}
-
 func (v *verbs) down() *cobra.Command {
 	return &cobra.Command{
-		Use:               "down",
-		Short:             "Remove every trace of a lab, also of one that crashed",
+		Use:   "down",
+		Short: "Remove every trace of a lab, also of one that crashed",
+		Long: "Remove every trace of a lab, also of one that crashed. Its hosts are gone for good then: the manager, if it " +
+			"answers, is told to forget them, and starts their guests elsewhere if it can.",
 		Example:           "  watari lab down",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: v.Run(func(ctx context.Context, _ []string) error {
+			var joined []lab.Host
+			if l, err := lab.Open(v.name); err == nil {
+				joined = l.Joined()
+			}
 			removed := false
 			err := lab.Down(ctx, v.name, func(line string) {
 				removed = true
@@ -137,6 +116,9 @@ func (v *verbs) down() *cobra.Command {
 			})
 			if err == nil && !removed {
 				fmt.Fprintf(v.Out, "there is nothing of lab %s\n", v.name)
+			}
+			if err == nil {
+				v.forget(ctx, joined)
 			}
 			return err
 		}),

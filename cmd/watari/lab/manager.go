@@ -1,0 +1,177 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/client"
+	"watari/lab"
+)
+
+// token asks the manager of the client config for a host's join token. That manager is taken to run on this machine:
+// only its port counts.
+func (v *verbs) token(ctx context.Context, site string) (token, port string, err error) {
+	config, err := v.LoadConfig()
+	if err != nil {
+		return "", "", err
+	}
+	if len(config.Managers) == 0 {
+		return "", "", errors.New("the client config names no manager")
+	}
+	c, err := v.Client()
+	if err != nil {
+		return "", "", err
+	}
+	response, err := c.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: site}))
+	if err != nil {
+		return "", "", err
+	}
+	port = lab.DefaultManagerPort
+	if address, err := url.Parse(config.Managers[0]); err == nil && address.Port() != "" {
+		port = address.Port()
+	}
+	return response.Msg.GetToken(), port, nil
+}
+
+// admit looks whether the manager can take a host in. A host of that name that an earlier lab left is forgotten: its
+// processes and its disk are gone.
+func (v *verbs) admit(ctx context.Context, host lab.Host, joined bool) error {
+	c, err := v.Client()
+	if err != nil {
+		return err
+	}
+	known, err := find(ctx, c, host.Name)
+	switch {
+	case joined && err != nil:
+		return nil // its agent needs no token, and waits for the manager
+	case err != nil:
+		return err
+	case joined && known == nil:
+		return fmt.Errorf("it has joined a manager that has forgotten it, or another one; take the lab down first (watari lab down --name %s)", v.name)
+	case joined || known == nil:
+		return nil
+	case !leftOver(known):
+		return fmt.Errorf("the manager has another host %s; take the lab down that it belongs to (watari lab list), or remove it (watari host remove %s)",
+			host.Name, host.Name)
+	}
+	v.Notef("forgetting host %s of a lab that is gone", host.Name)
+	return remove(ctx, c, host.Name)
+}
+
+func find(ctx context.Context, c *client.Client, name string) (*v1.Host, error) {
+	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: name}))
+	if connect.CodeOf(err) == connect.CodeNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range response.Msg.Hosts {
+		if h.GetMeta().GetName() == name {
+			return h, nil
+		}
+	}
+	return nil, nil
+}
+
+// leftOver says whether a host was one of a lab's on this machine that is gone: its address is a lab's, but no lab
+// that is there has it.
+func leftOver(known *v1.Host) bool {
+	names, err := lab.List()
+	if err != nil || known.State == v1.HostState_HOST_STATE_READY || !maybeLabHost(known) {
+		return false
+	}
+	for _, name := range names {
+		l, err := lab.Open(name)
+		if err != nil {
+			return false // whose it is cannot be told
+		}
+		for _, h := range l.Joined() {
+			if isHost(known, h) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// neverSeen says whether a host has joined, but never connected: it has no address yet, and never had a guest.
+func neverSeen(known *v1.Host) bool { return known.GetInfo().GetLanAddress() == "" }
+
+func maybeLabHost(known *v1.Host) bool {
+	address, err := netip.ParseAddr(known.GetInfo().GetLanAddress())
+	return neverSeen(known) || err == nil && lab.Prefix.Contains(address)
+}
+
+// isHost says whether the host that a manager knows is one of a lab's.
+func isHost(known *v1.Host, host lab.Host) bool {
+	return known.GetMeta().GetName() == host.Name &&
+		(neverSeen(known) || known.GetInfo().GetLanAddress() == host.Address.String())
+}
+
+// forgetting is how long the manager may take to notice that a host is gone.
+const forgetting = 20 * time.Second
+
+// remove has the manager forget a host that is gone for good, as soon as it has noticed that it is.
+func remove(ctx context.Context, c *client.Client, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, forgetting)
+	defer cancel()
+	for {
+		_, err := c.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: name, Lost: true}))
+		if err == nil || connect.CodeOf(err) == connect.CodeNotFound {
+			return nil
+		}
+		if connect.CodeOf(err) != connect.CodeFailedPrecondition {
+			return fmt.Errorf("remove host %s: %w", name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("remove host %s: %w", name, err)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// forget has the manager forget the hosts of a lab that was taken down. A manager that does not answer keeps them;
+// that is no failure of taking the lab down.
+func (v *verbs) forget(ctx context.Context, hosts []lab.Host) {
+	var kept, gone []string
+	var reason error
+	c, err := v.Client()
+	for _, host := range hosts {
+		known := false
+		if err == nil {
+			known, err = v.forgetOne(ctx, c, host)
+		}
+		switch {
+		case err != nil:
+			kept, reason = append(kept, host.Name), err
+		case known:
+			gone = append(gone, host.Name)
+		}
+	}
+	if len(gone) > 0 {
+		fmt.Fprintf(v.Out, "the manager has forgotten hosts %s\n", strings.Join(gone, ", "))
+	}
+	if len(kept) > 0 {
+		v.Notef("the manager still lists hosts %s (%v); the next `watari lab up` or `watari host remove --lost` removes them",
+			strings.Join(kept, ", "), client.Explain(reason))
+	}
+}
+
+// forgetOne says whether the manager knew the host. One that has the name, but is another's, is left alone.
+func (v *verbs) forgetOne(ctx context.Context, c *client.Client, host lab.Host) (known bool, err error) {
+	found, err := find(ctx, c, host.Name)
+	if err != nil || found == nil || !isHost(found, host) {
+		return false, err
+	}
+	return true, remove(ctx, c, host.Name)
+}
