@@ -290,10 +290,10 @@ func TestExecRefusalsAndSignals(t *testing.T) {
 	if ended.ExitCode != 130 {
 		t.Fatal(ended)
 	}
-	// A caller who goes away takes the process along.
+	// A caller who goes away and does not come back takes the process along.
 	gone, leave := context.WithCancel(ctx)
 	left := r.admin.GuestExec(gone)
-	if err := left.Send(&v1.GuestExecRequest{Guest: "md-0", Start: &v1.StartProcessRequest{Command: []string{"cat"}}}); err != nil {
+	if err := left.Send(&v1.GuestExecRequest{Guest: "md-0", Start: &v1.StartProcessRequest{Command: []string{"cat"}, HoldSeconds: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := left.Receive(); err != nil {
