@@ -26,17 +26,35 @@ func (s *Server) guestByUID(name, uid string) (*v1.Guest, error) {
 	return g, nil
 }
 
+// passingPatience is how long a call waits for a guest that is only just not to be reached: on the move, or its
+// agent connecting anew.
+const passingPatience = 10 * time.Second
+
 // readyGuest finds the caller's guest and checks that its agent answers.
 func (s *Server) readyGuest(ctx context.Context, name string) (*v1.Guest, error) {
-	snap := s.Store.Snapshot()
-	g, err := find(callerOf(ctx), "guest", name, snap.Guests)
-	if err != nil {
-		return nil, err
+	ctx, cancel := context.WithTimeout(ctx, passingPatience)
+	defer cancel()
+	stored, observed := s.Store.Subscribe(ctx), s.Sessions.Subscribe(ctx)
+	for {
+		snap := s.Store.Snapshot()
+		g, err := find(callerOf(ctx), "guest", name, snap.Guests)
+		if err != nil {
+			return nil, err
+		}
+		seen := view.Guest(snap, s.Sessions, name)
+		if seen.Ready {
+			return g, nil
+		}
+		passing := seen.State == v1.GuestState_GUEST_STATE_MIGRATING || seen.State == v1.GuestState_GUEST_STATE_UNKNOWN
+		if !passing || ctx.Err() != nil {
+			return nil, fail(connect.CodeFailedPrecondition, "guest %s is not ready: %s", name, describe(seen))
+		}
+		select {
+		case <-stored:
+		case <-observed:
+		case <-ctx.Done():
+		}
 	}
-	if seen := view.Guest(snap, s.Sessions, name); !seen.Ready {
-		return nil, fail(connect.CodeFailedPrecondition, "guest %s is not ready: %s", name, describe(seen))
-	}
-	return g, nil
 }
 
 // describe is a guest's state and its reason.
