@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -83,11 +84,11 @@ func TestFaultsDuringAMove(t *testing.T) {
 			until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
 				list := decoded[[]migration](t, "migrate", "list")
 				for _, m := range list {
-					if strings.HasSuffix(m.State, "_TRANSFERRING") {
+					if strings.HasSuffix(m.State, "_TRANSFERRING") && m.Progress.ProcessedBytes != "" {
 						return true, ""
 					}
 				}
-				return false, "no move is transferring"
+				return false, fmt.Sprintf("%+v", list)
 			})
 			f.do(t, from, to)
 			if f.lift != nil {

@@ -183,6 +183,7 @@ type migration struct {
 	Message    string
 	TotalMs    uint32
 	DowntimeMs uint32
+	Progress   struct{ ProcessedBytes string } // absent until some were sent
 }
 
 type run struct {
