@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,7 +49,8 @@ func (a *apt) status() string   { return filepath.Join(a.dir, "status") }
 // options make apt work in a.dir as on a machine that has no package installed.
 func (a *apt) options() []string {
 	return []string{
-		"-q", "-o", "Dir::State=" + filepath.Join(a.dir, "state"), "-o", "Dir::State::status=" + a.status(),
+		// Other architectures that this machine knows have essential packages too: none of theirs.
+		"-q", "-o", "APT::Architectures=" + runtime.GOARCH, "-o", "Dir::State=" + filepath.Join(a.dir, "state"), "-o", "Dir::State::status=" + a.status(),
 		"-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"), "-o", "Dir::Log=" + filepath.Join(a.dir, "log"),
 		"-o", "APT::Install-Recommends=false", "-o", "Acquire::Languages=none", "-o", "APT::Get::Assume-Yes=true",
 		"-o", "Acquire::Retries=2", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20",

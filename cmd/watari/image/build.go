@@ -81,7 +81,7 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 		return fmt.Errorf("output folder: %w", err)
 	}
 	began := time.Now()
-	show := newBuildProgress(os.Stderr)
+	show := newBuildProgress(env.Err)
 	built, err := image.Build(ctx, recipe, folder, show.update)
 	show.end()
 	if err != nil {

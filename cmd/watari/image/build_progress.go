@@ -1,69 +1,64 @@
 package image
 
-// build_progress.go - shows how a build goes: one line redrawn on a terminal, else a line for each step.
+// build_progress.go - shows how a build goes.
 
 import (
 	"fmt"
-	"os"
+	"io"
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
+	"watari/cmd/internal/progress"
 	"watari/guest/image"
 )
 
-// buildProgress shows the steps of a build on a terminal or in a log.
+// buildProgress shows the steps of a build: the present one below those done, with the time each took.
 type buildProgress struct {
-	out      *os.File
-	terminal bool
-	step     string
-	began    time.Time
-	shown    time.Time
+	lines *progress.Lines
+	step  string
+	began time.Time
 }
 
-func newBuildProgress(out *os.File) *buildProgress {
-	return &buildProgress{out: out, terminal: term.IsTerminal(int(out.Fd()))}
-}
+func newBuildProgress(w io.Writer) *buildProgress { return &buildProgress{lines: progress.New(w)} }
 
 func (b *buildProgress) update(p image.Progress) {
 	if p.Step != b.step {
-		b.end()
-		b.step, b.began, b.shown = p.Step, time.Now(), time.Time{}
-		if !b.terminal {
-			fmt.Fprintf(b.out, "%s ...\n", p.Step)
-		}
+		b.done()
+		b.step, b.began = p.Step, time.Now()
 	}
-	pause := 5 * time.Second
-	if b.terminal {
-		pause = 100 * time.Millisecond
-	}
-	if time.Since(b.shown) < pause {
-		return
-	}
-	if b.terminal {
-		fmt.Fprintf(b.out, "\r\x1b[K%s%s", p.Step, amount(p))
-	} else if p.Total > 0 && time.Since(b.began) > pause {
-		fmt.Fprintf(b.out, "%s%s\n", p.Step, amount(p))
-	}
-	b.shown = time.Now()
+	b.lines.Set(progress.Line{Key: p.Step, Text: p.Step + amount(p, b.lines.Terminal())})
 }
 
-// end leaves the step's line with the time it took.
-func (b *buildProgress) end() {
-	if b.step != "" && b.terminal {
-		fmt.Fprintf(b.out, "\r\x1b[K%s (%.1f s)\n", b.step, time.Since(b.began).Seconds())
+// done leaves the present step standing on a terminal, if it took any time.
+func (b *buildProgress) done() {
+	took := time.Since(b.began)
+	if b.step != "" && b.lines.Terminal() && took > 100*time.Millisecond {
+		b.lines.Clear()
+		b.lines.Notef("%s: %.1f s", b.step, took.Seconds())
 	}
 	b.step = ""
 }
 
-// amount draws how much of a step is done.
-func amount(p image.Progress) string {
-	if p.Total <= 0 {
+// end takes the block away.
+func (b *buildProgress) end() {
+	b.done()
+	b.lines.Clear()
+}
+
+// amount tells how much of a step is done, in words or with a bar too.
+func amount(p image.Progress, bar bool) string {
+	if p.Total <= 0 || p.Done <= 0 {
 		return ""
 	}
-	const cells = 24
 	done := min(p.Done, p.Total)
+	words := fmt.Sprintf("%d %%", done*100/p.Total)
+	if p.Unit != "%" {
+		words += fmt.Sprintf("  %d of %d %s", done, p.Total, p.Unit)
+	}
+	if !bar {
+		return ": " + words
+	}
+	const cells = 24
 	full := int(done * cells / p.Total)
-	return fmt.Sprintf(" [%s%s] %d of %d %s", strings.Repeat("=", full), strings.Repeat(" ", cells-full), done, p.Total, p.Unit)
+	return fmt.Sprintf(": [%s%s] %s", strings.Repeat("=", full), strings.Repeat(" ", cells-full), words)
 }
