@@ -26,12 +26,13 @@ func (g *guest) act(ctx context.Context, o Observed, actions []Action) error {
 	g.setUpcoming(actions)
 	defer g.setUpcoming(nil)
 	for _, action := range actions {
-		if action.Kind == ActionRecord {
-			g.log.Debug("act", "action", action.Kind, "phase", action.Record.Phase, "epoch", action.Record.Epoch, "outcome", action.Record.Outcome)
-		} else {
-			g.log.Debug("act", "action", action.Kind)
+		attributes := []any{"action", action.Kind}
+		if r := action.Record; r != nil {
+			attributes = append(attributes, "phase", r.Phase, "epoch", r.Epoch, "outcome", r.Outcome)
 		}
+		begun := time.Now()
 		err := g.actOne(ctx, o, action)
+		g.log.Debug("acted", append(attributes, "took", time.Since(begun), "error", err)...)
 		if errors.Is(err, errSettled) {
 			return nil
 		}
@@ -338,9 +339,7 @@ func (g *guest) adopt(ctx context.Context) {
 	if _, err := g.agent.network.PlugGuest(ctx, n, r.MTU); err != nil {
 		g.note("plug its tap anew: %v", err)
 	}
-	g.mu.Lock()
-	g.plugged = true
-	g.mu.Unlock()
+	poke(g.agent.networks.wake) // whatever was applied before does not know the tap
 	if r.Phase == PhaseSending {
 		// The transfer that was under way lost its tunnel with the last agent; libvirt breaks it off by itself.
 		g.begin(ctx, OperationSending, g.awaitSendEnd)

@@ -110,12 +110,12 @@ func (a *Agent) takeUp() {
 	}
 	for uid, record := range records {
 		if record.Outcome != OutcomeForgotten {
-			a.guests[uid] = a.newGuest(uid, record, false)
+			a.guests[uid] = a.newGuest(uid, record.Name, record, false)
 		}
 	}
 	for _, info := range a.domains.all() {
 		if a.guests[info.UID] == nil && !isTemplate(info.Name) {
-			a.guests[info.UID] = a.newGuest(info.UID, records[info.UID], a.records.Damaged(info.UID))
+			a.guests[info.UID] = a.newGuest(info.UID, info.Name, records[info.UID], a.records.Damaged(info.UID))
 		}
 	}
 }
@@ -253,7 +253,7 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 		mentioned[wanted.Uid] = true
 		g := a.guests[wanted.Uid]
 		if g == nil {
-			g = a.newGuest(wanted.Uid, a.loadRecord(wanted.Uid), a.records.Damaged(wanted.Uid))
+			g = a.newGuest(wanted.Uid, wanted.Name, a.loadRecord(wanted.Uid), a.records.Damaged(wanted.Uid))
 			a.guests[wanted.Uid] = g
 		}
 		g.want(wanted, at)

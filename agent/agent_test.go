@@ -92,10 +92,16 @@ func TestANewAgentLeavesRunningGuestsAlone(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	stop()
+	before := len(o.applied)
 	o.start()
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING)
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
+	for _, local := range o.applied[before:] {
+		if !slices.Equal(local, []string{uid}) {
+			t.Errorf("its route was taken away: %v", o.applied[before:])
+		}
+	}
 	if o.count("boot "+uid) != 1 || o.count("destroy "+uid) != 0 || o.count("resume "+uid) != 0 {
 		t.Errorf("it was touched: %v", o.log)
 	}

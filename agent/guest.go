@@ -65,16 +65,13 @@ type prepared struct {
 	template string // empty: boot plainly
 }
 
-func (a *Agent) newGuest(uid string, record *Record, damaged bool) *guest {
+func (a *Agent) newGuest(uid, name string, record *Record, damaged bool) *guest {
 	ctx, stop := context.WithCancel(a.ctx)
-	g := &guest{agent: a, uid: uid, log: a.log.With("guest", uid), wake: make(chan struct{}, 1), stop: stop,
-		stopped: make(chan struct{}), record: record, damaged: damaged, name: uid}
+	g := &guest{agent: a, uid: uid, log: a.log.With("guest", name), wake: make(chan struct{}, 1), stop: stop,
+		stopped: make(chan struct{}), record: record, damaged: damaged, name: name}
+	g.plugged = record != nil && record.Phase != PhaseEnded // by an earlier agent
 	if record != nil && record.Phase == PhaseSending {
 		g.upcoming = OperationSending // until adopt knows better
-	}
-	if record != nil {
-		g.name = record.Name
-		g.log = a.log.With("guest", record.Name)
 	}
 	g.identity = newIdentityKeeper(g)
 	go g.identity.run(ctx)
@@ -91,7 +88,7 @@ func (g *guest) want(w *v1.GuestWanted, at mark) {
 	}
 	g.wanted, g.wantedAt = w, at
 	if w != nil {
-		g.name = w.Name
+		g.log.Debug("wanted", "role", RoleName(w.Role), "epoch", w.Epoch, "generation", at.generation)
 	}
 }
 

@@ -74,9 +74,13 @@ func (k *identityKeeper) run(ctx context.Context) {
 		identity, alive := k.wanted()
 		next := checkEvery
 		if alive && identity != nil {
+			begun := time.Now()
 			err := k.check(ctx, identity)
 			if ctx.Err() != nil {
 				return
+			}
+			if err != nil {
+				k.g.log.Debug("guest agent", "error", err, "took", time.Since(begun))
 			}
 			k.enter(err == nil, err)
 			if err != nil {

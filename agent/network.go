@@ -71,6 +71,7 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	k.mu.Lock()
 	wanted := k.wanted
 	k.mu.Unlock()
+	begun := time.Now()
 	local, err := k.local(), errNoNetwork
 	if wanted != nil {
 		err = k.network.Apply(ctx, wanted, local)
@@ -94,6 +95,7 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	if err != nil && ctx.Err() == nil {
 		k.log.Error("apply the network", "generation", wanted.Generation, "error", err)
 	}
+	k.log.Debug("network applied", "generation", wanted.Generation, "local", len(local), "took", time.Since(begun), "error", err)
 	k.changed()
 	return err == nil
 }

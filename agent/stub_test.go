@@ -324,9 +324,12 @@ func (n stubNetwork) UnplugGuest(_ context.Context, uid string) error {
 func (n stubNetwork) Apply(_ context.Context, _ *v1.NetworkWanted, local []NetworkGuest) error {
 	n.o.mu.Lock()
 	defer n.o.mu.Unlock()
+	var uids []string
 	for _, g := range local {
 		n.o.say("route " + g.UID)
+		uids = append(uids, g.UID)
 	}
+	n.o.applied = append(n.o.applied, uids)
 	return nil
 }
 

@@ -54,7 +54,9 @@ func (g *guest) sendOnce(ctx context.Context, w *v1.GuestWanted) error {
 		defer close(watched)
 		g.watchProgress(watchCtx)
 	}()
+	begun := time.Now()
 	err = g.agent.hypervisor.Migrate(ctx, g.uid, options)
+	g.log.Info("transfer ended", "to", w.Migration.TargetHost, "took", time.Since(begun), "error", err)
 	stop()
 	<-watched
 	return err
@@ -101,6 +103,7 @@ func (g *guest) awaitSendEnd(ctx context.Context) error {
 func (g *guest) noteStop(state Domain, at time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.log.Debug("state changed", "state", state)
 	if g.operation == OperationSending && state == DomainPaused && g.stoppedAt.IsZero() {
 		g.stoppedAt = at
 	}
