@@ -61,7 +61,7 @@ func (g *guest) setUpcoming(actions []Action) {
 func (g *guest) actOne(ctx context.Context, o Observed, action Action) error {
 	switch action.Kind {
 	case ActionRecord:
-		return g.write(o.Record, action.Record)
+		return g.recordNow(ctx, o.Record, action.Record)
 	case ActionPrepare:
 		g.begin(ctx, OperationPreparing, func(ctx context.Context) error { return g.prepare(ctx, o.Wanted) })
 	case ActionStart:
@@ -79,6 +79,21 @@ func (g *guest) actOne(ctx context.Context, o Observed, action Action) error {
 	case ActionConfirm:
 		return g.confirmAbsent(ctx)
 	}
+	return nil
+}
+
+func (g *guest) recordNow(ctx context.Context, from, to *Record) error {
+	if to.Phase != PhaseReceived {
+		return g.write(from, to)
+	}
+	if err := g.awaitWhole(ctx); err != nil {
+		return err
+	}
+	if err := g.write(from, to); err != nil {
+		return err
+	}
+	g.agent.publish()
+	g.tellWhole()
 	return nil
 }
 
@@ -273,6 +288,16 @@ func (g *guest) destroy(ctx context.Context) error {
 
 // confirmAbsent makes sure that the hypervisor lists no domain of the guest and no process of it is left.
 func (g *guest) confirmAbsent(ctx context.Context) error {
+	g.mu.Lock()
+	fenced := g.fenced
+	g.mu.Unlock()
+	if fenced != nil { // its process has ended already; the hypervisor is about to notice
+		select {
+		case <-fenced:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	if _, err := g.agent.domains.refresh(ctx); err != nil {
 		return fmt.Errorf("make sure that guest %s is gone: %w", g.name, err)
 	}

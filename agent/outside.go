@@ -59,6 +59,8 @@ type Hypervisor interface {
 	// Migrate returns when the transfer has ended, with nil if the guest is whole, and paused, at the target and
 	// exists here no more. Cancelling ctx aborts it.
 	Migrate(ctx context.Context, uid string, options MigrateOptions) error
+	// Busy tells whether the hypervisor is still at something with the domain.
+	Busy(ctx context.Context, uid string) (bool, error)
 	// Progress of the transfer under way; an error where none is.
 	Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error)
 }
@@ -108,8 +110,10 @@ type Tunnels interface {
 	Expect(e Expected) (stop func())
 	// Drop ends all connections of an incoming migration.
 	Drop(migration string)
-	// Open makes the way to a target: URIs for Migrate. close ends it.
-	Open(ctx context.Context, order *v1.MigrationOrder, uid string) (MigrateOptions, func(), error)
+	// Open makes the way to a target.
+	Open(ctx context.Context, order *v1.MigrationOrder, uid string) (Way, error)
+	// Whole tells the source of an incoming migration that all of it is here and will be kept.
+	Whole(migration string)
 	// Active tells whether any connection of an incoming migration is open.
 	Active(migration string) bool
 }
@@ -121,4 +125,12 @@ type Expected struct {
 	Admit func() error
 	// Changed is called when a connection was opened or closed.
 	Changed func()
+}
+
+// Way leads to a migration's target.
+type Way struct {
+	Options MigrateOptions
+	// Received is closed when the target's agent has said that all of the guest is there and will be kept.
+	Received <-chan struct{}
+	Close    func()
 }

@@ -37,6 +37,9 @@ type outside struct {
 	free     uint64
 	identity *v1.Identity // of the last Identify
 	template string
+	received chan struct{} // closed by a test: the target has all of it
+	pids     func() []int
+	applied  [][]string // the local guests of each Apply
 
 	// What the acts do; nil: they succeed.
 	boot    func(ctx context.Context, s Spec) error
@@ -58,7 +61,7 @@ func (o *outside) start() (stop func()) {
 	a, err := New(ctx, Config{Name: "here", StateDir: filepath.Join(o.dir, "state"), RunDir: filepath.Join(o.dir, "run"),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{}, Load: load,
 		FreeMemory:    func() uint64 { return o.free },
-		FindProcesses: func(string) []int { return nil },
+		FindProcesses: o.findProcesses,
 		Hypervisor:    o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Dial: o.dial})
 	if err != nil {
 		cancel()
@@ -79,6 +82,15 @@ func (o *outside) start() (stop func()) {
 	}
 	o.t.Cleanup(stop)
 	return stop
+}
+
+func (o *outside) findProcesses(string) []int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.pids == nil {
+		return nil
+	}
+	return o.pids()
 }
 
 func (o *outside) say(what string) { o.log = append(o.log, what) }
@@ -242,6 +254,8 @@ func (o *outside) Migrate(ctx context.Context, uid string, _ MigrateOptions) err
 	return nil
 }
 
+func (o *outside) Busy(context.Context, string) (bool, error) { return false, nil }
+
 func (o *outside) Progress(context.Context, string) (*v1.MigrationProgress, error) {
 	return nil, errors.New("none")
 }
@@ -372,6 +386,12 @@ func (s stubTunnels) Active(migration string) bool {
 	return s.o.active[migration]
 }
 
-func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (MigrateOptions, func(), error) {
-	return MigrateOptions{}, func() {}, nil
+func (s stubTunnels) Whole(string) {
+	s.o.mu.Lock()
+	defer s.o.mu.Unlock()
+	s.o.say("whole")
+}
+
+func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (Way, error) {
+	return Way{Received: s.o.received, Close: func() {}}, nil
 }

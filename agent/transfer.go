@@ -15,39 +15,62 @@ const progressEvery = 200 * time.Millisecond
 // sendEndWait is how long a transfer that failed may take to be over.
 const sendEndWait = time.Minute
 
-// send transfers the guest. It returns when that has ended, one way or the other.
+// send transfers the guest. It returns when that has ended, one way or the other, or earlier: once the target has
+// said that it has all of the guest, nothing of it here is needed any more, and its process is ended at once rather
+// than by libvirt some hundred milliseconds later. The guest stands still meanwhile.
 func (g *guest) send(ctx context.Context, w *v1.GuestWanted) error {
-	err := g.sendOnce(ctx, w)
+	way, err := g.agent.tunnels.Open(ctx, w.Migration, g.uid)
 	if err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("the transfer was cancelled (%w)", err)
-		}
-		// It has failed only once the hypervisor is not at it any more.
-		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendEndWait)
-		g.awaitSendEnd(wait)
-		cancel()
+		err = fmt.Errorf("open the tunnel to host %s: %w", w.Migration.TargetHost, err)
+		g.sendFailed(ctx, w, err)
+		return err
 	}
-	g.mu.Lock()
-	if err == nil {
-		g.sendDone = true
-		if g.stoppedAt.IsZero() {
-			g.stoppedAt = time.Now()
+	ended := make(chan error, 1)
+	go func() { ended <- g.migrate(ctx, w, way) }()
+	select {
+	case err = <-ended:
+	case <-way.Received:
+		if ctx.Err() == nil && g.fence(w) {
+			go g.awaitMigrateEnd(ended, way)
+			return nil
 		}
-	} else {
-		g.failure = Failure{Epoch: w.Epoch, Message: err.Error()}
-		g.stoppedAt = time.Time{}
+		err = <-ended
 	}
-	g.mu.Unlock()
+	way.Close()
+	if err != nil {
+		g.sendFailed(ctx, w, err)
+		return err
+	}
+	g.sent()
 	g.agent.domains.refresh(context.WithoutCancel(ctx))
-	return err
+	return nil
 }
 
-func (g *guest) sendOnce(ctx context.Context, w *v1.GuestWanted) error {
-	options, closeTunnel, err := g.agent.tunnels.Open(ctx, w.Migration, g.uid)
-	if err != nil {
-		return fmt.Errorf("open the tunnel to host %s: %w", w.Migration.TargetHost, err)
+func (g *guest) sendFailed(ctx context.Context, w *v1.GuestWanted, err error) {
+	if ctx.Err() != nil {
+		err = fmt.Errorf("the transfer was cancelled (%w)", err)
 	}
-	defer closeTunnel()
+	// It has failed only once the hypervisor is not at it any more.
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendEndWait)
+	defer cancel()
+	g.awaitSendEnd(wait)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failure = Failure{Epoch: w.Epoch, Message: err.Error()}
+	g.stoppedAt = time.Time{}
+}
+
+func (g *guest) sent() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sendDone = true
+	if g.stoppedAt.IsZero() {
+		g.stoppedAt = time.Now()
+	}
+}
+
+// migrate is the hypervisor's part of a transfer.
+func (g *guest) migrate(ctx context.Context, w *v1.GuestWanted, way Way) error {
 	watchCtx, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -55,11 +78,46 @@ func (g *guest) sendOnce(ctx context.Context, w *v1.GuestWanted) error {
 		g.watchProgress(watchCtx)
 	}()
 	begun := time.Now()
-	err = g.agent.hypervisor.Migrate(ctx, g.uid, options)
+	err := g.agent.hypervisor.Migrate(ctx, g.uid, way.Options)
 	g.log.Info("transfer ended", "to", w.Migration.TargetHost, "took", time.Since(begun), "error", err)
 	stop()
 	<-watched
 	return err
+}
+
+// fence ends the guest's process here, which waits for the hypervisor to end it: all of the guest is at the target.
+// false: it is left to the hypervisor.
+func (g *guest) fence(w *v1.GuestWanted) bool {
+	pids := g.agent.config.FindProcesses(g.uid)
+	if len(pids) == 0 {
+		return false
+	}
+	begun := time.Now()
+	for _, pid := range pids {
+		if err := endProcess(pid, fenceWait); err != nil {
+			g.log.Warn("the sent guest's process is left to libvirt", "pid", pid, "error", err)
+			return false
+		}
+	}
+	g.log.Debug("fenced", "to", w.Migration.TargetHost, "took", time.Since(begun))
+	g.sent()
+	g.mu.Lock()
+	g.fenced = make(chan struct{})
+	g.mu.Unlock()
+	return true
+}
+
+// awaitMigrateEnd lets the hypervisor find out for itself that the guest has gone.
+func (g *guest) awaitMigrateEnd(ended <-chan error, way Way) {
+	<-ended
+	way.Close()
+	g.agent.domains.refresh(context.WithoutCancel(g.agent.ctx))
+	g.mu.Lock()
+	fenced := g.fenced
+	g.fenced = nil
+	g.mu.Unlock()
+	close(fenced)
+	poke(g.wake)
 }
 
 func (g *guest) watchProgress(ctx context.Context) {
@@ -82,21 +140,53 @@ func (g *guest) watchProgress(ctx context.Context) {
 
 // awaitSendEnd waits until the hypervisor has no transfer of the guest under way any more.
 func (g *guest) awaitSendEnd(ctx context.Context) error {
-	tick := time.NewTicker(progressEvery)
-	defer tick.Stop()
 	for {
-		p, err := g.agent.hypervisor.Progress(ctx, g.uid)
-		if _, current := g.agent.domains.get(g.uid); current && (err != nil || p == nil) {
-			break
+		_, err := g.agent.domains.refresh(ctx)
+		info, current := g.agent.domains.get(g.uid)
+		if err == nil && current {
+			busy, err := g.agent.hypervisor.Busy(ctx, g.uid)
+			if info.State == DomainAbsent || err == nil && !busy {
+				return nil
+			}
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-time.After(progressEvery):
 		}
 	}
-	_, err := g.agent.domains.refresh(ctx)
-	return err
+}
+
+// awaitWhole waits until the hypervisor has done with an incoming transfer whose domain is complete: up to then a
+// crash of the hypervisor could still make it give the guest up.
+func (g *guest) awaitWhole(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, sendEndWait)
+	defer cancel()
+	for {
+		busy, err := g.agent.hypervisor.Busy(ctx, g.uid)
+		if err != nil {
+			return fmt.Errorf("receive guest %s: %w", g.name, err)
+		}
+		if !busy {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("receive guest %s: libvirt does not come to an end with it", g.name)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// tellWhole tells the source that all of the guest is here, for as long as the manager wants it here.
+func (g *guest) tellWhole() {
+	g.mu.Lock()
+	r, w := g.record, g.wanted
+	g.mu.Unlock()
+	if r != nil && r.Phase == PhaseReceived && w.GetRole() == v1.GuestRole_GUEST_ROLE_INCOMING && w.Epoch == r.Epoch &&
+		!w.Migration.GetCancel() {
+		g.agent.tunnels.Whole(r.Migration)
+	}
 }
 
 // noteStop keeps when the guest stopped during a transfer.

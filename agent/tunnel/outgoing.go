@@ -26,6 +26,8 @@ type Order struct {
 // Outgoing is the way to a target.
 type Outgoing struct {
 	LibvirtSocket, MigrateSocket string // paths at this end
+	// Received is closed when the target has said that all of the guest is there and will be kept.
+	Received <-chan struct{}
 
 	cancel    context.CancelFunc
 	listeners []net.Listener
@@ -36,19 +38,29 @@ type Outgoing struct {
 	err error
 }
 
-// Open makes the sockets whose connections are carried to a target. Close ends them.
+// Open makes the sockets whose connections are carried to a target. It fails if the target does not expect the
+// migration. Close ends the connections; that ctx ends does not.
 func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
-	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
-	out.MigrateSocket = MigrateSocket(t.config.RunDir, o.UID)
-	// That the target is there and expects us is found out before anything is begun.
-	probe, err := t.dial(ctx, o, none)
+	watched, err := t.dial(ctx, o, watch)
 	if err != nil {
-		cancel()
 		return nil, err
 	}
-	probe.Close()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	received := make(chan struct{})
+	out := &Outgoing{cancel: cancel, Received: received, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
+	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
+	out.MigrateSocket = MigrateSocket(t.config.RunDir, o.UID)
+	out.group.Add(1)
+	go func() {
+		defer out.group.Done()
+		defer watched.Close()
+		stop := context.AfterFunc(ctx, func() { watched.NetConn().Close() })
+		defer stop()
+		if readAnswer(watched) == nil {
+			close(received)
+		}
+		<-ctx.Done()
+	}()
 	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: QEMU} {
 		listener, err := listenUnix(path)
 		if err != nil {

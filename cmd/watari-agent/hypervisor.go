@@ -72,36 +72,11 @@ func (h *hypervisor) Boot(ctx context.Context, s agent.Spec) error {
 	return uncertain(h.Libvirt.Boot(ctx, vm.Spec(s)))
 }
 
-// forker is libvirt with templates.
-type forker interface {
-	Fork(ctx context.Context, s vm.Spec, template string) error
-	SaveTemplate(ctx context.Context, uid, path string) error
-}
-
-var errNoTemplates = errors.New("this agent cannot make templates")
-
 func (h *hypervisor) Fork(ctx context.Context, s agent.Spec, template string) error {
-	f, ok := any(h.Libvirt).(forker)
-	if !ok {
-		return errNoTemplates
-	}
-	return uncertain(f.Fork(ctx, vm.Spec(s), template))
+	return uncertain(h.Libvirt.Fork(ctx, vm.Spec(s), template))
 }
 
-func (h *hypervisor) SaveTemplate(ctx context.Context, uid, path string) error {
-	f, ok := any(h.Libvirt).(forker)
-	if !ok {
-		return errNoTemplates
-	}
-	return f.SaveTemplate(ctx, uid, path)
-}
-
-func (h *hypervisor) TemplateKey(s agent.Spec) string {
-	if _, ok := any(h.Libvirt).(forker); !ok {
-		return ""
-	}
-	return h.Libvirt.TemplateKey(vm.Spec(s))
-}
+func (h *hypervisor) TemplateKey(s agent.Spec) string { return h.Libvirt.TemplateKey(vm.Spec(s)) }
 
 func (h *hypervisor) Migrate(ctx context.Context, uid string, o agent.MigrateOptions) error {
 	return uncertain(h.Libvirt.Migrate(ctx, uid, vm.MigrateOptions{DestURI: o.DestURI, MigrateURI: o.MigrateURI, BandwidthBytes: o.BandwidthBytes}))

@@ -62,16 +62,19 @@ type tunnels struct{ *tunnel.Tunnels }
 
 func (t tunnels) Expect(e agent.Expected) (stop func()) { return t.Tunnels.Expect(tunnel.Expected(e)) }
 
-func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, uid string) (agent.MigrateOptions, func(), error) {
+func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, uid string) (agent.Way, error) {
 	out, err := t.Tunnels.Open(ctx, tunnel.Order{Migration: order.Id, UID: uid, Target: order.TargetHost, Address: order.TargetAddress})
 	if err != nil {
-		return agent.MigrateOptions{}, nil, err
+		return agent.Way{}, err
 	}
-	return agent.MigrateOptions{
-		DestURI:        "qemu+unix:///system?socket=" + out.LibvirtSocket,
-		MigrateURI:     "unix://" + out.MigrateSocket,
-		BandwidthBytes: order.BandwidthBytes,
-	}, out.Close, nil
+	return agent.Way{
+		Options: agent.MigrateOptions{
+			DestURI:        "qemu+unix:///system?socket=" + out.LibvirtSocket,
+			MigrateURI:     "unix://" + out.MigrateSocket,
+			BandwidthBytes: order.BandwidthBytes,
+		},
+		Received: out.Received, Close: out.Close,
+	}, nil
 }
 
 // images adapts the cache.
