@@ -82,26 +82,37 @@ func (g *guest) actOne(ctx context.Context, o Observed, action Action) error {
 	return nil
 }
 
+// recordNow writes a record. Two of them are reported before they are on disk, for the guest stands still until the
+// manager knows, and nothing rests on them: after a crash the same is found out again, from what exists.
 func (g *guest) recordNow(ctx context.Context, from, to *Record) error {
-	if to.Phase != PhaseReceived {
+	if to.Phase == PhaseReceived {
+		if err := g.awaitWhole(ctx); err != nil {
+			return err
+		}
+	} else if to.Outcome != OutcomeSent {
 		return g.write(from, to)
 	}
-	if err := g.awaitWhole(ctx); err != nil {
-		return err
+	g.mu.Lock()
+	if !sameRecord(g.record, from) {
+		g.mu.Unlock()
+		return errSettled
 	}
-	if err := g.write(from, to); err != nil {
-		return err
-	}
+	g.record = to
+	g.mu.Unlock()
 	g.agent.publish()
-	g.tellWhole()
-	return nil
+	if to.Phase == PhaseReceived {
+		g.tellWhole()
+	}
+	return g.agent.records.Save(to, true)
 }
+
+func sameRecord(a, b *Record) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // write puts a record on disk and then in force. from is the record that the step saw.
 func (g *guest) write(from, to *Record) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.record != from && g.record != nil && (from == nil || *g.record != *from) {
+	if !sameRecord(g.record, from) {
 		return errSettled // a tunnel was let in meanwhile: step again
 	}
 	begins := from == nil || to.Epoch > from.Epoch

@@ -25,12 +25,17 @@ func (g *guest) send(ctx context.Context, w *v1.GuestWanted) error {
 		g.sendFailed(ctx, w, err)
 		return err
 	}
+	processes, err := openProcesses(g.agent.config.FindProcesses(g.uid))
+	if err != nil {
+		g.log.Warn("the guest's process is left to libvirt", "error", err)
+	}
+	defer closeProcesses(processes)
 	ended := make(chan error, 1)
 	go func() { ended <- g.migrate(ctx, w, way) }()
 	select {
 	case err = <-ended:
 	case <-way.Received:
-		if ctx.Err() == nil && g.fence(w) {
+		if ctx.Err() == nil && g.fence(processes) {
 			go g.awaitMigrateEnd(ended, way)
 			return nil
 		}
@@ -85,21 +90,20 @@ func (g *guest) migrate(ctx context.Context, w *v1.GuestWanted, way Way) error {
 	return err
 }
 
-// fence ends the guest's process here, which waits for the hypervisor to end it: all of the guest is at the target.
+// fence ends the guest's processes here, if the hypervisor has not done so: all of the guest is at the target.
 // false: it is left to the hypervisor.
-func (g *guest) fence(w *v1.GuestWanted) bool {
-	pids := g.agent.config.FindProcesses(g.uid)
-	if len(pids) == 0 {
+func (g *guest) fence(processes []process) bool {
+	if len(processes) == 0 {
 		return false
 	}
 	begun := time.Now()
-	for _, pid := range pids {
-		if err := endProcess(pid, fenceWait); err != nil {
-			g.log.Warn("the sent guest's process is left to libvirt", "pid", pid, "error", err)
+	for _, p := range processes {
+		if err := p.kill(fenceWait); err != nil {
+			g.log.Warn("the sent guest's process is left to libvirt", "error", err)
 			return false
 		}
 	}
-	g.log.Debug("fenced", "to", w.Migration.TargetHost, "took", time.Since(begun))
+	g.log.Debug("fenced", "took", time.Since(begun))
 	g.sent()
 	g.mu.Lock()
 	g.fenced = make(chan struct{})

@@ -1,0 +1,227 @@
+package tunnel
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"watari/ca"
+)
+
+// host is one end of a tunnel.
+type host struct {
+	*Tunnels
+	run     string
+	address string
+}
+
+func newHost(t *testing.T, authority *ca.Authority, name string) *host {
+	t.Helper()
+	pair, err := authority.IssueClient(ca.Identity{Kind: ca.KindHost, Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := ca.PeerTLS(authority.CertificatePEM(), pair.Certificate, pair.Key, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Paths of Unix sockets are short.
+	run, err := os.MkdirTemp("", "tn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(run) })
+	h := &host{run: run, Tunnels: New(Config{TLS: config, RunDir: run, LibvirtSocket: filepath.Join(run, "libvirt.sock")})}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.address = listener.Addr().String()
+	go h.Serve(t.Context(), listener)
+	return h
+}
+
+func twoHosts(t *testing.T) (source, target *host) {
+	authority, err := ca.New("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newHost(t, authority, "a1"), newHost(t, authority, "b1")
+}
+
+// listen makes a Unix socket that returns what it is sent, in capitals, when the sender has ended.
+func listen(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				data, _ := io.ReadAll(conn)
+				conn.Write(bytes.ToUpper(data))
+			}()
+		}
+	}()
+}
+
+func order(target *host) Order {
+	return Order{Migration: "m1", UID: "u1", Target: "b1", Address: target.address}
+}
+
+func converse(t *testing.T, path string, send []byte) []byte {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	go func() {
+		conn.Write(send)
+		conn.(*net.UnixConn).CloseWrite()
+	}()
+	got, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestBothSocketsReachTheTarget(t *testing.T) {
+	source, target := twoHosts(t)
+	listen(t, target.config.LibvirtSocket)
+	listen(t, MigrateSocket(target.run, "u1"))
+	admitted := 0
+	stop := target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1", Admit: func() error { admitted++; return nil }})
+	defer stop()
+	out, err := source.Open(t.Context(), order(target))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if admitted != 0 {
+		t.Error("asking whether it is expected counts as a transfer")
+	}
+	big := make([]byte, 3<<20)
+	rand.Read(big)
+	for _, path := range []string{out.LibvirtSocket, out.MigrateSocket} {
+		if got := converse(t, path, big); !bytes.Equal(got, bytes.ToUpper(big)) {
+			t.Errorf("%s: %d bytes came back", path, len(got))
+		}
+	}
+	if admitted != 2 {
+		t.Errorf("%d connections were admitted", admitted)
+	}
+	out.Close()
+	if _, err := os.Stat(out.MigrateSocket); !errors.Is(err, os.ErrNotExist) {
+		t.Error("a socket is left")
+	}
+}
+
+func TestTheTargetSaysWhenAllIsThere(t *testing.T) {
+	source, target := twoHosts(t)
+	stop := target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})
+	defer stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	out, err := source.Open(ctx, order(target))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	cancel() // the order was cancelled: the connections stay until Close
+	select {
+	case <-out.Received:
+		t.Fatal("said too early")
+	default:
+	}
+	target.Whole("m1")
+	select {
+	case <-out.Received:
+	case <-time.After(10 * time.Second):
+		t.Fatal("not said")
+	}
+}
+
+func TestOnlyTheAnnouncedIsLetIn(t *testing.T) {
+	source, target := twoHosts(t)
+	if _, err := source.Open(t.Context(), order(target)); err == nil || !strings.Contains(err.Error(), "not expected here") {
+		t.Errorf("an unknown migration: %v", err)
+	}
+	stop := target.Expect(Expected{Migration: "m1", Source: "c1", UID: "u1"})
+	if _, err := source.Open(t.Context(), order(target)); err == nil || !strings.Contains(err.Error(), "expected from host c1") {
+		t.Errorf("another source: %v", err)
+	}
+	stop()
+	stop = target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})
+	o := order(target)
+	o.Target = "c1"
+	if _, err := source.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "answers there") {
+		t.Errorf("another target: %v", err)
+	}
+	stop()
+	if _, err := source.Open(t.Context(), order(target)); err == nil {
+		t.Error("let in after it was not expected any more")
+	}
+	// A host of another authority.
+	stranger, _ := twoHosts(t)
+	target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})
+	if _, err := stranger.Open(t.Context(), order(target)); err == nil {
+		t.Error("a stranger was let in")
+	}
+}
+
+func TestDropEndsWhatWasLetIn(t *testing.T) {
+	source, target := twoHosts(t)
+	listen(t, target.config.LibvirtSocket)
+	changed := make(chan struct{}, 8)
+	target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1", Changed: func() { changed <- struct{}{} }})
+	out, err := source.Open(t.Context(), order(target))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	conn, err := net.Dial("unix", out.LibvirtSocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	<-changed
+	if !target.Active("m1") {
+		t.Error("an open connection does not count")
+	}
+	target.Drop("m1")
+	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the other end: %v", err)
+	}
+	<-changed
+	if target.Active("m1") {
+		t.Error("a closed connection counts")
+	}
+}
+
+func TestALongHeaderIsRefused(t *testing.T) {
+	if _, _, err := readHeader(bytes.NewReader([]byte{1, 0xff, 0xff})); err == nil {
+		t.Error("taken")
+	}
+	if _, _, err := readHeader(bytes.NewReader([]byte{9, 0, 0})); err == nil {
+		t.Error("an unknown socket was taken")
+	}
+}
