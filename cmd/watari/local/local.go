@@ -30,6 +30,29 @@ type options struct {
 	LANAddress string `json:"lan_address,omitempty"`
 	Listen     string `json:"listen,omitempty"`
 	NoAgent    bool   `json:"no_agent,omitempty"`
+	Outside    store  `json:"store"`
+}
+
+// store is what a manager needs that keeps its objects in an etcd cluster, beside other managers.
+type store struct {
+	Advertise string   `json:"advertise,omitempty"`
+	Blobs     string   `json:"blobs,omitempty"`
+	Endpoints []string `json:"etcd_endpoints,omitempty"`
+	CA        string   `json:"etcd_ca,omitempty"`
+	Cert      string   `json:"etcd_cert,omitempty"`
+	Key       string   `json:"etcd_key,omitempty"`
+}
+
+// arguments are the manager's.
+func (s store) arguments() []string {
+	var all []string
+	for _, pair := range [][2]string{{"advertise", s.Advertise}, {"blobs", s.Blobs}, {"etcd-endpoints", strings.Join(s.Endpoints, ",")},
+		{"etcd-ca", s.CA}, {"etcd-cert", s.Cert}, {"etcd-key", s.Key}} {
+		if pair[1] != "" {
+			all = append(all, "--"+pair[0], pair[1])
+		}
+	}
+	return all
 }
 
 // layout is where things are on this machine.

@@ -26,6 +26,7 @@ func (u *up) startManager(ctx context.Context) error {
 	}
 	spec := u.manager()
 	spec.Command = []string{self, "manager", "--state", filepath.Join(u.state, "manager"), "--listen", u.Listen}
+	spec.Command = append(spec.Command, u.Outside.arguments()...)
 	process, began, err := u.start(spec)
 	if err != nil {
 		return err

@@ -27,6 +27,9 @@ const (
 const upLong = `Make this machine a manager with its own store, and a host that runs guests. With --manager and --token it
 becomes a host of a manager elsewhere. What already runs is left as it is, so the command can be repeated.
 
+Several managers, of which one leads, share an etcd cluster and a folder of images' content: give each --etcd-endpoints
+and --blobs.
+
 The options are kept for the next time; a machine that was started anew needs only "watari up". The manager's log is
 /var/lib/watari/manager/manager.log, the agent's /var/lib/watari/agent/agent.log. Where no libvirt daemon answers, one is
 started, which listens on no network. "watari down" ends what this command began.`
@@ -48,7 +51,8 @@ func NewUp(env *cli.Env) *cobra.Command {
 		Short: "Start manager and agent on this machine, or join a manager elsewhere",
 		Long:  upLong,
 		Example: "  sudo watari up\n  sudo watari up --site kyoto --lan-address 192.0.2.7\n  sudo watari up --no-agent --listen 192.0.2.1:7070\n" +
-			"  sudo watari up --manager https://192.0.2.1:7070 --token watari1.…",
+			"  sudo watari up --manager https://192.0.2.1:7070 --token watari1.…\n" +
+			"  sudo watari up --no-agent --etcd-endpoints https://192.0.2.2:2379,https://192.0.2.3:2379 --blobs /srv/watari",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -61,6 +65,12 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address by which other hosts of the site reach this one (default: that of the default route)")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "the manager alone: this machine runs no guests")
+	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL by which hosts and users reach this manager (default: from --listen)")
+	flags.StringSliceVar(&asked.Outside.Endpoints, "etcd-endpoints", nil, "URLs of an etcd cluster to keep everything in (default: an embedded etcd)")
+	flags.StringVar(&asked.Outside.CA, "etcd-ca", "", "file with the certificate of etcd's CA")
+	flags.StringVar(&asked.Outside.Cert, "etcd-cert", "", "file with the client certificate for etcd")
+	flags.StringVar(&asked.Outside.Key, "etcd-key", "", "file with its key")
+	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "folder of images' content that all managers share, where there are several")
 	flags.StringVar(&u.state, "state", defaultState, "folder in which everything is kept")
 	command.RunE = env.Run(func(ctx context.Context, _ []string) error {
 		if err := needRoot("watari up"); err != nil {
@@ -88,6 +98,9 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
 		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
 		"listen": func() { u.Listen = asked.Listen }, "no-agent": func() { u.NoAgent = asked.NoAgent },
+		"advertise": func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
+		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },
+		"etcd-cert": func() { u.Outside.Cert = asked.Outside.Cert }, "etcd-key": func() { u.Outside.Key = asked.Outside.Key },
 	} {
 		if given(name) {
 			take()

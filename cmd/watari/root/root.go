@@ -37,6 +37,10 @@ guests between machines while MPI programs run on them.
 Exit status: 0 success, 1 failure, 2 a mistake in the command line, 130 after Ctrl-C; "watari run" and
 "watari guest exec" end with the program's own status.
 
+With --output json, lists are arrays of objects and the rest is one object, in protobuf's JSON mapping: the names of
+api/watari/v1/types.proto in lowerCamelCase, 64-bit numbers as strings, times as RFC 3339. Notes, progress and errors go
+to standard error.
+
 The manager and who you are come from the client config: $WATARI_CONFIG, else /var/lib/watari/admin.json for root
 where it exists, else ~/.config/watari/config.json, which "watari login" writes.`
 

@@ -30,8 +30,8 @@ Each run has a directory of its own in the cluster's shared home. --stage puts f
 --collect fetches files from there after its end. Output comes as the program writes it, standard output and standard
 error apart; a broken connection or a manager's restart loses none of it.
 
-The exit status is the program's, 130 where Ctrl-C has ended it. Ctrl-C interrupts the program (SIGINT to its ranks); a second Ctrl-C leaves it to
-itself: ` + "`watari run attach RUN`" + ` takes it up again.`
+The exit status is the program's, 130 where Ctrl-C has ended it. Ctrl-C interrupts the program (SIGINT to its ranks); a
+second Ctrl-C leaves it to itself: ` + "`watari run attach RUN`" + ` takes it up again.`
 
 // New makes `watari run`.
 func New(env *cli.Env) *cobra.Command {

@@ -1,0 +1,144 @@
+package local
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/daemon"
+)
+
+func TestHostNameIsALabel(t *testing.T) {
+	for machine, want := range map[string]string{"node7.example.org": "node7", "Node_7": "node-7", "7up": "host-7up", "": "host",
+		strings.Repeat("x", 60): strings.Repeat("x", 40), "a-.b": "a"} {
+		got := hostName(machine)
+		if got != want || cli.CheckName("host", got) != nil {
+			t.Errorf("%q: %q, not %q", machine, got, want)
+		}
+	}
+}
+
+func TestOptionsAreKeptForTheNextTime(t *testing.T) {
+	state := t.TempDir()
+	given := func(names ...string) func(string) bool {
+		return func(name string) bool { return slices.Contains(names, name) }
+	}
+	first := &up{layout: layout{state}}
+	asked := options{Site: "kyoto", Name: "k1", Outside: store{Endpoints: []string{"http://127.0.0.1:2379"}, Blobs: "/srv"}}
+	if err := first.settle(asked, given("site", "name", "etcd-endpoints", "blobs")); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.save(first.options); err != nil {
+		t.Fatal(err)
+	}
+	second := &up{layout: layout{state}}
+	if err := second.settle(options{Site: "nara"}, given("site")); err != nil {
+		t.Fatal(err)
+	}
+	want := first.options
+	want.Site = "nara"
+	if fmt.Sprint(second.options) != fmt.Sprint(want) || second.Listen != defaultListen {
+		t.Errorf("%+v", second.options)
+	}
+	if got := strings.Join(second.Outside.arguments(), " "); got != "--blobs /srv --etcd-endpoints http://127.0.0.1:2379" {
+		t.Errorf("the manager's arguments: %s", got)
+	}
+}
+
+func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
+	for _, one := range []struct {
+		options
+		token, said string
+	}{
+		{options{Name: "K_1"}, "", "host name"},
+		{options{Name: "k1", Site: "a b"}, "", "site name"},
+		{options{Name: "k1", LANAddress: "::1"}, "", "IPv4"},
+		{options{Name: "k1", Listen: "7070"}, "", "address:port"},
+		{options{Name: "k1", Manager: "https://m:1", NoAgent: true}, "", "nothing would be left"},
+		{options{Name: "k1"}, "watari1.x.y", "goes with --manager"},
+		{options{Name: "k1", Manager: "https://m:1"}, "junk", "not a token"},
+	} {
+		u := &up{layout: layout{t.TempDir()}, token: one.token}
+		err := u.settle(one.options, func(string) bool { return true })
+		if one.Listen == "" && err == nil || err == nil || !strings.Contains(err.Error(), one.said) {
+			t.Errorf("%+v: %v", one.options, err)
+		}
+	}
+}
+
+// TestGuestsAreFoundByRecordAndNamespace starts a process that looks like a guest.
+func TestGuestsAreFoundByRecordAndNamespace(t *testing.T) {
+	const uid = "11111111-2222-4333-8444-555555555555"
+	state := t.TempDir()
+	guest := exec.Command("sh", "-c", "read x", "qemu", "-name", "guest=watari-md-0,debug-threads=on", "-uuid", uid)
+	input, err := guest.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := guest.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer guest.Wait()
+	defer input.Close()
+	await(t, func() bool {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", guest.Process.Pid))
+		return bytes.Contains(text, []byte(uid))
+	})
+	if found, err := findGuests(state); err != nil || len(found) != 0 {
+		t.Errorf("a guest that this machine's agent has no record of: %v, %v", found, err)
+	}
+	if err := os.MkdirAll(filepath.Join(state, "guests", uid), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	found, err := findGuests(state)
+	if err != nil || len(found) != 1 || found[0].name != "md-0" || found[0].pid != guest.Process.Pid {
+		t.Errorf("%v, %v", found, err)
+	}
+}
+
+func await(t *testing.T, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not in time")
+		}
+	}
+}
+
+func TestDownEndsWhatUpBeganAndNothingElse(t *testing.T) {
+	l := layout{t.TempDir()}
+	spec := l.manager()
+	spec.Command = []string{"sleep", "60"}
+	mine, err := daemon.Start(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Wait()
+	defer other.Process.Kill()
+	// A pid file of an earlier boot that names another's process.
+	if err := os.WriteFile(l.agent().PIDFile, fmt.Appendf(nil, "%d\n1 00000000-0000-0000-0000-000000000000\n", other.Process.Pid), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	if err := down(t.Context(), &cli.Env{Err: &said}, l, false); err != nil {
+		t.Fatal(err)
+	}
+	await(t, mine.Ended)
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", other.Process.Pid)); err != nil || !strings.Contains(string(text), " S ") {
+		t.Errorf("another's process was ended: %s, %v", text, err)
+	}
+	if !strings.Contains(said.String(), "manager has ended") || strings.Contains(said.String(), "agent has ended") {
+		t.Errorf("said:\n%s", &said)
+	}
+}
