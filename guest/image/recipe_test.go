@@ -131,3 +131,10 @@ func TestTreeKeySeesContentModeAndNames(t *testing.T) {
 	step("name", os.Rename(file, filepath.Join(tree, "-b")))
 	step("link", os.Symlink("x", filepath.Join(tree, "link")))
 }
+
+func TestSourceTellsVersions(t *testing.T) {
+	got := versions([]string{"b=2-1", "b-dev", "c:amd64", "virtual"}, []string{"a 1", "b 2-1", "b-dev 3", "c 4"})
+	if want := "b 2-1, b-dev 3, c 4, virtual"; strings.Join(got, ", ") != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}

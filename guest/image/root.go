@@ -145,7 +145,7 @@ func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *
 	if entry.MPI, err = mpiInTree(root); err != nil {
 		return err
 	}
-	entry.Source = recipe.source() + " (" + suite + ")"
+	entry.Source = "packages: " + strings.Join(versions(recipe.Packages, entry.Packages), ", ") + " (" + suite + ")"
 	if err := run(ctx, command{name: "apt-get", args: append(a.options(), "autoclean")}); ctx.Err() != nil {
 		return err // else: old packages stay, which is no harm
 	}
@@ -237,6 +237,22 @@ func installed(ctx context.Context, root string) ([]string, error) {
 	}
 	slices.Sort(pairs)
 	return pairs, nil
+}
+
+// versions gives each of the packages asked for its version out of a list of "name version".
+func versions(asked, installed []string) []string {
+	var list []string
+	for _, name := range asked {
+		if end := strings.IndexAny(name, ":=/"); end > 0 {
+			name = name[:end]
+		}
+		at, _ := slices.BinarySearch(installed, name+" ")
+		if at < len(installed) && strings.HasPrefix(installed[at], name+" ") {
+			name = installed[at]
+		}
+		list = append(list, name)
+	}
+	return list
 }
 
 // tidy removes from a fresh root what building left: apt's state, logs, caches and identities, which

@@ -30,7 +30,7 @@ const (
 
 // recipeVersion is part of every key of the cache: it changes when equal recipes begin to give another root
 // or kernel.
-const recipeVersion = "1"
+const recipeVersion = "2"
 
 // workspace is the cache during one build:
 //
