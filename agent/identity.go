@@ -23,6 +23,8 @@ const (
 	checkEvery = 15 * time.Second
 	// askTimeout is how long one question may take.
 	askTimeout = 5 * time.Second
+	// identifyTimeout is how long a guest may take over its identity, on a host that is busy.
+	identifyTimeout = 30 * time.Second
 )
 
 // identityKeeper keeps one guest the one it is meant to be: it gives it its identity after each start and
@@ -145,8 +147,6 @@ func (k *identityKeeper) forceCheck() {
 
 // check brings the guest to the identity, if it has not got it.
 func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
 	sum := identityHash(identity)
 	k.mu.Lock()
 	told, setTime, boot, hash := k.told, k.setTime, k.boot, k.hash
@@ -154,13 +154,15 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 	if bytes.Equal(told, sum) && !setTime && boot != "" {
 		return nil // woken for something else
 	}
-	described, err := k.client.Describe(ctx, connect.NewRequest(&v1.DescribeRequest{}))
+	askCtx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	described, err := k.client.Describe(askCtx, connect.NewRequest(&v1.DescribeRequest{}))
 	if err != nil {
 		return fmt.Errorf("ask the guest agent: %w", err)
 	}
 	d := described.Msg
 	if setTime && d.GuestUid != "" {
-		if _, err := k.client.SetTime(ctx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()})); err != nil {
+		if _, err := k.client.SetTime(askCtx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()})); err != nil {
 			return fmt.Errorf("set the guest's clock: %w", err)
 		}
 	}
@@ -170,7 +172,9 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		full.Entropy = make([]byte, 64)
 		rand.Read(full.Entropy)
 		k.g.setStep("giving the guest its identity")
-		answer, err := k.client.Identify(ctx, connect.NewRequest(&v1.IdentifyRequest{Identity: full, Now: timestamppb.Now()}))
+		identifyCtx, cancel := context.WithTimeout(ctx, identifyTimeout)
+		defer cancel()
+		answer, err := k.client.Identify(identifyCtx, connect.NewRequest(&v1.IdentifyRequest{Identity: full, Now: timestamppb.Now()}))
 		k.g.setStep("")
 		if err != nil {
 			return fmt.Errorf("give the guest its identity: %w", err)
