@@ -4,6 +4,7 @@ package guesttest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -30,10 +31,11 @@ type Guest struct {
 	Processes watariv1connect.ProcessServiceClient
 	Console   string // path of its console's log
 
-	t      testing.TB
-	client *link.Client
-	qemu   *exec.Cmd
-	ended  chan struct{}
+	t       testing.TB
+	client  *link.Client
+	monitor string // path of QEMU's monitor (QMP)
+	qemu    *exec.Cmd
+	ended   chan struct{}
 }
 
 // Image finds the image to boot: WATARI_TEST_IMAGE names a directory with kernel, initrd and root (squashfs).
@@ -88,11 +90,22 @@ func mac(i int) string { return fmt.Sprintf("02:77:0a:4d:00:%02x", 10+i) }
 
 // Boot boots a guest; index tells the two ends of network apart, a path that both are given.
 func Boot(t testing.TB, image string, identity *v1.Identity, index int, network string) *Guest {
+	return start(t, image, identity, index, network)
+}
+
+// Restore starts a guest from a state that Move has written, or will send.
+func Restore(t testing.TB, image string, identity *v1.Identity, index int, network, from string) *Guest {
+	return start(t, image, identity, index, network, "-incoming", from)
+}
+
+func start(t testing.TB, image string, identity *v1.Identity, index int, network string, more ...string) *Guest {
 	directory := t.TempDir()
 	g := &Guest{Identity: identity, t: t, Console: filepath.Join(directory, "console"), ended: make(chan struct{})}
 	channel := filepath.Join(directory, "channel")
 	ends := []string{network + ".0", network + ".1"}
-	g.qemu = exec.Command("qemu-system-x86_64",
+	g.monitor = filepath.Join(directory, "monitor")
+	g.qemu = exec.Command("qemu-system-x86_64", append(more,
+		"-qmp", "unix:"+g.monitor+",server=on,wait=off",
 		"-machine", "pc,usb=off", "-cpu", "max", "-accel", "tcg", "-m", "256", "-smp", "1",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "file:"+g.Console,
 		"-kernel", filepath.Join(image, "kernel"), "-initrd", filepath.Join(image, "initrd"),
@@ -102,7 +115,7 @@ func Boot(t testing.TB, image string, identity *v1.Identity, index int, network 
 		"-chardev", "socket,path="+channel+",server=on,wait=off,id=c",
 		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=c,name="+link.PortName,
 		"-netdev", fmt.Sprintf("dgram,id=n,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", ends[index], ends[1-index]),
-		"-device", "virtio-net-pci,netdev=n,romfile=,mac=52:54:00:12:34:56", "-device", "virtio-rng-pci")
+		"-device", "virtio-net-pci,netdev=n,romfile=,mac=52:54:00:12:34:56", "-device", "virtio-rng-pci")...)
 	g.qemu.Stderr = os.Stderr
 	if err := g.qemu.Start(); err != nil {
 		t.Fatal(err)
@@ -118,6 +131,48 @@ func Boot(t testing.TB, image string, identity *v1.Identity, index int, network 
 	return g
 }
 
+// Move sends the running guest's state to a URI of QEMU's (migrate) and waits until it is there.
+func (g *Guest) Move(uri string) {
+	g.t.Helper()
+	conn, err := net.Dial("unix", g.monitor)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Minute))
+	replies := json.NewDecoder(conn)
+	ask := func(command string) (answer struct{ Status string }) {
+		fmt.Fprintln(conn, command)
+		for {
+			var reply struct {
+				Return *struct{ Status string }
+				Error  *struct{ Desc string }
+			}
+			if err := replies.Decode(&reply); err != nil {
+				g.t.Fatalf("%s: %v", command, err)
+			}
+			if reply.Error != nil {
+				g.t.Fatalf("%s: %s", command, reply.Error.Desc)
+			}
+			if reply.Return != nil {
+				return *reply.Return
+			}
+		}
+	}
+	ask(`{"execute": "qmp_capabilities"}`)
+	ask(fmt.Sprintf(`{"execute": "migrate-set-parameters", "arguments": {"max-bandwidth": %d}}`, 1<<33))
+	ask(fmt.Sprintf(`{"execute": "migrate", "arguments": {"uri": %q}}`, uri))
+	for {
+		switch status := ask(`{"execute": "query-migrate"}`).Status; status {
+		case "completed":
+			return
+		case "failed", "cancelled":
+			g.t.Fatalf("moving %s to %s: %s", g.Identity.GetName(), uri, status)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 func (g *Guest) stop() {
 	g.qemu.Process.Kill()
 	<-g.ended
@@ -125,6 +180,13 @@ func (g *Guest) stop() {
 	if console, err := os.ReadFile(g.Console); err == nil && g.t.Failed() {
 		g.t.Logf("console of %s:\n%s", g.Identity.GetName(), console)
 	}
+}
+
+// End ends the guest as a crash would.
+func (g *Guest) End() {
+	g.qemu.Process.Kill()
+	<-g.ended
+	g.client.Close()
 }
 
 // Ready waits until the guest answers, and gives it its identity.
