@@ -23,6 +23,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/guest/link"
 )
 
 // ProcessHeader names, on a call through the door, the process that is to end when the caller does.
@@ -34,13 +35,16 @@ type overlay struct {
 	agent  *Agent
 	client *http2.Transport
 
-	mu     sync.Mutex
-	tls    *tls.Config // nil: no identity yet
-	listen net.Listener
+	port int // OverlayPort, but for tests
+
+	mu      sync.Mutex
+	tls     *tls.Config // nil: no identity yet
+	listen  net.Listener
+	address netip.Addr // that is listened on
 }
 
 func newOverlay(a *Agent) *overlay {
-	o := &overlay{agent: a}
+	o := &overlay{agent: a, port: OverlayPort}
 	o.client = &http2.Transport{
 		DialTLSContext:     o.dial,
 		DisableCompression: true,
@@ -71,17 +75,24 @@ func (o *overlay) use(c checked) error {
 	defer o.mu.Unlock()
 	o.tls = config
 	o.client.CloseIdleConnections()
-	if o.listen != nil {
+	if o.listen != nil && o.address == c.address {
 		return nil
 	}
-	if o.listen, err = net.Listen("tcp4", net.JoinHostPort("0.0.0.0", strconv.Itoa(OverlayPort))); err != nil {
+	if o.listen != nil {
+		o.listen.Close()
+	}
+	if o.listen, err = net.Listen("tcp4", o.target(c.GetAddress())); err != nil {
 		return err
 	}
+	o.address = c.address
 	go o.serve(o.listen)
 	return nil
 }
 
-// serve serves other guests.
+// target is where a guest of that address or name listens.
+func (o *overlay) target(host string) string { return net.JoinHostPort(host, strconv.Itoa(o.port)) }
+
+// serve serves other guests until the listener is closed.
 func (o *overlay) serve(listener net.Listener) {
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewProcessServiceHandler(&processService{agent: o.agent, peers: true}))
@@ -99,8 +110,9 @@ func (o *overlay) serve(listener net.Listener) {
 			},
 		},
 	}
-	err := server.ServeTLS(listener, "", "")
-	o.agent.log.Error("serving other guests ended", "error", err)
+	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, net.ErrClosed) {
+		o.agent.log.Error("serving other guests ended", "error", err)
+	}
 }
 
 // dial connects to a peer by name.
@@ -128,7 +140,7 @@ func (o *overlay) dial(ctx context.Context, _, target string, _ *tls.Config) (ne
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	dialer := &tls.Dialer{Config: config}
-	return dialer.DialContext(ctx, "tcp4", net.JoinHostPort(peer.GetAddress(), strconv.Itoa(OverlayPort)))
+	return dialer.DialContext(ctx, "tcp4", o.target(peer.GetAddress()))
 }
 
 // findPeer finds a guest of the cluster by name or address.
@@ -156,6 +168,14 @@ func (a *Agent) peerOfAddress(text string) *v1.Peer {
 	return nil
 }
 
+// Door is how a program of the guest calls other guests, through the agent's socket: ProcessService of a guest is
+// at http://guest/peer/<name>.
+func Door(socket string) *link.Client {
+	return link.NewClient(func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	})
+}
+
 // doorHandler passes calls of /peer/<name>/... on to that guest.
 func (o *overlay) doorHandler() http.Handler {
 	proxy := &httputil.ReverseProxy{
@@ -164,7 +184,7 @@ func (o *overlay) doorHandler() http.Handler {
 		ErrorLog:      log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "https"
-			r.Out.URL.Host = net.JoinHostPort(r.In.PathValue("peer"), strconv.Itoa(OverlayPort))
+			r.Out.URL.Host = o.target(r.In.PathValue("peer"))
 			r.Out.URL.Path = "/" + r.In.PathValue("rest")
 			r.Out.Host = r.Out.URL.Host
 			r.Out.Header.Del(ProcessHeader)
@@ -204,7 +224,7 @@ func (o *overlay) endWith(ctx context.Context, peer, id string) {
 		return
 	}
 	client := watariv1connect.NewProcessServiceClient(
-		&http.Client{Transport: o.client}, "https://"+net.JoinHostPort(peer, strconv.Itoa(OverlayPort)))
+		&http.Client{Transport: o.client}, "https://"+o.target(peer))
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"sync"
 )
 
 // kind says what a frame is for.
@@ -34,10 +35,10 @@ const (
 	maxPayload = maxFrame - headerSize
 )
 
-var (
-	magic      = []byte("WtL1")
-	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-)
+var magic = []byte("WtL1")
+
+// castagnoli is made when it is needed: under emulation that takes long, and `watari-guest rsh` does not.
+var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
 // frame is one unit on the wire. seq and ack count bytes of the stream: seq is the offset of payload's first
 // byte, ack the offset of the first byte the sender has not had. window is how many bytes after ack it takes.
@@ -61,8 +62,8 @@ func (f *frame) encode(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, f.seq)
 	b = binary.LittleEndian.AppendUint64(b, f.ack)
 	b = binary.LittleEndian.AppendUint32(b, f.window)
-	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(f.payload, castagnoli))
-	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(f.payload, castagnoli()))
+	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli()))
 	return append(b, f.payload...)
 }
 
@@ -123,7 +124,7 @@ func (d *decoder) parse() (frame, bool) {
 			return frame{}, false
 		}
 		length := int(binary.LittleEndian.Uint16(b[6:]))
-		if binary.LittleEndian.Uint32(b[40:]) != crc32.Checksum(b[:40], castagnoli) || length > maxPayload {
+		if binary.LittleEndian.Uint32(b[40:]) != crc32.Checksum(b[:40], castagnoli()) || length > maxPayload {
 			d.skip(1)
 			continue
 		}
@@ -131,7 +132,7 @@ func (d *decoder) parse() (frame, bool) {
 			return frame{}, false
 		}
 		payload := b[headerSize : headerSize+length]
-		if binary.LittleEndian.Uint32(b[36:]) != crc32.Checksum(payload, castagnoli) {
+		if binary.LittleEndian.Uint32(b[36:]) != crc32.Checksum(payload, castagnoli()) {
 			d.skip(1)
 			continue
 		}

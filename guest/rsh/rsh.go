@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"sync"
@@ -20,7 +18,6 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/guest/agent"
-	"watari/guest/link"
 )
 
 const (
@@ -48,15 +45,18 @@ type session struct {
 }
 
 // Main runs `watari-guest rsh` and returns its exit status.
-func Main(args []string) int {
+func Main(args []string) int { return Run(args, agent.SocketPath, os.Stdin, os.Stdout, os.Stderr) }
+
+// Run is Main with everything it touches: the agent's socket and the standard streams.
+func Run(args []string, socket string, stdin io.Reader, stdout, stderr io.Writer) int {
 	a, err := parse(args)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "watari-guest rsh:", err)
+		fmt.Fprintln(stderr, "watari-guest rsh:", err)
 		return failed
 	}
-	code, err := run(a, agent.SocketPath, os.Stdin, os.Stdout, os.Stderr)
+	code, err := run(a, socket, stdin, stdout, stderr)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "watari-guest rsh: %s: %v\n", a.host, err)
+		fmt.Fprintf(stderr, "watari-guest rsh: %s: %v\n", a.host, err)
 		return failed
 	}
 	return code
@@ -64,11 +64,9 @@ func Main(args []string) int {
 
 func run(a arguments, socket string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
 	s := &session{id: "rsh-" + rand.Text(), host: a.host, stdout: stdout, stderr: stderr, more: make(chan struct{}, 1)}
-	door := link.NewClient(func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	})
+	door := agent.Door(socket)
 	defer door.Close()
-	s.client = watariv1connect.NewProcessServiceClient(&http.Client{Transport: door}, "http://guest/peer/"+a.host)
+	s.client = watariv1connect.NewProcessServiceClient(door, "http://guest/peer/"+a.host)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	ctx := context.Background()

@@ -1,0 +1,238 @@
+package agent_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+	"watari/ca"
+	"watari/guest/agent"
+	"watari/guest/rsh"
+)
+
+func newAgent(t *testing.T) *agent.Agent {
+	a, err := agent.New(t.TempDir(), slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// host gives the clients that a host has of an agent.
+func host(t *testing.T, a *agent.Agent) (watariv1connect.GuestServiceClient, watariv1connect.ProcessServiceClient) {
+	server := httptest.NewUnstartedServer(a.HostHandler())
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return watariv1connect.NewGuestServiceClient(server.Client(), server.URL), watariv1connect.NewProcessServiceClient(server.Client(), server.URL)
+}
+
+func put(t *testing.T, guests watariv1connect.GuestServiceClient, messages ...*v1.PutFileRequest) (uint64, error) {
+	stream := guests.PutFile(t.Context())
+	for _, m := range messages {
+		if err := stream.Send(m); err != nil {
+			break
+		}
+	}
+	r, err := stream.CloseAndReceive()
+	if err != nil {
+		return 0, err
+	}
+	return r.Msg.GetSize(), nil
+}
+
+func TestFilesAreTakenUpWhereTheyWereLeft(t *testing.T) {
+	guests, _ := host(t, newAgent(t))
+	path := filepath.Join(t.TempDir(), "a/b/file")
+	if size, err := put(t, guests, &v1.PutFileRequest{Path: path, Data: []byte("hello ")}, &v1.PutFileRequest{Data: []byte("wor")}); err != nil || size != 9 {
+		t.Fatalf("first part: %d, %v", size, err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("half a file is in its place")
+	}
+	if _, err := put(t, guests, &v1.PutFileRequest{Path: path, Offset: 10, Data: []byte("x")}); connect.CodeOf(err) != connect.CodeOutOfRange {
+		t.Errorf("a gap: %v", err)
+	}
+	if size, err := put(t, guests, &v1.PutFileRequest{Path: path, Mode: 0o751, Offset: 6, Data: []byte("world"), Last: true}); err != nil || size != 11 {
+		t.Fatalf("last part: %d, %v", size, err)
+	}
+	if b, err := os.ReadFile(path); string(b) != "hello world" {
+		t.Errorf("%q, %v", b, err)
+	}
+	stream, err := guests.GetFile(t.Context(), connect.NewRequest(&v1.GetFileRequest{Path: path, Offset: 6}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	for first := true; stream.Receive(); first = false {
+		if m := stream.Msg(); first && (m.GetSize() != 11 || m.GetMode() != 0o751) {
+			t.Errorf("first message %v", m)
+		}
+		got = append(got, stream.Msg().GetData()...)
+	}
+	if string(got) != "world" || stream.Err() != nil {
+		t.Errorf("%q, %v", got, stream.Err())
+	}
+	if _, err := put(t, guests, &v1.PutFileRequest{Path: "relative", Last: true}); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		t.Errorf("relative path: %v", err)
+	}
+	if _, err := put(t, guests, &v1.PutFileRequest{Path: filepath.Join(path, "x"), Last: true}); err == nil {
+		t.Error("a file below a file was made")
+	}
+}
+
+func TestAttachPassesInputOutputAndTheEnd(t *testing.T) {
+	_, processes := host(t, newAgent(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := processes.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
+		Id: "a", Command: []string{"/bin/sh", "-c", "echo ready; cat; echo done >&2; exit 9"}, Stdin: true,
+	})); err != nil {
+		t.Fatal(err)
+	}
+	// The first caller leaves after the first line, the second goes on where it was.
+	first := processes.Attach(ctx)
+	first.Send(&v1.AttachRequest{Id: "a"})
+	var out []byte
+	for !bytes.Contains(out, []byte("ready\n")) {
+		m, err := first.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, m.GetStdout()...)
+	}
+	first.CloseResponse()
+	second := processes.Attach(ctx)
+	second.Send(&v1.AttachRequest{Id: "a", StdoutOffset: uint64(len(out)), Stdin: []byte("input\n")})
+	second.Send(&v1.AttachRequest{StdinOffset: 6, StdinClosed: true})
+	var errors []byte
+	for {
+		m, err := second.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, errors = append(out, m.GetStdout()...), append(errors, m.GetStderr()...)
+		if e := m.GetEnded(); e != nil {
+			if e.GetExitCode() != 9 || string(out) != "ready\ninput\n" || string(errors) != "done\n" {
+				t.Errorf("%v, stdout %q, stderr %q", e, out, errors)
+			}
+			return
+		}
+	}
+}
+
+func TestUnknownProcessesAreNotFound(t *testing.T) {
+	_, processes := host(t, newAgent(t))
+	if _, err := processes.SignalProcess(t.Context(), connect.NewRequest(&v1.SignalProcessRequest{Id: "a", Signal: 9})); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("signal: %v", err)
+	}
+	stream := processes.Attach(t.Context())
+	stream.Send(&v1.AttachRequest{Id: "a"})
+	if _, err := stream.Receive(); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("attach: %v", err)
+	}
+	if _, err := processes.ForgetProcess(t.Context(), connect.NewRequest(&v1.ForgetProcessRequest{Id: "a"})); err != nil {
+		t.Errorf("forget: %v", err)
+	}
+}
+
+// cluster makes agents of one cluster on loopback addresses, and returns the first one's socket.
+func cluster(t *testing.T, names ...string) (socket string, agents []*agent.Agent) {
+	authority, err := ca.New("md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe, err := net.Listen("tcp4", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe.Close()
+	port := probe.Addr().(*net.TCPAddr).Port
+	var peers []*v1.Peer
+	for i, name := range names {
+		peers = append(peers, &v1.Peer{Name: name, Address: fmt.Sprintf("127.0.0.%d", 2+i)})
+	}
+	for i, name := range names {
+		pair, err := authority.IssueGuest("md", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newAgent(t)
+		path := filepath.Join(t.TempDir(), "sock")
+		a.Join(t, &v1.Identity{
+			Name: name, Cluster: "md", Address: peers[i].GetAddress(), User: me.Username, Uid: 1000, Peers: peers,
+			CaCertificate: authority.CertificatePEM(), Certificate: pair.Certificate, Key: pair.Key,
+		}, port, path)
+		agents = append(agents, a)
+		if i == 0 {
+			socket = path
+		}
+	}
+	return socket, agents
+}
+
+func TestRemoteShell(t *testing.T) {
+	socket, _ := cluster(t, "md-0", "md-1")
+	for _, test := range []struct {
+		args        []string
+		stdin       string
+		stdout, err string
+		code        int
+	}{
+		{[]string{"md-1", "echo", "out;", "echo err >&2; exit 4"}, "", "out\n", "err\n", 4},
+		{[]string{"127.0.0.3", "cat; kill -15 $$"}, strings.Repeat("line\n", 50000), strings.Repeat("line\n", 50000), "", 143},
+		{[]string{"-n", "md-1", "cat"}, "not passed", "", "", 0},
+		{[]string{"md-7", "true"}, "", "", "md-7", 255},
+	} {
+		var out, errs bytes.Buffer
+		code := rsh.Run(test.args, socket, strings.NewReader(test.stdin), &out, &errs)
+		if code != test.code || out.String() != test.stdout || !strings.Contains(errs.String(), test.err) {
+			t.Errorf("%q: exit %d, %d bytes on stdout, stderr %q", test.args, code, out.Len(), errs.String())
+		}
+	}
+}
+
+func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
+	socket, agents := cluster(t, "md-0", "md-1")
+	_, processes := host(t, agents[1])
+	door := agent.Door(socket)
+	defer door.Close()
+	peer := watariv1connect.NewProcessServiceClient(door, "http://guest/peer/md-1")
+	_, err := peer.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "a", Command: []string{"true"}, User: "daemon"}))
+	if connect.CodeOf(err) != connect.CodePermissionDenied {
+		t.Errorf("another user: %v", err)
+	}
+	if _, err := peer.ListProcesses(t.Context(), connect.NewRequest(&v1.ListProcessesRequest{})); connect.CodeOf(err) != connect.CodePermissionDenied {
+		t.Errorf("list: %v", err)
+	}
+	// A peer cannot reach what the host started.
+	if _, err := processes.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "b", Command: []string{"sleep", "100"}})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := peer.SignalProcess(t.Context(), connect.NewRequest(&v1.SignalProcessRequest{Id: "b", Signal: 9})); connect.CodeOf(err) != connect.CodeNotFound {
+		t.Errorf("signal the host's process: %v", err)
+	}
+	processes.ForgetProcess(t.Context(), connect.NewRequest(&v1.ForgetProcessRequest{Id: "b"}))
+	guests := watariv1connect.NewGuestServiceClient(door, "http://guest/peer/md-1")
+	if _, err := guests.Describe(t.Context(), connect.NewRequest(&v1.DescribeRequest{})); err == nil {
+		t.Error("a peer was served GuestService")
+	}
+}
