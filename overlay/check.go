@@ -23,10 +23,10 @@ func (o *Overlay) Check(ctx context.Context) []string {
 	chains, err := listChains()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.found = slices.Clone(o.leftOut)
+	o.lastCheck = slices.Clone(o.leftOut)
 	if err != nil {
-		o.found = append(o.found, fmt.Sprintf("packet filters cannot be listed: %v", err))
-		return slices.Clone(o.found)
+		o.lastCheck = append(o.lastCheck, fmt.Sprintf("packet filters cannot be listed: %v", err))
+		return slices.Clone(o.lastCheck)
 	}
 	stands := slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
 		return isOwn(c.Table) && c.Name == "forward"
@@ -34,15 +34,15 @@ func (o *Overlay) Check(ctx context.Context) []string {
 	if o.prepared && !stands {
 		o.log.Warn("somebody removed the packet filter (nftables table inet watari): putting it back")
 		if err := o.raiseFilter(ctx); err != nil {
-			o.found = append(o.found, err.Error())
+			o.lastCheck = append(o.lastCheck, err.Error())
 		}
 	}
 	for _, c := range chains {
 		if p := o.checkForward(ctx, c); p != "" {
-			o.found = append(o.found, p)
+			o.lastCheck = append(o.lastCheck, p)
 		}
 	}
-	return slices.Clone(o.found)
+	return slices.Clone(o.lastCheck)
 }
 
 func listChains() ([]*nftables.Chain, error) {
@@ -148,7 +148,7 @@ func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 func (o *Overlay) Problems() []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.found)
+	return slices.Clone(o.lastCheck)
 }
 
 // Cleanup removes everything the overlay made on this host: taps, routes, the WireGuard device with its process,

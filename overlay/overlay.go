@@ -90,7 +90,7 @@ type Overlay struct {
 	clusters  map[netip.Prefix]bool          // that the filter lets pass between hosts
 	wanted    map[netip.Prefix]bool          // the clusters of the last NetworkWanted
 	leftOut   []string                       // of the last NetworkWanted, and why
-	found     []string                       // by the last Check
+	lastCheck []string                       // by the last Check
 	accepted  time.Time                      // when somebody else's FORWARD chain was seen to accept our traffic
 	endpoints map[wgtypes.Key]netip.AddrPort // as last set, for peers may roam
 }
