@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"watari/agent"
@@ -28,6 +29,21 @@ func newHypervisor(l *vm.Libvirt) *hypervisor {
 		}
 	}()
 	return h
+}
+
+// Resume lets a domain run.
+func (h *hypervisor) Resume(ctx context.Context, uid string) error {
+	return plain(h.Libvirt.Resume(ctx, uid))
+}
+
+// Destroy ends a domain.
+func (h *hypervisor) Destroy(ctx context.Context, uid string) error {
+	return plain(h.Libvirt.Destroy(ctx, uid))
+}
+
+// SaveTemplate saves and ends a domain.
+func (h *hypervisor) SaveTemplate(ctx context.Context, uid, path string) error {
+	return plain(h.Libvirt.SaveTemplate(ctx, uid, path))
 }
 
 // Events passes libvirt's events on.
@@ -79,7 +95,7 @@ func (h *hypervisor) Fork(ctx context.Context, s agent.Spec, template string) er
 func (h *hypervisor) TemplateKey(s agent.Spec) string { return h.Libvirt.TemplateKey(vm.Spec(s)) }
 
 func (h *hypervisor) Migrate(ctx context.Context, uid string, o agent.MigrateOptions) error {
-	return uncertain(h.Libvirt.Migrate(ctx, uid, vm.MigrateOptions{DestURI: o.DestURI, MigrateURI: o.MigrateURI, BandwidthBytes: o.BandwidthBytes}))
+	return plain(h.Libvirt.Migrate(ctx, uid, vm.MigrateOptions{DestURI: o.DestURI, MigrateURI: o.MigrateURI, BandwidthBytes: o.BandwidthBytes}))
 }
 
 func (h *hypervisor) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
@@ -89,7 +105,25 @@ func (h *hypervisor) Progress(ctx context.Context, uid string) (*v1.MigrationPro
 // uncertain marks errors after which libvirt may yet do what it was asked for.
 func uncertain(err error) error {
 	if errors.Is(err, vm.ErrUnavailable) {
-		return fmt.Errorf("%w: %w", agent.ErrUncertain, err)
+		return fmt.Errorf("%w (%w)", plain(err), agent.ErrUncertain)
 	}
-	return err
+	return plain(err)
+}
+
+// plainError is an error of libvirt's as people read it.
+type plainError struct{ error }
+
+var virError = regexp.MustCompile(`virError\(Code=\d+, Domain=\d+, Message='((?s).*?)'\)`)
+
+// Error leaves out libvirt's numbers.
+func (e plainError) Error() string { return virError.ReplaceAllString(e.error.Error(), "$1") }
+
+// Unwrap is the error as it was.
+func (e plainError) Unwrap() error { return e.error }
+
+func plain(err error) error {
+	if err == nil {
+		return nil
+	}
+	return plainError{err}
 }
