@@ -68,7 +68,7 @@ step() { awk '/^ *Step /{inside=1; next} /^Loop time/{inside=0} inside && $1 ~ /
 begin=$(now)
 melt "$work/migrated.log" > "$work/migrated.out" 2>&1 &
 background=$!
-while [ "$(step)" -lt 40 ]; do
+while [ "$(step)" -lt 20 ]; do
     kill -0 "$background" 2>/dev/null || { cat "$work/migrated.out"; echo "the run ended before the guest was moved"; exit 1; }
     sleep 0.2
 done
@@ -81,7 +81,7 @@ watari -o json migrate "$guest" --to-site "$(other "$home")" > "$work/migration.
 end_step=$(step)
 watari guest list "$cluster"
 back=()
-if [ "$end_step" -lt 300 ]; then
+if [ "$end_step" -lt 150 ]; then
     printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$home" "$end_step"
     watari -o json migrate "$guest" --to-site "$home" > "$work/back.json"
     back=(--back "$work/back.json" --back-end-step "$(step)")

@@ -56,7 +56,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 	dir := t.TempDir()
 	melt := func(log string) {
 		must(t, "run", "melt", "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+filepath.Join(dir, log),
-			"--", "lmp", "-in", "in.melt", "-var", "steps", "200")
+			"--", "lmp", "-in", "in.melt", "-var", "steps", "120")
 	}
 	melt("alone")
 	unmarked := mark(t, "melt-0", "melt-1")

@@ -120,7 +120,7 @@ func (s *system) watari(limit time.Duration, args ...string) (out string, err er
 // must runs a command that has to succeed.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := shared.watari(3*time.Minute, args...)
+	out, err := shared.watari(10*time.Minute, args...)
 	if err != nil {
 		t.Fatalf("watari %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -297,8 +297,11 @@ func mark(t *testing.T, guests ...string) (unmarked func() []string) {
 	}
 	return func() (lost []string) {
 		for _, g := range guests {
-			out, _ := shared.watari(30*time.Second, "guest", "exec", g, "--", "cat", "/run/mark")
-			if !strings.Contains(out, word) {
+			out, err := shared.watari(time.Minute, "guest", "exec", g, "--", "sh", "-c", "cat /run/mark || true")
+			switch {
+			case err != nil:
+				t.Errorf("look for the mark in guest %s: %v: %s", g, err, out)
+			case !strings.Contains(out, word):
 				lost = append(lost, g)
 			}
 		}
