@@ -1,5 +1,7 @@
 package image
 
+// apt.go - apt with this machine's sources and a state of its own.
+
 import (
 	"context"
 	"crypto/sha256"

@@ -1,5 +1,7 @@
 package image
 
+// command.go - runs the programs a build is made of.
+
 import (
 	"bufio"
 	"bytes"

@@ -1,5 +1,7 @@
 package image
 
+// digest.go - hashes of blobs and images.
+
 import (
 	"context"
 	"crypto/sha256"

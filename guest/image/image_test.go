@@ -1,5 +1,7 @@
 package image
 
+// image_test.go - an image's digest, the order of kernel versions.
+
 import (
 	"crypto/sha256"
 	"fmt"

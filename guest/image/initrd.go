@@ -1,5 +1,7 @@
 package image
 
+// initrd.go - writes the initial RAM file system.
+
 import (
 	"bufio"
 	"errors"

@@ -1,5 +1,7 @@
 package image
 
+// initrd_test.go - what the initrd holds.
+
 import (
 	"bytes"
 	"io"

@@ -1,5 +1,7 @@
 package image
 
+// kernel.go - finds, fetches and keeps kernels with the modules that guests need.
+
 import (
 	"context"
 	"errors"

@@ -1,5 +1,7 @@
 package image
 
+// modules.go - resolves kernel modules and the order to load them in.
+
 import (
 	"bytes"
 	"compress/gzip"

@@ -1,5 +1,7 @@
 package image
 
+// modules_test.go - modules and kernels made up by the test.
+
 import (
 	"bytes"
 	"compress/gzip"

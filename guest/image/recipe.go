@@ -1,5 +1,7 @@
 package image
 
+// recipe.go - what a user asks for, and whether it can be built.
+
 import (
 	"errors"
 	"fmt"

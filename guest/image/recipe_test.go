@@ -1,5 +1,7 @@
 package image
 
+// recipe_test.go - which recipes are refused, and which are equal.
+
 import (
 	"os"
 	"path/filepath"

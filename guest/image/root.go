@@ -1,5 +1,7 @@
 package image
 
+// root.go - makes roots from Debian packages, and finds those made before.
+
 import (
 	"context"
 	"errors"

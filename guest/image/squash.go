@@ -1,5 +1,7 @@
 package image
 
+// squash.go - packs roots with mksquashfs.
+
 import (
 	"bufio"
 	"context"

@@ -1,5 +1,7 @@
 package image
 
+// tree.go - makes roots from directories; copies additions.
+
 import (
 	"context"
 	"crypto/sha256"

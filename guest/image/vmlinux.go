@@ -1,5 +1,7 @@
 package image
 
+// vmlinux.go - takes the kernel out of a bzImage.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package image
 
+// workspace.go - the cache, and the folders of one build.
+
 import (
 	"bufio"
 	"cmp"
