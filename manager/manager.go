@@ -84,14 +84,15 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	defer unlock()
 	m := &Manager{Config: cfg}
-	if err := m.open(ctx); err != nil {
-		return err
-	}
-	defer m.store.Close()
 	listener, err := net.Listen("tcp", m.Listen)
 	if err != nil {
 		return fmt.Errorf("open the manager's port: %w", err)
 	}
+	if err := m.open(ctx); err != nil {
+		listener.Close()
+		return err
+	}
+	defer m.store.Close()
 	if m.Advertise == "" {
 		m.Advertise = advertised(listener.Addr().(*net.TCPAddr))
 	}

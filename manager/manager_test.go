@@ -2,21 +2,13 @@ package manager
 
 import (
 	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"watari/ca"
 	"watari/manager/session"
@@ -26,274 +18,6 @@ import (
 
 	"connectrpc.com/connect"
 )
-
-// running is a manager of a test.
-type running struct {
-	t     *testing.T
-	url   string
-	dir   string
-	stop  func() error
-	admin watariv1connect.ControlServiceClient
-	http  *http.Client // with the administrator's certificate
-	caPEM []byte
-	guest *fakeGuest                    // what hosts serve as any guest; may be nil
-	cuts  map[string]context.CancelFunc // ends a host's present connection
-	mu    sync.Mutex
-}
-
-// bounded is a context for a whole test.
-func bounded(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// start starts a manager in a folder and waits until it leads.
-func start(t *testing.T, dir string) *running {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	ready, ended := make(chan net.Addr, 1), make(chan error, 1)
-	go func() {
-		ended <- Run(ctx, Config{
-			State: filepath.Join(dir, "manager"), Listen: "127.0.0.1:0", Ready: func(a net.Addr) { ready <- a },
-		})
-	}()
-	r := &running{t: t, dir: dir, cuts: map[string]context.CancelFunc{}}
-	select {
-	case a := <-ready:
-		r.url = "https://" + a.String()
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	stopped := false
-	r.stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		return <-ended
-	}
-	t.Cleanup(func() { r.stop() })
-	r.await("the manager leads", func() bool {
-		var c clientConfig
-		text, err := os.ReadFile(filepath.Join(dir, "admin.json"))
-		if err != nil || json.Unmarshal(text, &c) != nil || c.Managers[0] != r.url {
-			return false
-		}
-		r.caPEM = []byte(c.CA)
-		r.http = r.client(ca.KeyPair{Certificate: []byte(c.Certificate), Key: []byte(c.Key)})
-		r.admin = watariv1connect.NewControlServiceClient(r.http, r.url)
-		_, err = r.admin.GetStatus(context.Background(), connect.NewRequest(&v1.GetStatusRequest{}))
-		return err == nil
-	})
-	return r
-}
-
-func (r *running) client(pair ca.KeyPair) *http.Client {
-	r.t.Helper()
-	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
-}
-
-func (r *running) await(what string, cond func() bool) {
-	r.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("timed out: %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// join trades a token for a certificate.
-func (r *running) join(token, name string) (ca.KeyPair, *v1.JoinResponse, error) {
-	r.t.Helper()
-	parsed, err := ca.ParseToken(token)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	key, request, err := ca.NewKeyAndCSR()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(parsed)}}
-	resp, err := watariv1connect.NewJoinServiceClient(client, r.url).Join(context.Background(),
-		connect.NewRequest(&v1.JoinRequest{Token: token, Name: name, Request: request}))
-	if err != nil {
-		return ca.KeyPair{}, nil, err
-	}
-	return ca.KeyPair{Certificate: resp.Msg.Certificate, Key: key}, resp.Msg, nil
-}
-
-// hostToken makes a token for a host.
-func (r *running) hostToken() string {
-	r.t.Helper()
-	resp, err := r.admin.CreateToken(context.Background(), connect.NewRequest(&v1.CreateTokenRequest{Site: "a"}))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return resp.Msg.Token
-}
-
-// user adds a user and logs them in.
-func (r *running) user(name string, quota *v1.Quota) (watariv1connect.ControlServiceClient, *http.Client) {
-	r.t.Helper()
-	added, err := r.admin.AddUser(context.Background(), connect.NewRequest(&v1.AddUserRequest{Name: name, Quota: quota}))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	pair, _, err := r.join(added.Msg.Token, "")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	client := r.client(pair)
-	return watariv1connect.NewControlServiceClient(client, r.url), client
-}
-
-// fakeHost is an agent that starts whatever it is told to, at once.
-type fakeHost struct {
-	watariv1connect.UnimplementedAgentServiceHandler
-	info *v1.HostInfo
-}
-
-func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
-	report := &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}}
-	for {
-		if err := stream.Send(report); err != nil {
-			return err
-		}
-		w, err := stream.Receive()
-		if err != nil {
-			return err
-		}
-		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration()}
-		for _, g := range w.Guests {
-			if g.Role == v1.GuestRole_GUEST_ROLE_RUN {
-				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Uid, Name: g.Name, Epoch: g.Epoch,
-					Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true})
-			}
-		}
-	}
-}
-
-// host joins a fake host and waits until it is ready.
-func (r *running) host(name string) (drop context.CancelFunc) {
-	r.t.Helper()
-	pair, joined, err := r.join(r.hostToken(), name)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if joined.Name != name || joined.Site != "a" || !bytes.Equal(joined.CaCertificate, r.caPEM) {
-		r.t.Fatalf("joined as %v", joined)
-	}
-	return r.dial(name, pair)
-}
-
-func (r *running) dial(name string, pair ca.KeyPair) (drop context.CancelFunc) {
-	r.t.Helper()
-	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	f := &fakeHost{info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
-	mux := http.NewServeMux()
-	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
-	if r.guest != nil {
-		mux.Handle("/guest/", r.guest.handler())
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			one, cut := context.WithCancel(ctx)
-			r.mu.Lock()
-			r.cuts[name] = cut
-			r.mu.Unlock()
-			session.DialAgent(one, r.url, config, mux)
-			cut()
-		}
-	}()
-	r.t.Cleanup(func() { cancel(); <-done })
-	r.await(name+" is ready", func() bool {
-		resp, err := r.admin.ListHosts(context.Background(), connect.NewRequest(&v1.ListHostsRequest{Name: name}))
-		return err == nil && resp.Msg.Hosts[0].State == v1.HostState_HOST_STATE_READY && resp.Msg.Hosts[0].GetInfo() != nil
-	})
-	return cancel
-}
-
-// drop cuts a host's connection, which it makes anew.
-func (r *running) drop(name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.cuts[name]()
-}
-
-// image puts and registers an image of made-up content.
-func (r *running) image(name string) {
-	r.t.Helper()
-	image := &v1.Image{Meta: &v1.Meta{Name: name}, RootType: "squashfs", Source: "a test", Mpi: []string{"openmpi"}}
-	for _, part := range []struct {
-		blob **v1.Blob
-		text string
-	}{{&image.Kernel, "kernel"}, {&image.Initrd, "initrd"}, {&image.Root, "root"}} {
-		sum := sha256.Sum256([]byte(part.text))
-		*part.blob = &v1.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: uint64(len(part.text))}
-	}
-	resp, err := r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image}))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, b := range resp.Msg.Missing {
-		for _, text := range []string{"kernel", "initrd", "root"} {
-			if sum := sha256.Sum256([]byte(text)); b.Digest == "sha256:"+hex.EncodeToString(sum[:]) {
-				if status := put(r.t, r.http, r.url+"/blobs/"+b.Digest, text); status != http.StatusCreated {
-					r.t.Fatal(status)
-				}
-			}
-		}
-	}
-	resp, err = r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image}))
-	if err != nil || len(resp.Msg.Missing) > 0 || resp.Msg.Image.GetDigest() == "" {
-		r.t.Fatal(resp, err)
-	}
-}
-
-func put(t *testing.T, client *http.Client, url, text string) int {
-	t.Helper()
-	q, err := http.NewRequest(http.MethodPut, url, strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	q.Header.Set("Watari-Size", fmt.Sprint(len(text)))
-	resp, err := client.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	return resp.StatusCode
-}
-
-func spec(guests uint32) *v1.ClusterSpec {
-	return &v1.ClusterSpec{Guests: guests, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 256 << 20}, Image: "mpi"}
-}
-
-func wantCode(t *testing.T, err error, code connect.Code, texts ...string) {
-	t.Helper()
-	if connect.CodeOf(err) != code {
-		t.Fatalf("got %v, want %v", err, code)
-	}
-	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Fatalf("%q does not say %q", err, text)
-		}
-	}
-}
 
 func TestClusterFromNothing(t *testing.T) {
 	r := start(t, t.TempDir())
@@ -408,15 +132,6 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-func mustToken(t *testing.T, text string) ca.Token {
-	t.Helper()
-	token, err := ca.ParseToken(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token
-}
-
 func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 	r := start(t, t.TempDir())
 	ctx := bounded(t)
@@ -494,11 +209,6 @@ func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 	}
 }
 
-func hexOf(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])
-}
-
 func TestRestartKeepsEverything(t *testing.T) {
 	dir := t.TempDir()
 	r := start(t, dir)
@@ -526,6 +236,40 @@ func TestRestartKeepsEverything(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(dir, "admin.json")); err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatal(info, err)
 	}
+}
+
+func TestTheOtherManagerTakesOver(t *testing.T) {
+	endpoint, ctx := outsideEtcd(t), bounded(t)
+	m1 := start(t, t.TempDir(), endpoint)
+	pair, _, err := m1.join(m1.hostToken(), "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m1.dial("a1", pair)
+	m2 := begin(t, t.TempDir(), endpoint)
+	// The other one sends users and agents to the leader.
+	other := watariv1connect.NewControlServiceClient(m1.http, m2.url)
+	_, err = other.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+	wantCode(t, err, connect.CodeUnavailable, m1.url)
+	if me, err := other.WhoAmI(ctx, connect.NewRequest(&v1.WhoAmIRequest{})); err != nil || me.Msg.User.Meta.Name != "admin" {
+		t.Fatal(me, err)
+	}
+	config, err := ca.ClientTLS(m1.caPEM, pair.Certificate, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refusal *session.Refusal
+	if err := session.DialAgent(ctx, m2.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) || refusal.Leader != m1.url {
+		t.Fatal(err)
+	}
+	if err := m1.stop(); err != nil {
+		t.Fatal(err)
+	}
+	m2.awaitLead()
+	if !bytes.Equal(m1.caPEM, m2.caPEM) {
+		t.Fatal("the managers have different authorities")
+	}
+	m2.dial("a1", pair)
 }
 
 func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
@@ -584,4 +328,107 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	if stream.Err() != nil || stream.Msg().Ended.GetState() != v1.RunState_RUN_STATE_CANCELLED {
 		t.Fatal(stream.Err(), stream.Msg())
 	}
+}
+
+// moving makes a cluster of one guest over three hosts that never make room for a transfer.
+func moving(t *testing.T) *running {
+	t.Helper()
+	r := start(t, t.TempDir())
+	r.image("mpi")
+	for _, name := range []string{"a1", "a2", "a3"} {
+		r.host(name)
+	}
+	if _, err := r.admin.CreateCluster(bounded(t), connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(1)})); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitGuest("md-0", "")
+	return r
+}
+
+// awaitGuest waits until a guest is ready, on another host than the given one, and returns its host.
+func (r *running) awaitGuest(name, otherThan string) (host string) {
+	r.t.Helper()
+	r.await(name+" is ready", func() bool {
+		list, err := r.admin.ListGuests(r.t.Context(), connect.NewRequest(&v1.ListGuestsRequest{Name: name}))
+		if err != nil {
+			return false
+		}
+		host = list.Msg.Guests[0].Host
+		return list.Msg.Guests[0].Ready && host != otherThan
+	})
+	return host
+}
+
+func TestMovesAreAskedForOnce(t *testing.T) {
+	r, ctx := moving(t), bounded(t)
+	first, err := r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0"}))
+	if err != nil || len(first.Msg.Explanation) != 3 {
+		t.Fatal(first, err)
+	}
+	m := first.Msg.Migration
+	again, err := r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0", ToHost: m.Target}))
+	if err != nil || again.Msg.Migration.Meta.Name != m.Meta.Name {
+		t.Fatal(again, err)
+	}
+	_, err = r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0", ToHost: m.Source}))
+	wantCode(t, err, connect.CodeFailedPrecondition, m.Meta.Name, m.Target)
+	_, err = r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0", ToHost: "a1", ToSite: "a"}))
+	wantCode(t, err, connect.CodeInvalidArgument)
+	_, err = r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0", ToSite: "mars"}))
+	wantCode(t, err, connect.CodeNotFound, "there are: a")
+	if _, err := r.admin.CancelMigration(ctx, connect.NewRequest(&v1.CancelMigrationRequest{Name: "md-0"})); err != nil {
+		t.Fatal(err)
+	}
+	r.await("the move is cancelled", func() bool {
+		list, err := r.admin.ListMigrations(ctx, connect.NewRequest(&v1.ListMigrationsRequest{Name: m.Meta.Name}))
+		return err == nil && list.Msg.Migrations[0].State == v1.MigrationState_MIGRATION_STATE_CANCELLED
+	})
+	_, err = r.admin.CancelMigration(ctx, connect.NewRequest(&v1.CancelMigrationRequest{Name: "md-0"}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "not moving")
+	_, err = r.admin.CancelMigration(ctx, connect.NewRequest(&v1.CancelMigrationRequest{Name: m.Meta.Name}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "cancelled")
+	next, err := r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0"}))
+	if err != nil || next.Msg.Migration.Meta.Name == m.Meta.Name {
+		t.Fatal(next, err)
+	}
+}
+
+func TestGuestsOfALostHostAreStartedElsewhere(t *testing.T) {
+	r, ctx := moving(t), bounded(t)
+	lost := r.awaitGuest("md-0", "")
+	r.ends[lost]()
+	r.await(lost+" is away", func() bool {
+		list, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: lost}))
+		return err == nil && list.Msg.Hosts[0].State == v1.HostState_HOST_STATE_UNREACHABLE
+	})
+	if status, err := r.admin.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{})); err != nil || !strings.Contains(strings.Join(status.Msg.Problems, "\n"), "host "+lost+" is not reachable") {
+		t.Fatal(status, err)
+	}
+	_, err := r.admin.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: lost}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "md-0", "--lost")
+	if _, err := r.admin.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: lost, Lost: true})); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitGuest("md-0", lost)
+	r.await(lost+" is forgotten", func() bool {
+		_, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: lost}))
+		return connect.CodeOf(err) == connect.CodeNotFound
+	})
+}
+
+func TestGuestsAreStoppedAndStarted(t *testing.T) {
+	r, ctx := moving(t), bounded(t)
+	if _, err := r.admin.StopGuest(ctx, connect.NewRequest(&v1.StopGuestRequest{Name: "md-0"})); err != nil {
+		t.Fatal(err)
+	}
+	r.await("md-0 is stopped", func() bool {
+		list, err := r.admin.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{Cluster: "md"}))
+		return err == nil && list.Msg.Guests[0].State == v1.GuestState_GUEST_STATE_STOPPED
+	})
+	_, err := r.admin.Migrate(ctx, connect.NewRequest(&v1.MigrateRequest{Guest: "md-0"}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "stopped")
+	if _, err := r.admin.StartGuest(ctx, connect.NewRequest(&v1.StartGuestRequest{Name: "md-0"})); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitGuest("md-0", "")
 }

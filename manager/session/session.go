@@ -268,58 +268,6 @@ func sameButLoad(a, b *v1.HostObserved) bool {
 	return proto.Equal(a, b)
 }
 
-// tell calls the watchers and fills the subscriptions. s.mu is not held.
-func (s *Sessions) tell(host string) {
-	s.mu.Lock()
-	watchers, subs := s.watchers, s.subs
-	s.mu.Unlock()
-	for _, f := range watchers {
-		f(host)
-	}
-	for _, ch := range subs {
-		select {
-		case ch <- struct{}{}:
-		default: // a token waits already
-		}
-	}
-}
-
-// OnChange has f called after a host reported something new (its load apart), connected or disconnected. f
-// must not block; it stays registered.
-func (s *Sessions) OnChange(f func(host string)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.watchers = append(s.watchers[:len(s.watchers):len(s.watchers)], f)
-}
-
-// Changes returns a channel that holds a token when something changed (as OnChange) since the last receive.
-// Call it once per consumer.
-func (s *Sessions) Changes() <-chan struct{} { return s.Subscribe(nil) }
-
-// Subscribe is Changes for a consumer that ends with ctx.
-func (s *Sessions) Subscribe(ctx context.Context) <-chan struct{} {
-	ch := make(chan struct{}, 1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.subs = append(s.subs[:len(s.subs):len(s.subs)], ch)
-	if ctx != nil {
-		context.AfterFunc(ctx, func() { s.unsubscribe(ch) })
-	}
-	return ch
-}
-
-func (s *Sessions) unsubscribe(ch chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var kept []chan struct{}
-	for _, sub := range s.subs {
-		if sub != ch {
-			kept = append(kept, sub)
-		}
-	}
-	s.subs = kept
-}
-
 // Send hands a host what is wanted of it; a later one replaces one that has not left yet, and the latest is
 // sent again when the agent connects anew. One of an older term than the last is dropped.
 func (s *Sessions) Send(name string, wanted *v1.HostWanted) {

@@ -41,7 +41,7 @@ func (s *Store) startEmbedded(ctx context.Context) error {
 		return fmt.Errorf("make etcd's directory: %w", err)
 	}
 	if free, err := freeBytes(s.cfg.Dir); err == nil && free < reserveBytes {
-		return fmt.Errorf("open %s: %d MiB are free where %d MiB are needed: %w", s.cfg.Dir, free>>20, reserveBytes>>20, ErrNoSpace)
+		return fmt.Errorf("open %s: %w: %d MiB are free, %d MiB are needed", s.cfg.Dir, ErrNoSpace, free>>20, reserveBytes>>20)
 	}
 	server, err := embed.StartEtcd(embeddedConfig(s.cfg.Dir))
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *Store) roomToWrite() error {
 	}
 	free, err := freeBytes(s.cfg.Dir)
 	if err == nil && free < reserveBytes {
-		return fmt.Errorf("%d MiB are free at %s, %d MiB are needed: %w", free>>20, s.cfg.Dir, reserveBytes>>20, ErrNoSpace)
+		return fmt.Errorf("%w: %d MiB are free at %s, %d MiB are needed", ErrNoSpace, free>>20, s.cfg.Dir, reserveBytes>>20)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (s *Store) roomToWrite() error {
 func (s *Store) Problems(ctx context.Context) []string {
 	var problems []string
 	if err := s.roomToWrite(); err != nil {
-		problems = append(problems, fmt.Sprintf("the manager's disk is full, nothing can be changed: %v", err))
+		problems = append(problems, fmt.Sprintf("nothing can be changed: %v", err))
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()

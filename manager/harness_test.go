@@ -1,0 +1,343 @@
+package manager
+
+// harness_test.go - a whole manager on loopback, and hosts and users that call it.
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"watari/ca"
+	"watari/manager/session"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+
+	"connectrpc.com/connect"
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// running is a manager of a test.
+type running struct {
+	t     *testing.T
+	url   string
+	dir   string
+	stop  func() error
+	admin watariv1connect.ControlServiceClient
+	http  *http.Client // with the administrator's certificate
+	caPEM []byte
+	guest *fakeGuest                    // what hosts serve as any guest; may be nil
+	cuts  map[string]context.CancelFunc // ends a host's present connection
+	ends  map[string]context.CancelFunc // ends a host for good
+	mu    sync.Mutex
+}
+
+// bounded is a context for a whole test.
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// start starts a manager in a folder and waits until it leads.
+func start(t *testing.T, dir string, endpoints ...string) *running {
+	t.Helper()
+	r := begin(t, dir, endpoints...)
+	r.awaitLead()
+	return r
+}
+
+// begin starts a manager in a folder.
+func begin(t *testing.T, dir string, endpoints ...string) *running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ready, ended := make(chan net.Addr, 1), make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, Config{
+			State: filepath.Join(dir, "manager"), Listen: "127.0.0.1:0", EtcdEndpoints: endpoints, Ready: func(a net.Addr) { ready <- a },
+		})
+	}()
+	r := &running{t: t, dir: dir, cuts: map[string]context.CancelFunc{}, ends: map[string]context.CancelFunc{}}
+	select {
+	case a := <-ready:
+		r.url = "https://" + a.String()
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	stopped := false
+	r.stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		return <-ended
+	}
+	t.Cleanup(func() { r.stop() })
+	return r
+}
+
+func (r *running) awaitLead() {
+	r.t.Helper()
+	r.await("the manager leads", func() bool {
+		var c clientConfig
+		text, err := os.ReadFile(filepath.Join(r.dir, "admin.json"))
+		if err != nil || json.Unmarshal(text, &c) != nil || c.Managers[0] != r.url {
+			return false
+		}
+		r.caPEM = []byte(c.CA)
+		r.http = r.client(ca.KeyPair{Certificate: []byte(c.Certificate), Key: []byte(c.Key)})
+		r.admin = watariv1connect.NewControlServiceClient(r.http, r.url)
+		_, err = r.admin.GetStatus(context.Background(), connect.NewRequest(&v1.GetStatusRequest{}))
+		return err == nil
+	})
+}
+
+func (r *running) client(pair ca.KeyPair) *http.Client {
+	r.t.Helper()
+	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
+}
+
+func (r *running) await(what string, cond func() bool) {
+	r.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("timed out: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// join trades a token for a certificate.
+func (r *running) join(token, name string) (ca.KeyPair, *v1.JoinResponse, error) {
+	r.t.Helper()
+	parsed, err := ca.ParseToken(token)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	key, request, err := ca.NewKeyAndCSR()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(parsed)}}
+	resp, err := watariv1connect.NewJoinServiceClient(client, r.url).Join(context.Background(),
+		connect.NewRequest(&v1.JoinRequest{Token: token, Name: name, Request: request}))
+	if err != nil {
+		return ca.KeyPair{}, nil, err
+	}
+	return ca.KeyPair{Certificate: resp.Msg.Certificate, Key: key}, resp.Msg, nil
+}
+
+// hostToken makes a token for a host.
+func (r *running) hostToken() string {
+	r.t.Helper()
+	resp, err := r.admin.CreateToken(context.Background(), connect.NewRequest(&v1.CreateTokenRequest{Site: "a"}))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return resp.Msg.Token
+}
+
+// user adds a user and logs them in.
+func (r *running) user(name string, quota *v1.Quota) (watariv1connect.ControlServiceClient, *http.Client) {
+	r.t.Helper()
+	added, err := r.admin.AddUser(context.Background(), connect.NewRequest(&v1.AddUserRequest{Name: name, Quota: quota}))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	pair, _, err := r.join(added.Msg.Token, "")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	client := r.client(pair)
+	return watariv1connect.NewControlServiceClient(client, r.url), client
+}
+
+// fakeHost is an agent that starts whatever it is told to, at once.
+type fakeHost struct {
+	watariv1connect.UnimplementedAgentServiceHandler
+	info *v1.HostInfo
+}
+
+func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+	report := &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}}
+	for {
+		if err := stream.Send(report); err != nil {
+			return err
+		}
+		w, err := stream.Receive()
+		if err != nil {
+			return err
+		}
+		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration()}
+		for _, g := range w.Guests {
+			if g.Role == v1.GuestRole_GUEST_ROLE_RUN {
+				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Uid, Name: g.Name, Epoch: g.Epoch,
+					Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true})
+			}
+		}
+	}
+}
+
+// host joins a fake host and waits until it is ready.
+func (r *running) host(name string) {
+	r.t.Helper()
+	pair, joined, err := r.join(r.hostToken(), name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if joined.Name != name || joined.Site != "a" || !bytes.Equal(joined.CaCertificate, r.caPEM) {
+		r.t.Fatalf("joined as %v", joined)
+	}
+	r.dial(name, pair)
+}
+
+// dial connects a fake host, again and again, until the test ends.
+func (r *running) dial(name string, pair ca.KeyPair) {
+	r.t.Helper()
+	config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	f := &fakeHost{info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
+	if r.guest != nil {
+		mux.Handle("/guest/", r.guest.handler())
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			one, cut := context.WithCancel(ctx)
+			r.mu.Lock()
+			r.cuts[name] = cut
+			r.mu.Unlock()
+			session.DialAgent(one, r.url, config, mux)
+			cut()
+		}
+	}()
+	r.t.Cleanup(func() { cancel(); <-done })
+	r.await(name+" is ready", func() bool {
+		resp, err := r.admin.ListHosts(context.Background(), connect.NewRequest(&v1.ListHostsRequest{Name: name}))
+		return err == nil && resp.Msg.Hosts[0].State == v1.HostState_HOST_STATE_READY && resp.Msg.Hosts[0].GetInfo() != nil
+	})
+	r.ends[name] = cancel
+}
+
+// drop cuts a host's connection, which it makes anew.
+func (r *running) drop(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cuts[name]()
+}
+
+// image puts and registers an image of made-up content.
+func (r *running) image(name string) {
+	r.t.Helper()
+	image := &v1.Image{Meta: &v1.Meta{Name: name}, RootType: "squashfs", Source: "a test", Mpi: []string{"openmpi"}}
+	for _, part := range []struct {
+		blob **v1.Blob
+		text string
+	}{{&image.Kernel, "kernel"}, {&image.Initrd, "initrd"}, {&image.Root, "root"}} {
+		sum := sha256.Sum256([]byte(part.text))
+		*part.blob = &v1.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: uint64(len(part.text))}
+	}
+	resp, err := r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, b := range resp.Msg.Missing {
+		for _, text := range []string{"kernel", "initrd", "root"} {
+			if sum := sha256.Sum256([]byte(text)); b.Digest == "sha256:"+hex.EncodeToString(sum[:]) {
+				if status := put(r.t, r.http, r.url+"/blobs/"+b.Digest, text); status != http.StatusCreated {
+					r.t.Fatal(status)
+				}
+			}
+		}
+	}
+	resp, err = r.admin.CreateImage(context.Background(), connect.NewRequest(&v1.CreateImageRequest{Image: image}))
+	if err != nil || len(resp.Msg.Missing) > 0 || resp.Msg.Image.GetDigest() == "" {
+		r.t.Fatal(resp, err)
+	}
+}
+
+func put(t *testing.T, client *http.Client, url, text string) int {
+	t.Helper()
+	q, err := http.NewRequest(http.MethodPut, url, strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Watari-Size", fmt.Sprint(len(text)))
+	resp, err := client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+func spec(guests uint32) *v1.ClusterSpec {
+	return &v1.ClusterSpec{Guests: guests, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 256 << 20}, Image: "mpi"}
+}
+
+func wantCode(t *testing.T, err error, code connect.Code, texts ...string) {
+	t.Helper()
+	if connect.CodeOf(err) != code {
+		t.Fatalf("got %v, want %v", err, code)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Fatalf("%q does not say %q", err, text)
+		}
+	}
+}
+
+func mustToken(t *testing.T, text string) ca.Token {
+	t.Helper()
+	token, err := ca.ParseToken(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+func hexOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// outsideEtcd starts an etcd on a Unix socket.
+func outsideEtcd(t *testing.T) (endpoint string) {
+	t.Helper()
+	dir := t.TempDir()
+	socket := url.URL{Scheme: "unix", Path: filepath.Join(dir, "etcd.sock")}
+	cfg := embed.NewConfig()
+	cfg.Dir, cfg.LogLevel, cfg.LogOutputs = filepath.Join(dir, "data"), "error", []string{filepath.Join(dir, "log")}
+	cfg.ListenPeerUrls, cfg.ListenClientUrls, cfg.AdvertiseClientUrls = nil, []url.URL{socket}, []url.URL{socket}
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	<-server.Server.ReadyNotify()
+	return socket.String()
+}
