@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -88,6 +89,10 @@ func RunWireGuard(args []string) error {
 	}
 	// The terminal or service that started the agent may go.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	// A collection empties the pools of 64 KiB packet buffers, which are then cleared anew: it comes seldom as long
+	// as the process is small.
+	debug.SetGCPercent(400)
+	debug.SetMemoryLimit(160 << 20)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("device", *name)
 	tunnel, err := tun.CreateTUN(*name, *mtu)
 	if err != nil {
