@@ -84,7 +84,7 @@ type Decision struct {
 	Problem string
 }
 
-// Step decides what to do next about one guest. It is pure. What it keeps (docs/design/guest.md): an epoch is
+// Step decides what to do next about one guest. It is pure. What it keeps (docs/design/lifecycle.md): an epoch is
 // started or resumed at most once on this host, only under RUN for just that epoch, and only after a record of
 // it is on disk; a copy of an older epoch is ended before a newer one is started.
 func Step(o Observed) Decision {

@@ -58,6 +58,16 @@ type failedMaking struct {
 type templateInfo struct {
 	Image string `json:"image"` // digest
 	Size  int64  `json:"size"`  // of the file, bytes
+	// Hypervisor is the version of what saved it; another one may not be able to restore it.
+	Hypervisor string `json:"hypervisor"`
+}
+
+func (t *templates) version() string {
+	hypervisor, qemu, err := t.agent.hypervisor.Versions()
+	if err != nil {
+		return ""
+	}
+	return hypervisor + " " + qemu
 }
 
 func newTemplates(a *Agent) *templates {
@@ -104,7 +114,10 @@ func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (s
 		m.mu.Unlock()
 		select {
 		case <-m.done:
-			return t.path(key), m.err
+			if m.err != nil {
+				return "", m.err
+			}
+			return t.path(key), nil
 		case <-ctx.Done():
 			return "", ctx.Err()
 		case <-tick.C:
@@ -123,7 +136,7 @@ func (t *templates) whole(key string) bool {
 		return false
 	}
 	stat, err := os.Stat(t.path(key))
-	return err == nil && stat.Size() == info.Size
+	return err == nil && stat.Size() == info.Size && info.Hypervisor == t.version()
 }
 
 func (t *templates) makeShared(key string, spec Spec, m *making) {
@@ -193,7 +206,7 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 	if err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
-	data, _ := json.Marshal(templateInfo{Image: spec.ImageDigest, Size: stat.Size()})
+	data, _ := json.Marshal(templateInfo{Image: spec.ImageDigest, Size: stat.Size(), Hypervisor: t.version()})
 	if err := WriteFileDurably(t.infoPath(key), data); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
@@ -265,7 +278,9 @@ func (t *templates) clean(ctx context.Context) {
 		if key, ok := strings.CutSuffix(name, ".save"); ok {
 			t.mu.Lock()
 			if t.making[key] == nil && !t.whole(key) {
+				os.Remove(t.infoPath(key))
 				os.Remove(t.path(key))
+				t.log.Info("template discarded: it is damaged, or another version's", "key", key)
 			}
 			t.mu.Unlock()
 		}

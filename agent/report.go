@@ -1,0 +1,104 @@
+package agent
+
+// report.go - what the host reports, and what it knows of all its guests together.
+
+import (
+	"fmt"
+	"slices"
+
+	v1 "watari/api/watariv1"
+)
+
+// Observed is what the host reports now, and a channel that is closed when that has changed.
+func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
+	a.mu.Lock()
+	changed := a.changed
+	guests := a.allLocked()
+	taken := a.taken
+	o := &v1.HostObserved{Info: a.config.Info, Load: a.load, Problems: slices.Clone(a.problems)}
+	if a.refused != "" {
+		o.Problems = append(o.Problems, a.refused)
+	}
+	a.mu.Unlock()
+
+	all := true
+	for _, g := range guests {
+		g.mu.Lock()
+		all = all && !g.seen.before(taken)
+		g.mu.Unlock()
+	}
+	for _, g := range guests {
+		if r := g.report(); r != nil {
+			o.Guests = append(o.Guests, r)
+		}
+		o.Problems = append(o.Problems, g.problems()...)
+	}
+	a.mu.Lock()
+	if all && a.full.before(taken) {
+		a.full = taken
+	}
+	o.Term, o.Generation = a.full.term, a.full.generation
+	a.mu.Unlock()
+	var problem string
+	o.NetworkGeneration, problem = a.networks.state()
+	if problem != "" {
+		o.Problems = append(o.Problems, problem)
+	}
+	if err := a.domains.problem(); err != nil {
+		o.Problems = append(o.Problems, fmt.Sprintf("the hypervisor cannot be reached; its guests run on: %v", err))
+	}
+	o.Problems = append(o.Problems, a.templates.problems()...)
+	o.Images = a.images.Held()
+	return o, changed
+}
+
+// publish tells those who report that something changed.
+func (a *Agent) publish() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.publishLocked()
+}
+
+func (a *Agent) publishLocked() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// localGuests are those whose addresses are to be routed to their taps: they hold the grant, or the manager
+// already routes their address here.
+func (a *Agent) localGuests() []NetworkGuest {
+	a.mu.Lock()
+	guests := a.allLocked()
+	a.mu.Unlock()
+	here := a.networks.routedHere(a.config.Name)
+	var local []NetworkGuest
+	for _, g := range guests {
+		n, plugged := g.local()
+		if plugged && (g.role() == v1.GuestRole_GUEST_ROLE_RUN || here(n.Address)) {
+			local = append(local, n)
+		}
+	}
+	return local
+}
+
+// room checks that there is memory for a guest beside those that are on their way here.
+func (a *Agent) room(asking *guest, need uint64) error {
+	a.mu.Lock()
+	guests := a.allLocked()
+	a.mu.Unlock()
+	var reserved uint64
+	for _, g := range guests {
+		if g == asking {
+			continue
+		}
+		g.mu.Lock()
+		if g.record != nil && (g.record.Phase == PhaseReserved || g.record.Phase == PhaseReceiving) {
+			reserved += g.record.MemoryBytes
+		}
+		g.mu.Unlock()
+	}
+	if free := a.config.FreeMemory(); free < need+reserved+memoryMargin {
+		return &memoryError{need, free, reserved}
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "watari/api/watariv1"
+)
+
+const secondUID = "00000000-0000-4000-8000-000000000002"
+
+func forkedWish(uid string, epoch uint64) *v1.GuestWanted {
+	w := guestWish(uid, run, epoch)
+	w.NoFork = false
+	return w
+}
+
+func (o *outside) awaitAllReady(n int) {
+	o.t.Helper()
+	o.await("all ready", func(h *v1.HostObserved) bool {
+		ready := 0
+		for _, g := range h.Guests {
+			if g.Ready {
+				ready++
+			}
+		}
+		return ready == n
+	})
+}
+
+func TestGuestsShareOneTemplate(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	o.start()
+	o.take(forkedWish(uid, 1), forkedWish(secondUID, 1))
+	o.awaitAllReady(2)
+	made := templateUID("key")
+	if o.count("boot "+made) != 1 || o.count("save") != 1 || o.count("fork "+uid) != 1 || o.count("fork "+secondUID) != 1 ||
+		o.count("unplug "+made) != 1 {
+		t.Errorf("done: %v", o.log)
+	}
+	o.take(forkedWish(uid, 2), forkedWish(secondUID, 1))
+	o.awaitReady(2)
+	if o.count("save") != 1 {
+		t.Errorf("the template was made again: %v", o.log)
+	}
+}
+
+func TestAGuestIsBootedPlainlyWhereNoTemplateCanBeMade(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	made := templateUID("key")
+	o.boot = func(_ context.Context, s Spec) error {
+		if s.UID == made {
+			return errors.New("no room for it")
+		}
+		return nil
+	}
+	o.start()
+	o.take(forkedWish(uid, 1))
+	o.awaitReady(1)
+	o.await("a problem", func(h *v1.HostObserved) bool {
+		return strings.Contains(strings.Join(h.Problems, ";"), "no room for it")
+	})
+	if o.count("boot "+uid) != 1 {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
+func TestATemplateThatCannotBeRestoredIsDiscarded(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	o.fork = func() error { return errors.New("damaged") }
+	o.start()
+	o.take(forkedWish(uid, 1))
+	o.awaitReady(1)
+	if o.count("boot "+uid) != 1 || o.agent.templates.whole("key") {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
+func TestARestoreOfUnknownOutcomeIsNotRepeated(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	o.fork = func() error { return ErrUncertain }
+	o.start()
+	o.take(forkedWish(uid, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	if o.count("boot "+uid) != 0 {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
+func TestWhatACrashLeftOfATemplateIsTakenAway(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	made := templateUID("key")
+	dir := filepath.Join(o.dir, "state", "templates")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{made + ".making": "key\n", "key.save": "half"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.domains[made] = DomainRunning
+	o.start()
+	o.take(forkedWish(uid, 1))
+	o.awaitReady(1)
+	if o.state(made) != DomainAbsent || o.count("save") != 1 {
+		t.Errorf("done: %v", o.log)
+	}
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		if strings.HasSuffix(entry.Name(), ".making") {
+			t.Errorf("left: %s", entry.Name())
+		}
+	}
+}
