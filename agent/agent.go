@@ -173,6 +173,7 @@ func (a *Agent) refresh(ctx context.Context, at time.Time) {
 	if at.IsZero() {
 		at = time.Now()
 	}
+	trouble := a.domains.problem()
 	changed, err := a.domains.refresh(ctx)
 	if err != nil && len(changed) > 0 {
 		a.log.Error("ask the hypervisor for its domains", "error", err)
@@ -187,7 +188,7 @@ func (a *Agent) refresh(ctx context.Context, at time.Time) {
 			poke(g.wake)
 		}
 	}
-	if err == nil && len(changed) > 0 {
+	if err == nil && (len(changed) > 0 || trouble != nil) {
 		// Guests without a domain may have waited for the hypervisor, too.
 		a.wakeAll()
 	}
