@@ -140,18 +140,36 @@ func (a *Authority) issue(id Identity) (KeyPair, error) {
 // Sign issues a certificate for the key of a PEM certificate request (PKCS #10) whose signature proves that the
 // asker has it; nothing else of the request is looked at.
 func (a *Authority) Sign(requestPEM []byte, id Identity) (certPEM []byte, err error) {
-	block, _ := pem.Decode(requestPEM)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return nil, errors.New("sign a certificate: there is no PEM certificate request")
-	}
-	request, err := x509.ParseCertificateRequest(block.Bytes)
+	request, err := parseRequest(requestPEM)
 	if err != nil {
 		return nil, fmt.Errorf("sign a certificate: %w", err)
 	}
-	if err := request.CheckSignature(); err != nil {
-		return nil, fmt.Errorf("sign a certificate: the request's signature: %w", err)
-	}
 	return a.sign(request.PublicKey, id)
+}
+
+// RequestKeyHash is the SHA-256 of the public key of a PEM certificate request, which is checked as Sign does.
+func RequestKeyHash(requestPEM []byte) ([]byte, error) {
+	request, err := parseRequest(requestPEM)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(request.RawSubjectPublicKeyInfo)
+	return sum[:], nil
+}
+
+func parseRequest(requestPEM []byte) (*x509.CertificateRequest, error) {
+	block, _ := pem.Decode(requestPEM)
+	if block == nil || block.Type != "CERTIFICATE REQUEST" {
+		return nil, errors.New("there is no PEM certificate request")
+	}
+	request, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificate request: %w", err)
+	}
+	if err := request.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("check the certificate request's signature: %w", err)
+	}
+	return request, nil
 }
 
 func (a *Authority) sign(public crypto.PublicKey, id Identity) ([]byte, error) {

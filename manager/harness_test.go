@@ -128,11 +128,16 @@ func (r *running) await(what string, cond func() bool) {
 // join trades a token for a certificate.
 func (r *running) join(token, name string) (ca.KeyPair, *v1.JoinResponse, error) {
 	r.t.Helper()
-	parsed, err := ca.ParseToken(token)
+	key, request, err := ca.NewKeyAndCSR()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	key, request, err := ca.NewKeyAndCSR()
+	return r.joinWith(token, name, key, request)
+}
+
+func (r *running) joinWith(token, name string, key, request []byte) (ca.KeyPair, *v1.JoinResponse, error) {
+	r.t.Helper()
+	parsed, err := ca.ParseToken(token)
 	if err != nil {
 		r.t.Fatal(err)
 	}

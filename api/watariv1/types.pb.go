@@ -2314,12 +2314,17 @@ func (x *User) GetQuota() *Quota {
 
 // Token lets one host join, or one user fetch a certificate, once, until it expires. Only a hash is stored.
 type Token struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
-	SecretSha256  []byte                 `protobuf:"bytes,2,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"`
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires,proto3" json:"expires,omitempty"`
-	User          string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"` // empty: a host's token
-	Site          string                 `protobuf:"bytes,5,opt,name=site,proto3" json:"site,omitempty"` // a host's token: the site it joins; empty: the agent says
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Meta         *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	SecretSha256 []byte                 `protobuf:"bytes,2,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"`
+	Expires      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires,proto3" json:"expires,omitempty"`
+	User         string                 `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"` // empty: a host's token
+	Site         string                 `protobuf:"bytes,5,opt,name=site,proto3" json:"site,omitempty"` // a host's token: the site it joins; empty: the agent says
+	// Once used: by whom, and the SHA-256 of the public key that was certified. The same key may ask again, since
+	// the answer may have been lost; no other may.
+	UsedBy        string `protobuf:"bytes,6,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	UsedKeySha256 []byte `protobuf:"bytes,7,opt,name=used_key_sha256,json=usedKeySha256,proto3" json:"used_key_sha256,omitempty"`
+	UsedUid       string `protobuf:"bytes,8,opt,name=used_uid,json=usedUid,proto3" json:"used_uid,omitempty"` // of the host or user
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2385,6 +2390,27 @@ func (x *Token) GetUser() string {
 func (x *Token) GetSite() string {
 	if x != nil {
 		return x.Site
+	}
+	return ""
+}
+
+func (x *Token) GetUsedBy() string {
+	if x != nil {
+		return x.UsedBy
+	}
+	return ""
+}
+
+func (x *Token) GetUsedKeySha256() []byte {
+	if x != nil {
+		return x.UsedKeySha256
+	}
+	return nil
+}
+
+func (x *Token) GetUsedUid() string {
+	if x != nil {
+		return x.UsedUid
 	}
 	return ""
 }
@@ -2662,13 +2688,16 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04User\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.watari.v1.RoleR\x04role\x12&\n" +
-	"\x05quota\x18\x03 \x01(\v2\x10.watari.v1.QuotaR\x05quota\"\xaf\x01\n" +
+	"\x05quota\x18\x03 \x01(\v2\x10.watari.v1.QuotaR\x05quota\"\x8b\x02\n" +
 	"\x05Token\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12#\n" +
 	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x124\n" +
 	"\aexpires\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x12\x12\n" +
-	"\x04site\x18\x05 \x01(\tR\x04site\"\xcc\x01\n" +
+	"\x04site\x18\x05 \x01(\tR\x04site\x12\x17\n" +
+	"\aused_by\x18\x06 \x01(\tR\x06usedBy\x12&\n" +
+	"\x0fused_key_sha256\x18\a \x01(\fR\rusedKeySha256\x12\x19\n" +
+	"\bused_uid\x18\b \x01(\tR\ausedUid\"\xcc\x01\n" +
 	"\x05Event\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12/\n" +

@@ -38,8 +38,8 @@ func (j *joiner) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (
 
 // admit says who the asker becomes; the token is used up.
 func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, site string, err error) {
-	// A damaged request must not use the token up.
-	if _, err := j.s.Authority.Sign(r.Request, ca.Identity{Kind: ca.KindUser, Name: "check"}); err != nil {
+	key, err := ca.RequestKeyHash(r.Request) // first: a damaged request must not use the token up
+	if err != nil {
 		return id, "", connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	if r.Token == "" {
@@ -53,29 +53,59 @@ func (j *joiner) admit(ctx context.Context, r *v1.JoinRequest) (id ca.Identity, 
 	err = j.s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		record := findToken(snap, token)
 		if record == nil {
-			return nil, fail(connect.CodePermissionDenied, "the token is unknown, or was used already; ask for a new one")
-		}
-		if time.Now().After(record.Expires.AsTime()) {
-			return nil, fail(connect.CodePermissionDenied, "the token expired at %s; ask for a new one", record.Expires.AsTime().Format(time.RFC3339))
+			return nil, fail(connect.CodePermissionDenied, "the token is unknown; ask for a new one")
 		}
 		site = record.Site
-		ops := []store.Op{store.Delete(proto.CloneOf(record))}
-		if record.User != "" {
-			u := snap.Users[record.User]
-			if u == nil {
-				return nil, fail(connect.CodePermissionDenied, "user %s was removed", record.User)
-			}
-			id = ca.Identity{Kind: ca.KindUser, Name: record.User, UID: u.Meta.Uid}
-			return append(ops, joined("user", record.User, "logged in by token")), nil
-		}
-		host, err := newHost(snap, r.Name)
-		if err != nil {
-			return nil, err
-		}
-		id = ca.Identity{Kind: ca.KindHost, Name: r.Name, UID: host.Meta.Uid}
-		return append(ops, store.Create(host), joined("host", r.Name, "registered by token")), nil
+		var ops []store.Op
+		id, ops, err = admitBy(snap, record, r.Name, key)
+		return ops, err
 	})
 	return id, site, err
+}
+
+// admitBy says who the bearer of a token becomes, and what is to be written.
+func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte) (id ca.Identity, ops []store.Op, err error) {
+	kind, name := ca.KindHost, hostName
+	if record.User != "" {
+		kind, name = ca.KindUser, record.User
+	}
+	if record.UsedBy != "" {
+		id, err = usedToken(snap, record, kind, name, key)
+		return id, nil, err
+	}
+	if time.Now().After(record.Expires.AsTime()) {
+		return id, nil, fail(connect.CodePermissionDenied, "the token expired at %s; ask for a new one", record.Expires.AsTime().Format(time.RFC3339))
+	}
+	used := proto.CloneOf(record)
+	used.UsedBy, used.UsedKeySha256 = name, key
+	ops = append(ops, store.Update(used))
+	if kind == ca.KindUser {
+		u := snap.Users[name]
+		if u == nil {
+			return id, nil, fail(connect.CodePermissionDenied, "user %s was removed", name)
+		}
+		used.UsedUid = u.Meta.Uid
+		return ca.Identity{Kind: kind, Name: name, UID: u.Meta.Uid}, append(ops, joined("user", name, "logged in by token")), nil
+	}
+	host, err := newHost(snap, name)
+	if err != nil {
+		return id, nil, err
+	}
+	used.UsedUid = host.Meta.Uid
+	return ca.Identity{Kind: kind, Name: name, UID: host.Meta.Uid}, append(ops, store.Create(host), joined("host", name, "registered by token")), nil
+}
+
+// usedToken answers again the one who used a token, as far as the key tells, and as long as they exist.
+func usedToken(snap *store.Snapshot, record *v1.Token, kind ca.Kind, name string, key []byte) (ca.Identity, error) {
+	id := ca.Identity{Kind: kind, Name: name, UID: record.UsedUid}
+	meta := snap.Hosts[name].GetMeta()
+	if kind == ca.KindUser {
+		meta = snap.Users[name].GetMeta()
+	}
+	if record.UsedBy != name || !bytes.Equal(record.UsedKeySha256, key) || meta.GetUid() != record.UsedUid {
+		return id, fail(connect.CodePermissionDenied, "the token was used already, by %s; ask for a new one", record.UsedBy)
+	}
+	return id, nil
 }
 
 func joined(kind, name, message string) store.Op {
