@@ -114,7 +114,21 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	s.Log.Info("agent connected", "host", id.Name, "address", conn.RemoteAddr().String())
 	err = s.sync(ctx, ses)
 	s.end(ses)
-	s.Log.Info("agent disconnected", "host", id.Name, "reason", err)
+	s.Log.Info("agent disconnected", "host", id.Name, "reason", explain(err))
+}
+
+// explain says why a session ended, for people.
+func explain(err error) string {
+	switch text := fmt.Sprint(err); {
+	case strings.Contains(text, "connection lost"):
+		return "nothing was heard from it"
+	case strings.Contains(text, "EOF") || strings.Contains(text, "reset by peer"):
+		return "it ended the connection"
+	case strings.Contains(text, "use of closed"):
+		return "this manager ended the connection"
+	default:
+		return text
+	}
 }
 
 // newTransport is an HTTP/2 client on exactly this connection.
