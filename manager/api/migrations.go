@@ -5,7 +5,6 @@ package api
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -43,7 +42,6 @@ func (s *Server) Migrate(ctx context.Context, r *connect.Request[v1.MigrateReque
 			}
 			return nil, connect.NewError(code, err)
 		}
-		m.Meta.Name = freeMigrationName(snap, g)
 		m.Reason = "user " + callerOf(ctx).name + " asked for it"
 		m.BandwidthBytes = r.Msg.BandwidthBytes
 		name = m.Meta.Name
@@ -85,16 +83,6 @@ func sameMove(snap *store.Snapshot, m *v1.Migration, r *v1.MigrateRequest) error
 	}
 	return fail(connect.CodeFailedPrecondition, "guest %s is moving to %s (%s, %s); wait for its end, or cancel it",
 		m.Guest, m.Target, m.Meta.Name, view.StateName(m.State.String()))
-}
-
-// freeMigrationName is <guest>-m<n> with the first n that no kept move of the guest has; it grows.
-func freeMigrationName(snap *store.Snapshot, g *v1.Guest) string {
-	for n := g.LastEpoch + 1; ; n++ {
-		name := fmt.Sprintf("%s-m%d", g.Meta.Name, n)
-		if snap.Migrations[name] == nil {
-			return name
-		}
-	}
 }
 
 // CancelMigration asks for a move to be given up. The guest stays where it is, unless the move is past the

@@ -135,11 +135,22 @@ func PlanMigration(s *store.Snapshot, o view.Observer, g *v1.Guest, toHost, toSi
 		return nil, explanation, fmt.Errorf("guest %s cannot be moved from %s to %s: %s", g.Meta.Name, g.Host, chosen, reason)
 	}
 	return &v1.Migration{
-		Meta:  &v1.Meta{Name: fmt.Sprintf("%s-m%d", g.Meta.Name, g.LastEpoch+1), Owner: g.Meta.Owner},
+		Meta:  &v1.Meta{Name: freeMoveName(s, g), Owner: g.Meta.Owner},
 		Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Source: g.Host, Target: chosen,
 		SourceBootId: g.BootId, TargetBootId: s.Hosts[chosen].GetInfo().GetBootId(),
 		SourceEpoch: g.Epoch, State: v1.MigrationState_MIGRATION_STATE_PENDING,
 	}, explanation, nil
+}
+
+// freeMoveName is <guest>-m<n>, n being the epoch the move would have, or above where a move that never left
+// pending has that name.
+func freeMoveName(s *store.Snapshot, g *v1.Guest) string {
+	for n := g.LastEpoch + 1; ; n++ {
+		name := fmt.Sprintf("%s-m%d", g.Meta.Name, n)
+		if s.Migrations[name] == nil {
+			return name
+		}
+	}
 }
 
 // withoutSelf takes the guest out of its host's count, so that scores are of the cluster after the move.
