@@ -266,12 +266,19 @@ func (g *guest) resume(ctx context.Context) error {
 	if err := g.agent.networks.ensure(waitCtx, g.uid); err != nil {
 		g.log.Warn("resumed before its address is routed", "reason", err)
 	}
-	if err := g.agent.hypervisor.Resume(ctx, g.uid); err != nil {
+	g.mu.Lock()
+	g.resuming, g.resumedAt = true, time.Time{}
+	g.mu.Unlock()
+	err := g.agent.hypervisor.Resume(ctx, g.uid)
+	g.mu.Lock()
+	g.resuming = false
+	if err == nil && g.resumedAt.IsZero() {
+		g.resumedAt = time.Now()
+	}
+	g.mu.Unlock()
+	if err != nil {
 		return fmt.Errorf("resume guest %s: %w", g.name, err)
 	}
-	g.mu.Lock()
-	g.resumedAt = time.Now()
-	g.mu.Unlock()
 	g.agent.domains.set(g.uid, "", DomainRunning)
 	g.agent.publish()
 	g.identity.restarted()

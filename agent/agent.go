@@ -160,19 +160,22 @@ func (a *Agent) follow(ctx context.Context) {
 				a.publish()
 				continue
 			}
-			a.refresh(ctx, event.At)
+			if g := a.guest(event.UID); g != nil {
+				g.noteEvent(event.At)
+			}
+			a.refresh(ctx)
+			if event.UID == "" {
+				a.wakeAll()
+			}
 		case <-check.C:
 			if a.domains.problem() != nil {
-				a.refresh(ctx, time.Time{})
+				a.refresh(ctx)
 			}
 		}
 	}
 }
 
-func (a *Agent) refresh(ctx context.Context, at time.Time) {
-	if at.IsZero() {
-		at = time.Now()
-	}
+func (a *Agent) refresh(ctx context.Context) {
 	trouble := a.domains.problem()
 	changed, err := a.domains.refresh(ctx)
 	if err != nil && len(changed) > 0 {
@@ -184,7 +187,7 @@ func (a *Agent) refresh(ctx context.Context, at time.Time) {
 		a.mu.Unlock()
 		if g != nil {
 			info, _ := a.domains.get(uid)
-			g.noteStop(info.State, at)
+			g.log.Debug("state changed", "state", info.State)
 			poke(g.wake)
 		}
 	}
@@ -214,7 +217,7 @@ func (a *Agent) sample(ctx context.Context) {
 		idle := len(a.guests) == 0
 		a.mu.Unlock()
 		if n%6 == 1 && !idle {
-			a.refresh(ctx, time.Time{})
+			a.refresh(ctx)
 		}
 		a.publish()
 		select {

@@ -281,3 +281,22 @@ func TestNothingIsConcludedWhileTheHypervisorIsAway(t *testing.T) {
 	o.events <- DomainEvent{}
 	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
 }
+
+func TestAGuestOfWhichOnlyTheRecordIsLeftGoesOnWhenTheHypervisorAnswers(t *testing.T) {
+	o := newOutside(t)
+	stop := o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	stop()
+	o.mu.Lock()
+	o.down = true
+	delete(o.domains, uid)
+	o.mu.Unlock()
+	o.start()
+	o.take(guestWish(uid, run, 2))
+	o.mu.Lock()
+	o.down = false
+	o.mu.Unlock()
+	o.events <- DomainEvent{}
+	o.awaitReady(2)
+}

@@ -53,6 +53,7 @@ type guest struct {
 	progress  *v1.MigrationProgress
 	stoppedAt time.Time // by a send
 	resumedAt time.Time
+	resuming  bool
 	fenced    chan struct{} // not nil: its process was ended here after it was sent; closed when libvirt knows that
 	expect    func()        // ends the expectation of an incoming migration
 	expected  string

@@ -117,7 +117,7 @@ func (o *outside) becomes(uid string, state Domain) {
 		o.domains[uid] = state
 	}
 	o.mu.Unlock()
-	o.events <- DomainEvent{UID: uid}
+	o.events <- DomainEvent{UID: uid, At: time.Now()}
 }
 
 func (o *outside) state(uid string) Domain {

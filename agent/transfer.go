@@ -193,13 +193,16 @@ func (g *guest) tellWhole() {
 	}
 }
 
-// noteStop keeps when the guest stopped during a transfer.
-func (g *guest) noteStop(state Domain, at time.Time) {
+// noteEvent keeps when the guest stopped during a transfer, and when it was resumed: the first event of its domain
+// is about that. Asking for its state would wait for libvirt.
+func (g *guest) noteEvent(at time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.log.Debug("state changed", "state", state)
-	if g.operation == OperationSending && state == DomainPaused && g.stoppedAt.IsZero() {
+	if g.operation == OperationSending && g.stoppedAt.IsZero() {
 		g.stoppedAt = at
+	}
+	if g.resuming && g.resumedAt.IsZero() {
+		g.resumedAt = at
 	}
 }
 
