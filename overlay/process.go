@@ -92,7 +92,7 @@ func RunWireGuard(args []string) error {
 	// A collection empties the pools of 64 KiB packet buffers, which are then cleared anew: it comes seldom as long
 	// as the process is small.
 	debug.SetGCPercent(400)
-	debug.SetMemoryLimit(160 << 20)
+	debug.SetMemoryLimit(256 << 20)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("device", *name)
 	tunnel, err := tun.CreateTUN(*name, *mtu)
 	if err != nil {
