@@ -80,6 +80,21 @@ func certificateReason(err *tls.CertificateVerificationError) string {
 	return err.Err.Error()
 }
 
+// Brief says why a call failed for a reason that passes by itself, without a next step: waiting is it.
+func Brief(err error) string {
+	var unreachable *Unreachable
+	var failed *connect.Error
+	switch {
+	case errors.As(err, &unreachable):
+		return unreachable.Error()
+	case errors.As(err, &failed) && connect.IsWireError(failed):
+		return failed.Message()
+	case errors.As(err, &failed):
+		return "the connection broke"
+	}
+	return err.Error()
+}
+
 // Transient says whether an error of a call passes by itself: the manager restarts, another one takes over, the
 // connection broke.
 func Transient(err error) bool {

@@ -62,7 +62,7 @@ func remove(ctx context.Context, env *cli.Env, c *client.Client, name string, wa
 	}
 	lines := progress.New(env.Err)
 	trouble := func(err error) {
-		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Explain(err).Error()})
+		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
 	}
 	err := c.Watch(ctx, "cluster", name, trouble, func(now *v1.WatchResponse) (bool, error) {
 		if !now.Gone {

@@ -56,7 +56,7 @@ func guestLine(guest *v1.Guest) string {
 
 // trouble shows that the manager does not answer while the wait goes on.
 func (v *startView) trouble(err error) {
-	v.lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Explain(err).Error()})
+	v.lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
 }
 
 func (v *startView) done(cluster *v1.Cluster) {

@@ -32,7 +32,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, begun *v1.Migra
 	}
 	go func() {
 		trouble := func(err error) {
-			send(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Explain(err).Error()})
+			send(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
 		}
 		ended <- c.Watch(ctx, "migration", name, trouble, func(now *v1.WatchResponse) (bool, error) {
 			if now.Gone {

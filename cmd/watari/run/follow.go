@@ -70,7 +70,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (r
 	go wait.watch(ctx, c, name)
 	go func() {
 		run, err := copyOutput(ctx, wait.clearing(), c, name, &offsets{}, true, func(err error) {
-			wait.say("run " + name + " goes on; waiting for the manager: " + client.Explain(err).Error())
+			wait.say("run " + name + " goes on; waiting for the manager: " + client.Brief(err))
 		})
 		wait.end()
 		ended <- end{run, err}
