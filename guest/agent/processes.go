@@ -99,12 +99,26 @@ type attachment struct {
 	stream  *connect.BidiStream[v1.AttachRequest, v1.AttachResponse]
 	process *process.Process
 	sending sync.Mutex
+	over    bool // the call has returned; under sending
 }
+
+// errOver is the error of a send after the call's end, at which the library would panic.
+var errOver = errors.New("the attachment has ended")
 
 func (t *attachment) send(r *v1.AttachResponse) error {
 	t.sending.Lock()
 	defer t.sending.Unlock()
+	if t.over {
+		return errOver
+	}
 	return t.stream.Send(r)
+}
+
+// end lets no send begin any more.
+func (t *attachment) end() {
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	t.over = true
 }
 
 func (s *processService) Attach(ctx context.Context, stream *connect.BidiStream[v1.AttachRequest, v1.AttachResponse]) error {
@@ -120,6 +134,7 @@ func (s *processService) Attach(ctx context.Context, stream *connect.BidiStream[
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	t := &attachment{stream: stream, process: p}
+	defer t.end() // receive may still be under way
 	// The first answer goes out at once, so that the caller knows that it is attached.
 	if err := t.send(&v1.AttachResponse{StdoutOffset: first.GetStdoutOffset(), StderrOffset: first.GetStderrOffset()}); err != nil {
 		return err
