@@ -209,15 +209,29 @@ func (a *Authority) sign(public crypto.PublicKey, id Identity) ([]byte, error) {
 
 // NewKeyAndCSR makes a key and a certificate request for it, both PEM.
 func NewKeyAndCSR() (keyPEM, requestPEM []byte, err error) {
-	key, keyPEM, err := newKey()
+	_, keyPEM, err = newKey()
 	if err != nil {
 		return nil, nil, err
 	}
+	requestPEM, err = NewCSR(keyPEM)
+	return keyPEM, requestPEM, err
+}
+
+// NewCSR makes a certificate request, PEM, for a key that NewKeyAndCSR made.
+func NewCSR(keyPEM []byte) (requestPEM []byte, err error) {
+	block, _ := pem.Decode(keyPEM)
+	if block == nil || block.Type != "PRIVATE KEY" {
+		return nil, errors.New("make a certificate request: there is no PEM key")
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate request: %w", err)
+	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a certificate request: %w", err)
+		return nil, fmt.Errorf("make a certificate request: %w", err)
 	}
-	return keyPEM, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), nil
 }
 
 // ParseCertificate reads the first certificate of a PEM text.

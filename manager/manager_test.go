@@ -101,6 +101,29 @@ func TestTokensAreForOneUse(t *testing.T) {
 	wantCode(t, err, connect.CodeAlreadyExists, "remove it first")
 }
 
+func TestCertificatesAreRenewed(t *testing.T) {
+	r := start(t, t.TempDir())
+	pair, _, err := r.join(r.hostToken(), "a1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := ca.NewCSR(pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := connect.NewRequest(&v1.JoinRequest{Request: request})
+	resp, err := watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(bounded(t), ask)
+	if err != nil || resp.Msg.Name != "a1" || bytes.Equal(resp.Msg.Certificate, pair.Certificate) {
+		t.Fatal(resp, err)
+	}
+	r.dial("a1", ca.KeyPair{Certificate: resp.Msg.Certificate, Key: pair.Key})
+	if _, err := r.admin.RemoveHost(bounded(t), connect.NewRequest(&v1.RemoveHostRequest{Name: "a1"})); err != nil {
+		t.Fatal(err)
+	}
+	_, err = watariv1connect.NewJoinServiceClient(r.client(pair), r.url).Join(bounded(t), ask)
+	wantCode(t, err, connect.CodeUnauthenticated, "removed")
+}
+
 func TestStrangersAreRefused(t *testing.T) {
 	r := start(t, t.TempDir())
 	ctx := bounded(t)

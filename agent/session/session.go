@@ -45,10 +45,10 @@ type Config struct {
 // Session is a host's tie to the managers.
 type Session struct {
 	config Config
-	pem    Identity
-	tls    *tls.Config
 
 	mu      sync.Mutex
+	pem     Identity
+	tls     *tls.Config
 	manager string // the one connected last
 }
 
@@ -89,7 +89,11 @@ func Open(ctx context.Context, config Config) (*Session, error) {
 }
 
 // PEM is the host's certificate, its key and the authority's.
-func (s *Session) PEM() Identity { return s.pem }
+func (s *Session) PEM() Identity {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pem
+}
 
 var pkiFiles = []string{"ca.pem", "certificate.pem", "key.pem"}
 
@@ -118,9 +122,9 @@ func (s *Session) join(ctx context.Context) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("join: the token in %s: %w", s.config.TokenFile, err)
 	}
-	key, request, err := ca.NewKeyAndCSR()
+	key, request, err := joinKey(s.config.PKIDir)
 	if err != nil {
-		return Identity{}, fmt.Errorf("join: make a key: %w", err)
+		return Identity{}, fmt.Errorf("join: %w", err)
 	}
 	wait := firstWait
 	for {
@@ -191,7 +195,8 @@ func (s *Session) Run(ctx context.Context, handler http.Handler) {
 	for ctx.Err() == nil {
 		begun := time.Now()
 		s.enter(next)
-		err := session.DialAgent(ctx, next, s.tls, handler)
+		s.renew(ctx, next)
+		err := session.DialAgent(ctx, next, s.clientTLS(), handler)
 		if ctx.Err() != nil {
 			return
 		}
@@ -244,7 +249,7 @@ func (s *Session) Get(ctx context.Context, path string, offset int64) (*http.Res
 			managers = append(managers, manager)
 		}
 	}
-	config := s.tls.Clone()
+	config := s.clientTLS().Clone()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true,
 		ResponseHeaderTimeout: 20 * time.Second, IdleConnTimeout: 30 * time.Second}}
 	var errs []error

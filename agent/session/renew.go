@@ -1,0 +1,98 @@
+package session
+
+// renew.go - the host's key, and a new certificate for it in good time.
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+	"watari/ca"
+)
+
+// joinKey is the key of an earlier try to join, so that the manager, whose answer may have been lost, knows its
+// bearer again; else a new one, kept before anybody hears of it.
+func joinKey(dir string) (key, request []byte, err error) {
+	path := filepath.Join(dir, "key.pem")
+	key, err = os.ReadFile(path)
+	if err == nil {
+		if request, err := ca.NewCSR(key); err == nil {
+			return key, request, nil
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("read the host's key: %w", err)
+	}
+	if key, request, err = ca.NewKeyAndCSR(); err != nil {
+		return nil, nil, fmt.Errorf("make a key: %w", err)
+	}
+	err = os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = os.WriteFile(path+".new", key, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("keep the host's key: %w", err)
+	}
+	return key, request, nil
+}
+
+func (s *Session) clientTLS() *tls.Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tls
+}
+
+// renew asks for a new certificate for the same key once half of the present one's time has passed. What fails is
+// tried again with the next connection.
+func (s *Session) renew(ctx context.Context, manager string) { s.renewAt(ctx, manager, time.Now()) }
+
+func (s *Session) renewAt(ctx context.Context, manager string, now time.Time) {
+	old := s.PEM()
+	if !ca.RenewalDue(old.Certificate, now) {
+		return
+	}
+	id, err := renewed(ctx, manager, old, s.clientTLS())
+	if err == nil {
+		err = writePKI(s.config.PKIDir, id)
+	}
+	var config *tls.Config
+	if err == nil {
+		config, err = ca.ClientTLS(id.CA, id.Certificate, id.Key)
+	}
+	if err != nil {
+		s.config.Log.Warn("the host's certificate was not renewed", "manager", manager, "error", err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pem, s.tls = id, config
+	s.config.Log.Info("the host's certificate was renewed", "manager", manager)
+}
+
+func renewed(ctx context.Context, manager string, old Identity, config *tls.Config) (Identity, error) {
+	request, err := ca.NewCSR(old.Key)
+	if err != nil {
+		return Identity{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true}}
+	defer client.CloseIdleConnections()
+	answer, err := watariv1connect.NewJoinServiceClient(client, manager).Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
+	if err != nil {
+		return Identity{}, fmt.Errorf("ask for a new certificate: %w", err)
+	}
+	return Identity{CA: old.CA, Certificate: answer.Msg.Certificate, Key: old.Key}, nil
+}
