@@ -13,6 +13,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/client"
+	"watari/cmd/internal/daemon"
 )
 
 // askTimeout is for one question to a manager that may just be starting.
@@ -27,15 +28,22 @@ func (u *up) startManager(ctx context.Context) error {
 	spec := u.manager()
 	spec.Command = []string{self, "manager", "--state", filepath.Join(u.state, "manager"), "--listen", u.Listen}
 	spec.Command = append(spec.Command, u.Outside.arguments()...)
-	process, began, err := u.start(spec)
-	if err != nil {
-		return err
-	}
 	var version string
-	err = u.await(ctx, process, "starting the manager", func() (bool, string) {
-		version, err = u.ask(ctx)
-		return err == nil, brief(err)
-	})
+	await := func() (process *daemon.Process, began bool, err error) {
+		if process, began, err = u.start(spec); err != nil {
+			return nil, false, err
+		}
+		err = u.await(ctx, process, "starting the manager", func() (bool, string) {
+			var err error
+			version, err = u.ask(ctx)
+			return err == nil, brief(err)
+		})
+		return process, began, err
+	}
+	process, began, err := await()
+	if err != nil && process != nil && !began && process.Ended() && ctx.Err() == nil {
+		process, began, err = await() // what was found was just ending
+	}
 	if err != nil {
 		return err
 	}
