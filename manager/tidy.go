@@ -87,6 +87,7 @@ func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
 
 // tidyDisk removes blobs and outputs that nothing refers to.
 func (m *Manager) tidyDisk(ctx context.Context) {
+	m.complain(ctx, "renew the administrator's client config", m.ensureAdmin(ctx))
 	m.complain(ctx, "take back etcd's alarm", m.store.DisarmNoSpace(ctx))
 	before := time.Now().Add(-garbageAge)
 	freed, err := m.blobs.Collect(before, func() map[string]bool { return api.BlobsInUse(m.store.Snapshot()) })

@@ -48,6 +48,23 @@ func joinKey(dir string) (key, request []byte, err error) {
 	return key, request, nil
 }
 
+// keepSite remembers the site that the token named; empty: it named none.
+func keepSite(dir, site string) error {
+	if err := os.WriteFile(filepath.Join(dir, "site"), []byte(site), 0o600); err != nil {
+		return fmt.Errorf("keep the host's site: %w", err)
+	}
+	return nil
+}
+
+// Site is the site that the host's token named; empty: it named none, and the host says where it is.
+func (s *Session) Site() string {
+	site, err := os.ReadFile(filepath.Join(s.config.PKIDir, "site"))
+	if err != nil {
+		return ""
+	}
+	return string(site)
+}
+
 func (s *Session) clientTLS() *tls.Config {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,7 +27,7 @@ type issuer struct {
 func (i *issuer) Join(_ context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
 	i.asked <- r.Msg
 	certificate, err := i.authority.Sign(r.Msg.Request, ca.Identity{Kind: ca.KindHost, Name: "a1"})
-	return connect.NewResponse(&v1.JoinResponse{Certificate: certificate, CaCertificate: i.authority.CertificatePEM(), Name: "a1"}), err
+	return connect.NewResponse(&v1.JoinResponse{Certificate: certificate, CaCertificate: i.authority.CertificatePEM(), Name: "a1", Site: "nara"}), err
 }
 
 func startIssuer(t *testing.T) (*issuer, string) {
@@ -86,6 +86,9 @@ func TestCertificateIsRenewedInTime(t *testing.T) {
 	}
 	if r := <-manager.asked; r.Token == "" {
 		t.Fatal("joined without the token")
+	}
+	if s.Site() != "nara" {
+		t.Fatalf("site %q", s.Site())
 	}
 	before := s.PEM()
 	s.renew(t.Context(), url)

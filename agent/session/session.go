@@ -161,7 +161,11 @@ func (s *Session) joinAt(ctx context.Context, manager string, token ca.Token, ke
 	if err := token.CheckAuthority(id.CA); err != nil {
 		return Identity{}, connect.NewError(connect.CodePermissionDenied, err)
 	}
-	if err := writePKI(s.config.PKIDir, id); err != nil {
+	err = keepSite(s.config.PKIDir, answer.Msg.Site)
+	if err == nil {
+		err = writePKI(s.config.PKIDir, id)
+	}
+	if err != nil {
 		return Identity{}, connect.NewError(connect.CodeInternal, err)
 	}
 	return id, nil

@@ -61,6 +61,9 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	if site := tie.Site(); site != "" {
+		info.Site = site // the token's word goes before the host's own
+	}
 	libvirtCtx, cancel := context.WithTimeout(ctx, libvirtWait)
 	libvirt, err := vm.Connect(libvirtCtx, o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
 	cancel()
