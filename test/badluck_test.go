@@ -77,6 +77,7 @@ func TestFaultsDuringAMove(t *testing.T) {
 				full(t)
 			}
 			settled(t, "fault", 1)
+			hostsReady(t)
 			unmarked := mark(t, "fault-0")
 			from, to := elsewhere(t, "fault-0")
 			// 4 MB/s: the move takes long enough to be hit in its middle.
@@ -100,6 +101,7 @@ func TestFaultsDuringAMove(t *testing.T) {
 			// A move that the fault did not end goes on slowly; it need not be waited for.
 			shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
 			settled(t, "fault", 1)
+			hostsReady(t)
 			if lost := unmarked(); (lost != nil) != f.ends {
 				t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
 			}

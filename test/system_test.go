@@ -273,6 +273,15 @@ func settled(t *testing.T, cluster string, guests int) {
 	})
 }
 
+// hostsReady waits until every host of the lab is back.
+func hostsReady(t *testing.T) {
+	t.Helper()
+	until(t, settle, "all hosts are ready", func() (bool, string) {
+		out, err := shared.watari(20*time.Second, "host", "list")
+		return err == nil && strings.Count(out, " ready ") == len(hosts), out
+	})
+}
+
 // newCluster makes a cluster and removes it at the end.
 func newCluster(t *testing.T, name string, guests int, more ...string) {
 	t.Helper()
