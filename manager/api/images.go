@@ -51,8 +51,14 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 			return []store.Op{store.Create(image), audit(ctx, "image", image.Meta.Name, "created: %s", image.Source)}, nil
 		}
 		if have.Digest != image.Digest {
-			return nil, fail(connect.CodeAlreadyExists, "there is an image %s of other content (%s); remove it first, or take another name",
-				image.Meta.Name, strings.TrimSuffix(have.Source, "\n"))
+			// A name is given to new content, as long as nothing needs the old.
+			if err := replaceable(ctx, snap, have); err != nil {
+				return nil, err
+			}
+			replacing := proto.CloneOf(image)
+			replacing.Meta = have.Meta
+			image = replacing
+			return []store.Op{store.Update(replacing), audit(ctx, "image", image.Meta.Name, "replaced: %s", image.Source)}, nil
 		}
 		image = have
 		return nil, nil
@@ -126,17 +132,8 @@ func (s *Server) RemoveImage(ctx context.Context, r *connect.Request[v1.RemoveIm
 		if image == nil {
 			return nil, missing("image", name, snap.Images)
 		}
-		if c := callerOf(ctx); !c.owns(image.Meta) {
-			return nil, fail(connect.CodePermissionDenied, "image %s is user %s's", name, image.Meta.Owner)
-		}
-		var users []string
-		for cluster, c := range snap.Clusters {
-			if c.ImageDigest == image.Digest {
-				users = append(users, cluster)
-			}
-		}
-		if slices.Sort(users); len(users) > 0 && !otherNames(snap, image) {
-			return nil, fail(connect.CodeFailedPrecondition, "image %s is used by clusters: %s", name, strings.Join(users, ", "))
+		if err := replaceable(ctx, snap, image); err != nil {
+			return nil, err
 		}
 		return []store.Op{store.Delete(proto.CloneOf(image)), audit(ctx, "image", name, "removed")}, nil
 	})
@@ -167,4 +164,22 @@ func BlobsInUse(snap *store.Snapshot) map[string]bool {
 		}
 	}
 	return used
+}
+
+// replaceable says why an image's content cannot be taken from its name: it is somebody else's, or clusters need it.
+func replaceable(ctx context.Context, snap *store.Snapshot, image *v1.Image) error {
+	name := image.Meta.Name
+	if c := callerOf(ctx); !c.owns(image.Meta) {
+		return fail(connect.CodePermissionDenied, "image %s is user %s's", name, image.Meta.Owner)
+	}
+	var users []string
+	for cluster, c := range snap.Clusters {
+		if c.ImageDigest == image.Digest {
+			users = append(users, cluster)
+		}
+	}
+	if slices.Sort(users); len(users) > 0 && !otherNames(snap, image) {
+		return fail(connect.CodeFailedPrecondition, "image %s is used by clusters: %s; delete them first, or take another name", name, strings.Join(users, ", "))
+	}
+	return nil
 }
