@@ -15,9 +15,9 @@ const progressEvery = 200 * time.Millisecond
 // sendEndWait is how long a transfer that failed may take to be over.
 const sendEndWait = time.Minute
 
-// send transfers the guest. It returns when that has ended, one way or the other, or earlier: once the target has
-// said that it has all of the guest, nothing of it here is needed any more, and its process is ended at once rather
-// than by libvirt some hundred milliseconds later. The guest stands still meanwhile.
+// send transfers the guest. It returns when libvirt has ended it here, or given up. The source's process is left to
+// libvirt until then: ended any earlier, the source's daemon may take the transfer for failed, and have the target's
+// give up a guest that is whole and runs there.
 func (g *guest) send(ctx context.Context, w *v1.GuestWanted) error {
 	way, err := g.agent.tunnels.Open(ctx, w.Migration, g.uid)
 	if err != nil {
@@ -25,22 +25,7 @@ func (g *guest) send(ctx context.Context, w *v1.GuestWanted) error {
 		g.sendFailed(ctx, w, err)
 		return err
 	}
-	processes, err := openProcesses(g.agent.config.FindProcesses(g.uid))
-	if err != nil {
-		g.log.Warn("the guest's process is left to libvirt", "error", err)
-	}
-	defer closeProcesses(processes)
-	ended := make(chan error, 1)
-	go func() { ended <- g.migrate(ctx, w, way) }()
-	select {
-	case err = <-ended:
-	case <-way.Received:
-		if ctx.Err() == nil && g.fence(processes) {
-			go g.awaitMigrateEnd(ended, way)
-			return nil
-		}
-		err = <-ended
-	}
+	err = g.migrate(ctx, w, way)
 	way.Close()
 	if err != nil {
 		g.sendFailed(ctx, w, err)
@@ -88,40 +73,6 @@ func (g *guest) migrate(ctx context.Context, w *v1.GuestWanted, way Way) error {
 	stop()
 	<-watched
 	return err
-}
-
-// fence ends the guest's processes here, if the hypervisor has not done so: all of the guest is at the target.
-// false: it is left to the hypervisor.
-func (g *guest) fence(processes []process) bool {
-	if len(processes) == 0 {
-		return false
-	}
-	begun := time.Now()
-	for _, p := range processes {
-		if err := p.kill(fenceWait); err != nil {
-			g.log.Warn("the sent guest's process is left to libvirt", "error", err)
-			return false
-		}
-	}
-	g.log.Debug("fenced", "took", time.Since(begun))
-	g.sent()
-	g.mu.Lock()
-	g.fenced = make(chan struct{})
-	g.mu.Unlock()
-	return true
-}
-
-// awaitMigrateEnd lets the hypervisor find out for itself that the guest has gone.
-func (g *guest) awaitMigrateEnd(ended <-chan error, way Way) {
-	<-ended
-	way.Close()
-	g.agent.domains.refresh(context.WithoutCancel(g.agent.ctx))
-	g.mu.Lock()
-	fenced := g.fenced
-	g.fenced = nil
-	g.mu.Unlock()
-	close(fenced)
-	poke(g.wake)
 }
 
 func (g *guest) watchProgress(ctx context.Context) {

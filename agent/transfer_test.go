@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -25,52 +24,6 @@ func TestAGuestIsSent(t *testing.T) {
 	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENT)
 	if g.MigrationId != "m" || g.StoppedUnixNs == 0 {
 		t.Errorf("reported %v", g)
-	}
-}
-
-func TestASentGuestsProcessIsEndedOnceTheTargetHasAllOfIt(t *testing.T) {
-	o := newOutside(t)
-	o.received = make(chan struct{})
-	process := exec.Command("sleep", "60")
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	gone := make(chan struct{})
-	go func() {
-		process.Wait()
-		close(gone)
-	}()
-	o.start()
-	o.take(guestWish(uid, run, 1))
-	o.awaitReady(1)
-	o.pids = func() []int {
-		select {
-		case <-gone:
-			return nil
-		default:
-			return []int{process.Process.Pid}
-		}
-	}
-	libvirt := make(chan struct{})
-	o.migrate = func(context.Context, string) error {
-		o.becomes(uid, DomainPaused)
-		close(o.received)
-		<-libvirt
-		o.becomes(uid, DomainAbsent)
-		return nil
-	}
-	o.take(guestWish(uid, outgoing, 1))
-	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENT)
-	<-gone
-	if o.state(uid) != DomainPaused {
-		t.Error("libvirt was waited for")
-	}
-	// What it is to be forgotten for has to wait until libvirt knows, too.
-	o.take(guestWish(uid, absent, 1))
-	close(libvirt)
-	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
-	if o.count("destroy "+uid) != 0 {
-		t.Errorf("done: %v", o.log)
 	}
 }
 
