@@ -1,7 +1,6 @@
 package vm
 
-// migrate.go - live migration to another host. docs/design/libvirt-migration.md says what libvirt does in each kind
-// of failure; the outcomes here rest on it.
+// migrate.go - live migration to another host, and which of its outcomes are certain.
 
 import (
 	"context"
