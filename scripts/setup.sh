@@ -3,6 +3,7 @@
 # toolchain. Safe to repeat.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+PATH=${PATH//"$PWD/build/bin:"/} # build/bin/go is a link to what is looked for here
 
 say() { printf '== %s\n' "$*"; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
