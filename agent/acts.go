@@ -100,9 +100,6 @@ func (g *guest) recordNow(ctx context.Context, from, to *Record) error {
 	g.record = to
 	g.mu.Unlock()
 	g.agent.publish()
-	if to.Phase == PhaseReceived {
-		g.tellWhole()
-	}
 	return g.agent.records.Save(to, true)
 }
 
@@ -306,16 +303,6 @@ func (g *guest) destroy(ctx context.Context) error {
 
 // confirmAbsent makes sure that the hypervisor lists no domain of the guest and no process of it is left.
 func (g *guest) confirmAbsent(ctx context.Context) error {
-	g.mu.Lock()
-	fenced := g.fenced
-	g.mu.Unlock()
-	if fenced != nil { // its process has ended already; the hypervisor is about to notice
-		select {
-		case <-fenced:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 	if _, err := g.agent.domains.refresh(ctx); err != nil {
 		return fmt.Errorf("make sure that guest %s is gone: %w", g.name, err)
 	}

@@ -54,8 +54,7 @@ type guest struct {
 	stoppedAt time.Time // by a send
 	resumedAt time.Time
 	resuming  bool
-	fenced    chan struct{} // not nil: its process was ended here after it was sent; closed when libvirt knows that
-	expect    func()        // ends the expectation of an incoming migration
+	expect    func() // ends the expectation of an incoming migration
 	expected  string
 }
 
@@ -178,7 +177,7 @@ func (g *guest) observe() (Observed, mark) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	o := g.observedLocked(info)
-	if !current && !o.Fenced {
+	if !current {
 		o.Domain = DomainUnknown
 	}
 	return o, g.wantedAt
@@ -188,9 +187,6 @@ func (g *guest) observedLocked(info DomainInfo) Observed {
 	o := Observed{Host: g.agent.config.Name, Wanted: g.wanted, Record: g.record, Damaged: g.damaged,
 		Domain: info.State, Operation: g.operation, Failure: g.failure, SendDone: g.sendDone,
 		Backoff: !g.backoff.IsZero()}
-	if g.fenced != nil {
-		o.Domain, o.Fenced = DomainAbsent, true
-	}
 	if g.prepared != nil {
 		o.Prepared = g.prepared.epoch
 	}

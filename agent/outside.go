@@ -112,8 +112,6 @@ type Tunnels interface {
 	Drop(migration string)
 	// Open makes the way to a target.
 	Open(ctx context.Context, order *v1.MigrationOrder, uid string) (Way, error)
-	// Whole tells the source of an incoming migration that all of it is here and will be kept.
-	Whole(migration string)
 	// Active tells whether any connection of an incoming migration is open.
 	Active(migration string) bool
 }
@@ -130,7 +128,5 @@ type Expected struct {
 // Way leads to a migration's target.
 type Way struct {
 	Options MigrateOptions
-	// Received is closed when the target's agent has said that all of the guest is there and will be kept.
-	Received <-chan struct{}
-	Close    func()
+	Close   func()
 }

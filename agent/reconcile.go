@@ -52,8 +52,7 @@ type Observed struct {
 	Failure   Failure // of this agent's life; a zero epoch: none
 	Backoff   bool    // preparing failed a moment ago
 	Tunnel    bool    // a tunnel of the record's incoming migration is open
-	SendDone  bool    // libvirt, or the target's agent, has confirmed the transfer
-	Fenced    bool    // after that its process was ended, whatever libvirt lists
+	SendDone  bool    // libvirt has confirmed the transfer
 }
 
 // ActionKind is what an agent can do about a guest.
@@ -142,9 +141,6 @@ func settle(o Observed) (Decision, bool) {
 			}
 			return confirmEnd(r, OutcomeGone, message), true
 		case PhaseSending:
-			if o.SendDone && o.Fenced {
-				return act(end(r, OutcomeSent, "")), true
-			}
 			if o.SendDone {
 				return confirmEnd(r, OutcomeSent, ""), true
 			}

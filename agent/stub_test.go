@@ -37,7 +37,6 @@ type outside struct {
 	free     uint64
 	identity *v1.Identity // of the last Identify
 	template string
-	received chan struct{} // closed by a test: the target has all of it
 	pids     func() []int
 	applied  [][]string // the local guests of each Apply
 
@@ -386,12 +385,6 @@ func (s stubTunnels) Active(migration string) bool {
 	return s.o.active[migration]
 }
 
-func (s stubTunnels) Whole(string) {
-	s.o.mu.Lock()
-	defer s.o.mu.Unlock()
-	s.o.say("whole")
-}
-
 func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (Way, error) {
-	return Way{Received: s.o.received, Close: func() {}}, nil
+	return Way{Close: func() {}}, nil
 }

@@ -133,17 +133,6 @@ func (g *guest) awaitWhole(ctx context.Context) error {
 	}
 }
 
-// tellWhole tells the source that all of the guest is here, for as long as the manager wants it here.
-func (g *guest) tellWhole() {
-	g.mu.Lock()
-	r, w := g.record, g.wanted
-	g.mu.Unlock()
-	if r != nil && r.Phase == PhaseReceived && w.GetRole() == v1.GuestRole_GUEST_ROLE_INCOMING && w.Epoch == r.Epoch &&
-		!w.Migration.GetCancel() {
-		g.agent.tunnels.Whole(r.Migration)
-	}
-}
-
 // noteEvent keeps when the guest stopped during a transfer, and when it was resumed: the first event of its domain
 // is about that. Asking for its state would wait for libvirt.
 func (g *guest) noteEvent(at time.Time) {

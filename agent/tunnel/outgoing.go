@@ -26,8 +26,6 @@ type Order struct {
 // Outgoing is the way to a target.
 type Outgoing struct {
 	LibvirtSocket, MigrateSocket string // paths at this end
-	// Received is closed when the target has said that all of the guest is there and will be kept.
-	Received <-chan struct{}
 
 	cancel    context.CancelFunc
 	listeners []net.Listener
@@ -41,26 +39,15 @@ type Outgoing struct {
 // Open makes the sockets whose connections are carried to a target. It fails if the target does not expect the
 // migration. Close ends the connections; that ctx ends does not.
 func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
-	watched, err := t.dial(ctx, o, watch)
+	probed, err := t.dial(ctx, o, probe)
 	if err != nil {
 		return nil, err
 	}
+	probed.NetConn().Close()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	received := make(chan struct{})
-	out := &Outgoing{cancel: cancel, Received: received, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
+	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
 	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
 	out.MigrateSocket = MigrateSocket(t.config.RunDir, o.UID)
-	out.group.Add(1)
-	go func() {
-		defer out.group.Done()
-		defer watched.Close()
-		stop := context.AfterFunc(ctx, func() { watched.NetConn().Close() })
-		defer stop()
-		if readAnswer(watched) == nil {
-			close(received)
-		}
-		<-ctx.Done()
-	}()
 	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: QEMU} {
 		listener, err := listenUnix(path)
 		if err != nil {

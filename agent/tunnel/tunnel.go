@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -37,8 +36,8 @@ type Socket byte
 const (
 	Libvirt Socket = 1
 	QEMU    Socket = 2
-	// watch asks whether the migration would be let in, and stays, to be told when all of it is there.
-	watch Socket = 3
+	// probe asks whether the migration would be let in, and no more.
+	probe Socket = 3
 )
 
 // Config says where a host's tunnels end.
@@ -67,7 +66,6 @@ type Tunnels struct {
 	mu       sync.Mutex
 	expected map[string]Expected          // by migration
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
-	whole    map[string]chan struct{}     // closed when all of a migration is here
 }
 
 // New makes the tunnels of a host. Serve lets others in.
@@ -78,8 +76,7 @@ func New(config Config) *Tunnels {
 	if config.LibvirtSocket == "" {
 		config.LibvirtSocket = "/run/libvirt/libvirt-sock"
 	}
-	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{},
-		whole: map[string]chan struct{}{}}
+	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}}
 }
 
 // Expect lets a migration in, until the returned function is called. Connections that were let in go on.
@@ -91,52 +88,6 @@ func (t *Tunnels) Expect(e Expected) (stop func()) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		delete(t.expected, e.Migration)
-		delete(t.whole, e.Migration)
-	}
-}
-
-// Whole tells the source that all of an incoming migration is here and will be kept.
-func (t *Tunnels) Whole(migration string) {
-	whole := t.wholeOf(migration)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	select {
-	case <-whole:
-	default:
-		close(whole)
-	}
-}
-
-func (t *Tunnels) wholeOf(migration string) chan struct{} {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	whole := t.whole[migration]
-	if whole == nil {
-		whole = make(chan struct{})
-		t.whole[migration] = whole
-	}
-	return whole
-}
-
-// serveWatch tells a source when all of its guest is here.
-func (t *Tunnels) serveWatch(ctx context.Context, conn *tls.Conn, migration string) {
-	whole := t.wholeOf(migration)
-	answer(conn, nil)
-	conn.SetDeadline(time.Time{})
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		io.Copy(io.Discard, conn)
-	}()
-	select {
-	case <-whole:
-		answer(conn, nil)
-	case <-closed:
-	case <-ctx.Done():
-	}
-	select {
-	case <-closed:
-	case <-ctx.Done():
 	}
 }
 
@@ -196,8 +147,8 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		answer(conn, err)
 		return
 	}
-	if socket == watch {
-		t.serveWatch(ctx, conn, e.Migration)
+	if socket == probe {
+		answer(conn, nil)
 		return
 	}
 	if e.Admit != nil {

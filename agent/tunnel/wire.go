@@ -23,7 +23,7 @@ func writeHeader(w io.Writer, migration string, socket Socket) error {
 
 func readHeader(r io.Reader) (string, Socket, error) {
 	kind, text, err := readFrame(r)
-	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(watch) {
+	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) {
 		err = fmt.Errorf("unknown socket %d", kind)
 	}
 	return text, Socket(kind), err
