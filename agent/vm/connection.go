@@ -247,22 +247,52 @@ func (l *Libvirt) take(ctx context.Context) (*libvirt.Connect, error) {
 }
 
 // call runs fn with the connection, and returns when fn has, or with ErrUnavailable when ctx ends or limit has
-// passed. In the latter case fn goes on behind the scenes, and so may whatever it asked for.
+// passed. In the latter case fn goes on behind the scenes, and so may whatever it asked for. fn is to be quick: see
+// callAlone.
 func (l *Libvirt) call(ctx context.Context, limit time.Duration, fn func(*libvirt.Connect) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conn, err := l.take(ctx)
+	if err != nil {
+		return err
+	}
+	return await(ctx, func() error {
+		defer func() { _, _ = conn.Close() }()
+		return fn(conn)
+	})
+}
+
+// callAlone is call for what takes long, on a connection of its own; limit 0: none but ctx. The daemon takes few
+// requests (5) at once from one connection, and libvirt before 10.0 may leave a thread waiting until the next
+// keepalive when another one's call on the same connection takes long.
+func (l *Libvirt) callAlone(ctx context.Context, limit time.Duration, fn func(*libvirt.Connect) error) error {
 	if limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	conn, err := l.take(ctx)
+	shared, err := l.take(ctx) // waits until the daemon is there
 	if err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() {
+	_, _ = shared.Close()
+	return await(ctx, func() error {
+		conn, err := libvirt.NewConnect(l.uri)
+		if err != nil {
+			return err
+		}
 		defer func() { _, _ = conn.Close() }()
-		ended <- classify(fn(conn))
-	}()
+		if err := conn.SetKeepAlive(keepaliveInterval, keepaliveCount); err != nil {
+			return err
+		}
+		return fn(conn)
+	})
+}
+
+// await returns what fn does, or ErrUnavailable when ctx ends before it.
+func await(ctx context.Context, fn func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- classify(fn()) }()
 	select {
 	case err := <-ended:
 		return err
@@ -272,15 +302,20 @@ func (l *Libvirt) call(ctx context.Context, limit time.Duration, fn func(*libvir
 }
 
 // withDomain runs fn with the domain of this uid, as call does. It fails with ErrNotFound if there is none.
-func (l *Libvirt) withDomain(ctx context.Context, uid string, limit time.Duration, fn func(*libvirt.Domain) error) error {
-	return l.call(ctx, limit, func(conn *libvirt.Connect) error {
+func (l *Libvirt) withDomain(ctx context.Context, uid string, fn func(*libvirt.Domain) error) error {
+	return l.call(ctx, quickTime, onDomain(uid, fn))
+}
+
+// onDomain looks a domain up for fn.
+func onDomain(uid string, fn func(*libvirt.Domain) error) func(*libvirt.Connect) error {
+	return func(conn *libvirt.Connect) error {
 		domain, err := conn.LookupDomainByUUIDString(uid)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = domain.Free() }()
 		return fn(domain)
-	})
+	}
 }
 
 // classify adds the sentinel that callers branch on to an error of libvirt's.

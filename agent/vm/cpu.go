@@ -7,13 +7,14 @@ import "libvirt.org/go/libvirtxml"
 // emulatedCPU is QEMU's plain qemu64 with the instructions that TCG has had since QEMU 7.2. It is spelled out, and
 // so the same on every host, where "maximum" is whatever a host's QEMU can do and cannot move between versions.
 //
-// Two things make it fast under emulation, as measured with Debian's kernel and glibc:
+// Two things make it fast under emulation, as measured with Debian's kernel and glibc, in CPU time:
 //   - its vendor is AMD. As an Intel CPU the kernel guards it against Meltdown by changing page tables at each
-//     system call, for which TCG throws its TLB away: 7-12 us a call instead of 0.4, and a third of the page faults.
-//   - it lacks "enhanced rep movsb" (erms), which the kernel and glibc would copy and clear by, and TCG does byte by
-//     byte: 64 KiB copies at 0.6 GB/s instead of 3, page clearing at 1 instead of 12, TCP at half the speed.
+//     system call, for which TCG throws its TLB away: 8 us a call instead of 0.4, and four times as long for a page
+//     fault.
+//   - it lacks "enhanced rep movsb" (erms), which "maximum" has: the kernel and glibc would copy and clear by it, and
+//     TCG does so byte by byte: three times as long for TCP over loopback, half as long again for a page fault.
 //
-// AVX is there for glibc's copies: 1.3 to 1.6 times those with SSE2.
+// AVX is there for glibc's copies, 1.3 to 1.6 times as fast as with SSE2.
 func emulatedCPU() libvirtxml.DomainCPU {
 	cpu := libvirtxml.DomainCPU{
 		Mode: "custom", Match: "exact", Check: "none",

@@ -75,7 +75,7 @@ func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 	if err != nil {
 		return err
 	}
-	err = l.call(ctx, bootTime, func(conn *libvirt.Connect) error {
+	err = l.callAlone(ctx, bootTime, func(conn *libvirt.Connect) error {
 		domain, err := conn.DomainCreateXML(text, libvirt.DOMAIN_NONE)
 		if err != nil {
 			return err
@@ -91,7 +91,7 @@ func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 // Resume lets a paused domain run; one that runs is left alone. The caller must hold the grant for it. It fails with
 // ErrIncoming if the domain is a migration's target that is not whole yet.
 func (l *Libvirt) Resume(ctx context.Context, uid string) error {
-	err := l.withDomain(ctx, uid, quickTime, func(domain *libvirt.Domain) error {
+	err := l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
 		state, reason, err := domain.GetState()
 		if err != nil || state == libvirt.DOMAIN_RUNNING {
 			return err
@@ -114,14 +114,14 @@ func (l *Libvirt) Destroy(ctx context.Context, uid string) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTime)
 	defer cancel()
 	for {
-		err := l.withDomain(ctx, uid, 0, func(domain *libvirt.Domain) error {
+		err := l.callAlone(ctx, 0, onDomain(uid, func(domain *libvirt.Domain) error {
 			err := domain.Destroy()
 			var e libvirt.Error
 			if errors.As(err, &e) && e.Code == libvirt.ERR_OPERATION_INVALID {
 				return nil // not running any more; the next look-up tells whether it is gone
 			}
 			return err
-		})
+		}))
 		switch {
 		case errors.Is(err, ErrNotFound):
 			return nil

@@ -310,8 +310,17 @@ func (h *testHost) domain(t *testing.T, uid string) Domain {
 	return Domain{UID: uid, State: StateGone, Reason: "none"}
 }
 
-// forward takes connections at one Unix socket to another, as the agents' tunnel does, until stop is called.
-func forward(t *testing.T, from, to string) (stop func()) {
+// forwarding takes connections at one Unix socket to another, as the agents' tunnel does.
+type forwarding struct {
+	listener net.Listener
+	frozen   chan struct{} // closed: pass nothing on any more, and close nothing
+
+	lock sync.Mutex
+	open []net.Conn
+}
+
+// forward starts one. copy passes on what comes from one end to the other; replies says which way.
+func forward(t *testing.T, from, to string, copy func(f *forwarding, to, from net.Conn, replies bool)) *forwarding {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(from), 0o755); err != nil {
 		t.Fatal(err)
@@ -321,13 +330,7 @@ func forward(t *testing.T, from, to string) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var lock sync.Mutex
-	var open []net.Conn
-	keep := func(c net.Conn) {
-		lock.Lock()
-		defer lock.Unlock()
-		open = append(open, c)
-	}
+	f := &forwarding{listener: listener, frozen: make(chan struct{})}
 	go func() {
 		for {
 			in, err := listener.Accept()
@@ -339,38 +342,51 @@ func forward(t *testing.T, from, to string) (stop func()) {
 				in.Close()
 				continue
 			}
-			keep(in)
-			keep(out)
-			go copyHalf(out, in)
-			go copyHalf(in, out)
+			f.lock.Lock()
+			f.open = append(f.open, in, out)
+			f.lock.Unlock()
+			go copy(f, out, in, false)
+			go copy(f, in, out, true)
 		}
 	}()
-	stop = sync.OnceFunc(func() {
-		listener.Close()
-		lock.Lock()
-		defer lock.Unlock()
-		for _, c := range open {
-			c.Close()
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	t.Cleanup(f.cut)
+	return f
 }
 
-func copyHalf(to, from net.Conn) {
+// cut breaks all connections, and lets none in.
+func (f *forwarding) cut() {
+	f.listener.Close()
+	f.lock.Lock()
+	defer f.lock.Unlock()
+	for _, c := range f.open {
+		c.Close()
+	}
+}
+
+// pass writes on, unless frozen.
+func (f *forwarding) pass(to net.Conn, data []byte) error {
+	select {
+	case <-f.frozen:
+		select {} // as a network that is cut: no error, no end
+	default:
+		_, err := to.Write(data)
+		return err
+	}
+}
+
+// copyStream passes bytes on.
+func copyStream(f *forwarding, to, from net.Conn, _ bool) {
+	defer to.Close()
 	buffer := make([]byte, 256<<10)
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
-			if _, err := to.Write(buffer[:n]); err != nil {
+			if f.pass(to, buffer[:n]) != nil {
 				from.Close()
 				return
 			}
 		}
 		if err != nil {
-			if half, ok := to.(*net.UnixConn); ok {
-				_ = half.CloseWrite()
-			}
 			return
 		}
 	}

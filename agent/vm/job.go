@@ -13,7 +13,7 @@ import (
 // Busy tells whether libvirt has a job (a migration in either direction, a save) under way on the domain. It fails
 // with ErrNotFound where there is no such domain.
 func (l *Libvirt) Busy(ctx context.Context, uid string) (busy bool, err error) {
-	err = l.withDomain(ctx, uid, quickTime, func(domain *libvirt.Domain) error {
+	err = l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
 		info, err := domain.GetJobStats(0)
 		var e libvirt.Error
 		if errors.As(err, &e) && e.Code == libvirt.ERR_OPERATION_UNSUPPORTED {

@@ -82,7 +82,14 @@ func (e *MigrateError) Error() string {
 	return fmt.Sprintf("%s domain %s: %v; %v", what, e.UID, e.Err, e.Outcome)
 }
 
+// Unwrap returns what libvirt said.
 func (e *MigrateError) Unwrap() error { return e.Err }
+
+// Is says that libvirt is unavailable where the outcome is unknown, and only there: that the target's daemon could not
+// be reached is a failure like any other.
+func (e *MigrateError) Is(target error) bool {
+	return target == ErrUnavailable && e.Outcome == OutcomeUnknown
+}
 
 // Migrate sends a running domain to another host, and returns when that has ended: nil if all of it is at the target,
 // paused there, and it exists here no more; else a *MigrateError. When ctx ends, the transfer is aborted and the
@@ -94,13 +101,16 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 	defer giveUp()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- l.withDomain(callCtx, uid, 0, func(domain *libvirt.Domain) error {
+		ended <- l.callAlone(callCtx, 0, onDomain(uid, func(domain *libvirt.Domain) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			_ = domain.MigrateSetMaxDowntime(options.downtime(), 0) // kept from the job's begin on since libvirt 3.7
-			return domain.MigrateToURI3(options.DestURI, options.parameters(), migrateFlags)
-		})
+			_ = domain.MigrateSetMaxDowntime(options.downtime(), 0)
+			if err := domain.MigrateToURI3(options.DestURI, options.parameters(), migrateFlags); err != nil {
+				return fmt.Errorf("%v", err) // its kind is that of either daemon, and so tells callers nothing
+			}
+			return nil
+		}))
 	}()
 	var err error
 	select {
@@ -109,6 +119,7 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 		err = l.abort(uid, ended, giveUp)
 	}
 	if err == nil {
+		l.finals.await(uid)
 		return nil
 	}
 	if errors.Is(err, ErrNotFound) {
@@ -149,7 +160,7 @@ func (l *Libvirt) abort(uid string, ended <-chan error, giveUp func()) error {
 	defer again.Stop()
 	for {
 		go func() {
-			_ = l.withDomain(context.Background(), uid, quickTime, func(domain *libvirt.Domain) error { return domain.AbortJob() })
+			_ = l.withDomain(context.Background(), uid, func(domain *libvirt.Domain) error { return domain.AbortJob() })
 		}()
 		select {
 		case err := <-ended:
@@ -170,7 +181,7 @@ func (l *Libvirt) outcome(uid string) Outcome {
 	for {
 		var state libvirt.DomainState
 		busy := false
-		err := l.withDomain(ctx, uid, quickTime, func(domain *libvirt.Domain) error {
+		err := l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
 			if info, err := domain.GetJobStats(0); err == nil {
 				busy = info.Type != libvirt.DOMAIN_JOB_NONE
 			}
@@ -181,14 +192,13 @@ func (l *Libvirt) outcome(uid string) Outcome {
 		switch {
 		case errors.Is(err, ErrNotFound):
 			return OutcomeGone
-		case err != nil:
-			return OutcomeUnknown
+		case err != nil: // the daemon may be about to start again
 		case !busy && (state == libvirt.DOMAIN_RUNNING || state == libvirt.DOMAIN_BLOCKED):
 			return OutcomeRunning
 		case !busy && state == libvirt.DOMAIN_PAUSED:
 			return OutcomePaused
 		}
-		if !sleep(ctx, 50*time.Millisecond) {
+		if !sleep(ctx, 100*time.Millisecond) {
 			return OutcomeUnknown
 		}
 	}

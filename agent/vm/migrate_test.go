@@ -1,8 +1,11 @@
 package vm
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,7 +16,7 @@ type pair struct {
 	source, target *testHost
 	options        MigrateOptions
 	spec           Spec
-	cut            func() // breaks all that goes between them
+	links          []*forwarding
 }
 
 // newPair starts two hosts and a guest on the first, which has counted a little.
@@ -26,22 +29,17 @@ func newPair(t *testing.T, name, kernelArgs string) *pair {
 	if err := p.source.driver.Boot(context.Background(), p.spec); err != nil {
 		t.Fatal(err)
 	}
-	p.connect(t)
+	p.connect(t, copyStream)
 	p.source.counts(t, p.spec, 3)
 	return p
 }
 
-// connect makes the way from source to target.
-func (p *pair) connect(t *testing.T) {
-	control, stream := "/run/tunnel/1/libvirt.sock", "/run/guests/"+p.spec.UID+"/migrate.sock"
-	stops := []func(){
-		forward(t, p.source.path(control), p.target.path("/run/libvirt/libvirt-sock")),
-		forward(t, p.source.path(stream), p.target.path(stream)),
-	}
-	p.cut = func() {
-		for _, stop := range stops {
-			stop()
-		}
+// connect makes the way from source to target. copyControl passes on what the daemons say to each other.
+func (p *pair) connect(t *testing.T, copyControl func(*forwarding, net.Conn, net.Conn, bool)) {
+	control, stream := "/run/tunnel/"+p.spec.Name+"/libvirt.sock", "/run/guests/"+p.spec.UID+"/migrate.sock"
+	p.links = []*forwarding{
+		forward(t, p.source.path(control), p.target.path("/run/libvirt/libvirt-sock"), copyControl),
+		forward(t, p.source.path(stream), p.target.path(stream), copyStream),
 	}
 	p.options = MigrateOptions{DestURI: "qemu+unix:///system?socket=" + control, MigrateURI: "unix://" + stream}
 }
@@ -77,6 +75,35 @@ func TestMigrateLeavesThePausedGuestAtTheTargetAlone(t *testing.T) {
 	p.target.counts(t, p.spec, sent+5)
 	if p.source.count(p.spec) != sent {
 		t.Error("the source's guest counted on")
+	}
+}
+
+// It fails with QEMU 7.2 where guests have a whole number of MiB: see watchedMemory.
+func TestMigrateLosesNoWrite(t *testing.T) {
+	p := newPair(t, "writes", "test.check=16")
+	p.options.BandwidthBytes = 32 << 20
+	for move := range 4 {
+		if err := p.source.driver.Migrate(context.Background(), p.spec.UID, p.options); err != nil {
+			t.Fatal(err)
+		}
+		counted := p.source.count(p.spec)
+		if err := p.target.driver.Resume(context.Background(), p.spec.UID); err != nil {
+			t.Fatal(err)
+		}
+		p.target.counts(t, p.spec, counted+10)
+		console, err := os.ReadFile(p.target.path(p.spec.Console))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lost := bytes.Count(console, []byte("lost: ")); lost > 0 {
+			t.Errorf("move %d: %d pages did not hold what was written last; the guest says:\n%.2000s", move, lost, console)
+		}
+		p.source, p.target = p.target, p.source
+		if err := os.Remove(p.target.path(p.spec.Console)); err != nil {
+			t.Fatal(err)
+		}
+		p.connect(t, copyStream)
+		p.options.BandwidthBytes = 32 << 20
 	}
 }
 
@@ -144,4 +171,20 @@ func TestDestroyEndsAnIncomingDomain(t *testing.T) {
 		t.Errorf("at the target: %+v", d)
 	}
 	p.source.counts(t, p.spec, p.source.count(p.spec)+3)
+}
+
+func TestListAnswersWhileTheTargetIsSilent(t *testing.T) {
+	p := newPair(t, "silent", "")
+	h := &hold{procedurePrepare, false, make(chan struct{}), make(chan struct{})}
+	p.connect(t, h.copyMessages)
+	go func() { _ = p.source.driver.Migrate(context.Background(), p.spec.UID, p.options) }()
+	<-h.reached
+	for range 20 {
+		begun := time.Now()
+		if d := p.source.domain(t, p.spec.UID); d.State != StateRunning {
+			t.Errorf("%+v", d)
+		}
+		t.Logf("List took %v", time.Since(begun))
+	}
+	close(h.release)
 }

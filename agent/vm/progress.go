@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"libvirt.org/go/libvirt"
 
@@ -49,6 +50,13 @@ func (f *finalProgress) get(uid string) *v1.MigrationProgress {
 	return f.byUID[uid]
 }
 
+// await gives the figures a moment to come: they are on another connection than the migration's own reply.
+func (f *finalProgress) await(uid string) {
+	for deadline := time.Now().Add(time.Second); f.get(uid) == nil && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
 func (f *finalProgress) forget(uid string) {
 	f.lock.Lock()
 	defer f.lock.Unlock()
@@ -81,7 +89,7 @@ func progressOf(info *libvirt.DomainJobInfo) *v1.MigrationProgress {
 // is among the last few. It fails with ErrNotFound where there is no such domain and no figures are kept.
 func (l *Libvirt) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
 	var found *v1.MigrationProgress
-	err := l.withDomain(ctx, uid, quickTime, func(domain *libvirt.Domain) error {
+	err := l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
 		info, err := domain.GetJobStats(0)
 		if err == nil && info.Type != libvirt.DOMAIN_JOB_NONE && info.OperationSet &&
 			info.Operation == libvirt.DOMAIN_JOB_OPERATION_MIGRATION_OUT {

@@ -19,7 +19,7 @@ import (
 // When it fails, the domain may still be there, running or paused: end it.
 func (l *Libvirt) SaveTemplate(ctx context.Context, uid, path string) error {
 	part := path + ".part"
-	err := l.withDomain(ctx, uid, saveTime, func(domain *libvirt.Domain) error { return domain.Save(part) })
+	err := l.callAlone(ctx, saveTime, onDomain(uid, func(domain *libvirt.Domain) error { return domain.Save(part) }))
 	if err == nil {
 		err = putInPlace(part, path)
 	}
@@ -97,7 +97,7 @@ func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
 	if err := copyWithStart(own, file, start); err != nil {
 		return fmt.Errorf("copy the template: %w", err)
 	}
-	err = l.call(ctx, restoreTime, func(conn *libvirt.Connect) error {
+	err = l.callAlone(ctx, restoreTime, func(conn *libvirt.Connect) error {
 		return conn.DomainRestoreFlags(own, "", libvirt.DOMAIN_SAVE_RUNNING)
 	})
 	var e libvirt.Error

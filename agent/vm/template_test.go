@@ -228,7 +228,7 @@ func firstCount(h *testHost, spec Spec) int {
 func liveXML(t *testing.T, h *testHost, uid string) string {
 	t.Helper()
 	var text string
-	err := h.driver.withDomain(context.Background(), uid, quickTime, func(d *libvirt.Domain) (err error) {
+	err := h.driver.withDomain(context.Background(), uid, func(d *libvirt.Domain) (err error) {
 		text, err = d.GetXMLDesc(0)
 		return err
 	})

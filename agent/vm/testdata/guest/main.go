@@ -1,5 +1,5 @@
 // Command guest is the whole user space of the driver's test guests: it loads the modules it finds, counts on
-// the console ten times a second, and dirties as much memory per second as the kernel's command line asks.
+// the console ten times a second, and dirties and checks as much memory as the kernel's command line asks.
 package main
 
 import (
@@ -26,6 +26,9 @@ func main() {
 	args := arguments()
 	if mib, _ := strconv.Atoi(args["test.dirty"]); mib > 0 {
 		go dirty(mib)
+	}
+	if mib, _ := strconv.Atoi(args["test.check"]); mib > 0 {
+		go check(console, mib)
 	}
 	period, _ := time.ParseDuration(args["test.period"])
 	if period <= 0 {
@@ -86,5 +89,24 @@ func dirty(mib int) {
 			block[i+8] = byte(i >> 12)
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// check writes to every page of mib MiB over and over, and tells of each page that does not hold what was written last.
+// It writes 5,000 pages a second, so that a migration of 32 MiB/s takes several rounds, and makes no system call
+// between, since each may make the emulator forget which pages it may write to unseen.
+func check(console *os.File, mib int) {
+	block := make([]uint32, mib<<20/4)
+	begun := time.Now()
+	written := time.Duration(0)
+	for n := uint32(0); ; n++ {
+		for i := 0; i < len(block); i += 1024 {
+			if block[i] != n {
+				fmt.Fprintf(console, "lost: page %d holds %d instead of %d\n", i/1024, block[i], n)
+			}
+			block[i] = n + 1
+			for written++; time.Since(begun) < written*200*time.Microsecond; {
+			}
+		}
 	}
 }
