@@ -300,3 +300,12 @@ func TestAGuestOfWhichOnlyTheRecordIsLeftGoesOnWhenTheHypervisorAnswers(t *testi
 	o.events <- DomainEvent{}
 	o.awaitReady(2)
 }
+
+func TestProblemsOfTheNetworkAreReported(t *testing.T) {
+	o := newOutside(t)
+	o.networkProblems = []string{"another filter drops packets"}
+	o.start()
+	if h, _ := o.agent.Observed(); !slices.Contains(h.Problems, "network: another filter drops packets") {
+		t.Errorf("problems %q", h.Problems)
+	}
+}

@@ -72,12 +72,13 @@ type NetworkGuest struct {
 
 // Network is what the agent needs of the overlay.
 type Network interface {
-	PublicKey() string
 	// PlugGuest makes the guest's tap, without a route to it.
 	PlugGuest(ctx context.Context, g NetworkGuest, mtu uint32) (tap string, err error)
 	UnplugGuest(ctx context.Context, uid string) error
 	// Apply makes the kernel's state that which is wanted; local guests are routed to their taps.
 	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []NetworkGuest) error
+	// Problems are what is wrong and stays so by itself, a sentence each. It does not wait for Apply.
+	Problems() []string
 }
 
 // GuestDialer opens a guest's channel: HTTP/2 to its agent, redialled when it breaks.

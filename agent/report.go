@@ -44,6 +44,9 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	if problem != "" {
 		o.Problems = append(o.Problems, problem)
 	}
+	for _, problem := range a.network.Problems() {
+		o.Problems = append(o.Problems, "network: "+problem)
+	}
 	if err := a.domains.problem(); err != nil {
 		o.Problems = append(o.Problems, fmt.Sprintf("the hypervisor cannot be reached; its guests run on: %v", err))
 	}

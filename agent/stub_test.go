@@ -28,17 +28,18 @@ type outside struct {
 
 	events chan DomainEvent
 
-	mu       sync.Mutex
-	domains  map[string]Domain
-	down     bool // the hypervisor cannot be asked
-	log      []string
-	expected map[string]Expected
-	active   map[string]bool
-	free     uint64
-	identity *v1.Identity // of the last Identify
-	template string
-	pids     func() []int
-	applied  [][]string // the local guests of each Apply
+	mu              sync.Mutex
+	domains         map[string]Domain
+	down            bool // the hypervisor cannot be asked
+	log             []string
+	expected        map[string]Expected
+	active          map[string]bool
+	free            uint64
+	networkProblems []string
+	identity        *v1.Identity // of the last Identify
+	template        string
+	pids            func() []int
+	applied         [][]string // the local guests of each Apply
 
 	// What the acts do; nil: they succeed.
 	boot    func(ctx context.Context, s Spec) error
@@ -318,7 +319,11 @@ func (g stubGuest) SetTime(context.Context, *connect.Request[v1.SetTimeRequest])
 
 type stubNetwork struct{ o *outside }
 
-func (n stubNetwork) PublicKey() string { return "key" }
+func (n stubNetwork) Problems() []string {
+	n.o.mu.Lock()
+	defer n.o.mu.Unlock()
+	return n.o.networkProblems
+}
 
 func (n stubNetwork) PlugGuest(_ context.Context, g NetworkGuest, _ uint32) (string, error) {
 	n.o.mu.Lock()

@@ -182,7 +182,8 @@ type fakeHost struct {
 }
 
 func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
-	report := &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}}
+	problems := []string{"network: another filter drops packets"}
+	report := &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Problems: problems}
 	for {
 		if err := stream.Send(report); err != nil {
 			return err
@@ -191,7 +192,7 @@ func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWan
 		if err != nil {
 			return err
 		}
-		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration()}
+		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration(), Problems: problems}
 		for _, g := range w.Guests {
 			if g.Role == v1.GuestRole_GUEST_ROLE_RUN {
 				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Uid, Name: g.Name, Epoch: g.Epoch,

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -161,6 +162,27 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 	if err := session.DialAgent(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) {
 		t.Fatal(err)
+	}
+}
+
+func TestWhatIsWrongOnAHostIsToldToAdministrators(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.host("a1")
+	user, _ := r.user("ann", nil)
+	for name, who := range map[string]watariv1connect.ControlServiceClient{"admin": r.admin, "ann": user} {
+		status, err := who.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts, err := who.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := slices.Contains(status.Msg.Problems, "host a1: network: another filter drops packets")
+		shown := slices.Contains(hosts.Msg.Hosts[0].Problems, "network: another filter drops packets")
+		if told != (name == "admin") || shown != told {
+			t.Errorf("%s: status %q, host %q", name, status.Msg.Problems, hosts.Msg.Hosts[0].Problems)
+		}
 	}
 }
 

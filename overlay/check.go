@@ -20,13 +20,18 @@ import (
 // guests' packets. It gives one sentence for each thing that is wrong and that it could not repair, what the last
 // Apply left out included. It takes about a millisecond.
 func (o *Overlay) Check(ctx context.Context) []string {
+	problems := o.check(ctx)
+	o.found.Store(&problems)
+	return slices.Clone(problems)
+}
+
+func (o *Overlay) check(ctx context.Context) []string {
 	chains, err := listChains()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lastCheck = slices.Clone(o.leftOut)
+	problems := slices.Clone(o.leftOut)
 	if err != nil {
-		o.lastCheck = append(o.lastCheck, fmt.Sprintf("packet filters cannot be listed: %v", err))
-		return slices.Clone(o.lastCheck)
+		return append(problems, fmt.Sprintf("packet filters cannot be listed: %v", err))
 	}
 	stands := slices.ContainsFunc(chains, func(c *nftables.Chain) bool {
 		return isOwn(c.Table) && c.Name == "forward"
@@ -34,15 +39,15 @@ func (o *Overlay) Check(ctx context.Context) []string {
 	if o.prepared && !stands {
 		o.log.Warn("somebody removed the packet filter (nftables table inet watari): putting it back")
 		if err := o.raiseFilter(ctx); err != nil {
-			o.lastCheck = append(o.lastCheck, err.Error())
+			problems = append(problems, err.Error())
 		}
 	}
 	for _, c := range chains {
 		if p := o.checkForward(ctx, c); p != "" {
-			o.lastCheck = append(o.lastCheck, p)
+			problems = append(problems, p)
 		}
 	}
-	return slices.Clone(o.lastCheck)
+	return problems
 }
 
 func listChains() ([]*nftables.Chain, error) {
@@ -146,9 +151,10 @@ func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 
 // Problems are what the last Check found, a sentence each.
 func (o *Overlay) Problems() []string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Clone(o.lastCheck)
+	if found := o.found.Load(); found != nil {
+		return slices.Clone(*found)
+	}
+	return nil
 }
 
 // Cleanup removes everything the overlay made on this host: taps, routes, the WireGuard device with its process,

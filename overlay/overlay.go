@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -83,6 +84,7 @@ type Overlay struct {
 	key     wgtypes.Key
 	handle  *netlink.Handle
 	control *wgctrl.Client
+	found   atomic.Pointer[[]string] // by the last Check; not under mu, which an Apply may hold for long
 
 	mu        sync.Mutex
 	prepared  bool                           // sysctls are set and the filter stands
@@ -90,7 +92,6 @@ type Overlay struct {
 	clusters  map[netip.Prefix]bool          // that the filter lets pass between hosts
 	wanted    map[netip.Prefix]bool          // the clusters of the last NetworkWanted
 	leftOut   []string                       // of the last NetworkWanted, and why
-	lastCheck []string                       // by the last Check
 	accepted  time.Time                      // when somebody else's FORWARD chain was seen to accept our traffic
 	endpoints map[wgtypes.Key]netip.AddrPort // as last set, for peers may roam
 }

@@ -982,6 +982,7 @@ type Host struct {
 	Load          *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
 	Guests        []string               `protobuf:"bytes,12,rep,name=guests,proto3" json:"guests,omitempty"`
 	LastSeen      *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	Problems      []string               `protobuf:"bytes,14,rep,name=problems,proto3" json:"problems,omitempty"` // what is wrong on it, as its agent says; for administrators
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1068,6 +1069,13 @@ func (x *Host) GetGuests() []string {
 func (x *Host) GetLastSeen() *timestamppb.Timestamp {
 	if x != nil {
 		return x.LastSeen
+	}
+	return nil
+}
+
+func (x *Host) GetProblems() []string {
+	if x != nil {
+		return x.Problems
 	}
 	return nil
 }
@@ -2552,7 +2560,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bcpu_busy\x18\x01 \x01(\x01R\acpuBusy\x124\n" +
 	"\x16memory_available_bytes\x18\x02 \x01(\x04R\x14memoryAvailableBytes\x120\n" +
 	"\x14disk_available_bytes\x18\x03 \x01(\x04R\x12diskAvailableBytes\x12*\n" +
-	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xbc\x02\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xd8\x02\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -2562,7 +2570,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\x0e2\x14.watari.v1.HostStateR\x05state\x12'\n" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +
 	"\x06guests\x18\f \x03(\tR\x06guests\x127\n" +
-	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\"2\n" +
+	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
+	"\bproblems\x18\x0e \x03(\tR\bproblems\"2\n" +
 	"\x04Blob\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\"\xa3\x02\n" +

@@ -39,6 +39,9 @@ func (s *Server) viewHost(c caller, snap *store.Snapshot, name string) *v1.Host 
 	h := view.Host(snap, s.Sessions, name)
 	if h != nil {
 		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
+		if !c.admin {
+			h.Problems = nil // they may name guests of others
+		}
 	}
 	return h
 }

@@ -52,7 +52,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 
 func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusResponse) {
 	for _, name := range slices.Sorted(maps.Keys(snap.Hosts)) {
-		h := view.Host(snap, s.Sessions, name)
+		h := s.viewHost(c, snap, name)
 		resp.Hosts++
 		switch h.State {
 		case v1.HostState_HOST_STATE_READY:
@@ -65,10 +65,8 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is not reachable%s; its guests may well run on", name, since))
 			continue
 		}
-		if report, _, _ := s.Sessions.Observed(name); c.admin {
-			for _, p := range report.GetProblems() {
-				resp.Problems = append(resp.Problems, fmt.Sprintf("host %s: %s", name, p))
-			}
+		for _, p := range h.Problems {
+			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s: %s", name, p))
 		}
 	}
 	if resp.Hosts == 0 {

@@ -37,7 +37,7 @@ func Dead(h *v1.Host, boot string) bool {
 	return h != nil && boot != "" && (h.GetInfo().GetBootId() != boot || h.FencedBootId == boot)
 }
 
-// Host returns a copy with state, load, guests and last report; nil where there is no such host.
+// Host returns a copy with state, load, guests, problems and last report; nil where there is no such host.
 func Host(s *store.Snapshot, o Observer, name string) *v1.Host {
 	stored := s.Hosts[name]
 	if stored == nil {
@@ -52,6 +52,9 @@ func Host(s *store.Snapshot, o Observer, name string) *v1.Host {
 	}
 	slices.Sort(h.Guests)
 	h.Load = report.GetLoad()
+	if connected {
+		h.Problems = report.GetProblems()
+	}
 	h.LastSeen = timestamppb.New(since)
 	if connected {
 		h.LastSeen = timestamppb.Now()

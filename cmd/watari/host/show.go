@@ -16,7 +16,7 @@ import (
 func newShow(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "show HOST",
-		Short:             "Show a host: cores, memory nodes, acceleration and why, load, guests",
+		Short:             "Show a host: problems, cores, memory nodes, acceleration and why, load, guests",
 		Example:           "  watari host show a1",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
@@ -54,6 +54,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"site", info.GetSite()},
 		[2]string{"state", output.State(h.GetState())},
 		[2]string{"agent seen", seen},
+		[2]string{"problems", strings.Join(h.GetProblems(), "\n")},
 		[2]string{"cores", fmt.Sprintf("%d, %s", info.GetCores(), info.GetCpuModel())},
 		[2]string{"memory", output.Size(info.GetMemoryBytes())},
 		[2]string{"nodes", nodes(info.GetNumaNodes())},

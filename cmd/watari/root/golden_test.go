@@ -30,6 +30,7 @@ func meta(name string) *v1.Meta {
 var (
 	hosts = []*v1.Host{
 		{Meta: meta("a1"), State: v1.HostState_HOST_STATE_READY, Guests: []string{"md-0", "md-1"},
+			Problems: []string{"network: nftables chain input of table filter drops forwarded packets by default", "guest md-1: its console cannot be read"},
 			Info: &v1.HostInfo{Site: "a", Cores: 8, MemoryBytes: 16 << 30, LanAddress: "198.18.1.1", Mtu: 1500, CpuModel: "EPYC",
 				NumaNodes:    []*v1.NUMANode{{Id: 0, Cpus: []uint32{0, 1, 2, 3}, MemoryBytes: 8 << 30}, {Id: 1, Cpus: []uint32{4, 5, 7}, MemoryBytes: 8 << 30}},
 				Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_TCG, Reason: "the CPU has neither vmx nor svm"},
