@@ -60,7 +60,7 @@ var (
 		{"ipv4/conf/%s/accept_redirects", "0"},
 		{"ipv4/conf/%s/send_redirects", "0"},
 	}
-	// lanSysctls: forward what other hosts send for guests of this host, or to be relayed.
+	// lanSysctls: forward what other hosts send for guests of this host, or for one that has just left it.
 	lanSysctls = []sysctl{{"ipv4/conf/%s/forwarding", "1"}}
 )
 

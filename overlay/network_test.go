@@ -30,7 +30,6 @@ type world struct {
 	generation uint64
 	at         map[string]string // guest's UID -> host
 	guests     map[string]*nethost.Guest
-	via        map[[2]string]string // from, to -> relay
 }
 
 var addresses = map[string]string{"a1": "198.18.1.1/24", "a2": "198.18.1.2/24", "b1": "198.18.2.1/24"}
@@ -43,7 +42,7 @@ func newWorld(t *testing.T) *world {
 		t.Skipf("hosts in namespaces need %s", missing)
 	}
 	w := &world{t: t, hosts: map[string]*nethost.Host{}, keys: map[string]string{}, at: map[string]string{},
-		guests: map[string]*nethost.Guest{}, via: map[[2]string]string{}}
+		guests: map[string]*nethost.Guest{}}
 	w.router = w.start("router")
 	w.must(w.router.Script(t.Context(),
 		"ip link add lana type bridge", "ip link add lanb type bridge", "ip link set lana up", "ip link set lanb up",
@@ -117,7 +116,7 @@ func (w *world) wanted(host string) (*v1.NetworkWanted, []overlay.Guest) {
 		if name != host {
 			n.Peers = append(n.Peers, &v1.PeerHost{Name: name, Site: site(name), SameSite: site(name) == site(host),
 				LanAddress: h.Address.String(), WireguardPublicKey: w.keys[name],
-				WireguardPort: overlay.DefaultWireGuardPort, Via: w.via[[2]string{host, name}]})
+				WireguardPort: overlay.DefaultWireGuardPort})
 		}
 	}
 	var local []overlay.Guest

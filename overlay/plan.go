@@ -5,7 +5,6 @@ package overlay
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -89,18 +88,15 @@ type hop struct {
 
 // addPeers fills in the WireGuard peers and gives the next hop towards each host that can be reached.
 func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
-	direct := map[string]hop{}
+	hops := map[string]hop{}
 	for _, h := range peers {
-		if h.GetVia() != "" {
-			continue
-		}
 		address, err := netip.ParseAddr(h.GetLanAddress())
 		if err != nil {
 			p.errs = append(p.errs, fmt.Errorf("host %s: LAN address %q: %w", h.GetName(), h.GetLanAddress(), err))
 			continue
 		}
 		if h.GetSameSite() {
-			direct[h.GetName()] = hop{lan: address, same: true}
+			hops[h.GetName()] = hop{lan: address, same: true}
 			continue
 		}
 		key, err := wgtypes.ParseKey(h.GetWireguardPublicKey())
@@ -114,19 +110,7 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 			w.keepalive = keepalive
 		}
 		p.peers[key] = w
-		direct[h.GetName()] = hop{peer: key}
-	}
-	hops := maps.Clone(direct)
-	for _, h := range peers {
-		if h.GetVia() == "" {
-			continue
-		}
-		relay, ok := direct[h.GetVia()]
-		if !ok {
-			p.errs = append(p.errs, fmt.Errorf("host %s: to be reached through %s, which is not known or not direct", h.GetName(), h.GetVia()))
-			continue
-		}
-		hops[h.GetName()] = relay
+		hops[h.GetName()] = hop{peer: key}
 	}
 	return hops
 }

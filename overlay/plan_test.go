@@ -29,7 +29,7 @@ func address(i int) netip.Addr {
 
 func clusterOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 24).Masked() }
 
-// drawWanted makes up a manager's word for host h0 of site 0: hosts in up to three sites, some behind relays, guests
+// drawWanted makes up a manager's word for host h0 of site 0: hosts in up to three sites, guests
 // anywhere, some twice, some on hosts that are not known.
 func drawWanted(t *rapid.T) (*v1.NetworkWanted, []Guest) {
 	n := &v1.NetworkWanted{}
@@ -39,9 +39,6 @@ func drawWanted(t *rapid.T) (*v1.NetworkWanted, []Guest) {
 		h := &v1.PeerHost{
 			Name: fmt.Sprintf("h%d", i), SameSite: site == 0, WireguardPublicKey: key(fmt.Sprint("h", i)).String(),
 			LanAddress: fmt.Sprintf("198.18.%d.%d", site, i), WireguardPort: uint32(rapid.SampledFrom([]int{0, 7072, 9000}).Draw(t, "port")),
-		}
-		if rapid.IntRange(0, 3).Draw(t, "relayed") == 0 {
-			h.Via = fmt.Sprintf("h%d", rapid.IntRange(0, 6).Draw(t, "via"))
 		}
 		n.Peers = append(n.Peers, h)
 	}
@@ -82,10 +79,7 @@ func follow(n *v1.NetworkWanted, local []Guest, to netip.Addr) string {
 			continue
 		}
 		h := peer(r.Host)
-		if h != nil && h.Via != "" {
-			h = peer(h.Via)
-		}
-		if h == nil || h.Via != "" {
+		if h == nil {
 			continue // cannot be reached
 		}
 		if h.SameSite {
@@ -313,10 +307,9 @@ func TestBadWordsAreNamedAndTheRestIsDone(t *testing.T) {
 			{Name: "good", LanAddress: "192.0.2.1", WireguardPublicKey: key("good").String()},
 			{Name: "noaddress", LanAddress: "x"},
 			{Name: "nokey", LanAddress: "192.0.2.2", WireguardPublicKey: "x"},
-			{Name: "far", Via: "nokey"},
 		},
 		Routes: []*v1.GuestRoute{
-			{Address: "10.77.1.10", Host: "good"}, {Address: "10.77.1.11", Host: "far"}, {Address: "x", Host: "good"},
+			{Address: "10.77.1.10", Host: "good"}, {Address: "10.77.1.11", Host: "nokey"}, {Address: "x", Host: "good"},
 		},
 	}, nil)
 	var text []string
@@ -324,7 +317,7 @@ func TestBadWordsAreNamedAndTheRestIsDone(t *testing.T) {
 		text = append(text, err.Error())
 	}
 	all := strings.Join(text, "\n")
-	for _, want := range []string{"cluster six", "host noaddress", "host nokey", "host far", "route to 10.77.1.11", `route to "x"`} {
+	for _, want := range []string{"cluster six", "host noaddress", "host nokey", "route to 10.77.1.11", `route to "x"`} {
 		if !strings.Contains(all, want) {
 			t.Errorf("%q is not named in:\n%s", want, all)
 		}

@@ -426,7 +426,6 @@ type PeerHost struct {
 	WireguardPublicKey string                 `protobuf:"bytes,4,opt,name=wireguard_public_key,json=wireguardPublicKey,proto3" json:"wireguard_public_key,omitempty"`
 	WireguardPort      uint32                 `protobuf:"varint,5,opt,name=wireguard_port,json=wireguardPort,proto3" json:"wireguard_port,omitempty"`
 	SameSite           bool                   `protobuf:"varint,6,opt,name=same_site,json=sameSite,proto3" json:"same_site,omitempty"`
-	Via                string                 `protobuf:"bytes,7,opt,name=via,proto3" json:"via,omitempty"` // another PeerHost's name to go through; empty: direct
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -501,13 +500,6 @@ func (x *PeerHost) GetSameSite() bool {
 		return x.SameSite
 	}
 	return false
-}
-
-func (x *PeerHost) GetVia() string {
-	if x != nil {
-		return x.Via
-	}
-	return ""
 }
 
 // ClusterNetwork is what a host needs to keep clusters apart.
@@ -1100,7 +1092,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04host\x18\x02 \x01(\tR\x04host\"\xdb\x01\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\"\xcf\x01\n" +
 	"\bPeerHost\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04site\x18\x02 \x01(\tR\x04site\x12\x1f\n" +
@@ -1108,8 +1100,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"lanAddress\x120\n" +
 	"\x14wireguard_public_key\x18\x04 \x01(\tR\x12wireguardPublicKey\x12%\n" +
 	"\x0ewireguard_port\x18\x05 \x01(\rR\rwireguardPort\x12\x1b\n" +
-	"\tsame_site\x18\x06 \x01(\bR\bsameSite\x12\x10\n" +
-	"\x03via\x18\a \x01(\tR\x03via\"<\n" +
+	"\tsame_site\x18\x06 \x01(\bR\bsameSiteJ\x04\b\a\x10\b\"<\n" +
 	"\x0eClusterNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"\xd2\x01\n" +
