@@ -71,22 +71,59 @@ func (s *Session) clientTLS() *tls.Config {
 	return s.tls
 }
 
+// PeerTLS is for both ends of a connection to another host. Each handshake shows the certificate that the host has then.
+func (s *Session) PeerTLS() (*tls.Config, error) {
+	id := s.PEM()
+	config, err := ca.PeerTLS(id.CA, id.Certificate, id.Key, nil)
+	if err != nil {
+		return nil, fmt.Errorf("use the host's certificate in %s: %w", s.config.PKIDir, err)
+	}
+	config.Certificates = nil
+	config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certificate(), nil }
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return s.certificate(), nil }
+	return config, nil
+}
+
+func (s *Session) certificate() *tls.Certificate { return &s.clientTLS().Certificates[0] }
+
+// renewEvery is how often the certificate's age is looked at; a connection may last for years.
+const renewEvery = time.Hour
+
+// renewing renews the certificate in time, until ctx ends.
+func (s *Session) renewing(ctx context.Context) {
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.mu.Lock()
+			manager := s.manager
+			s.mu.Unlock()
+			s.renew(ctx, manager)
+		}
+	}
+}
+
 // renew asks for a new certificate for the same key once half of the present one's time has passed. What fails is
-// tried again with the next connection.
+// tried again later, and with the next connection.
 func (s *Session) renew(ctx context.Context, manager string) { s.renewAt(ctx, manager, time.Now()) }
 
 func (s *Session) renewAt(ctx context.Context, manager string, now time.Time) {
+	s.renewal.Lock()
+	defer s.renewal.Unlock()
 	old := s.PEM()
 	if !ca.RenewalDue(old.Certificate, now) {
 		return
 	}
 	id, err := renewed(ctx, manager, old, s.clientTLS())
-	if err == nil {
-		err = writePKI(s.config.PKIDir, id)
-	}
 	var config *tls.Config
 	if err == nil {
 		config, err = ca.ClientTLS(id.CA, id.Certificate, id.Key)
+	}
+	if err == nil {
+		err = writePKI(s.config.PKIDir, id)
 	}
 	if err != nil {
 		s.config.Log.Warn("the host's certificate was not renewed", "manager", manager, "error", err)

@@ -3,7 +3,11 @@ package session
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"encoding/pem"
+	"errors"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -96,6 +100,11 @@ func TestCertificateIsRenewedInTime(t *testing.T) {
 		t.Fatal("a new certificate was asked for long before it was due")
 	}
 	old := s.clientTLS()
+	peer, err := s.PeerTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown(t, peer, before.Certificate)
 	s.renewAt(t.Context(), url, time.Now().AddDate(0, 7, 0))
 	if r := <-manager.asked; r.Token != "" {
 		t.Fatal("renewed by a token")
@@ -104,8 +113,29 @@ func TestCertificateIsRenewedInTime(t *testing.T) {
 	if bytes.Equal(before.Certificate, after.Certificate) || !bytes.Equal(before.Key, after.Key) || s.clientTLS() == old {
 		t.Fatal("not renewed")
 	}
+	shown(t, peer, after.Certificate)
 	kept, err := readPKI(config.PKIDir)
 	if err != nil || !bytes.Equal(kept.Certificate, after.Certificate) {
 		t.Fatal("the new certificate was not kept", err)
+	}
+}
+
+// shown checks that both ends of a connection between hosts show a certificate, PEM.
+func shown(t *testing.T, config *tls.Config, want []byte) {
+	t.Helper()
+	a, b := net.Pipe()
+	server, client := tls.Server(a, config), tls.Client(b, config)
+	defer a.Close()
+	defer b.Close()
+	failed := make(chan error, 1)
+	go func() { failed <- server.HandshakeContext(t.Context()) }()
+	if err := errors.Join(client.HandshakeContext(t.Context()), <-failed); err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []*tls.Conn{server, client} {
+		got := end.ConnectionState().PeerCertificates[0].Raw
+		if block, _ := pem.Decode(want); !bytes.Equal(got, block.Bytes) {
+			t.Error("another certificate was shown")
+		}
 	}
 }

@@ -44,7 +44,8 @@ type Config struct {
 
 // Session is a host's tie to the managers.
 type Session struct {
-	config Config
+	config  Config
+	renewal sync.Mutex // one renewal at a time
 
 	mu      sync.Mutex
 	pem     Identity
@@ -194,6 +195,7 @@ func writePKI(dir string, id Identity) error {
 
 // Run keeps a connection to a manager, on which handler is served, until ctx ends.
 func (s *Session) Run(ctx context.Context, handler http.Handler) {
+	go s.renewing(ctx)
 	wait := firstWait
 	next := s.config.Managers[0]
 	for ctx.Err() == nil {

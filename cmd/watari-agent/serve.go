@@ -22,7 +22,6 @@ import (
 	"watari/agent/tunnel"
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
-	"watari/ca"
 	"watari/internal/version"
 	"watari/overlay"
 )
@@ -142,8 +141,7 @@ func addressOf(name string) (string, error) {
 
 // openTunnels listens for migrations that come in.
 func openTunnels(ctx context.Context, o options, tie *session.Session, log *slog.Logger) (*tunnel.Tunnels, error) {
-	id := tie.PEM()
-	config, err := ca.PeerTLS(id.CA, id.Certificate, id.Key, nil)
+	config, err := tie.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)
 	}

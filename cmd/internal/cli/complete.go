@@ -41,7 +41,11 @@ func (e *Env) complete(ctx context.Context, names Names, begun string) []string 
 	}
 	ctx, cancel := context.WithTimeout(ctx, completionTimeout)
 	defer cancel()
-	c, err := e.Client()
+	config, err := e.LoadConfig()
+	if err != nil {
+		return nil
+	}
+	c, err := client.Open(config)
 	if err != nil {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"watari/ca"
 	"watari/cmd/internal/client"
 )
 
@@ -30,25 +31,43 @@ type Env struct {
 	Output string
 }
 
-// Client opens a client with the config that the command line names.
+// Client opens a client with the config that the command line names. Where the certificate in it is due for that, it
+// is renewed first; what hinders that is told and no error, for the certificate is still good.
 func (e *Env) Client() (*client.Client, error) {
-	config, err := e.LoadConfig()
+	path, config, err := e.load()
 	if err != nil {
 		return nil, err
 	}
-	return client.Open(config)
+	c, err := client.Open(config)
+	if err != nil {
+		return nil, err
+	}
+	if ca.RenewalDue([]byte(config.Certificate), e.Now()) {
+		renewed, err := c.Renew(context.Background(), config)
+		if err == nil {
+			err = renewed.Save(path)
+		}
+		if unreachable := (*client.Unreachable)(nil); err != nil && !errors.As(err, &unreachable) { // the command itself will tell that
+			e.Notef("the certificate in %s was not renewed: %v", path, client.Explain(err))
+		}
+	}
+	return c, nil
 }
 
 // LoadConfig reads the config that the command line names.
 func (e *Env) LoadConfig() (*client.Config, error) {
-	path := e.Config
-	if path == "" {
-		var err error
+	_, config, err := e.load()
+	return config, err
+}
+
+func (e *Env) load() (path string, config *client.Config, err error) {
+	if path = e.Config; path == "" {
 		if path, err = client.ConfigPath(); err != nil {
-			return nil, err
+			return "", nil, err
 		}
 	}
-	return client.Load(path)
+	config, err = client.Load(path)
+	return path, config, err
 }
 
 // Terminal says whether w is a terminal, and how wide it is in characters.

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"connectrpc.com/connect"
 
+	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
 )
@@ -20,6 +22,7 @@ const base = "https://watari-manager"
 // Client calls the managers of one config. It is safe for use by several goroutines.
 type Client struct {
 	watariv1connect.ControlServiceClient
+	join watariv1connect.JoinServiceClient
 	http *http.Client
 }
 
@@ -34,8 +37,9 @@ func Open(config *Config) (*Client, error) {
 		return nil, err
 	}
 	client := &Client{http: &http.Client{Transport: transport}}
-	client.ControlServiceClient = watariv1connect.NewControlServiceClient(client.http, base,
-		connect.WithInterceptors(nextManager(transport)))
+	next := connect.WithInterceptors(nextManager(transport))
+	client.ControlServiceClient = watariv1connect.NewControlServiceClient(client.http, base, next)
+	client.join = watariv1connect.NewJoinServiceClient(client.http, base, next)
 	return client, nil
 }
 
@@ -46,6 +50,29 @@ func OpenJoin(manager string, token ca.Token) (watariv1connect.JoinServiceClient
 		return nil, err
 	}
 	return watariv1connect.NewJoinServiceClient(&http.Client{Transport: transport}, base), nil
+}
+
+// renewTimeout bounds the renewal of a certificate, on which a command waits that could do without it.
+const renewTimeout = 5 * time.Second
+
+// Renew gives a copy of the client's config with a new certificate for the same key. The present one must still be good.
+func (c *Client) Renew(ctx context.Context, config *Config) (*Config, error) {
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	request, err := ca.NewCSR([]byte(config.Key))
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.join.Join(ctx, connect.NewRequest(&v1.JoinRequest{Request: request}))
+	if err != nil {
+		return nil, fmt.Errorf("ask for a new certificate: %w", err)
+	}
+	renewed := *config
+	renewed.Certificate = string(answer.Msg.Certificate)
+	if _, err := Open(&renewed); err != nil {
+		return nil, fmt.Errorf("the manager's new certificate: %w", err)
+	}
+	return &renewed, nil
 }
 
 // HTTP is the client for what goes beside the API: images' blobs.

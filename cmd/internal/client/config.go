@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // AdminConfig is the config that a manager started with `watari up` writes for this machine's administrator.
@@ -71,7 +72,7 @@ func Load(path string) (*Config, error) {
 	return config, nil
 }
 
-// Save writes a config so that only its owner can read it.
+// Save writes a config so that only its owner can read it; one that was there keeps its owner.
 func (c *Config) Save(path string) error {
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
@@ -80,11 +81,21 @@ func (c *Config) Save(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write the client config: %w", err)
 	}
-	next := path + ".new"
-	if err := os.WriteFile(next, append(text, '\n'), 0o600); err != nil {
+	// Several commands may renew the certificate at once: each has a file of its own, which is readable by the owner alone.
+	next, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
 		return fmt.Errorf("write the client config: %w", err)
 	}
-	if err := os.Rename(next, path); err != nil {
+	_, err = next.Write(append(text, '\n'))
+	if old, statErr := os.Stat(path); statErr == nil && os.Geteuid() == 0 {
+		owner := old.Sys().(*syscall.Stat_t)
+		err = errors.Join(err, next.Chown(int(owner.Uid), int(owner.Gid)))
+	}
+	if err = errors.Join(err, next.Sync(), next.Close()); err == nil {
+		err = os.Rename(next.Name(), path)
+	}
+	if err != nil {
+		os.Remove(next.Name())
 		return fmt.Errorf("write the client config: %w", err)
 	}
 	return nil

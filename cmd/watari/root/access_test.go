@@ -5,11 +5,14 @@ package root_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
 	"watari/ca"
@@ -95,5 +98,50 @@ func TestLoginTradesATokenForACertificate(t *testing.T) {
 		t.Errorf("a manager of another CA was joined: %+v", result)
 	} else {
 		t.Log(result.Err)
+	}
+}
+
+func TestACertificateIsRenewedInTime(t *testing.T) {
+	manager, asked := &stub.Manager{}, 0
+	manager.Unary = func(ctx context.Context, request any) (any, error) {
+		r, ok := request.(*v1.JoinRequest)
+		if !ok {
+			return answers(ctx, request)
+		}
+		if asked++; asked == 1 {
+			return nil, connect.NewError(connect.CodeResourceExhausted, errors.New("the disk is full"))
+		}
+		certificate, err := manager.Authority().Sign(r.Request, ca.Identity{Kind: ca.KindUser, Name: "admin"})
+		return &v1.JoinResponse{Certificate: certificate}, err
+	}
+	manager.Start(t)
+	path := save(t, manager.Config())
+	list := func(now time.Time) string {
+		var out, err bytes.Buffer
+		env := &cli.Env{In: strings.NewReader(""), Out: &out, Err: &err, Signals: make(chan os.Signal), Now: func() time.Time { return now }}
+		if status := root.Main(context.Background(), env, []string{"--config", path, "host", "list"}); status != 0 {
+			t.Fatal(err.String())
+		}
+		return err.String()
+	}
+	later := time.Now().AddDate(0, 7, 0)
+	if notes := list(time.Now()); notes != "" || asked != 0 {
+		t.Errorf("renewed long before it was due: %q", notes)
+	}
+	if notes := list(later); !strings.Contains(notes, "the certificate in "+path+" was not renewed") || !strings.Contains(notes, "the disk is full") {
+		t.Errorf("refused: %q", notes)
+	}
+	if notes := list(later); notes != "" || asked != 2 {
+		t.Errorf("renewed: %q, asked %d times", notes, asked)
+	}
+	kept, err := client.Load(path)
+	if before := manager.Config(); err != nil || kept.Certificate == before.Certificate || kept.Key != before.Key || kept.CA != before.CA {
+		t.Error("the new certificate was not kept", err)
+	}
+	if left, _ := filepath.Glob(path + "*"); len(left) != 1 {
+		t.Errorf("left: %q", left)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Error("others can read it", err)
 	}
 }
