@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -19,11 +20,14 @@ import (
 const usage = `usage: watari-guest init | agent | rsh [options] HOST COMMAND... | version
   init   be a guest's first process (from the initrd)
   agent  serve the host over virtio-serial
-  rsh    run a command in another guest of the cluster, as ssh would (for mpirun's plm_rsh_agent)`
+  rsh    run a command in another guest of the cluster, as ssh would (for MPI launchers); so does watari-guest-rsh`
 
 func main() {
 	if os.Getpid() == 1 {
 		initd.Run()
+	}
+	if filepath.Base(os.Args[0]) == "watari-guest-rsh" { // a link to this program
+		os.Exit(rsh.Main(os.Args[1:]))
 	}
 	verb := ""
 	if len(os.Args) > 1 {

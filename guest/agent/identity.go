@@ -103,6 +103,7 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 		do   func() error
 	}{
 		{"set up the network", func() error { return configureNetwork(c) }},
+		{"give it a boot id", func() error { return giveBootID(filepath.Join(a.runDirectory, "boot-id")) }},
 		{"write system files", func() error { return writeSystemFiles("/", c) }},
 		{"make user " + i.GetUser(), func() error { return makeUser("/", i.GetUser(), i.GetUid()) }},
 		{"write cluster files", func() error { return a.writeClusterFiles(c) }},
@@ -137,7 +138,8 @@ func (a *Agent) writeClusterFiles(c checked) error {
 		{filepath.Join(pki, "ca.pem"), 0o600, c.GetCaCertificate()},
 		{filepath.Join(pki, "certificate.pem"), 0o600, c.GetCertificate()},
 		{filepath.Join(pki, "key.pem"), 0o600, c.GetKey()},
-		{filepath.Join(a.runDirectory, "hostfile"), 0o644, hostfile(c.GetPeers())},
+		{filepath.Join(a.runDirectory, "hostfile"), 0o644, hostfile("%s slots=%d\n", c.GetPeers())},
+		{filepath.Join(a.runDirectory, "hostfile.hydra"), 0o644, hostfile("%s:%d\n", c.GetPeers())},
 	} {
 		if err := writeFile(f.path, f.text, f.mode); err != nil {
 			return err
@@ -146,11 +148,11 @@ func (a *Agent) writeClusterFiles(c checked) error {
 	return nil
 }
 
-// hostfile is the list of peers as Open MPI reads it; MPICH's Hydra takes "name:n".
-func hostfile(peers []*v1.Peer) []byte {
+// hostfile is the list of peers and their slots, for a launcher that reads lines of this form.
+func hostfile(line string, peers []*v1.Peer) []byte {
 	var b []byte
 	for _, p := range peers {
-		b = fmt.Appendf(b, "%s slots=%d\n", p.GetName(), max(p.GetSlots(), 1))
+		b = fmt.Appendf(b, line, p.GetName(), max(p.GetSlots(), 1))
 	}
 	return b
 }

@@ -73,8 +73,10 @@ func TestSystemFilesAndUser(t *testing.T) {
 			t.Errorf("%s: %q, %v", path, got, err)
 		}
 	}
-	if got := string(hostfile(c.GetPeers())); got != "md-0 slots=2\nmd-1 slots=1\n" {
-		t.Errorf("hostfile %q", got)
+	for line, want := range map[string]string{"%s slots=%d\n": "md-0 slots=2\nmd-1 slots=1\n", "%s:%d\n": "md-0:2\nmd-1:1\n"} {
+		if got := string(hostfile(line, c.GetPeers())); got != want {
+			t.Errorf("hostfile %q, want %q", got, want)
+		}
 	}
 }
 

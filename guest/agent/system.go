@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -50,6 +52,28 @@ func creditEntropy(secret []byte) error {
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.RNDRESEEDCRNG, 0); errno != 0 {
 		return fmt.Errorf("reseed the random generator: %w", errno)
+	}
+	return nil
+}
+
+// giveBootID gives a guest a boot id of its own, once: those forked from one template have the template's, and
+// programs (UCX below MPICH is one) take two that read the same for neighbours on one machine.
+func giveBootID(path string) error {
+	const kernels = "/proc/sys/kernel/random/boot_id"
+	own, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		if own, err = os.ReadFile("/proc/sys/kernel/random/uuid"); err == nil { // another at each reading
+			err = writeFile(path, own, 0o444)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if now, err := os.ReadFile(kernels); err == nil && bytes.Equal(now, own) {
+		return nil
+	}
+	if err := unix.Mount(path, kernels, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s over %s: %w", path, kernels, err)
 	}
 	return nil
 }

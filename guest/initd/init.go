@@ -242,6 +242,7 @@ func tune() {
 	unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	unix.Sethostname([]byte("watari"))
 	os.Symlink(Program, "/usr/bin/watari-guest") // where launchers find it, also the daemons they start
+	os.Symlink(Program, Program+"-rsh")          // for launchers that call a program without arguments of its own
 	os.Symlink("/proc/self/fd", "/dev/fd")
 	os.Symlink("/proc/self/fd/0", "/dev/stdin")
 	os.Symlink("/proc/self/fd/1", "/dev/stdout")

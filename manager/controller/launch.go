@@ -16,7 +16,7 @@ import (
 // Where the guest agent is in every guest, and the file of hosts and slots that it keeps.
 const (
 	guestAgent = "/run/watari/watari-guest"
-	hostfile   = "/run/watari/hostfile"
+	hostfile   = "/run/watari/hostfile" // with .hydra: as MPICH reads it
 )
 
 // openMPI are defaults for Open MPI's parameters, as environment, so that a user's own arguments win. The
@@ -30,6 +30,16 @@ var openMPI = map[string]string{
 	"OMPI_MCA_osc":                   "^ucx",
 	"OMPI_MCA_btl_tcp_if_exclude":    "lo",
 	"OMPI_MCA_oob_tcp_if_exclude":    "lo",
+}
+
+// mpich are the same for MPICH, whose launcher is Hydra and whose messages go by UCX.
+var mpich = map[string]string{
+	"HYDRA_LAUNCHER":      "rsh",
+	"HYDRA_LAUNCHER_EXEC": guestAgent + "-rsh", // Hydra takes one word
+	"HYDRA_HOST_FILE":     hostfile + ".hydra",
+	"UCX_TLS":             "self,sm,tcp",
+	"UCX_NET_DEVICES":     "eth0",
+	"UCX_TCP_KEEPIDLE":    "inf", // or a peer that is cut off for half a minute would end the program
 }
 
 func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, error) {
@@ -49,32 +59,29 @@ func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, erro
 	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: view.RunDirectory(run), User: user}, nil
 }
 
-// launch is the command and environment for an image's MPI library, Open MPI where it has several.
+// launch is the command and environment for an image's MPI library, Open MPI where it has several. The
+// environment that the run asks for wins over the defaults.
 func launch(mpi []string, spec *v1.RunSpec, ranks uint32) (command, env []string) {
-	names := slices.Sorted(maps.Keys(spec.Env))
-	for _, name := range names {
-		env = append(env, name+"="+spec.Env[name])
-	}
-	n := strconv.Itoa(int(ranks))
+	defaults, n := openMPI, strconv.Itoa(int(ranks))
 	if slices.Contains(mpi, "mpich") && !slices.Contains(mpi, "openmpi") {
-		command = []string{"mpiexec", "-launcher", "rsh", "-launcher-exec", guestAgent + "-rsh", "-f", hostfile + ".hydra", "-n", n}
+		defaults = mpich
+		command = []string{"mpiexec.hydra", "-n", n} // passes its whole environment on
 		if spec.TagOutput {
 			command = append(command, "-prepend-rank")
 		}
-		for _, name := range names {
-			command = append(command, "-genv", name, spec.Env[name])
-		}
 	} else {
-		for _, name := range slices.Sorted(maps.Keys(openMPI)) {
-			env = append(env, name+"="+openMPI[name])
-		}
 		command = []string{"mpirun", "-n", n}
 		if spec.TagOutput {
 			command = append(command, "--tag-output")
 		}
-		for _, name := range names {
+		for _, name := range slices.Sorted(maps.Keys(spec.Env)) {
 			command = append(command, "-x", name)
 		}
+	}
+	all := maps.Clone(defaults)
+	maps.Copy(all, spec.Env)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		env = append(env, name+"="+all[name])
 	}
 	command = append(command, spec.LauncherArgs...)
 	return append(command, spec.Command...), env

@@ -1,0 +1,67 @@
+package test
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// NetPIPE (Debian: netpipe-mpich2) is the MPI program: two ranks that send each other messages of growing size and
+// check what arrives (-i; with -n, for the number of messages that they otherwise choose themselves may differ).
+func TestMPICHOverTwoSites(t *testing.T) {
+	full(t)
+	must(t, "image", "build", "mpich", "--packages", "mpich,netpipe-mpich2")
+	newCluster(t, "pich", 2, "--image", "mpich", "--vcpus", "1", "--spread", "site")
+	settled(t, "pich", 2)
+	t.Run("ranks are on all guests, with the environment asked for", func(t *testing.T) {
+		out := must(t, "run", "pich", "-e", "WORD=a b", "--", "sh", "-c", `echo "rank $PMI_RANK of $PMI_SIZE on $(hostname): $WORD"`)
+		for _, line := range []string{"rank 0 of 2 on pich-0: a b", "rank 1 of 2 on pich-1: a b"} {
+			if !strings.Contains(out, line) {
+				t.Errorf("no %q in:\n%s", line, out)
+			}
+		}
+	})
+	t.Run("messages arrive whole", func(t *testing.T) {
+		out := must(t, "run", "pich", "--", "NPmpich2", "-i", "-n", "3", "-u", "100000")
+		lines := regexp.MustCompile(`(\d+) bytes +\d+ times --> +Integrity check passed`).FindAllStringSubmatch(out, -1)
+		largest := 0
+		for _, line := range lines {
+			n, _ := strconv.Atoi(line[1])
+			largest = max(largest, n)
+		}
+		if largest < 65536 {
+			t.Errorf("the largest message that arrived whole had %d bytes, want 65536 or more:\n%s", largest, out)
+		}
+	})
+	t.Run("guests have boot ids of their own", func(t *testing.T) {
+		seen := map[string]string{}
+		for _, g := range []string{"pich-0", "pich-1"} {
+			id := must(t, "guest", "exec", g, "--", "cat", "/proc/sys/kernel/random/boot_id")
+			if other := seen[id]; other != "" {
+				t.Errorf("%s and %s have the boot id %s", other, g, id)
+			}
+			seen[id] = g
+		}
+	})
+	t.Run("exit status is the program's", func(t *testing.T) {
+		_, err := shared.watari(time.Minute, "run", "pich", "-n", "1", "--", "sh", "-c", "exit 7")
+		if code := exitCode(err); code != 7 {
+			t.Errorf("status %d, want 7", code)
+		}
+	})
+	t.Run("a run can be cancelled", func(t *testing.T) {
+		name := strings.TrimSpace(must(t, "run", "pich", "--detach", "--", "sleep", "1000"))
+		started := func() (bool, string) {
+			out, err := shared.watari(20*time.Second, "guest", "exec", "pich-1", "--", "pgrep", "-x", "sleep")
+			return err == nil, out
+		}
+		until(t, time.Minute, "the ranks have started", started)
+		must(t, "run", "cancel", name)
+		until(t, time.Minute, "the ranks have ended", func() (bool, string) {
+			there, out := started()
+			return !there, out
+		})
+	})
+}
