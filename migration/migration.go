@@ -209,7 +209,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		if received {
 			return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 		}
-		if o.Target.Connected && o.Target.Current || o.Target.Dead {
+		if hasNot(m, o) {
 			return rollBack("the guest ended on %s during the transfer", m.Source)
 		}
 		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
@@ -217,7 +217,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 	switch {
 	case o.Source.Dead && received:
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
-	case o.Source.Dead && (o.Target.Connected && o.Target.Current || o.Target.Dead):
+	case o.Source.Dead && hasNot(m, o):
 		return lost("host %s died while the guest's memory was being sent", m.Source)
 	case o.Source.Dead:
 		return waitFor(m, "host %s died; waits for host %s to say whether it has all of the guest", m.Source, m.Target)
@@ -227,6 +227,13 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return rollBack("cancelled") // the source knows of it and has not begun to send
 	}
 	return stay(m)
+}
+
+// hasNot: the target has no whole copy, and none will come of what is there. While it says that it is receiving, the
+// last of it may have come in without its agent knowing yet.
+func hasNot(m *v1.Migration, o Observed) bool {
+	return o.Target.Dead || o.Target.Connected && o.Target.Current &&
+		at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING
 }
 
 // sourceGone: the source's copy is known not to exist.

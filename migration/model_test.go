@@ -44,6 +44,7 @@ type world struct {
 	source, target modelHost
 	granted        bool // the target holds the grant
 	lost           bool
+	onlyThere      bool // a transfer ended with a whole copy at the target and none at the source, which does not know why
 }
 
 func newWorld(t *rapid.T) *world {
@@ -104,7 +105,7 @@ func (w *world) actSource() {
 			return // it does not begin
 		}
 		if h.copy == running && w.target.copy == receiving && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
-			h.condition = v1.GuestCondition_GUEST_CONDITION_SENDING
+			h.condition, w.target.condition = v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_RECEIVING
 		} else if h.copy == running && h.condition == v1.GuestCondition_GUEST_CONDITION_RUNNING {
 			h.condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED // nobody listens
 		}
@@ -124,6 +125,13 @@ func (w *world) actTarget() {
 	h := &w.target
 	if h.crashed {
 		return
+	}
+	if h.condition == v1.GuestCondition_GUEST_CONDITION_RECEIVING { // its agent finds out how the transfer ended
+		if h.copy == received {
+			h.condition = v1.GuestCondition_GUEST_CONDITION_RECEIVED
+		} else if w.source.condition != v1.GuestCondition_GUEST_CONDITION_SENDING {
+			h.copy, h.condition = absent, v1.GuestCondition_GUEST_CONDITION_GONE
+		}
 	}
 	switch h.order {
 	case v1.GuestRole_GUEST_ROLE_INCOMING:
@@ -148,14 +156,19 @@ func (w *world) endTransfer(way int) {
 	switch {
 	case way == 0 && whole: // success
 		w.source.copy, w.source.condition = absent, v1.GuestCondition_GUEST_CONDITION_SENT
-		w.target.copy, w.target.condition = received, v1.GuestCondition_GUEST_CONDITION_RECEIVED
+		w.target.copy = received
 	case way == 1 && whole: // the last reply is lost: whole there, running here
 		w.source.condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
-		w.target.copy, w.target.condition = received, v1.GuestCondition_GUEST_CONDITION_RECEIVED
+		w.target.copy = received
 	case way == 2: // failure that leaves the source paused
 		w.source.copy, w.source.condition = paused, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
 	case way == 3: // source QEMU is killed
 		w.source.copy, w.source.condition = absent, v1.GuestCondition_GUEST_CONDITION_GONE
+	case way == 5 && whole && w.target.heard.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVING:
+		// The last reply is lost: whole there, and gone here without libvirt's word for why. That the transfer had
+		// begun was heard meanwhile, for it takes longer than a report.
+		w.source.copy, w.source.condition = absent, v1.GuestCondition_GUEST_CONDITION_GONE
+		w.target.copy, w.onlyThere = received, true
 	default:
 		w.source.condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
 	}
@@ -166,9 +179,6 @@ func (w *world) crash(h *modelHost) {
 	h.condition = v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
 	if h == &w.target && w.source.condition == v1.GuestCondition_GUEST_CONDITION_SENDING {
 		w.source.condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
-	}
-	if h == &w.source && w.target.copy == receiving {
-		w.target.copy, w.target.condition = absent, v1.GuestCondition_GUEST_CONDITION_GONE
 	}
 }
 
@@ -259,7 +269,7 @@ func TestNeverTwoWhateverFails(t *testing.T) {
 			case 13, 14, 15:
 				w.step(time.Second)
 			case 16:
-				w.endTransfer(rapid.IntRange(0, 4).Draw(t, "way"))
+				w.endTransfer(rapid.IntRange(0, 5).Draw(t, "way"))
 			case 17:
 				w.m.Cancel = w.m.Cancel || rapid.Bool().Draw(t, "cancel")
 			case 18:
@@ -273,9 +283,12 @@ func TestNeverTwoWhateverFails(t *testing.T) {
 			}
 			w.check()
 		}
-		w.calm(rapid.IntRange(0, 4).Draw(t, "last way"))
+		w.calm(rapid.IntRange(0, 5).Draw(t, "last way"))
 		if !Ended(w.m.State) {
 			t.Fatalf("stuck in %v (%s): source %+v, target %+v", w.m.State, w.m.Message, w.source, w.target)
+		}
+		if w.onlyThere && !w.target.dead && w.target.copy != running {
+			t.Fatalf("the only copy was thrown away: %v (%s)", w.m.State, w.m.Message)
 		}
 		if !w.lost && !w.source.dead && !w.target.dead && w.source.condition != v1.GuestCondition_GUEST_CONDITION_GONE &&
 			w.source.copy != running && w.target.copy != running {
