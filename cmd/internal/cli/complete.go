@@ -2,11 +2,13 @@ package cli
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/client"
@@ -33,6 +35,34 @@ func (e *Env) CompleteFlag(command *cobra.Command, flag string, names Names) {
 	_ = command.RegisterFlagCompletionFunc(flag, func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 		return e.complete(command.Context(), names, begun), cobra.ShellCompDirectiveNoFileComp
 	})
+}
+
+// CompleteFiles makes files the completion of flags.
+func CompleteFiles(command *cobra.Command, flags ...string) {
+	for _, flag := range flags {
+		_ = command.MarkFlagFilename(flag)
+	}
+}
+
+// CompleteFolders makes folders the completion of flags.
+func CompleteFolders(command *cobra.Command, flags ...string) {
+	for _, flag := range flags {
+		_ = command.MarkFlagDirname(flag)
+	}
+}
+
+// CompleteNothingElse keeps files out of the completion of all other flags of a command and those under it.
+func CompleteNothingElse(command *cobra.Command) {
+	command.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+		_, files := flag.Annotations[cobra.BashCompFilenameExt]
+		_, folders := flag.Annotations[cobra.BashCompSubdirsInDir]
+		if _, has := command.GetFlagCompletionFunc(flag.Name); !has && !files && !folders {
+			_ = command.RegisterFlagCompletionFunc(flag.Name, cobra.NoFileCompletions)
+		}
+	})
+	for _, sub := range command.Commands() {
+		CompleteNothingElse(sub)
+	}
 }
 
 func (e *Env) complete(ctx context.Context, names Names, begun string) []string {
@@ -137,6 +167,15 @@ func Runs(ctx context.Context, c *client.Client) ([]string, error) {
 		return nil, err
 	}
 	return namesOf(response.Msg.Runs, nil)
+}
+
+// ActiveRuns lists the names of the runs that have not ended.
+func ActiveRuns(ctx context.Context, c *client.Client) ([]string, error) {
+	response, err := c.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return namesOf(slices.DeleteFunc(response.Msg.Runs, func(run *v1.Run) bool { return run.GetEnded() != nil }), nil)
 }
 
 // Migrations lists the names of the migrations under way.

@@ -56,6 +56,9 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringVar(&o.outputDir, "output-dir", "", "write the image into this folder instead of giving it to the manager")
 	command.MarkFlagsMutuallyExclusive("packages", "tree", "oci")
 	command.MarkFlagsOneRequired("packages", "tree", "oci")
+	command.ValidArgsFunction = env.Complete(cli.Images)
+	cli.CompleteFolders(command, "tree", "cache", "output-dir")
+	cli.CompleteFiles(command, "oci", "add", "guest-agent")
 	return command
 }
 

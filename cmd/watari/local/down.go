@@ -47,6 +47,7 @@ func NewDown(env *cli.Env) *cobra.Command {
 	}
 	command.Flags().BoolVar(&guests, "guests", false, "end the guests of this machine too")
 	command.Flags().StringVar(&l.state, "state", defaultState, "folder in which everything is kept")
+	cli.CompleteFolders(command, "state")
 	return command
 }
 

@@ -78,6 +78,8 @@ func New(env *cli.Env) *cobra.Command {
 	group(root, groupHosts, local.NewUp(env), local.NewDown(env), host.New(env), token.New(env), lab.New(env))
 	group(root, groupAdmin, newStatus(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	root.AddCommand(manager.Command()) // what `watari up` starts
+	cli.CompleteFiles(root, "config")
+	cli.CompleteNothingElse(root)
 	return root
 }
 

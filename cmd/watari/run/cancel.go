@@ -21,7 +21,7 @@ func newCancel(env *cli.Env) *cobra.Command {
 			"may go on.",
 		Example:           "  watari run cancel md-run-1\n  watari run cancel md-run-1 --signal USR1",
 		Args:              cli.Args("RUN"),
-		ValidArgsFunction: env.Complete(cli.Runs),
+		ValidArgsFunction: env.Complete(cli.ActiveRuns),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
 			if err := cli.CheckName("run", args[0]); err != nil {
 				return err
@@ -44,5 +44,6 @@ func newCancel(env *cli.Env) *cobra.Command {
 		}),
 	}
 	command.Flags().StringVar(&signal, "signal", "", "signal to send in place of TERM, then KILL")
+	env.CompleteFlag(command, "signal", cli.Words("TERM", "INT", "HUP", "QUIT", "KILL", "STOP", "CONT", "USR1", "USR2"))
 	return command
 }

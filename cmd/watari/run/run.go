@@ -67,6 +67,7 @@ func New(env *cli.Env) *cobra.Command {
 	set.BoolVarP(&f.tag, "tag-output", "t", false, "put each line's rank before it")
 	set.BoolVarP(&f.detach, "detach", "d", false, "print the run's name and return")
 	env.CompleteFlag(command, "cluster", cli.Clusters)
+	cli.CompleteFiles(command, "stage")
 	command.AddCommand(newList(env), newShow(env), newLogs(env), newAttach(env), newCancel(env))
 	return command
 }

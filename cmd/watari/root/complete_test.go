@@ -1,0 +1,42 @@
+package root_test
+
+import (
+	"strings"
+	"testing"
+
+	"watari/cmd/internal/stub"
+)
+
+func TestCompletion(t *testing.T) {
+	manager := (&stub.Manager{Unary: answers}).Start(t)
+	const nothing, files, folders = ":4", ":0", ":16"
+	for line, want := range map[string]string{
+		"cluster show |":               "md :4",
+		"guest console |":              "md-0 md-1 :4",
+		"host drain |":                 "a1 b1 :4",
+		"image show |":                 "mpi :4",
+		"run logs |":                   "md-run-1 :4",
+		"run |":                        "attach cancel list logs show md :4",
+		"cluster create x --image |":   "mpi :4",
+		"cluster create x --spread s|": "site :4",
+		"cluster create x --memory |":  nothing,
+		"migrate md-0 --to |":          "a1 b1 :4",
+		"run md --name |":              nothing,
+		"run md --stage |":             files,
+		"run md -- |":                  nothing,
+		"image build |":                "--oci --packages --tree mpi :4",
+		"image build x --tree |":       folders,
+		"version -o j|":                "json :4",
+	} {
+		words := strings.Split(strings.TrimSuffix(line, "|"), " ")
+		result := manager.Run(t, append([]string{"__complete"}, words...)...)
+		var got []string
+		for candidate := range strings.Lines(result.Out) {
+			name, _, _ := strings.Cut(strings.TrimSpace(candidate), "\t")
+			got = append(got, name)
+		}
+		if all := strings.Join(got, " "); all != want {
+			t.Errorf("%s: %q, want %q", line, all, want)
+		}
+	}
+}
