@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"connectrpc.com/connect"
 
@@ -37,6 +38,11 @@ func (u *up) startAgent(ctx context.Context) error {
 	}
 	spec.Command = []string{path, "--manager", manager, "--token-file", u.tokenFile(), "--state", u.agentState(),
 		"--run", defaultRun, "--name", u.Name, "--lan-address", address, "--libvirt", libvirtURI}
+	if memory, err := u.memoryMiB(); err != nil {
+		return err
+	} else if memory > 0 {
+		spec.Command = append(spec.Command, "--memory", strconv.FormatUint(memory, 10))
+	}
 	if u.Site != "" {
 		spec.Command = append(spec.Command, "--site", u.Site)
 	}

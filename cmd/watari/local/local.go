@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"watari/cmd/internal/daemon"
+	"watari/cmd/internal/output"
 )
 
 const (
@@ -28,9 +29,22 @@ type options struct {
 	Site       string `json:"site,omitempty"`
 	Name       string `json:"name,omitempty"`
 	LANAddress string `json:"lan_address,omitempty"`
+	Memory     string `json:"memory,omitempty"` // as in 8G; empty: all
 	Listen     string `json:"listen,omitempty"`
 	NoAgent    bool   `json:"no_agent,omitempty"`
 	Outside    store  `json:"store"`
+}
+
+// memoryMiB is how much memory guests may take; 0: all.
+func (o options) memoryMiB() (uint64, error) {
+	if o.Memory == "" {
+		return 0, nil
+	}
+	bytes, err := output.ParseSize(o.Memory)
+	if err == nil && bytes < 1<<20 {
+		err = fmt.Errorf("%s is less than 1M", o.Memory)
+	}
+	return bytes >> 20, err
 }
 
 // store is what a manager needs that keeps its objects in an etcd cluster, beside other managers.

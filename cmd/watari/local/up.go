@@ -59,10 +59,11 @@ func NewUp(env *cli.Env) *cobra.Command {
 	var asked options
 	flags := command.Flags()
 	flags.StringVar(&asked.Manager, "manager", "", "join the manager at this URL instead of running one")
-	flags.StringVar(&u.token, "token", "", "token to join by, of `watari token create --host`")
+	flags.StringVar(&u.token, "token", "", "token to join by, that \"watari token create --host\" made")
 	flags.StringVar(&asked.Site, "site", "", "site of this host (default: "+defaultSite+", or the token's)")
 	flags.StringVar(&asked.Name, "name", "", "name of this host (default: the machine's)")
 	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address by which other hosts of the site reach this one (default: that of the default route)")
+	flags.StringVar(&asked.Memory, "memory", "", "most memory that guests may take of this machine, as in 8G (default: all)")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "the manager alone: this machine runs no guests")
 	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL by which hosts and users reach this manager (default: from --listen)")
@@ -72,6 +73,8 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Outside.Key, "etcd-key", "", "file with its key")
 	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "folder of images' content that all managers share, where there are several")
 	flags.StringVar(&u.state, "state", defaultState, "folder in which everything is kept")
+	cli.CompleteFolders(command, "state", "blobs")
+	cli.CompleteFiles(command, "etcd-ca", "etcd-cert", "etcd-key")
 	command.RunE = env.Run(func(ctx context.Context, _ []string) error {
 		if err := needRoot("watari up"); err != nil {
 			return err
@@ -97,7 +100,7 @@ func (u *up) settle(asked options, given func(string) bool) error {
 	for name, take := range map[string]func(){
 		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
 		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
-		"listen": func() { u.Listen = asked.Listen }, "no-agent": func() { u.NoAgent = asked.NoAgent },
+		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory }, "no-agent": func() { u.NoAgent = asked.NoAgent },
 		"advertise": func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
 		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },
 		"etcd-cert": func() { u.Outside.Cert = asked.Outside.Cert }, "etcd-key": func() { u.Outside.Key = asked.Outside.Key },
@@ -133,6 +136,9 @@ func (u *up) check() error {
 	}
 	if u.LANAddress != "" && net.ParseIP(u.LANAddress).To4() == nil {
 		return cli.Usagef("--lan-address %q: give an IPv4 address", u.LANAddress)
+	}
+	if _, err := u.memoryMiB(); err != nil {
+		return cli.Usagef("--memory: %v", err)
 	}
 	if _, _, err := net.SplitHostPort(u.Listen); err != nil {
 		return cli.Usagef("--listen %q: give address:port, as in %s", u.Listen, defaultListen)
