@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"watari/cmd/watari/root"
 	"watari/internal/manual"
@@ -101,6 +102,11 @@ func TestCommandsExplainThemselves(t *testing.T) {
 		if command.Long == "" && command.Example == "" {
 			t.Errorf("%s has neither Long nor Example", path)
 		}
+		command.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+			if strings.Contains(flag.Usage, "`") {
+				t.Errorf("%s --%s: %q: what stands between backquotes is shown as the value's name", path, flag.Name, flag.Usage)
+			}
+		})
 		for line := range strings.Lines(command.Example) {
 			if !strings.HasPrefix(line, "  ") || !strings.Contains(line, "watari ") {
 				t.Errorf("%s: example %q: begin with two blanks, show a whole command", path, line)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -41,6 +42,16 @@ func Open(config *Config) (*Client, error) {
 	client.ControlServiceClient = watariv1connect.NewControlServiceClient(client.http, base, next)
 	client.join = watariv1connect.NewJoinServiceClient(client.http, base, next)
 	return client, nil
+}
+
+// Advertised is by what URL the leading manager says that it is reached, for commands to be typed on other machines; "URL"
+// where it does not tell.
+func (c *Client) Advertised(ctx context.Context) string {
+	response, err := c.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
+	if err != nil || !strings.HasPrefix(response.Msg.GetLeader(), "https://") {
+		return "URL"
+	}
+	return response.Msg.Leader
 }
 
 // OpenJoin makes a client that has a token and no certificate yet, to get one by.

@@ -45,6 +45,9 @@ func sentence(err *connect.Error) string {
 	var alert tls.AlertError
 	switch {
 	case errors.As(err, &unreachable):
+		if unreachable.elsewhere() {
+			return unreachable.Error() + "; check the network, and on the manager's machine start it with `sudo watari up`"
+		}
 		return unreachable.Error() + "; start one with `sudo watari up`"
 	case errors.As(err, &certificate):
 		return fmt.Sprintf("what answers is not the manager of the client config: %s; get a new config with `watari login`", certificateReason(certificate))

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,6 +34,14 @@ func (u *Unreachable) Error() string {
 		lines[i] = fmt.Sprintf("%s: %s", manager, plainReason(u.Reasons[i]))
 	}
 	return "no manager answers at " + strings.Join(lines, ", nor at ")
+}
+
+// elsewhere says whether none of the managers is on this machine.
+func (u *Unreachable) elsewhere() bool {
+	return !slices.ContainsFunc(u.Managers, func(manager string) bool {
+		parsed, err := url.Parse(manager)
+		return err == nil && (parsed.Hostname() == "localhost" || net.ParseIP(parsed.Hostname()).IsLoopback())
+	})
 }
 
 // Unwrap gives the reasons to errors.Is and errors.As.

@@ -15,7 +15,7 @@ func newRemove(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "remove IMAGE",
 		Aliases:           []string{"rm", "delete"},
-		Short:             "Remove an image; clusters that use it keep what they need",
+		Short:             "Remove an image that no cluster uses",
 		Example:           "  watari image remove mpi",
 		Args:              cli.Args("IMAGE"),
 		ValidArgsFunction: env.Complete(cli.Images),

@@ -43,7 +43,7 @@ func New(env *cli.Env) *cobra.Command {
 	command.Flags().StringVar(&f.host, "to", "", "host to move it to")
 	command.Flags().StringVar(&f.site, "to-site", "", "site to move it to, to the best host there")
 	command.Flags().StringVar(&f.bandwidth, "bandwidth", "", "most bytes per second to send, as in 200mbit or 25M (default: no limit)")
-	command.Flags().BoolVarP(&f.detach, "detach", "d", false, "return at once; `watari migrate list` shows it")
+	command.Flags().BoolVarP(&f.detach, "detach", "d", false, "print the migration's name and return")
 	env.CompleteFlag(command, "to", cli.Hosts)
 	env.CompleteFlag(command, "to-site", cli.Sites)
 	command.AddCommand(newList(env), newShow(env), newCancel(env))

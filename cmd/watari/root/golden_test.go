@@ -65,7 +65,7 @@ var (
 func answers(_ context.Context, request any) (any, error) {
 	switch r := request.(type) {
 	case *v1.GetStatusRequest:
-		return &v1.GetStatusResponse{Version: "v1", Leader: "m1", Hosts: 2, HostsReady: 1, Clusters: 1, Guests: 2, GuestsRunning: 1, MigrationsActive: 1,
+		return &v1.GetStatusResponse{Version: "v1", Leader: "https://192.0.2.1:7070", Hosts: 2, HostsReady: 1, Clusters: 1, Guests: 2, GuestsRunning: 1, MigrationsActive: 1,
 			Problems: []string{"host b1 has been unreachable for 90 s; guest md-1 may well run on there"}}, nil
 	case *v1.WhoAmIRequest:
 		return &v1.WhoAmIResponse{User: users[0]}, nil

@@ -3,9 +3,11 @@ package root
 import (
 	"context"
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"watari/cmd/internal/cli"
 	"watari/internal/version"
@@ -16,12 +18,18 @@ func newVersion(env *cli.Env) *cobra.Command {
 		Use:               "version",
 		Short:             "Say which version this program is",
 		Long:              "Say which version this program is. The manager's is told by `watari status`, the agents' by `watari host show`.",
-		Example:           "  watari version",
+		Example:           "  watari version\n  watari version -o json | jq -r .version",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: env.Run(func(context.Context, []string) error {
-			_, err := fmt.Fprintf(env.Out, "watari %s (%s, %s/%s)\n", version.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-			return err
+			platform := runtime.GOOS + "/" + runtime.GOARCH
+			facts, err := structpb.NewStruct(map[string]any{"version": version.Version, "go": runtime.Version(), "platform": platform})
+			if err != nil {
+				return err
+			}
+			return env.Show(facts, func(w io.Writer) {
+				fmt.Fprintf(w, "watari %s (%s, %s)\n", version.Version, runtime.Version(), platform)
+			})
 		}),
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -128,6 +129,9 @@ func conclude(run *v1.Run, interrupted bool) error {
 		code := int(run.GetExitCode())
 		if code == 0 {
 			code = cli.StatusInterrupted
+		}
+		if how, ok := strings.CutPrefix(run.GetMessage(), "cancelled "); ok {
+			return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled %s", name, how)}
 		}
 		return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled%s", name, because(run))}
 	}

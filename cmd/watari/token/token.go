@@ -56,7 +56,8 @@ func newCreate(env *cli.Env) *cobra.Command {
 				return fmt.Errorf("make a token: %w", err)
 			}
 			return env.Show(response.Msg, func(w io.Writer) {
-				env.Notef("good once, for %s; on the host: sudo watari up --manager URL --token TOKEN", output.Short(response.Msg.Expires.AsTime().Sub(env.Now())))
+				env.Notef("good once, for %s; on the host: sudo watari up --manager %s --token TOKEN",
+					output.Short(response.Msg.Expires.AsTime().Sub(env.Now())), c.Advertised(ctx))
 				fmt.Fprintln(w, response.Msg.Token)
 			})
 		}),

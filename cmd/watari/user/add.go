@@ -48,7 +48,7 @@ func newAdd(env *cli.Env) *cobra.Command {
 				return fmt.Errorf("add user %s: %w", args[0], err)
 			}
 			return env.Show(response.Msg, func(w io.Writer) {
-				env.Notef("user %s is added; the token is good once: watari login --manager URL --token TOKEN", args[0])
+				env.Notef("user %s is added; the token is good once: watari login --manager %s --token TOKEN", args[0], c.Advertised(ctx))
 				fmt.Fprintln(w, response.Msg.Token)
 			})
 		}),
