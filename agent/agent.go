@@ -206,9 +206,12 @@ func (a *Agent) wakeAll() {
 	}
 }
 
+// sampleEvery is how often the load is sampled and, with that, the host reports though nothing else changed.
+const sampleEvery = 5 * time.Second
+
 // sample keeps the load fresh, and the guests' CPU times and memory with it.
 func (a *Agent) sample(ctx context.Context) {
-	tick := time.NewTicker(5 * time.Second)
+	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
 	for n := 0; ; n++ {
 		load := a.config.Load()

@@ -18,9 +18,6 @@ import (
 	"watari/api/watariv1/watariv1connect"
 )
 
-// reportEvery is how often the host reports though nothing changed.
-const reportEvery = 5 * time.Second
-
 // Handler serves the manager: AgentService, and the guests' agents under /guest/<uid>/.
 func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -31,7 +28,8 @@ func (a *Agent) Handler() http.Handler {
 
 type service struct{ *Agent }
 
-// Sync reports, at once and after each change, and takes up what is wanted.
+// Sync reports, at once and after each change (the load is sampled, and changes, every few seconds), and takes up what
+// is wanted.
 func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -49,8 +47,6 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 			}
 		}
 	}()
-	tick := time.NewTicker(reportEvery)
-	defer tick.Stop()
 	for {
 		observed, changed := s.Observed()
 		if err := stream.Send(observed); err != nil {
@@ -58,7 +54,6 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 		}
 		select {
 		case <-changed:
-		case <-tick.C:
 		case <-ctx.Done():
 			select {
 			case err := <-received:

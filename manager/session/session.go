@@ -261,7 +261,7 @@ func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 		s.mu.Unlock()
 		return
 	}
-	changed := !h.connected || !sameButLoad(h.observed, observed)
+	changed := !h.connected || !sameButLoad(observed, h.observed)
 	h.observed = observed
 	if !h.connected {
 		h.connected, h.since = true, time.Now()
@@ -272,14 +272,13 @@ func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 	}
 }
 
-// sameButLoad compares two reports without the load, which always changes and about which nobody acts.
-func sameButLoad(a, b *v1.HostObserved) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	a, b = proto.CloneOf(a), proto.CloneOf(b)
-	a.Load, b.Load = nil, nil
-	return proto.Equal(a, b)
+// sameButLoad compares a new report, which nobody else has yet, with the one before, without the load, which always
+// changes and about which nobody acts.
+func sameButLoad(observed, before *v1.HostObserved) bool {
+	load := observed.Load
+	defer func() { observed.Load = load }()
+	observed.Load = before.GetLoad()
+	return proto.Equal(observed, before)
 }
 
 // Send hands a host what is wanted of it; a later one replaces one that has not left yet, and the latest is
