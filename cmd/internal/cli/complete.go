@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -109,89 +108,53 @@ func namesOf[T named](objects []T, err error) ([]string, error) {
 
 // Hosts lists the hosts' names.
 func Hosts(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Hosts, nil)
+	return namesOf(client.List(ctx, c.ListHosts, &v1.ListHostsRequest{}, (*v1.ListHostsResponse).GetHosts))
 }
 
 // Sites lists the names of the hosts' sites.
 func Sites(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
-	if err != nil {
-		return nil, err
-	}
+	hosts, err := client.List(ctx, c.ListHosts, &v1.ListHostsRequest{}, (*v1.ListHostsResponse).GetHosts)
 	var sites []string
-	seen := map[string]bool{}
-	for _, host := range response.Msg.Hosts {
-		if site := host.GetInfo().GetSite(); !seen[site] {
-			seen[site] = true
+	for _, host := range hosts {
+		if site := host.GetInfo().GetSite(); !slices.Contains(sites, site) {
 			sites = append(sites, site)
 		}
 	}
-	return sites, nil
+	return sites, err
 }
 
 // Images lists the images' names.
 func Images(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Images, nil)
+	return namesOf(client.List(ctx, c.ListImages, &v1.ListImagesRequest{}, (*v1.ListImagesResponse).GetImages))
 }
 
 // Clusters lists the clusters' names.
 func Clusters(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Clusters, nil)
+	return namesOf(client.List(ctx, c.ListClusters, &v1.ListClustersRequest{}, (*v1.ListClustersResponse).GetClusters))
 }
 
 // Guests lists the guests' names.
 func Guests(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Guests, nil)
+	return namesOf(client.List(ctx, c.ListGuests, &v1.ListGuestsRequest{}, (*v1.ListGuestsResponse).GetGuests))
 }
 
 // Runs lists the runs' names.
 func Runs(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Runs, nil)
+	return namesOf(client.List(ctx, c.ListRuns, &v1.ListRunsRequest{}, (*v1.ListRunsResponse).GetRuns))
 }
 
 // ActiveRuns lists the names of the runs that have not ended.
 func ActiveRuns(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(slices.DeleteFunc(response.Msg.Runs, func(run *v1.Run) bool { return run.GetEnded() != nil }), nil)
+	runs, err := client.List(ctx, c.ListRuns, &v1.ListRunsRequest{}, (*v1.ListRunsResponse).GetRuns)
+	return namesOf(slices.DeleteFunc(runs, func(run *v1.Run) bool { return run.GetEnded() != nil }), err)
 }
 
 // Migrations lists the names of the migrations under way.
 func Migrations(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListMigrations(ctx, connect.NewRequest(&v1.ListMigrationsRequest{Active: true}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Migrations, nil)
+	return namesOf(client.List(ctx, c.ListMigrations, &v1.ListMigrationsRequest{Active: true}, (*v1.ListMigrationsResponse).GetMigrations))
 }
 
 // Users lists the users' names.
 func Users(ctx context.Context, c *client.Client) ([]string, error) {
-	response, err := c.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return namesOf(response.Msg.Users, nil)
+	return namesOf(client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers))
 }

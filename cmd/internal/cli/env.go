@@ -111,6 +111,17 @@ func (e *Env) Run(action Action) func(*cobra.Command, []string) error {
 	}
 }
 
+// Ask makes an action that calls the manager a command's RunE, as Run does.
+func (e *Env) Ask(action func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return e.Run(func(ctx context.Context, args []string) error {
+		c, err := e.Client()
+		if err != nil {
+			return err
+		}
+		return action(ctx, c, args)
+	})
+}
+
 // RunWithSignals makes an action a command's RunE that reads e.Signals itself.
 func (e *Env) RunWithSignals(action Action) func(*cobra.Command, []string) error {
 	return func(command *cobra.Command, args []string) error { return action(command.Context(), args) }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"io"
 
 	"google.golang.org/protobuf/proto"
@@ -16,6 +17,21 @@ func (e *Env) Show(message proto.Message, table func(w io.Writer)) error {
 // ShowList writes messages in the format asked for; table writes the form for people.
 func ShowList[T proto.Message](e *Env, messages []T, table func(w io.Writer)) error {
 	return output.WriteList(e.Out, e.Output, messages, table)
+}
+
+// Find gives the one object of a kind that has a name; list asks for those that have it.
+func Find[T any](kind, name string, list func() ([]T, error)) (found T, err error) {
+	if err := CheckName(kind, name); err != nil {
+		return found, err
+	}
+	all, err := list()
+	if err != nil {
+		return found, fmt.Errorf("show %s %s: %w", kind, name, err)
+	}
+	if len(all) == 0 {
+		return found, fmt.Errorf("there is no %s %s; `watari %s list` shows those there are", kind, name, kind)
+	}
+	return all[0], nil
 }
 
 // CheckOutput refuses an --output that is none.

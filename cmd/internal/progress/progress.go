@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -63,6 +64,11 @@ func (l *Lines) Notef(format string, args ...any) {
 	l.erase()
 	fmt.Fprintf(l.w, format+"\n", args...)
 	l.draw()
+}
+
+// Trouble shows that the manager does not answer while a wait goes on.
+func (l *Lines) Trouble(err error) {
+	l.Set(Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
 }
 
 // Keep leaves the present lines standing and begins a new block.

@@ -121,7 +121,7 @@ func showCreated(env *cli.Env, made *v1.Cluster, said bool) error {
 func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Cluster, error) {
 	view := newStartView(env)
 	var last *v1.Cluster
-	err := c.Watch(ctx, "cluster", name, view.trouble, func(now *v1.WatchResponse) (bool, error) {
+	err := c.Watch(ctx, "cluster", name, view.lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
 		if now.Gone || now.GetCluster().GetState() == v1.ClusterState_CLUSTER_STATE_DELETING {
 			return false, fmt.Errorf("cluster %s was deleted while it started", name)
 		}

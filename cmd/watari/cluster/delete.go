@@ -61,10 +61,7 @@ func remove(ctx context.Context, env *cli.Env, c *client.Client, name string, wa
 		return nil
 	}
 	lines := progress.New(env.Err)
-	trouble := func(err error) {
-		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
-	}
-	err := c.Watch(ctx, "cluster", name, trouble, func(now *v1.WatchResponse) (bool, error) {
+	err := c.Watch(ctx, "cluster", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
 		if !now.Gone {
 			lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("cluster %s: %s left", name, output.Count(len(now.GetGuests()), "guest"))})
 		}

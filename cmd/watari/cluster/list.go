@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -21,16 +21,12 @@ func newList(env *cli.Env) *cobra.Command {
 		Example:           "  watari cluster list\n  watari cluster list -o json | jq -r '.[].meta.name'",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			response, err := c.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{}))
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			clusters, err := client.List(ctx, c.ListClusters, &v1.ListClustersRequest{}, (*v1.ListClustersResponse).GetClusters)
 			if err != nil {
 				return fmt.Errorf("list clusters: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Clusters, func(w io.Writer) { table(w, env, response.Msg.Clusters) })
+			return cli.ShowList(env, clusters, func(w io.Writer) { table(w, env, clusters) })
 		}),
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
-	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 	"watari/cmd/internal/progress"
 )
@@ -52,11 +51,6 @@ func guestLine(guest *v1.Guest) string {
 		text += ": " + guest.GetMessage()
 	}
 	return text
-}
-
-// trouble shows that the manager does not answer while the wait goes on.
-func (v *startView) trouble(err error) {
-	v.lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
 }
 
 func (v *startView) done(cluster *v1.Cluster) {

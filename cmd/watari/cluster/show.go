@@ -23,11 +23,7 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example:           "  watari cluster show md",
 		Args:              cli.Args("CLUSTER"),
 		ValidArgsFunction: env.Complete(cli.Clusters),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			found, err := get(ctx, c, args[0])
 			if err != nil {
 				return err
@@ -47,17 +43,9 @@ func newShow(env *cli.Env) *cobra.Command {
 
 // get fetches one cluster.
 func get(ctx context.Context, c *client.Client, name string) (*v1.Cluster, error) {
-	if err := cli.CheckName("cluster", name); err != nil {
-		return nil, err
-	}
-	response, err := c.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{Name: name}))
-	if err != nil {
-		return nil, fmt.Errorf("show cluster %s: %w", name, err)
-	}
-	if len(response.Msg.Clusters) == 0 {
-		return nil, fmt.Errorf("there is no cluster %s; `watari cluster list` shows those there are", name)
-	}
-	return response.Msg.Clusters[0], nil
+	return cli.Find("cluster", name, func() ([]*v1.Cluster, error) {
+		return client.List(ctx, c.ListClusters, &v1.ListClustersRequest{Name: name}, (*v1.ListClustersResponse).GetClusters)
+	})
 }
 
 func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {

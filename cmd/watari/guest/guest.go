@@ -3,9 +3,7 @@ package guest
 
 import (
 	"context"
-	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
@@ -26,15 +24,7 @@ func New(env *cli.Env) *cobra.Command {
 
 // get fetches one guest.
 func get(ctx context.Context, c *client.Client, name string) (*v1.Guest, error) {
-	if err := cli.CheckName("guest", name); err != nil {
-		return nil, err
-	}
-	response, err := c.ListGuests(ctx, connect.NewRequest(&v1.ListGuestsRequest{Name: name}))
-	if err != nil {
-		return nil, fmt.Errorf("show guest %s: %w", name, err)
-	}
-	if len(response.Msg.Guests) == 0 {
-		return nil, fmt.Errorf("there is no guest %s; `watari guest list` shows those there are", name)
-	}
-	return response.Msg.Guests[0], nil
+	return cli.Find("guest", name, func() ([]*v1.Guest, error) {
+		return client.List(ctx, c.ListGuests, &v1.ListGuestsRequest{Name: name}, (*v1.ListGuestsResponse).GetGuests)
+	})
 }

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -33,11 +33,11 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			response, err := c.ListGuests(ctx, connect.NewRequest(request))
+			guests, err := client.List(ctx, c.ListGuests, request, (*v1.ListGuestsResponse).GetGuests)
 			if err != nil {
 				return fmt.Errorf("list guests: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Guests, func(w io.Writer) { Table(w, env, response.Msg.Guests) })
+			return cli.ShowList(env, guests, func(w io.Writer) { Table(w, env, guests) })
 		}),
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -19,11 +20,7 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example:           "  watari guest show md-2",
 		Args:              cli.Args("GUEST"),
 		ValidArgsFunction: env.Complete(cli.Guests),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			guest, err := get(ctx, c, args[0])
 			if err != nil {
 				return err

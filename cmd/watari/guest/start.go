@@ -54,10 +54,7 @@ func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goa
 		return nil
 	}
 	lines := progress.New(env.Err)
-	trouble := func(err error) {
-		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
-	}
-	err = c.Watch(ctx, "guest", name, trouble, func(now *v1.WatchResponse) (bool, error) {
+	err = c.Watch(ctx, "guest", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
 		guest := now.GetGuest()
 		switch {
 		case now.Gone:

@@ -61,10 +61,7 @@ func drain(ctx context.Context, env *cli.Env, name string, undo, wait bool) erro
 
 func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name string) error {
 	lines := progress.New(env.Err)
-	trouble := func(err error) {
-		lines.Set(progress.Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
-	}
-	err := c.Watch(ctx, "host", name, trouble, func(now *v1.WatchResponse) (bool, error) {
+	err := c.Watch(ctx, "host", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
 		host := now.GetHost()
 		switch {
 		case now.Gone:

@@ -3,9 +3,7 @@ package host
 
 import (
 	"context"
-	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
@@ -27,15 +25,7 @@ func New(env *cli.Env) *cobra.Command {
 
 // get fetches one host.
 func get(ctx context.Context, c *client.Client, name string) (*v1.Host, error) {
-	if err := cli.CheckName("host", name); err != nil {
-		return nil, err
-	}
-	response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: name}))
-	if err != nil {
-		return nil, fmt.Errorf("show host %s: %w", name, err)
-	}
-	if len(response.Msg.Hosts) == 0 {
-		return nil, fmt.Errorf("there is no host %s; `watari host list` shows those there are", name)
-	}
-	return response.Msg.Hosts[0], nil
+	return cli.Find("host", name, func() ([]*v1.Host, error) {
+		return client.List(ctx, c.ListHosts, &v1.ListHostsRequest{Name: name}, (*v1.ListHostsResponse).GetHosts)
+	})
 }

@@ -6,11 +6,11 @@ import (
 	"io"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -22,16 +22,12 @@ func newList(env *cli.Env) *cobra.Command {
 		Example:           "  watari host list\n  watari host list -o json",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			response, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			hosts, err := client.List(ctx, c.ListHosts, &v1.ListHostsRequest{}, (*v1.ListHostsResponse).GetHosts)
 			if err != nil {
 				return fmt.Errorf("list hosts: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Hosts, func(w io.Writer) { table(w, env, response.Msg.Hosts) })
+			return cli.ShowList(env, hosts, func(w io.Writer) { table(w, env, hosts) })
 		}),
 	}
 }

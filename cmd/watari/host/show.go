@@ -10,6 +10,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -20,11 +21,7 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example:           "  watari host show a1",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			host, err := get(ctx, c, args[0])
 			if err != nil {
 				return err

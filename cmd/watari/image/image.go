@@ -4,9 +4,7 @@ package image
 
 import (
 	"context"
-	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
@@ -28,15 +26,7 @@ func New(env *cli.Env) *cobra.Command {
 
 // get fetches one image.
 func get(ctx context.Context, c *client.Client, name string) (*v1.Image, error) {
-	if err := cli.CheckName("image", name); err != nil {
-		return nil, err
-	}
-	response, err := c.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{Name: name}))
-	if err != nil {
-		return nil, fmt.Errorf("show image %s: %w", name, err)
-	}
-	if len(response.Msg.Images) == 0 {
-		return nil, fmt.Errorf("there is no image %s; `watari image list` shows those there are", name)
-	}
-	return response.Msg.Images[0], nil
+	return cli.Find("image", name, func() ([]*v1.Image, error) {
+		return client.List(ctx, c.ListImages, &v1.ListImagesRequest{Name: name}, (*v1.ListImagesResponse).GetImages)
+	})
 }

@@ -6,11 +6,11 @@ import (
 	"io"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -22,16 +22,12 @@ func newList(env *cli.Env) *cobra.Command {
 		Example:           "  watari image list",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			response, err := c.ListImages(ctx, connect.NewRequest(&v1.ListImagesRequest{}))
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			images, err := client.List(ctx, c.ListImages, &v1.ListImagesRequest{}, (*v1.ListImagesResponse).GetImages)
 			if err != nil {
 				return fmt.Errorf("list images: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Images, func(w io.Writer) { table(w, env, response.Msg.Images) })
+			return cli.ShowList(env, images, func(w io.Writer) { table(w, env, images) })
 		}),
 	}
 }

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -34,11 +34,11 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			response, err := c.ListMigrations(ctx, connect.NewRequest(request))
+			migrations, err := client.List(ctx, c.ListMigrations, request, (*v1.ListMigrationsResponse).GetMigrations)
 			if err != nil {
 				return fmt.Errorf("list migrations: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Migrations, func(w io.Writer) { table(w, env, response.Msg.Migrations, all) })
+			return cli.ShowList(env, migrations, func(w io.Writer) { table(w, env, migrations, all) })
 		}),
 	}
 	command.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")

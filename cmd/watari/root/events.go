@@ -27,11 +27,7 @@ func newEvents(env *cli.Env) *cobra.Command {
 		Example:           "  watari events --last 20\n  watari events -f",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
 			return events(ctx, env, c, &v1.EventsRequest{Follow: follow, Last: last})
 		}),
 	}

@@ -10,6 +10,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -21,11 +22,7 @@ func newStatus(env *cli.Env) *cobra.Command {
 		Example:           "  watari status\n  watari status -o json | jq .problems",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
 			response, err := c.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
 			if err != nil {
 				return err

@@ -6,11 +6,11 @@ import (
 	"io"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -37,11 +37,11 @@ func newList(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			response, err := c.ListRuns(ctx, connect.NewRequest(request))
+			runs, err := client.List(ctx, c.ListRuns, request, (*v1.ListRunsResponse).GetRuns)
 			if err != nil {
 				return fmt.Errorf("list runs: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Runs, func(w io.Writer) { table(w, env, response.Msg.Runs) })
+			return cli.ShowList(env, runs, func(w io.Writer) { table(w, env, runs) })
 		}),
 	}
 }

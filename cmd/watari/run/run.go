@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
@@ -155,15 +154,7 @@ func showRun(env *cli.Env, run *v1.Run) error {
 
 // get fetches one run.
 func get(ctx context.Context, c *client.Client, name string) (*v1.Run, error) {
-	if err := cli.CheckName("run", name); err != nil {
-		return nil, err
-	}
-	response, err := c.ListRuns(ctx, connect.NewRequest(&v1.ListRunsRequest{Name: name}))
-	if err != nil {
-		return nil, fmt.Errorf("show run %s: %w", name, err)
-	}
-	if len(response.Msg.Runs) == 0 {
-		return nil, fmt.Errorf("there is no run %s; `watari run list` shows those there are", name)
-	}
-	return response.Msg.Runs[0], nil
+	return cli.Find("run", name, func() ([]*v1.Run, error) {
+		return client.List(ctx, c.ListRuns, &v1.ListRunsRequest{Name: name}, (*v1.ListRunsResponse).GetRuns)
+	})
 }

@@ -12,6 +12,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -22,11 +23,7 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example:           "  watari run show md-run-1",
 		Args:              cli.Args("RUN"),
 		ValidArgsFunction: env.Complete(cli.Runs),
-		RunE: env.Run(func(ctx context.Context, args []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
 			found, err := get(ctx, c, args[0])
 			if err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
@@ -34,18 +35,14 @@ func newList(env *cli.Env) *cobra.Command {
 		Example:           "  watari user list",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Run(func(ctx context.Context, _ []string) error {
-			c, err := env.Client()
-			if err != nil {
-				return err
-			}
-			response, err := c.ListUsers(ctx, connect.NewRequest(&v1.ListUsersRequest{}))
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			users, err := client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers)
 			if err != nil {
 				return fmt.Errorf("list users: %w", err)
 			}
-			return cli.ShowList(env, response.Msg.Users, func(w io.Writer) {
+			return cli.ShowList(env, users, func(w io.Writer) {
 				t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "AGE")
-				for _, u := range response.Msg.Users {
+				for _, u := range users {
 					t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
 						limitSize(u.GetQuota().GetMemoryBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
 				}
