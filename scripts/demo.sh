@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # demo.sh - the main job: a LAMMPS run over two sites, once left alone, once with a guest moved to the other site
-# while it runs. Every step is a command that a user would type.
+# and back while it runs. Every step is a command that a user would type.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/build/bin:$PATH
@@ -62,7 +62,7 @@ begin=$(now)
 melt "$work/undisturbed.log" | tee "$work/undisturbed.out"
 undisturbed_s=$(since "$begin")
 
-say "the melt again; $guest moves to the other site while it runs"
+say "the melt again; $guest moves to the other site while it runs, and back"
 # The step that the program printed last.
 step() { awk '/^ *Step /{inside=1; next} /^Loop time/{inside=0} inside && $1 ~ /^[0-9]+$/ {s=$1} END {print s+0}' "$work/migrated.out"; }
 begin=$(now)
@@ -80,12 +80,18 @@ printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$(other
 watari -o json migrate "$guest" --to-site "$(other "$home")" > "$work/migration.json"
 end_step=$(step)
 watari guest list "$cluster"
+back=()
+if [ "$end_step" -lt 150 ]; then
+    printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$home" "$end_step"
+    watari -o json migrate "$guest" --to-site "$home" > "$work/back.json"
+    back=(--back "$work/back.json" --back-end-step "$(step)")
+fi
 wait "$background"; background=
 migrated_s=$(since "$begin")
 tail -n 25 "$work/migrated.out"
 
 say "result"
 acceleration=$(watari -o json host list | grep -q KVM && echo kvm || echo "tcg (no usable KVM here)")
-go run ./bench/demo --undisturbed "$work/undisturbed.log" --migrated "$work/migrated.log" --migration "$work/migration.json" \
+go run ./bench/demo --undisturbed "$work/undisturbed.log" --migrated "$work/migrated.log" --migration "$work/migration.json" "${back[@]}" \
     --begin-step "$begin_step" --end-step "$end_step" --image-s "$image_s" --ready-s "$ready_s" \
     --undisturbed-s "$undisturbed_s" --migrated-s "$migrated_s" --acceleration "$acceleration"
