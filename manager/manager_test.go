@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"watari/ca"
@@ -183,6 +184,32 @@ func TestWhatIsWrongOnAHostIsToldToAdministrators(t *testing.T) {
 		if told != (name == "admin") || shown != told {
 			t.Errorf("%s: status %q, host %q", name, status.Msg.Problems, hosts.Msg.Hosts[0].Problems)
 		}
+	}
+}
+
+func TestClustersMadeAtOnceShareNothing(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	r.host("a1")
+	ann, _ := r.user("ann", &v1.Quota{Vcpus: 3})
+	var made sync.Map
+	var group sync.WaitGroup
+	for _, name := range []string{"md", "lu", "cg", "ft", "is", "mg"} {
+		group.Go(func() {
+			created, err := ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: name, Spec: spec(1)}))
+			if err != nil {
+				if connect.CodeOf(err) != connect.CodeResourceExhausted {
+					t.Error(err)
+				}
+			} else if other, taken := made.LoadOrStore(created.Msg.Cluster.Prefix, name); taken {
+				t.Errorf("%s and %s have the same prefix", name, other)
+			}
+		})
+	}
+	group.Wait()
+	list, err := ann.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{}))
+	if err != nil || len(list.Msg.Clusters) != 3 {
+		t.Errorf("%d clusters within a quota of 3: %v", len(list.Msg.Clusters), err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"sync"
 
 	"watari/ca"
 	"watari/manager/blob"
@@ -50,7 +51,8 @@ type Options struct {
 type Server struct {
 	watariv1connect.UnimplementedControlServiceHandler
 	Options
-	execs callers // of GuestExec
+	execs    callers    // of GuestExec
+	changing sync.Mutex // held from a decision to the snapshot that shows it
 }
 
 // New makes the server.
@@ -107,20 +109,28 @@ func storeError(err error) error {
 // maxTries is how often a change that others overtook is decided anew.
 const maxTries = 50
 
-// change decides on the snapshot and writes, again and again while others change the same objects meanwhile.
-// decide returns no operations when nothing is to be done.
+// change decides on the snapshot and writes, again and again while others (the controller) change the same objects
+// meanwhile. Users' changes are made one after the other, for they rest on more than the objects they write: a prefix
+// that no cluster has, what is left of a quota, that nobody uses an image. decide returns no operations when nothing is
+// to be done.
 func (s *Server) change(ctx context.Context, decide func(*store.Snapshot) ([]store.Op, error)) error {
 	for try := 1; ; try++ {
-		ops, err := decide(s.Store.Snapshot())
-		if err != nil || len(ops) == 0 {
-			return err
-		}
-		err = s.Store.Txn(ctx, ops...)
+		err := s.changeOnce(ctx, decide)
 		overtaken := errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) || errors.Is(err, store.ErrNotFound)
 		if !overtaken || try == maxTries {
 			return storeError(err)
 		}
 	}
+}
+
+func (s *Server) changeOnce(ctx context.Context, decide func(*store.Snapshot) ([]store.Op, error)) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	ops, err := decide(s.Store.Snapshot())
+	if err != nil {
+		return err
+	}
+	return s.Store.Txn(ctx, ops...)
 }
 
 // audit is the history's line about a change that the caller asked for.
