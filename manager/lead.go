@@ -30,12 +30,12 @@ func (m *Manager) leadAgainAndAgain(ctx context.Context) {
 
 // leadOnce waits until this manager leads and then works until that ends.
 func (m *Manager) leadOnce(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil) // gives the office up: whatever went wrong here, another manager may do better
 	term, lost, err := m.store.Lead(ctx, m.Advertise)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	go func() {
 		select {
 		case <-lost:

@@ -85,6 +85,22 @@ func TestTwoManagersOneLeads(t *testing.T) {
 	}
 }
 
+func TestTheOfficeIsGivenUpWithItsContext(t *testing.T) {
+	endpoint, _ := outside(t)
+	ctx := testContext(t)
+	m := connectTo(t, endpoint)
+	defer m.Close()
+	office, resign := context.WithCancel(ctx)
+	term, _, err := m.Lead(office, "https://m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resign()
+	if again, _, err := m.Lead(ctx, "https://m"); err != nil || again <= term {
+		t.Fatalf("term %d after %d: %v", again, term, err)
+	}
+}
+
 // TestDeposedLeaderCannotWrite has the first leader's lease end without its knowing.
 func TestDeposedLeaderCannotWrite(t *testing.T) {
 	endpoint, _ := outside(t)

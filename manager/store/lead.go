@@ -33,8 +33,8 @@ func decodeTerm(value []byte, into *Snapshot) error {
 	return nil
 }
 
-// Lead waits until this process leads and returns the new term, which is above every earlier one. name is
-// shown to those who ask another manager (its URL). lost is closed when leadership may have been lost; writes
+// Lead waits until this process leads and returns the new term, which is above every earlier one. It leads until ctx
+// ends. name is shown to those who ask another manager (its URL). lost is closed when leadership may have been lost; writes
 // of this store fail with ErrNotLeader from the moment another leads until Lead is called again and returns.
 // The embedded etcd belongs to one process, so that it leads at once, and until Close.
 func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan struct{}, err error) {
@@ -42,7 +42,12 @@ func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan
 		term, err = s.beginTerm(ctx, name)
 		return term, s.server.Server.StopNotify(), err
 	}
-	session, err := concurrency.NewSession(s.client, concurrency.WithTTL(leaseSeconds))
+	// NewSession by itself would wait for etcd without an end.
+	lease, err := s.client.Grant(ctx, leaseSeconds)
+	if err != nil {
+		return 0, nil, fmt.Errorf("get a lease for the election: %w", err)
+	}
+	session, err := concurrency.NewSession(s.client, concurrency.WithLease(lease.ID), concurrency.WithTTL(leaseSeconds))
 	if err != nil {
 		return 0, nil, fmt.Errorf("open a lease for the election: %w", err)
 	}
@@ -61,6 +66,7 @@ func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan
 	s.done.Go(func() {
 		select {
 		case <-session.Done():
+		case <-ctx.Done():
 		case <-s.life.Done():
 		}
 		session.Close() // gives the office up at once instead of by the lease's end
