@@ -41,7 +41,6 @@ type identityKeeper struct {
 	told    []byte // hash of the identity that the guest has
 	hash    string // the guest's own hash of its peers then
 	boot    string // the guest kernel's boot id then
-	answers string // why it is not ready
 }
 
 func newIdentityKeeper(g *guest) *identityKeeper {

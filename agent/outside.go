@@ -129,5 +129,7 @@ type Expected struct {
 // Way leads to a migration's target.
 type Way struct {
 	Options MigrateOptions
-	Close   func()
+	// Err is why a connection could not be carried to the target; nil: none failed.
+	Err   func() error
+	Close func()
 }

@@ -42,10 +42,11 @@ type outside struct {
 	applied         [][]string // the local guests of each Apply
 
 	// What the acts do; nil: they succeed.
-	boot    func(ctx context.Context, s Spec) error
-	migrate func(ctx context.Context, uid string) error
-	ensure  func(ctx context.Context) error
-	fork    func() error
+	boot      func(ctx context.Context, s Spec) error
+	migrate   func(ctx context.Context, uid string) error
+	tunnelErr error // why the tunnel carried a connection no further
+	ensure    func(ctx context.Context) error
+	fork      func() error
 }
 
 func newOutside(t *testing.T) *outside {
@@ -391,5 +392,5 @@ func (s stubTunnels) Active(migration string) bool {
 }
 
 func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (Way, error) {
-	return Way{Close: func() {}}, nil
+	return Way{Close: func() {}, Err: func() error { return s.o.tunnelErr }}, nil
 }

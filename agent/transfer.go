@@ -28,6 +28,9 @@ func (g *guest) send(ctx context.Context, w *v1.GuestWanted) error {
 	err = g.migrate(ctx, w, way)
 	way.Close()
 	if err != nil {
+		if cause := way.Err(); cause != nil { // libvirt saw no more than that its connection ended
+			err = fmt.Errorf("%w (%w)", err, cause)
+		}
 		g.sendFailed(ctx, w, err)
 		return err
 	}

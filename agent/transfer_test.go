@@ -36,9 +36,10 @@ func TestASendThatFailsLeavesTheGuestAndRunResumesIt(t *testing.T) {
 		o.becomes(uid, DomainPaused)
 		return errors.New("the target died")
 	}
+	o.tunnelErr = errors.New("reach host there: no route to host")
 	o.take(guestWish(uid, outgoing, 1))
 	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED)
-	if !strings.Contains(g.Message, "the target died") {
+	if !strings.Contains(g.Message, "the target died (reach host there: no route to host)") {
 		t.Errorf("message %q", g.Message)
 	}
 	o.take(guestWish(uid, run, 1))

@@ -73,7 +73,7 @@ func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, uid string)
 			MigrateURI:     "unix://" + out.MigrateSocket,
 			BandwidthBytes: order.BandwidthBytes,
 		},
-		Close: out.Close,
+		Err: out.Err, Close: out.Close,
 	}, nil
 }
 

@@ -223,6 +223,7 @@ func (c *Controller) guest(ctx context.Context, s *store.Snapshot, g *v1.Guest, 
 	switch d.Act {
 	case lifecycle.Remove:
 		delete(c.avoid, g.Meta.Uid)
+		maps.DeleteFunc(c.identities, func(key identityKey, _ *v1.Identity) bool { return key.uid == g.Meta.Uid })
 		return true, c.Store.Txn(ctx, store.Delete(proto.CloneOf(g)))
 	case lifecycle.Place:
 		return c.place(ctx, s, g)

@@ -71,6 +71,9 @@ func (c *Controller) migration(ctx context.Context, s *store.Snapshot, m *v1.Mig
 	if err := c.Store.Txn(ctx, ops...); err != nil {
 		return false, err
 	}
+	if migration.Ended(d.State) {
+		delete(c.inState, m.Meta.Uid)
+	}
 	if d.State != m.State {
 		c.Log.Info("migration", "name", m.Meta.Name, "state", view.StateName(d.State.String()), "message", d.Message)
 		c.moveEvent(ctx, update)
@@ -152,13 +155,13 @@ func (c *Controller) moveEvent(ctx context.Context, m *v1.Migration) {
 func (c *Controller) moveHost(s *store.Snapshot, m *v1.Migration, name, boot string) migration.Host {
 	h := s.Hosts[name]
 	report, since, connected := c.Sessions.Observed(name)
-	view1 := migration.Host{Connected: connected, Dead: h == nil || view.Dead(h, boot), Current: c.current(name),
+	end := migration.Host{Connected: connected, Dead: h == nil || view.Dead(h, boot), Current: c.current(name),
 		Guest: view.GuestOn(report, m.GuestUid)}
 	if !connected {
 		// A manager that has just begun to lead gives the agents time to find it.
-		view1.Away = min(time.Since(since), time.Since(c.started))
+		end.Away = min(time.Since(since), time.Since(c.started))
 	}
-	return view1
+	return end
 }
 
 // since is for how long a move has been in its state, as far as this process has seen.

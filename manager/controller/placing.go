@@ -178,7 +178,7 @@ func (c *Controller) drain(ctx context.Context, s *store.Snapshot) (bool, error)
 	for _, name := range slices.Sorted(maps.Keys(s.Guests)) {
 		g := s.Guests[name]
 		h := s.Hosts[g.Host]
-		if h == nil || !h.Draining || unwanted(s, g) || moves[g.Meta.Uid] != nil || !c.runs1(g) {
+		if h == nil || !h.Draining || unwanted(s, g) || moves[g.Meta.Uid] != nil || !c.runsHere(g) {
 			continue
 		}
 		m, _, err := PlanMigration(s, c.Sessions, g, "", "")
@@ -194,8 +194,8 @@ func (c *Controller) drain(ctx context.Context, s *store.Snapshot) (bool, error)
 	return false, nil
 }
 
-// runs1: the guest's host reports it running under the present grant.
-func (c *Controller) runs1(g *v1.Guest) bool {
+// runsHere: the guest's host reports it running under the present grant.
+func (c *Controller) runsHere(g *v1.Guest) bool {
 	report, _, connected := c.Sessions.Observed(g.Host)
 	seen := view.GuestOn(report, g.Meta.Uid)
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING

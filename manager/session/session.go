@@ -220,9 +220,14 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 	for {
 		observed, err := stream.Receive()
 		if err != nil {
-			cancel()
-			if sendErr := <-sent; sendErr != nil && ctx.Err() == nil {
-				err = sendErr
+			select {
+			case sendErr := <-sent: // it ended first, and the stream with it
+				if sendErr != nil {
+					err = sendErr
+				}
+			default:
+				cancel()
+				<-sent
 			}
 			return err
 		}
