@@ -45,8 +45,7 @@ func (s *Server) readyGuest(ctx context.Context, name string) (*v1.Guest, error)
 		if seen.Ready {
 			return g, nil
 		}
-		passing := seen.State == v1.GuestState_GUEST_STATE_MIGRATING || seen.State == v1.GuestState_GUEST_STATE_UNKNOWN
-		if !passing || ctx.Err() != nil {
+		if !passing(seen.State) || ctx.Err() != nil {
 			return nil, fail(connect.CodeFailedPrecondition, "guest %s is not ready: %s", name, describe(seen))
 		}
 		select {
@@ -55,6 +54,12 @@ func (s *Server) readyGuest(ctx context.Context, name string) (*v1.Guest, error)
 		case <-ctx.Done():
 		}
 	}
+}
+
+// passing says whether a guest that is not ready may soon be. After a move it is starting until its agent answers.
+func passing(s v1.GuestState) bool {
+	return s == v1.GuestState_GUEST_STATE_MIGRATING || s == v1.GuestState_GUEST_STATE_UNKNOWN ||
+		s == v1.GuestState_GUEST_STATE_STARTING
 }
 
 // describe is a guest's state and its reason.
