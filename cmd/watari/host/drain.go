@@ -77,7 +77,7 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 	})
 	if ctx.Err() != nil {
 		lines.Keep()
-		return cli.Interruptedf("stopped waiting: host %s goes on being drained; undo with `watari host drain %s --undo`", name, name)
+		return cli.Interruptedf("stopped waiting: host %s goes on being drained; `watari migrate GUEST` says why a guest cannot leave; undo with `watari host drain %s --undo`", name, name)
 	}
 	if err != nil {
 		return fmt.Errorf("wait for host %s to be drained: %w", name, err)

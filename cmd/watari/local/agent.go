@@ -22,7 +22,7 @@ func (u *up) startAgent(ctx context.Context) error {
 		return err
 	} else if process != nil {
 		u.lines.Notef("the agent runs already, pid %d", process.PID)
-		return u.awaitAgent(ctx, process)
+		return u.awaitAgent(ctx, process, u.hasCertificate())
 	}
 	path, err := program("watari-agent")
 	if err != nil {
@@ -46,18 +46,19 @@ func (u *up) startAgent(ctx context.Context) error {
 	if u.Site != "" {
 		spec.Command = append(spec.Command, "--site", u.Site)
 	}
+	before := u.hasCertificate()
 	process, err := daemon.Start(spec)
 	if err != nil {
 		return err
 	}
-	return u.awaitAgent(ctx, process)
+	return u.awaitAgent(ctx, process, before)
 }
 
 // admit sees to it that the agent can join: it has a certificate that is good, or a token. It returns the
 // manager's URL.
 func (u *up) admit(ctx context.Context) (manager string, err error) {
 	if u.Manager != "" {
-		return u.Manager, u.admitElsewhere()
+		return u.Manager, u.admitElsewhere(ctx)
 	}
 	c, err := u.open()
 	if err != nil {
@@ -88,23 +89,10 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 	return config.Managers[0], u.writeToken(response.Msg.Token)
 }
 
-// admitElsewhere uses the token that was given; without one the agent must have joined before.
-func (u *up) admitElsewhere() error {
-	if u.token == "" {
-		if u.hasCertificate() {
-			return nil
-		}
-		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
-	}
-	if err := u.forgetCertificate(); err != nil {
-		return err
-	}
-	return u.writeToken(u.token)
-}
-
+// hasCertificate says whether the agent has ever joined; a key alone it makes before.
 func (l layout) hasCertificate() bool {
-	files, _ := os.ReadDir(l.agentPKI())
-	return len(files) > 0
+	_, err := os.Stat(filepath.Join(l.agentPKI(), "certificate.pem"))
+	return err == nil
 }
 
 func (l layout) forgetCertificate() error {
@@ -124,13 +112,13 @@ func (l layout) writeToken(token string) error {
 	return nil
 }
 
-// awaitAgent waits until the manager knows the agent, as far as that can be asked from here.
-func (u *up) awaitAgent(ctx context.Context, process *daemon.Process) error {
+// awaitAgent waits until the manager knows the agent; before says whether it did so at an earlier start.
+func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before bool) error {
+	if u.Manager != "" {
+		return u.awaitElsewhere(ctx, process, before)
+	}
 	var host *v1.Host
 	err := u.await(ctx, process, "starting the agent", func() (bool, string) {
-		if u.Manager != "" {
-			return u.hasCertificate(), "joining " + u.Manager
-		}
 		found, err := u.host(ctx)
 		host = found
 		if err != nil {
@@ -142,10 +130,6 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process) error {
 		return err
 	}
 	_ = os.Remove(u.tokenFile()) // used up
-	if u.Manager != "" {
-		u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, u.agent().Log)
-		return nil
-	}
 	info := host.GetInfo()
 	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent's pid is %d, its log %s", u.Name, info.GetSite(),
 		output.State(host.GetState()), output.Count(int(info.GetCores()), "core"), output.Size(info.GetMemoryBytes()),

@@ -35,6 +35,14 @@ type options struct {
 	Outside    store  `json:"store"`
 }
 
+// ofManager are the options that the manager is started with.
+func (o options) ofManager() options { return options{Listen: o.Listen, Outside: o.Outside} }
+
+// ofAgent are those of the agent.
+func (o options) ofAgent() options {
+	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory}
+}
+
 // memoryMiB is how much memory guests may take; 0: all.
 func (o options) memoryMiB() (uint64, error) {
 	if o.Memory == "" {

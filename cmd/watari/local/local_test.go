@@ -75,6 +75,52 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 }
 
+func TestADaemonThatRunsIsNotGivenOtherOptions(t *testing.T) {
+	u := &up{layout: layout{t.TempDir()}, before: options{Listen: defaultListen, Name: "k1"}}
+	u.options = u.before
+	spec := u.agent()
+	spec.Command = []string{"sleep", "60"}
+	process, err := daemon.Start(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer process.Stop(time.Second)
+	if err := u.checkRunning(); err != nil {
+		t.Errorf("the same options: %v", err)
+	}
+	u.Listen = "0.0.0.0:1" // the manager's, which does not run
+	if err := u.checkRunning(); err != nil {
+		t.Errorf("options of another daemon: %v", err)
+	}
+	u.Name = "k2"
+	if err := u.checkRunning(); err == nil || !strings.Contains(err.Error(), "watari down") {
+		t.Errorf("another name: %v", err)
+	}
+	u.options, u.token = u.before, "watari1.x.y"
+	if err := u.checkRunning(); err == nil {
+		t.Error("an agent that waits with another token is taken for one that has joined")
+	}
+}
+
+// TestAKeyAloneIsNoCertificate: the agent makes its key before it has joined.
+func TestAKeyAloneIsNoCertificate(t *testing.T) {
+	l := layout{t.TempDir()}
+	for _, name := range []string{"key.pem", "certificate.pem"} {
+		if l.hasCertificate() {
+			t.Errorf("joined before there is a %s", name)
+		}
+		if err := os.MkdirAll(l.agentPKI(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(l.agentPKI(), name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !l.hasCertificate() {
+		t.Error("not joined with a certificate")
+	}
+}
+
 // TestGuestsAreFoundByRecordAndNamespace starts a process that looks like a guest.
 func TestGuestsAreFoundByRecordAndNamespace(t *testing.T) {
 	const uid = "11111111-2222-4333-8444-555555555555"

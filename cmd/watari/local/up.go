@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,8 +40,9 @@ type up struct {
 	env *cli.Env
 	layout
 	options
-	token string
-	lines *progress.Lines
+	before options // those of the last time
+	token  string
+	lines  *progress.Lines
 }
 
 // NewUp makes `watari up`.
@@ -94,9 +96,10 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		return err
 	}
 	u.state = state
-	if u.options, err = u.load(); err != nil {
+	if u.before, err = u.load(); err != nil {
 		return err
 	}
+	u.options = u.before
 	for name, take := range map[string]func(){
 		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
 		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
@@ -159,6 +162,9 @@ func (u *up) check() error {
 
 func (u *up) run(ctx context.Context) error {
 	u.lines = progress.New(u.env.Err)
+	if err := u.checkRunning(); err != nil {
+		return err
+	}
 	if err := u.save(u.options); err != nil {
 		return err
 	}
@@ -169,6 +175,27 @@ func (u *up) run(ctx context.Context) error {
 	}
 	u.lines.Clear()
 	return err
+}
+
+// checkRunning refuses options that a daemon which runs already was not started with.
+func (u *up) checkRunning() error {
+	for _, one := range []struct {
+		spec daemon.Spec
+		same bool
+	}{
+		{u.manager(), reflect.DeepEqual(u.before.ofManager(), u.options.ofManager())},
+		{u.agent(), reflect.DeepEqual(u.before.ofAgent(), u.options.ofAgent()) && (u.token == "" || u.hasCertificate())},
+	} {
+		process, err := daemon.Running(one.spec)
+		if err != nil {
+			return err
+		}
+		if process != nil && !one.same {
+			return fmt.Errorf("the %s runs already, pid %d, with other options; end it with `sudo watari down` (guests go on), then repeat this command",
+				one.spec.Name, process.PID)
+		}
+	}
+	return nil
 }
 
 func (u *up) steps(ctx context.Context) error {

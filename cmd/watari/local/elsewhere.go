@@ -1,0 +1,113 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"watari/ca"
+	"watari/cmd/internal/daemon"
+)
+
+// joinPatience is how long a manager elsewhere is waited for by a host that has joined it before.
+const joinPatience = 10 * time.Second
+
+// noBlob is where a manager serves images' content, with a digest that none has.
+var noBlob = "/blobs/sha256:" + strings.Repeat("0", 64)
+
+// standing is what a manager elsewhere thinks of this host.
+type standing int
+
+const (
+	silent  standing = iota // it does not answer
+	refused                 // it does not know the host's certificate, any more
+	known
+)
+
+// standing asks the manager elsewhere, with the agent's certificate, whether it knows this host.
+func (u *up) standing(ctx context.Context) (standing, string) {
+	var pem [3][]byte
+	for i, name := range []string{"ca.pem", "certificate.pem", "key.pem"} {
+		var err error
+		if pem[i], err = os.ReadFile(filepath.Join(u.agentPKI(), name)); err != nil {
+			return silent, "joining " + u.Manager
+		}
+	}
+	options, err := ca.ClientTLS(pem[0], pem[1], pem[2])
+	if err != nil {
+		return refused, err.Error()
+	}
+	transport := &http.Transport{TLSClientConfig: options}
+	defer transport.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(u.Manager, "/")+noBlob, nil)
+	if err != nil {
+		return refused, err.Error()
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		if outer := (*url.Error)(nil); errors.As(err, &outer) {
+			err = outer.Err
+		}
+		return silent, fmt.Sprintf("%s does not answer: %v", u.Manager, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotFound {
+		return known, ""
+	}
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
+	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), ";") // what to do is said here
+	return refused, why
+}
+
+// admitElsewhere sees to it that the agent can join the manager elsewhere: it has a certificate that is good there, or
+// a token.
+func (u *up) admitElsewhere(ctx context.Context) error {
+	if u.token == "" {
+		if u.hasCertificate() {
+			return nil
+		}
+		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
+	}
+	if u.hasCertificate() {
+		if at, _ := u.standing(ctx); at == known {
+			return nil // the token is for nothing, as when the same command is repeated
+		}
+		if err := u.forgetCertificate(); err != nil {
+			return err
+		}
+	}
+	return u.writeToken(u.token)
+}
+
+// awaitElsewhere waits until the manager elsewhere knows this host.
+func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before bool) error {
+	var at standing
+	var why string
+	begun := time.Now()
+	err := u.await(ctx, process, "starting the agent", func() (bool, string) {
+		at, why = u.standing(ctx)
+		return at != silent || before && time.Since(begun) > joinPatience, why
+	})
+	switch {
+	case err != nil:
+		return err
+	case at == refused:
+		return fmt.Errorf("join %s: it refuses this host's certificate: %s; end the agent with `sudo watari down`, then join with a new token (--token)", u.Manager, why)
+	}
+	_ = os.Remove(u.tokenFile()) // used up
+	if at == silent {
+		u.lines.Notef("the agent runs, pid %d, and goes on trying: %s", process.PID, why)
+		return nil
+	}
+	u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, u.agent().Log)
+	return nil
+}
