@@ -244,7 +244,7 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 		return nil
 	}
 	if w.Term > a.term {
-		if err := WriteFileDurably(a.termFile(), []byte(strconv.FormatUint(w.Term, 10)+"\n")); err != nil {
+		if err := writeFile(a.termFile(), []byte(strconv.FormatUint(w.Term, 10)+"\n")); err != nil {
 			a.refused = fmt.Sprintf("orders of the manager were refused, for its term could not be written: %v", err)
 			return errors.New(a.refused)
 		}

@@ -195,7 +195,7 @@ func TestVitalRecordsFindSpaceOnAFullDisk(t *testing.T) {
 		if _, err := os.Stat(s.ballast()); err == nil {
 			return syscall.ENOSPC
 		}
-		return WriteFileDurably(path, data)
+		return writeFile(path, data)
 	}
 	r := &Record{UID: uid, Epoch: 1, Phase: PhaseStarted}
 	if err := s.Save(r, false); !errors.Is(err, syscall.ENOSPC) {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"watari/internal/durable"
 )
 
 // ballastSize is what is set aside for records, in bytes.
@@ -73,7 +75,7 @@ type RecordStore struct {
 
 // NewRecordStore keeps records under dir.
 func NewRecordStore(dir string) *RecordStore {
-	return &RecordStore{Dir: dir, Now: time.Now, Write: WriteFileDurably}
+	return &RecordStore{Dir: dir, Now: time.Now, Write: writeFile}
 }
 
 // GuestDir is where all of a guest's files on this host are.
@@ -102,7 +104,7 @@ func (s *RecordStore) SetAside() error {
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return fmt.Errorf("set space aside for records: %w", err)
 	}
-	if err := WriteFileDurably(s.ballast(), make([]byte, ballastSize)); err != nil {
+	if err := writeFile(s.ballast(), make([]byte, ballastSize)); err != nil {
 		return fmt.Errorf("set space aside for records: %w", err)
 	}
 	return nil
@@ -123,7 +125,7 @@ func (s *RecordStore) save(r *Record) error {
 	if err := s.Write(s.path(r.UID), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of guest %s: %w", r.Name, err)
 	}
-	if err := SyncDir(s.Dir); err != nil {
+	if err := durable.SyncDir(s.Dir); err != nil {
 		return fmt.Errorf("write the record of guest %s: %w", r.Name, err)
 	}
 	return nil
@@ -193,35 +195,5 @@ func (s *RecordStore) Clear(age time.Duration) (cleared []string) {
 	return cleared
 }
 
-// WriteFileDurably replaces a file so that after a crash either the old or the new content is there, whole.
-func WriteFileDurably(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path))
-}
-
-// SyncDir makes renames in a directory durable.
-func SyncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
+// writeFile is for the agent's own files, which nobody else needs to read.
+func writeFile(path string, data []byte) error { return durable.WriteFile(path, data, 0o600) }

@@ -179,7 +179,7 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 	}
 	// What a crash leaves behind is found by this mark.
 	mark := filepath.Join(t.dir, uid+".making")
-	if err := WriteFileDurably(mark, []byte(key+"\n")); err != nil {
+	if err := writeFile(mark, []byte(key+"\n")); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
 	defer t.cleanOne(context.WithoutCancel(ctx), uid, mark)
@@ -207,7 +207,7 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 		return fmt.Errorf("make a template: %w", err)
 	}
 	data, _ := json.Marshal(templateInfo{Image: spec.ImageDigest, Size: stat.Size(), Hypervisor: t.version()})
-	if err := WriteFileDurably(t.infoPath(key), data); err != nil {
+	if err := writeFile(t.infoPath(key), data); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
 	return nil

@@ -5,7 +5,6 @@ package manager
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/internal/durable"
 	"watari/manager/api"
 	"watari/manager/store"
 
@@ -121,22 +121,13 @@ func advertised(at *net.TCPAddr) string {
 	return "https://" + net.JoinHostPort(ip.String(), fmt.Sprint(at.Port))
 }
 
-// writeFile replaces a file whole, or not at all.
+// writeFile replaces a file whole, or not at all, and makes its folder.
 func writeFile(path string, text []byte, mode os.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = durable.WriteFile(path, text, mode)
 	}
 	if err != nil {
-		os.Remove(f.Name())
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"watari/internal/durable"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
@@ -41,21 +43,10 @@ func loadKey(stateDir string) (wgtypes.Key, error) {
 	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return key, fmt.Errorf("make WireGuard key: %w", err)
 	}
-	return key, writeFileSynced(path, []byte(key.String()+"\n"))
-}
-
-// writeFileSynced puts a file of mode 0600 in place, whole or not at all, also over a power cut.
-func writeFileSynced(path string, data []byte) error {
-	temporary := path + ".new"
-	file, err := os.OpenFile(temporary, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
+	if err := durable.WriteFile(path, []byte(key.String()+"\n"), 0o600); err != nil {
+		return key, fmt.Errorf("keep WireGuard key: %w", err)
 	}
-	_, err = file.Write(data)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return key, nil
 }
 
 // growWireGuard brings the device up and gives peers what they are to have more; what they are to have less is

@@ -18,6 +18,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/internal/durable"
 )
 
 // joinKey is the key of an earlier try to join, so that the manager, whose answer may have been lost, knows its
@@ -37,10 +38,7 @@ func joinKey(dir string) (key, request []byte, err error) {
 	}
 	err = os.MkdirAll(dir, 0o700)
 	if err == nil {
-		err = os.WriteFile(path+".new", key, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = durable.WriteFile(path, key, 0o600)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("keep the host's key: %w", err)
@@ -50,7 +48,7 @@ func joinKey(dir string) (key, request []byte, err error) {
 
 // keepSite remembers the site that the token named; empty: it named none.
 func keepSite(dir, site string) error {
-	if err := os.WriteFile(filepath.Join(dir, "site"), []byte(site), 0o600); err != nil {
+	if err := durable.WriteFile(filepath.Join(dir, "site"), []byte(site), 0o600); err != nil {
 		return fmt.Errorf("keep the host's site: %w", err)
 	}
 	return nil

@@ -23,6 +23,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/internal/durable"
 	"watari/manager/session"
 )
 
@@ -181,12 +182,7 @@ func writePKI(dir string, id Identity) error {
 		name string
 		data []byte
 	}{{"key.pem", id.Key}, {"ca.pem", id.CA}, {"certificate.pem", id.Certificate}} {
-		path := filepath.Join(dir, file.name)
-		err := os.WriteFile(path+".new", file.data, 0o600)
-		if err == nil {
-			err = os.Rename(path+".new", path)
-		}
-		if err != nil {
+		if err := durable.WriteFile(filepath.Join(dir, file.name), file.data, 0o600); err != nil {
 			return fmt.Errorf("keep the host's certificate: %w", err)
 		}
 	}

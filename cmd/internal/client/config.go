@@ -7,7 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+
+	"watari/internal/durable"
 )
 
 // AdminConfig is the config that a manager started with `watari up` writes for this machine's administrator.
@@ -81,21 +82,7 @@ func (c *Config) Save(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write the client config: %w", err)
 	}
-	// Several commands may renew the certificate at once: each has a file of its own, which is readable by the owner alone.
-	next, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("write the client config: %w", err)
-	}
-	_, err = next.Write(append(text, '\n'))
-	if old, statErr := os.Stat(path); statErr == nil && os.Geteuid() == 0 {
-		owner := old.Sys().(*syscall.Stat_t)
-		err = errors.Join(err, next.Chown(int(owner.Uid), int(owner.Gid)))
-	}
-	if err = errors.Join(err, next.Sync(), next.Close()); err == nil {
-		err = os.Rename(next.Name(), path)
-	}
-	if err != nil {
-		os.Remove(next.Name())
+	if err := durable.WriteFile(path, append(text, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write the client config: %w", err)
 	}
 	return nil
