@@ -125,21 +125,34 @@ const checkInterval = 5 * time.Second
 // Watch looks after the network until ctx ends. It calls changed when the WireGuard device has disappeared, for
 // Apply to make it anew, and checks every few seconds (Check); Problems gives what the last check found.
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
-	updates := make(chan netlink.LinkUpdate, 64)
-	if err := netlink.LinkSubscribe(updates, ctx.Done()); err != nil {
-		return fmt.Errorf("watch interfaces: %w", err)
-	}
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
+	return o.watch(ctx, linkUpdates, check.C, func() { o.Check(ctx) }, changed)
+}
+
+func (o *Overlay) watch(ctx context.Context, subscribe func(context.Context) (<-chan netlink.LinkUpdate, error),
+	tick <-chan time.Time, check, changed func()) error {
+	updates, err := subscribe(ctx)
+	if err != nil {
+		return err
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-check.C:
-			o.Check(ctx)
+		case <-tick:
+			if updates == nil {
+				if updates, err = subscribe(ctx); err != nil {
+					o.log.Error("the WireGuard device is not watched", "error", err)
+				} else {
+					changed() // what happened meanwhile was not seen
+				}
+			}
+			check()
 		case update, ok := <-updates:
-			if !ok {
-				return errors.New("watch interfaces: the kernel ended the subscription")
+			if !ok { // more happened at once than the kernel keeps for us
+				updates = nil
+				continue
 			}
 			if update.Header.Type == unix.RTM_DELLINK && update.Attrs().Name == Device {
 				o.log.Warn("the WireGuard device disappeared", "device", Device)
@@ -147,6 +160,14 @@ func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 			}
 		}
 	}
+}
+
+func linkUpdates(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+	updates := make(chan netlink.LinkUpdate, 64)
+	if err := netlink.LinkSubscribe(updates, ctx.Done()); err != nil {
+		return nil, fmt.Errorf("watch interfaces: %w", err)
+	}
+	return updates, nil
 }
 
 // Problems are what the last Check found, a sentence each.

@@ -112,7 +112,10 @@ func MigrateSocket(runDir, uid string) string {
 	return filepath.Join(runDir, "guests", uid, "migrate.sock")
 }
 
-// Serve lets other hosts in until ctx ends.
+// acceptPause is waited when no connection could be taken: for want of descriptors, say, which passes.
+const acceptPause = 100 * time.Millisecond
+
+// Serve lets other hosts in until ctx ends or the listener is closed.
 func (t *Tunnels) Serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -121,12 +124,16 @@ func (t *Tunnels) Serve(ctx context.Context, listener net.Listener) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil {
-			var temporary net.Error
-			if errors.As(err, &temporary) && temporary.Timeout() {
-				continue
-			}
+		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("accept tunnels: %w", err)
+		}
+		if err != nil {
+			t.config.Log.Warn("a tunnel could not be accepted", "error", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		go t.serveConn(ctx, conn)
 	}

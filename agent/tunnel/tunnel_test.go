@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -208,6 +209,37 @@ func TestDropEndsWhatWasLetIn(t *testing.T) {
 	if target.Active("m1") {
 		t.Error("a closed connection counts")
 	}
+}
+
+// shortListener fails at first, as one does for want of descriptors.
+type shortListener struct {
+	net.Listener
+	failed bool
+}
+
+func (l *shortListener) Accept() (net.Conn, error) {
+	if !l.failed {
+		l.failed = true
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+func TestWantOfDescriptorsPasses(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, target := twoHosts(t)
+	go target.Serve(t.Context(), &shortListener{Listener: listener})
+	defer target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})()
+	o := order(target)
+	o.Address = listener.Addr().String()
+	out, err := source.Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
 }
 
 func TestALongHeaderIsRefused(t *testing.T) {
