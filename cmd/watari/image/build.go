@@ -54,8 +54,6 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "where packages, roots and kernels are kept for the next build")
 	flags.BoolVar(&o.recipe.Force, "force", false, "build anew, with the packages' present versions, even if the cache has the same recipe")
 	flags.StringVar(&o.outputDir, "output-dir", "", "write the image into this folder instead of giving it to the manager")
-	command.MarkFlagsMutuallyExclusive("packages", "tree", "oci")
-	command.MarkFlagsOneRequired("packages", "tree", "oci")
 	command.ValidArgsFunction = env.Complete(cli.Images)
 	cli.CompleteFolders(command, "tree", "cache", "output-dir")
 	cli.CompleteFiles(command, "oci", "add", "guest-agent")
@@ -101,6 +99,15 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 // complete makes the recipe that the flags describe.
 func (o *buildOptions) complete() (image.Recipe, error) {
 	recipe := o.recipe
+	sources := 0
+	for _, given := range []bool{len(o.packages) > 0, recipe.Tree != "", recipe.OCI != ""} {
+		if given {
+			sources++
+		}
+	}
+	if sources != 1 {
+		return recipe, cli.Usagef("say what to build from: one of --packages, --tree and --oci, as in `watari image build mpi --packages openmpi-bin`")
+	}
 	for _, name := range o.packages {
 		if name = strings.TrimSpace(name); name != "" {
 			recipe.Packages = append(recipe.Packages, name)

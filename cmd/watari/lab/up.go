@@ -114,6 +114,9 @@ func (v *verbs) down() *cobra.Command {
 				removed = true
 				fmt.Fprintln(v.Out, line)
 			})
+			if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
+				return cli.Interruptedf("interrupted; `watari lab down` goes on from here")
+			}
 			if err == nil && !removed {
 				fmt.Fprintf(v.Out, "there is nothing of lab %s\n", v.name)
 			}

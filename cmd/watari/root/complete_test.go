@@ -24,7 +24,7 @@ func TestCompletion(t *testing.T) {
 		"run md --name |":              nothing,
 		"run md --stage |":             files,
 		"run md -- |":                  nothing,
-		"image build |":                "--oci --packages --tree mpi :4",
+		"image build |":                "mpi :4",
 		"image build x --tree |":       folders,
 		"version -o j|":                "json :4",
 	} {

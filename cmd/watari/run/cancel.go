@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -28,8 +29,8 @@ func newCancel(env *cli.Env) *cobra.Command {
 			}
 			request := &v1.CancelRunRequest{Name: args[0]}
 			if signal != "" {
-				if request.Signal = int32(unix.SignalNum("SIG" + signal)); request.Signal == 0 {
-					return cli.Usagef("--signal %q: give its name without SIG, as in TERM, INT, KILL, USR1", signal)
+				if request.Signal = int32(unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(signal), "SIG"))); request.Signal == 0 {
+					return cli.Usagef("--signal %q: give a signal's name, as in TERM, INT, KILL, USR1", signal)
 				}
 			}
 			c, err := env.Client()
