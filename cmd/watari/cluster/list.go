@@ -14,21 +14,11 @@ import (
 )
 
 func newList(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "list",
-		Aliases:           []string{"ls"},
-		Short:             "List the clusters",
-		Example:           "  watari cluster list\n  watari cluster list -o json | jq -r '.[].meta.name'",
-		Args:              cli.Args(),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
-			clusters, err := client.List(ctx, c.ListClusters, &v1.ListClustersRequest{}, (*v1.ListClustersResponse).GetClusters)
-			if err != nil {
-				return fmt.Errorf("list clusters: %w", err)
-			}
-			return cli.ShowList(env, clusters, func(w io.Writer) { table(w, env, clusters) })
-		}),
-	}
+	return cli.List[*v1.Cluster]{Things: "clusters", Short: "List the clusters", Example: "  watari cluster list\n  watari cluster list -o json | jq -r '.[].meta.name'",
+		Get: func(ctx context.Context, c *client.Client) ([]*v1.Cluster, error) {
+			return client.List(ctx, c.ListClusters, &v1.ListClustersRequest{}, (*v1.ListClustersResponse).GetClusters)
+		},
+		Table: table}.Command(env)
 }
 
 func table(w io.Writer, env *cli.Env, clusters []*v1.Cluster) {

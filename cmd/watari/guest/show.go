@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"context"
 	"fmt"
 	"io"
 
@@ -9,25 +8,12 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
-	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show GUEST",
-		Short:             "Show a guest",
-		Example:           "  watari guest show md-2",
-		Args:              cli.Args("GUEST"),
-		ValidArgsFunction: env.Complete(cli.Guests),
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
-			guest, err := get(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			return env.Show(guest, func(w io.Writer) { describe(w, env, guest) })
-		}),
-	}
+	return cli.Show[*v1.Guest]{Word: "GUEST", Short: "Show a guest",
+		Example: "  watari guest show md-2", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
 func describe(w io.Writer, env *cli.Env, g *v1.Guest) {

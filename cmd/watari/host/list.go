@@ -15,21 +15,11 @@ import (
 )
 
 func newList(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "list",
-		Aliases:           []string{"ls"},
-		Short:             "List the hosts",
-		Example:           "  watari host list\n  watari host list -o json",
-		Args:              cli.Args(),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
-			hosts, err := client.List(ctx, c.ListHosts, &v1.ListHostsRequest{}, (*v1.ListHostsResponse).GetHosts)
-			if err != nil {
-				return fmt.Errorf("list hosts: %w", err)
-			}
-			return cli.ShowList(env, hosts, func(w io.Writer) { table(w, env, hosts) })
-		}),
-	}
+	return cli.List[*v1.Host]{Things: "hosts", Short: "List the hosts", Example: "  watari host list\n  watari host list -o json",
+		Get: func(ctx context.Context, c *client.Client) ([]*v1.Host, error) {
+			return client.List(ctx, c.ListHosts, &v1.ListHostsRequest{}, (*v1.ListHostsResponse).GetHosts)
+		},
+		Table: table}.Command(env)
 }
 
 func table(w io.Writer, env *cli.Env, hosts []*v1.Host) {

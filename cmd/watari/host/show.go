@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -10,25 +9,12 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
-	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show HOST",
-		Short:             "Show a host: problems, cores, memory nodes, acceleration and why, load, guests",
-		Example:           "  watari host show a1",
-		Args:              cli.Args("HOST"),
-		ValidArgsFunction: env.Complete(cli.Hosts),
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
-			host, err := get(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			return env.Show(host, func(w io.Writer) { describe(w, env, host) })
-		}),
-	}
+	return cli.Show[*v1.Host]{Word: "HOST", Short: "Show a host: problems, cores, memory nodes, acceleration and why, load, guests",
+		Example: "  watari host show a1", Names: cli.Hosts, Get: get, Describe: describe}.Command(env)
 }
 
 func describe(w io.Writer, env *cli.Env, h *v1.Host) {

@@ -2,7 +2,6 @@ package image
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"strings"
 
@@ -15,21 +14,11 @@ import (
 )
 
 func newList(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "list",
-		Aliases:           []string{"ls"},
-		Short:             "List the images",
-		Example:           "  watari image list",
-		Args:              cli.Args(),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
-			images, err := client.List(ctx, c.ListImages, &v1.ListImagesRequest{}, (*v1.ListImagesResponse).GetImages)
-			if err != nil {
-				return fmt.Errorf("list images: %w", err)
-			}
-			return cli.ShowList(env, images, func(w io.Writer) { table(w, env, images) })
-		}),
-	}
+	return cli.List[*v1.Image]{Things: "images", Short: "List the images", Example: "  watari image list",
+		Get: func(ctx context.Context, c *client.Client) ([]*v1.Image, error) {
+			return client.List(ctx, c.ListImages, &v1.ListImagesRequest{}, (*v1.ListImagesResponse).GetImages)
+		},
+		Table: table}.Command(env)
 }
 
 func table(w io.Writer, env *cli.Env, images []*v1.Image) {

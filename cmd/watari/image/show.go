@@ -1,7 +1,6 @@
 package image
 
 import (
-	"context"
 	"io"
 	"strings"
 
@@ -9,25 +8,12 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
-	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show IMAGE",
-		Short:             "Show an image and its blobs",
-		Example:           "  watari image show mpi",
-		Args:              cli.Args("IMAGE"),
-		ValidArgsFunction: env.Complete(cli.Images),
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
-			image, err := get(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			return env.Show(image, func(w io.Writer) { showImage(w, env, image) })
-		}),
-	}
+	return cli.Show[*v1.Image]{Word: "IMAGE", Short: "Show an image and its blobs",
+		Example: "  watari image show mpi", Names: cli.Images, Get: get, Describe: showImage}.Command(env)
 }
 
 func showImage(w io.Writer, env *cli.Env, i *v1.Image) {

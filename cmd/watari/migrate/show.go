@@ -1,7 +1,6 @@
 package migrate
 
 import (
-	"context"
 	"fmt"
 	"io"
 
@@ -9,25 +8,12 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
-	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show MIGRATION|GUEST",
-		Short:             "Show a migration, or a guest's latest",
-		Example:           "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtimeMs",
-		Args:              cli.Args("MIGRATION|GUEST"),
-		ValidArgsFunction: env.Complete(cli.Guests),
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
-			migration, err := get(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			return env.Show(migration, func(w io.Writer) { describe(w, env, migration) })
-		}),
-	}
+	return cli.Show[*v1.Migration]{Word: "MIGRATION|GUEST", Short: "Show a migration, or a guest's latest",
+		Example: "  watari migrate show md-2\n  watari migrate show md-2 -o json | jq .downtimeMs", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
 func describe(w io.Writer, env *cli.Env, m *v1.Migration) {

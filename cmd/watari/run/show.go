@@ -1,7 +1,6 @@
 package run
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -12,25 +11,12 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
-	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show RUN",
-		Short:             "Show a run",
-		Example:           "  watari run show md-run-1",
-		Args:              cli.Args("RUN"),
-		ValidArgsFunction: env.Complete(cli.Runs),
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
-			found, err := get(ctx, c, args[0])
-			if err != nil {
-				return err
-			}
-			return env.Show(found, func(w io.Writer) { describe(w, env, found) })
-		}),
-	}
+	return cli.Show[*v1.Run]{Word: "RUN", Short: "Show a run",
+		Example: "  watari run show md-run-1", Names: cli.Runs, Get: get, Describe: describe}.Command(env)
 }
 
 func describe(w io.Writer, env *cli.Env, r *v1.Run) {

@@ -28,28 +28,20 @@ func New(env *cli.Env) *cobra.Command {
 }
 
 func newList(env *cli.Env) *cobra.Command {
-	return &cobra.Command{
-		Use:               "list",
-		Aliases:           []string{"ls"},
-		Short:             "List the users and their quotas",
-		Example:           "  watari user list",
-		Args:              cli.Args(),
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
-			users, err := client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers)
-			if err != nil {
-				return fmt.Errorf("list users: %w", err)
-			}
-			return cli.ShowList(env, users, func(w io.Writer) {
-				t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "AGE")
-				for _, u := range users {
-					t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
-						limitSize(u.GetQuota().GetMemoryBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
-				}
-				t.Write(w)
-			})
-		}),
+	return cli.List[*v1.User]{Things: "users", Short: "List the users and their quotas", Example: "  watari user list",
+		Get: func(ctx context.Context, c *client.Client) ([]*v1.User, error) {
+			return client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers)
+		},
+		Table: table}.Command(env)
+}
+
+func table(w io.Writer, env *cli.Env, users []*v1.User) {
+	t := output.NewTable("NAME", "ROLE", "VCPUS", "MEMORY", "AGE")
+	for _, u := range users {
+		t.Row(u.GetMeta().GetName(), output.State(u.GetRole()), limit(u.GetQuota().GetVcpus()),
+			limitSize(u.GetQuota().GetMemoryBytes()), output.Age(env.Now(), u.GetMeta().GetCreated()))
 	}
+	t.Write(w)
 }
 
 func limit(n uint32) string {

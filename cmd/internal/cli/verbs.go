@@ -1,0 +1,66 @@
+package cli
+
+// verbs.go - the verbs that are the same for many nouns.
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"watari/cmd/internal/client"
+)
+
+// Show is the verb "show" of a noun: it gets one object and describes it. Word stands for its name in the help.
+type Show[T proto.Message] struct {
+	Word, Short, Example string
+	Names                Names // for completion
+	Get                  func(ctx context.Context, c *client.Client, name string) (T, error)
+	Describe             func(w io.Writer, env *Env, object T)
+}
+
+// Command is the verb as a command.
+func (s Show[T]) Command(env *Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "show " + s.Word,
+		Short:             s.Short,
+		Example:           s.Example,
+		Args:              Args(s.Word),
+		ValidArgsFunction: env.Complete(s.Names),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			object, err := s.Get(ctx, c, args[0])
+			if err != nil {
+				return err
+			}
+			return env.Show(object, func(w io.Writer) { s.Describe(w, env, object) })
+		}),
+	}
+}
+
+// List is the verb "list" of a noun: it gets all objects and shows them in a table.
+type List[T proto.Message] struct {
+	Things, Short, Example string // Things is how errors name them: "hosts"
+	Get                    func(ctx context.Context, c *client.Client) ([]T, error)
+	Table                  func(w io.Writer, env *Env, objects []T)
+}
+
+// Command is the verb as a command.
+func (l List[T]) Command(env *Env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "list",
+		Aliases:           []string{"ls"},
+		Short:             l.Short,
+		Example:           l.Example,
+		Args:              Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			objects, err := l.Get(ctx, c)
+			if err != nil {
+				return fmt.Errorf("list %s: %w", l.Things, err)
+			}
+			return ShowList(env, objects, func(w io.Writer) { l.Table(w, env, objects) })
+		}),
+	}
+}
