@@ -65,6 +65,7 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is not reachable%s; its guests may well run on", name, since))
 			continue
 		}
+		resp.Problems = append(resp.Problems, s.stuck(c, snap, h)...)
 		for _, p := range h.Problems {
 			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s: %s", name, p))
 		}
@@ -72,4 +73,22 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 	if resp.Hosts == 0 {
 		resp.Problems = append(resp.Problems, "there is no host; add one with `watari up` or `watari lab up`")
 	}
+}
+
+// stuck says which guests of a host that is being drained have nowhere to go, and why.
+func (s *Server) stuck(c caller, snap *store.Snapshot, h *v1.Host) (problems []string) {
+	if h.State != v1.HostState_HOST_STATE_DRAINING {
+		return nil
+	}
+	for _, name := range h.Guests {
+		g := snap.Guests[name]
+		if !c.owns(g.Meta) || view.Migrating(snap, g.Meta.Uid) != nil {
+			continue
+		}
+		if _, _, err := s.PlanMigration(snap, g, "", ""); err != nil {
+			problems = append(problems, fmt.Sprintf("host %s is being drained, but %v; make room, or take it back with `watari host drain --undo %s`",
+				h.Meta.Name, err, h.Meta.Name))
+		}
+	}
+	return problems
 }
