@@ -1501,21 +1501,22 @@ func (x *Cluster) GetReadyGuests() uint32 {
 
 // Guest is one VM of a cluster.
 type Guest struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	Meta        *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"` // name is <cluster>-<index>
-	Cluster     string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	Index       uint32                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
-	Shape       *GuestShape            `protobuf:"bytes,4,opt,name=shape,proto3" json:"shape,omitempty"`
-	ImageDigest string                 `protobuf:"bytes,5,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
-	Address     string                 `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`              // IPv4, kept for life
-	Stopped     bool                   `protobuf:"varint,7,opt,name=stopped,proto3" json:"stopped,omitempty"`             // wanted: not running
-	Host        string                 `protobuf:"bytes,8,opt,name=host,proto3" json:"host,omitempty"`                    // where the grant lies; empty: none
-	Epoch       uint64                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`                 // of the grant; grows with each start and each move
-	BootId      string                 `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // the host's boot in which this epoch was granted
-	NoFork      bool                   `protobuf:"varint,11,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
-	Restarts    uint32                 `protobuf:"varint,12,opt,name=restarts,proto3" json:"restarts,omitempty"`                    // starts after an unwanted end
-	Failure     string                 `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`                       // why it is not being started again; empty: nothing is wrong
-	LastEpoch   uint64                 `protobuf:"varint,14,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"` // the highest epoch ever set aside for it, granted or not; never used twice
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Meta         *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"` // name is <cluster>-<index>
+	Cluster      string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Index        uint32                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	Shape        *GuestShape            `protobuf:"bytes,4,opt,name=shape,proto3" json:"shape,omitempty"`
+	ImageDigest  string                 `protobuf:"bytes,5,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	Address      string                 `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`              // IPv4, kept for life
+	Stopped      bool                   `protobuf:"varint,7,opt,name=stopped,proto3" json:"stopped,omitempty"`             // wanted: not running
+	Host         string                 `protobuf:"bytes,8,opt,name=host,proto3" json:"host,omitempty"`                    // where the grant lies; empty: none
+	Epoch        uint64                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`                 // of the grant; grows with each start and each move
+	BootId       string                 `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // the host's boot in which this epoch was granted
+	NoFork       bool                   `protobuf:"varint,11,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
+	Restarts     uint32                 `protobuf:"varint,12,opt,name=restarts,proto3" json:"restarts,omitempty"`                             // starts after an unwanted end
+	Failure      string                 `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`                                // why it is not being started again; empty: nothing is wrong
+	LastEpoch    uint64                 `protobuf:"varint,14,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"`          // the highest epoch ever set aside for it, granted or not; never used twice
+	StartedEpoch uint64                 `protobuf:"varint,15,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // under which its present copy was started; moves leave it as it is
 	// observed
 	State         GuestState `protobuf:"varint,20,opt,name=state,proto3,enum=watari.v1.GuestState" json:"state,omitempty"`
 	Message       string     `protobuf:"bytes,21,opt,name=message,proto3" json:"message,omitempty"`
@@ -1648,6 +1649,13 @@ func (x *Guest) GetFailure() string {
 func (x *Guest) GetLastEpoch() uint64 {
 	if x != nil {
 		return x.LastEpoch
+	}
+	return 0
+}
+
+func (x *Guest) GetStartedEpoch() uint64 {
+	if x != nil {
+		return x.StartedEpoch
 	}
 	return 0
 }
@@ -2083,18 +2091,20 @@ func (x *RunSpec) GetHold() bool {
 
 // Run is one MPI program executed on a cluster.
 type Run struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
-	Spec          *RunSpec               `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	State         RunState               `protobuf:"varint,3,opt,name=state,proto3,enum=watari.v1.RunState" json:"state,omitempty"`
-	ExitCode      int32                  `protobuf:"varint,4,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // 128+n where signal n ended it
-	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
-	Head          string                 `protobuf:"bytes,6,opt,name=head,proto3" json:"head,omitempty"` // guest that runs mpirun
-	Started       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started,proto3" json:"started,omitempty"`
-	Ended         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`
-	Cancel        bool                   `protobuf:"varint,9,opt,name=cancel,proto3" json:"cancel,omitempty"` // asked for
-	HeadUid       string                 `protobuf:"bytes,10,opt,name=head_uid,json=headUid,proto3" json:"head_uid,omitempty"`
-	Directory     string                 `protobuf:"bytes,11,opt,name=directory,proto3" json:"directory,omitempty"` // where it runs, in the guests
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Meta      *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	Spec      *RunSpec               `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
+	State     RunState               `protobuf:"varint,3,opt,name=state,proto3,enum=watari.v1.RunState" json:"state,omitempty"`
+	ExitCode  int32                  `protobuf:"varint,4,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"` // 128+n where signal n ended it
+	Message   string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	Head      string                 `protobuf:"bytes,6,opt,name=head,proto3" json:"head,omitempty"` // guest that runs mpirun
+	Started   *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started,proto3" json:"started,omitempty"`
+	Ended     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`
+	Cancel    bool                   `protobuf:"varint,9,opt,name=cancel,proto3" json:"cancel,omitempty"` // asked for
+	HeadUid   string                 `protobuf:"bytes,10,opt,name=head_uid,json=headUid,proto3" json:"head_uid,omitempty"`
+	Directory string                 `protobuf:"bytes,11,opt,name=directory,proto3" json:"directory,omitempty"` // where it runs, in the guests
+	// started_epochs are those of the cluster's guests when the run was begun: it ends with any of these copies.
+	StartedEpochs map[string]uint64 `protobuf:"bytes,12,rep,name=started_epochs,json=startedEpochs,proto3" json:"started_epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2204,6 +2214,13 @@ func (x *Run) GetDirectory() string {
 		return x.Directory
 	}
 	return ""
+}
+
+func (x *Run) GetStartedEpochs() map[string]uint64 {
+	if x != nil {
+		return x.StartedEpochs
+	}
+	return nil
 }
 
 // Quota limits what a user's clusters hold together; 0: no limit.
@@ -2608,7 +2625,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
-	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xee\x03\n" +
+	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\x93\x04\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -2625,7 +2642,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\brestarts\x18\f \x01(\rR\brestarts\x12\x18\n" +
 	"\afailure\x18\r \x01(\tR\afailure\x12\x1d\n" +
 	"\n" +
-	"last_epoch\x18\x0e \x01(\x04R\tlastEpoch\x12+\n" +
+	"last_epoch\x18\x0e \x01(\x04R\tlastEpoch\x12#\n" +
+	"\rstarted_epoch\x18\x0f \x01(\x04R\fstartedEpoch\x12+\n" +
 	"\x05state\x18\x14 \x01(\x0e2\x15.watari.v1.GuestStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x15 \x01(\tR\amessage\x12\x14\n" +
 	"\x05ready\x18\x16 \x01(\bR\x05ready\"\x91\x02\n" +
@@ -2677,7 +2695,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04hold\x18\t \x01(\bR\x04hold\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8d\x04\n" +
 	"\x03Run\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12)\n" +
@@ -2690,7 +2708,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06cancel\x18\t \x01(\bR\x06cancel\x12\x19\n" +
 	"\bhead_uid\x18\n" +
 	" \x01(\tR\aheadUid\x12\x1c\n" +
-	"\tdirectory\x18\v \x01(\tR\tdirectory\"@\n" +
+	"\tdirectory\x18\v \x01(\tR\tdirectory\x12H\n" +
+	"\x0estarted_epochs\x18\f \x03(\v2!.watari.v1.Run.StartedEpochsEntryR\rstartedEpochs\x1a@\n" +
+	"\x12StartedEpochsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"@\n" +
 	"\x05Quota\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
 	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"x\n" +
@@ -2788,7 +2810,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -2820,20 +2842,21 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Token)(nil),                 // 27: watari.v1.Token
 	(*Event)(nil),                 // 28: watari.v1.Event
 	nil,                           // 29: watari.v1.RunSpec.EnvEntry
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	nil,                           // 30: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	30, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	30, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	31, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	31, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	10, // 3: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
 	11, // 4: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	30, // 5: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	31, // 5: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
 	9,  // 6: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	12, // 7: watari.v1.Host.info:type_name -> watari.v1.HostInfo
 	0,  // 8: watari.v1.Host.state:type_name -> watari.v1.HostState
 	13, // 9: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	30, // 10: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	31, // 10: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	9,  // 11: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	15, // 12: watari.v1.Image.kernel:type_name -> watari.v1.Blob
 	15, // 13: watari.v1.Image.initrd:type_name -> watari.v1.Blob
@@ -2849,27 +2872,28 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	9,  // 23: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	5,  // 24: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	21, // 25: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	30, // 26: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	30, // 27: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	30, // 28: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	31, // 26: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	31, // 27: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	31, // 28: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
 	29, // 29: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	9,  // 30: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	23, // 31: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	6,  // 32: watari.v1.Run.state:type_name -> watari.v1.RunState
-	30, // 33: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	30, // 34: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	9,  // 35: watari.v1.User.meta:type_name -> watari.v1.Meta
-	7,  // 36: watari.v1.User.role:type_name -> watari.v1.Role
-	25, // 37: watari.v1.User.quota:type_name -> watari.v1.Quota
-	9,  // 38: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	30, // 39: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	30, // 40: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	8,  // 41: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	42, // [42:42] is the sub-list for method output_type
-	42, // [42:42] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	31, // 33: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	31, // 34: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	30, // 35: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	9,  // 36: watari.v1.User.meta:type_name -> watari.v1.Meta
+	7,  // 37: watari.v1.User.role:type_name -> watari.v1.Role
+	25, // 38: watari.v1.User.quota:type_name -> watari.v1.Quota
+	9,  // 39: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	31, // 40: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	31, // 41: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	8,  // 42: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	43, // [43:43] is the sub-list for method output_type
+	43, // [43:43] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -2883,7 +2907,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

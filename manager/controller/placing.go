@@ -90,7 +90,7 @@ func (c *Controller) place(ctx context.Context, s *store.Snapshot, g *v1.Guest) 
 		return true, c.Store.Txn(ctx, store.Update(update))
 	}
 	update.LastEpoch++
-	update.Epoch, update.Host, update.Message = update.LastEpoch, chosen, ""
+	update.Epoch, update.StartedEpoch, update.Host, update.Message = update.LastEpoch, update.LastEpoch, chosen, ""
 	update.BootId = s.Hosts[chosen].GetInfo().GetBootId()
 	if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
 		return false, err

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -23,7 +22,8 @@ import (
 	"watari/manager/view"
 )
 
-// Signals sent to a run that is cancelled, one after the other while it does not end.
+// Signals sent to a run that is cancelled, one after the other while it does not end. One that has lost a guest
+// begins with the second: its launcher waits for the lost one at the first.
 var cancelSignals = []int32{2, 15, 9}
 
 // cancelPatience is how long a run may take to end after each of them.
@@ -124,6 +124,7 @@ func (r *runner) drive(ctx context.Context) error {
 			err := r.update(ctx, func(run *v1.Run) {
 				run.State, run.Message, run.Directory = v1.RunState_RUN_STATE_STARTING, "", view.RunDirectory(run)
 				run.Head, run.HeadUid = view.RunHead(s, run)
+				run.StartedEpochs = startedEpochs(s, run.Spec.Cluster)
 			})
 			if err != nil {
 				return fmt.Errorf("take up: %w", err)
@@ -184,7 +185,7 @@ var errRunOver = errors.New("the run is over")
 func (r *runner) execute(ctx context.Context, run *v1.Run) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	go r.cancelWhenAsked(ctx)
+	go r.endEarly(ctx)
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
 	for {
@@ -202,6 +203,9 @@ func (r *runner) execute(ctx context.Context, run *v1.Run) error {
 		g := r.c.Store.Snapshot().Guests[run.Head]
 		if g == nil || g.Meta.Uid != run.HeadUid {
 			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "its head guest %s exists no more", run.Head)
+		}
+		if lost := lostGuest(r.c.Store.Snapshot(), run); lost == run.Head {
+			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "%s", lostMessage(lost))
 		}
 		r.c.Log.Debug("run: connection to the head guest ended", "run", r.name, "error", err)
 		select {
@@ -291,11 +295,17 @@ func (r *runner) follow(ctx context.Context, client watariv1connect.ProcessServi
 }
 
 func (r *runner) ended(ctx context.Context, client watariv1connect.ProcessServiceClient, p *v1.Process) error {
-	state := v1.RunState_RUN_STATE_EXITED
-	if run := r.run(); run != nil && run.Cancel {
-		state = v1.RunState_RUN_STATE_CANCELLED
+	state, message := v1.RunState_RUN_STATE_EXITED, p.Message
+	if run := r.run(); run != nil {
+		lost := lostGuest(r.c.Store.Snapshot(), run)
+		switch {
+		case run.Cancel:
+			state = v1.RunState_RUN_STATE_CANCELLED
+		case lost != "" && p.ExitCode != 0:
+			state, message = v1.RunState_RUN_STATE_FAILED, lostMessage(lost)
+		}
 	}
-	if err := r.over(ctx, r.end(ctx, state, p.ExitCode, "%s", p.Message)); !errors.Is(err, errRunOver) {
+	if err := r.over(ctx, r.end(ctx, state, p.ExitCode, "%s", message)); !errors.Is(err, errRunOver) {
 		return err
 	}
 	_, err := client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: r.uid}))
@@ -305,11 +315,18 @@ func (r *runner) ended(ctx context.Context, client watariv1connect.ProcessServic
 	return errRunOver
 }
 
-// cancelWhenAsked sends the signals of a cancel, harsher ones after a while.
-func (r *runner) cancelWhenAsked(ctx context.Context) {
+// endEarly ends a run that is cancelled, or has lost a guest, by signals, harsher ones after a while. Its launcher
+// may not notice a lost guest for as long as nobody sends to it.
+func (r *runner) endEarly(ctx context.Context) {
 	changes := r.c.Store.Subscribe(ctx)
+	i := 0
 	for {
-		if run := r.run(); run == nil || run.Cancel {
+		run := r.run()
+		if run == nil || run.Cancel {
+			break
+		}
+		if lostGuest(r.c.Store.Snapshot(), run) != "" {
+			i = 1
 			break
 		}
 		select {
@@ -318,7 +335,7 @@ func (r *runner) cancelWhenAsked(ctx context.Context) {
 		case <-changes:
 		}
 	}
-	for i := 0; ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		run := r.run()
 		if run == nil {
 			return
@@ -334,58 +351,4 @@ func (r *runner) cancelWhenAsked(ctx context.Context) {
 		case <-time.After(cancelPatience):
 		}
 	}
-}
-
-// output is the two files that a run's output is kept in.
-type output [2]*os.File
-
-func openOutput(dir string) (o output, err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return o, err
-	}
-	for i, name := range []string{"stdout", "stderr"} {
-		o[i], err = os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
-		if err != nil {
-			o.close()
-			return o, err
-		}
-	}
-	return o, nil
-}
-
-func (o output) close() {
-	for _, f := range o {
-		if f != nil {
-			f.Close()
-		}
-	}
-}
-
-func (o output) size(i int) uint64 {
-	info, err := o[i].Stat()
-	if err != nil {
-		return 0
-	}
-	return uint64(info.Size())
-}
-
-// write appends what is new in a message; bytes that are there already are skipped.
-func (o output) write(m *v1.AttachResponse) error {
-	for i, part := range []struct {
-		data   []byte
-		offset uint64
-	}{{m.Stdout, m.StdoutOffset}, {m.Stderr, m.StderrOffset}} {
-		have := o.size(i)
-		if len(part.data) == 0 || part.offset+uint64(len(part.data)) <= have {
-			continue
-		}
-		data := part.data
-		if part.offset < have {
-			data = data[have-part.offset:]
-		}
-		if _, err := o[i].Write(data); err != nil {
-			return err
-		}
-	}
-	return nil
 }

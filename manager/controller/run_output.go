@@ -1,0 +1,64 @@
+package controller
+
+// run_output.go - the files in which a run's output is kept.
+
+import (
+	"os"
+	"path/filepath"
+
+	v1 "watari/api/watariv1"
+)
+
+// output is the two files that a run's output is kept in.
+type output [2]*os.File
+
+func openOutput(dir string) (o output, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return o, err
+	}
+	for i, name := range []string{"stdout", "stderr"} {
+		o[i], err = os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+		if err != nil {
+			o.close()
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func (o output) close() {
+	for _, f := range o {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func (o output) size(i int) uint64 {
+	info, err := o[i].Stat()
+	if err != nil {
+		return 0
+	}
+	return uint64(info.Size())
+}
+
+// write appends what is new in a message; bytes that are there already are skipped.
+func (o output) write(m *v1.AttachResponse) error {
+	for i, part := range []struct {
+		data   []byte
+		offset uint64
+	}{{m.Stdout, m.StdoutOffset}, {m.Stderr, m.StderrOffset}} {
+		have := o.size(i)
+		if len(part.data) == 0 || part.offset+uint64(len(part.data)) <= have {
+			continue
+		}
+		data := part.data
+		if part.offset < have {
+			data = data[have-part.offset:]
+		}
+		if _, err := o[i].Write(data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
