@@ -3,6 +3,8 @@ package link
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -45,12 +47,38 @@ func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
 
 // RoundTrip sends one request; its host is of no matter.
 func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
+	request = WithBodyThatEnds(request)
 	if request.URL.Scheme != "http" || request.URL.Host != "guest" {
 		request = request.Clone(request.Context())
 		request.URL.Scheme, request.URL.Host = "http", "guest" // one key in the transport's pool: one session
 	}
 	return c.transport.RoundTrip(request)
 }
+
+// WithBodyThatEnds gives a request whose body can be closed while it is being read. The HTTP/2 transport waits for a
+// read that is under way before it tells of a connection's end, and httputil.ReverseProxy gives it bodies that it
+// cannot close: streams in both directions would hang for as long as their caller sends nothing.
+func WithBodyThatEnds(request *http.Request) *http.Request {
+	if request.Body == nil || request.Body == http.NoBody {
+		return request
+	}
+	r, w := io.Pipe()
+	body := request.Body
+	go func() {
+		_, err := io.Copy(w, body)
+		w.CloseWithError(err) // nil is the end
+	}()
+	request = request.Clone(request.Context())
+	request.Body = &bodyThatEnds{r, body}
+	return request
+}
+
+type bodyThatEnds struct {
+	*io.PipeReader
+	from io.Closer
+}
+
+func (b *bodyThatEnds) Close() error { return errors.Join(b.PipeReader.Close(), b.from.Close()) }
 
 // Do is RoundTrip.
 func (c *Client) Do(request *http.Request) (*http.Response, error) { return c.RoundTrip(request) }

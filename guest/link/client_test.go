@@ -1,0 +1,52 @@
+package link
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// silentBody never ends, and its close does not free its reader.
+type silentBody struct{ until <-chan struct{} }
+
+func (b silentBody) Read([]byte) (int, error) { <-b.until; return 0, io.EOF }
+func (silentBody) Close() error               { return nil }
+
+func TestAnswerEndsWithItsSessionThoughTheCallerSendsNothing(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	channels := make(chan io.ReadWriteCloser, 1)
+	open := func() (io.ReadWriteCloser, error) {
+		select {
+		case c := <-channels:
+			return c, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})
+	go serve(ctx, open, handler, quick)
+	client := NewClient(func(ctx context.Context) (net.Conn, error) {
+		guestEnd, hostEnd := net.Pipe()
+		channels <- guestEnd
+		return dial(ctx, hostEnd, quick)
+	})
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://guest/", silentBody{ctx.Done()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := client.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.Close()
+	if _, err := io.ReadAll(answer.Body); err == nil || ctx.Err() != nil {
+		t.Errorf("reading the answer: %v, %v", err, ctx.Err())
+	}
+}
