@@ -78,6 +78,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		return fmt.Errorf("serve programs: %w", err)
 	}
 	defer stop()
+	if err := a.resume(); err != nil {
+		a.log.Error("take up the identity of before", "error", err) // the host gives it anew
+	}
 	go a.warmUp(ctx)
 	a.log.Info("ready for the host")
 	return link.Serve(ctx, func() (io.ReadWriteCloser, error) { return link.OpenPort(link.PortName) }, a.HostHandler())

@@ -113,9 +113,8 @@ func (h *home) look(w homeWanted) {
 	}
 }
 
-// want brings about the home of an identity. A guest's own is there at once; serving or mounting one goes on in
-// the background.
-func (h *home) want(c checked) error {
+// wantedHome is what an identity says of the home.
+func wantedHome(c checked) homeWanted {
 	w := homeWanted{
 		path: filepath.Join("/home", c.GetUser()), uid: c.GetUid(),
 		server: c.GetHomeServer(), own: c.address.String(), guestUID: c.GetGuestUid(),
@@ -123,6 +122,20 @@ func (h *home) want(c checked) error {
 	for _, p := range c.GetPeers() {
 		w.peers += p.GetAddress() + " "
 	}
+	return w
+}
+
+// resume goes on with a home that an agent before this one had brought about. What is mounted stays.
+func (h *home) resume(c checked) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.begin(wantedHome(c))
+}
+
+// want brings about the home of an identity. A guest's own is there at once; serving or mounting one goes on in
+// the background.
+func (h *home) want(c checked) error {
+	w := wantedHome(c)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.wanted == w {

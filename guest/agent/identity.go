@@ -114,6 +114,9 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 			return connect.NewError(connect.CodeInternal, fmt.Errorf("%s: %w", step.what, err))
 		}
 	}
+	if err := a.keepIdentity(i); err != nil {
+		return connect.NewError(connect.CodeInternal, fmt.Errorf("keep the identity: %w", err))
+	}
 	a.mu.Lock()
 	a.identity = i
 	a.mu.Unlock()
@@ -121,6 +124,46 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 		go a.startSSH()
 	}
 	a.log.Info("identified", "name", i.GetName(), "address", i.GetAddress(), "epoch", i.GetEpoch())
+	return nil
+}
+
+// identityFile holds the identity for an agent that is started anew, beside the keys that are in it.
+func (a *Agent) identityFile() string { return filepath.Join(a.runDirectory, "pki", "identity") }
+
+func (a *Agent) keepIdentity(i *v1.Identity) error {
+	text, err := proto.Marshal(i)
+	if err != nil {
+		return err
+	}
+	return writeFile(a.identityFile(), text, 0o600)
+}
+
+// resume takes up the identity that an agent before this one had. Network, files and home are as that one left
+// them; what went with it is made anew.
+func (a *Agent) resume() error {
+	text, err := os.ReadFile(a.identityFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	i := &v1.Identity{}
+	if err == nil {
+		err = proto.Unmarshal(text, i)
+	}
+	if err != nil {
+		return err
+	}
+	c, err := check(i)
+	if err != nil {
+		return err
+	}
+	a.home.resume(c)
+	if err := a.overlay.use(c); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	a.identity = i
+	a.mu.Unlock()
+	a.log.Info("identity of before taken up", "name", i.GetName(), "epoch", i.GetEpoch())
 	return nil
 }
 

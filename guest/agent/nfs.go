@@ -69,8 +69,11 @@ func (s *nfsServer) export(w homeWanted) error {
 	if s.listens == w.own {
 		return nil
 	}
-	if err := nfsListen(w.own); err != nil {
-		return err
+	// An agent that was here before this one may have done it: its server is the kernel's and has gone on.
+	if s.listens != "" || nfsListeners() < 2 {
+		if err := nfsListen(w.own); err != nil {
+			return err
+		}
 	}
 	s.listens = w.own
 	return nil
@@ -99,6 +102,9 @@ func (s *nfsServer) start() error {
 		return err
 	}
 	s.started = true
+	if nfsServes() {
+		return nil // for an agent before this one
+	}
 	for _, setting := range []struct{ file, value string }{
 		{"versions", "-2 -3 +4 +4.1 +4.2"},
 		{"nfsv4recoverydir", records}, // without, the grace period could not be ended
@@ -107,8 +113,10 @@ func (s *nfsServer) start() error {
 			return err
 		}
 	}
-	if err := nfsListen("127.0.0.1"); err != nil { // with none it would listen everywhere
-		return err
+	if nfsListeners() == 0 { // with none it would listen everywhere
+		if err := nfsListen("127.0.0.1"); err != nil {
+			return err
+		}
 	}
 	if err := setNFS("threads", nfsThreads); err != nil {
 		return err
@@ -121,6 +129,19 @@ func setNFS(file, value string) error {
 		return fmt.Errorf("set the NFS server's %s to %s: %w", file, value, err)
 	}
 	return nil
+}
+
+// nfsServes says whether the kernel's server has been started.
+func nfsServes() bool {
+	b, _ := os.ReadFile(nfsControl + "/threads")
+	threads, _ := strconv.Atoi(strings.TrimSpace(string(b)))
+	return threads > 0
+}
+
+// nfsListeners is how many addresses the kernel's server listens on: the first is the one that nobody reaches.
+func nfsListeners() int {
+	b, _ := os.ReadFile(nfsControl + "/portlist")
+	return strings.Count(string(b), "\n")
 }
 
 // nfsListen has the kernel's server listen on an address.

@@ -37,6 +37,25 @@ func newOutput(path string) (*output, error) {
 	return &output{file: file, limit: outputLimit, changed: make(chan struct{})}, nil
 }
 
+// reopenOutput finds a stream whose process has ended.
+func reopenOutput(path string) (*output, error) {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	o := &output{file: file, limit: outputLimit, closed: true, changed: make(chan struct{})}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	o.size = uint64(info.Size())
+	// What was dropped is a hole at the beginning.
+	if kept, err := file.Seek(0, unix.SEEK_DATA); err == nil {
+		o.kept = uint64(kept)
+	}
+	return o, nil
+}
+
 // Write appends bytes.
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()

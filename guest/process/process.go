@@ -72,6 +72,7 @@ func (p *Process) launch() {
 	p.pid = command.Process.Pid
 	// Programs are what memory may be taken from, the agent is not.
 	os.WriteFile(filepath.Join("/proc", strconv.Itoa(p.pid), "oom_score_adj"), []byte("0"), 0)
+	p.save()
 	p.holdAgain()
 	go p.wait(command)
 }
@@ -130,6 +131,7 @@ func (p *Process) finish(code int32, message string) {
 		p.hold.Stop()
 	}
 	p.mu.Unlock()
+	p.save()
 	p.stdout.end()
 	p.stderr.end()
 	close(p.done)

@@ -33,15 +33,14 @@ type Table struct {
 	processes map[string]*Process
 }
 
-// NewTable makes an empty table that keeps output in a directory, which ought to be on a memory file system.
+// NewTable makes a table that keeps output in a directory, which ought to be on a memory file system. Processes of a
+// table that was there before, in a program that has died, are ended and kept as such.
 func NewTable(directory string) (*Table, error) {
-	if err := os.RemoveAll(directory); err != nil {
-		return nil, fmt.Errorf("clear process output: %w", err)
-	}
 	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return nil, fmt.Errorf("make room for process output: %w", err)
 	}
-	return &Table{directory: directory, processes: make(map[string]*Process)}, nil
+	t := &Table{directory: directory, processes: make(map[string]*Process)}
+	return t, t.takeOver()
 }
 
 // Start starts a process, or finds it where the identifier is taken by an equal request. A command that cannot

@@ -124,6 +124,9 @@ func conclude(run *v1.Run, interrupted bool) error {
 		if interrupted {
 			return &cli.Exit{Code: cli.StatusInterrupted, Err: fmt.Errorf("run %s was interrupted; its status was %d", name, run.GetExitCode())}
 		}
+		if run.GetMessage() != "" {
+			return &cli.Exit{Code: int(run.GetExitCode()), Err: fmt.Errorf("run %s: %s", name, run.GetMessage())}
+		}
 		return &cli.Exit{Code: int(run.GetExitCode())}
 	case v1.RunState_RUN_STATE_CANCELLED:
 		code := int(run.GetExitCode())
