@@ -94,6 +94,9 @@ type Overlay struct {
 	leftOut   []string                       // of the last NetworkWanted, and why
 	accepted  time.Time                      // when somebody else's FORWARD chain was seen to accept our traffic
 	endpoints map[wgtypes.Key]netip.AddrPort // as last set, for peers may roam
+	peers     map[wgtypes.Key]*peer          // of the last NetworkWanted
+	seen      map[wgtypes.Key]traffic        // of the peers, at the last look
+	looked    time.Time                      // when that was
 }
 
 // lan is the interface to the other hosts.
@@ -250,7 +253,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	}
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
 	o.notePlan(p.errs)
-	o.wanted = p.clusters
+	o.wanted, o.peers = p.clusters, p.peers
 	var errs []error
 	if err := o.filterClusters(ctx); err != nil {
 		errs = append(errs, err)

@@ -252,7 +252,6 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 // moveEndpoint decides whether an existing peer's endpoint is to be set to wanted. WireGuard itself follows a
 // peer that roams or sits behind a NAT; only a new word of the manager, or silence, overrules that.
 func moveEndpoint(wanted netip.AddrPort, have actualPeer, set netip.AddrPort, now time.Time) bool {
-	const silence = 3 * time.Minute // WireGuard's REJECT_AFTER_TIME: no session is left
 	switch {
 	case have.endpoint == wanted:
 		return false
