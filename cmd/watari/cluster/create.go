@@ -144,8 +144,7 @@ func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string)
 func failedForGood(now *v1.WatchResponse) error {
 	for _, guest := range now.GetGuests() {
 		if guest.GetState() == v1.GuestState_GUEST_STATE_FAILED && guest.GetFailure() != "" {
-			return fmt.Errorf("guest %s: %s; its console: `watari guest console %s`; try again with `watari guest start %s`",
-				guest.GetMeta().GetName(), guest.GetFailure(), guest.GetMeta().GetName(), guest.GetMeta().GetName())
+			return fmt.Errorf("guest %s: %s; its console: `watari guest console %[1]s`", guest.GetMeta().GetName(), guest.GetFailure())
 		}
 	}
 	return nil

@@ -252,3 +252,12 @@ func TestExecPassesStreamsOnOverABrokenConnection(t *testing.T) {
 		t.Errorf("%+v", result)
 	}
 }
+
+func TestRunThatCouldNotBeStartedSaysWhy(t *testing.T) {
+	manager := (&stub.Manager{Unary: answers, OnRunOutput: func(_ context.Context, _ *v1.RunOutputRequest, send func(*v1.RunOutputResponse) error) error {
+		return send(output("", "", ended(v1.RunState_RUN_STATE_EXITED, 126, "run as user x: unknown user x")))
+	}}).Start(t)
+	if result := manager.Run(t, "run", "md", "-u", "x", "--", "true"); result.Status != 126 || result.Err != "watari: run md-run-1: run as user x: unknown user x\n" {
+		t.Errorf("%+v", result)
+	}
+}
