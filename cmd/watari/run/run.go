@@ -22,8 +22,8 @@ type flags struct {
 	tag, detach                       bool
 }
 
-const long = `Run a program on a cluster: an MPI program under the image's own launcher (mpirun), with one rank for each
-virtual CPU unless -n says otherwise. Everything after -- is the program and its arguments.
+const long = `Run a program on a cluster: an MPI program under the image's own launcher (Open MPI's mpirun or MPICH's mpiexec), with
+one rank for each virtual CPU unless -n says otherwise. Everything after -- is the program and its arguments.
 
 Each run has a directory of its own in the cluster's shared home. --stage puts files there before the program starts,
 --collect fetches files from there after its end. Output comes as the program writes it, standard output and standard
