@@ -3,14 +3,19 @@ package agent
 import (
 	"context"
 	"errors"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
 )
 
 const uid = "00000000-0000-4000-8000-000000000001"
@@ -307,5 +312,35 @@ func TestProblemsOfTheNetworkAreReported(t *testing.T) {
 	o.start()
 	if h, _ := o.agent.Observed(); !slices.Contains(h.Problems, "network: another filter drops packets") {
 		t.Errorf("problems %q", h.Problems)
+	}
+}
+
+func TestAFollowedConsoleEndsWhenTheGuestIsGone(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	path := filepath.Join(o.agent.records.GuestDir(uid), "console.log")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("booting"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(o.agent.Handler())
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	stream, err := watariv1connect.NewAgentServiceClient(server.Client(), server.URL).Console(ctx,
+		connect.NewRequest(&v1.ConsoleRequest{GuestUid: uid, Follow: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !stream.Receive() || string(stream.Msg().Data) != "booting" {
+		t.Fatal(stream.Msg(), stream.Err())
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if stream.Receive() || stream.Err() != nil {
+		t.Fatal(stream.Msg(), stream.Err())
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,6 +44,9 @@ type running struct {
 	cuts  map[string]context.CancelFunc // ends a host's present connection
 	ends  map[string]context.CancelFunc // ends a host for good
 	mu    sync.Mutex
+
+	consoles atomic.Int32
+	problems []string // that hosts report which come from now on
 }
 
 // bounded is a context for a whole test.
@@ -178,12 +183,28 @@ func (r *running) user(name string, quota *v1.Quota) (watariv1connect.ControlSer
 // fakeHost is an agent that starts whatever it is told to, at once.
 type fakeHost struct {
 	watariv1connect.UnimplementedAgentServiceHandler
-	info *v1.HostInfo
+	info     *v1.HostInfo
+	problems []string      // that it reports
+	consoles *atomic.Int32 // read so far, of all hosts
+}
+
+// Console has a guest write "one " on the first host that is asked and "two" on another, which has nothing at first.
+func (f *fakeHost) Console(ctx context.Context, _ *connect.Request[v1.ConsoleRequest], out *connect.ServerStream[v1.ConsoleResponse]) error {
+	switch f.consoles.Add(1) {
+	case 1:
+		if err := out.Send(&v1.ConsoleResponse{Data: []byte("one ")}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	case 2:
+		return connect.NewError(connect.CodeNotFound, errors.New("no console here"))
+	}
+	return out.Send(&v1.ConsoleResponse{Data: []byte("two")})
 }
 
 func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
-	problems := []string{"network: another filter drops packets"}
-	report := &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Problems: problems}
+	report := &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Problems: f.problems}
 	for {
 		if err := stream.Send(report); err != nil {
 			return err
@@ -192,7 +213,7 @@ func (f *fakeHost) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWan
 		if err != nil {
 			return err
 		}
-		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration(), Problems: problems}
+		report = &v1.HostObserved{Info: f.info, Load: &v1.HostLoad{}, Term: w.Term, Generation: w.Generation, NetworkGeneration: w.GetNetwork().GetGeneration(), Problems: f.problems}
 		for _, g := range w.Guests {
 			if g.Role == v1.GuestRole_GUEST_ROLE_RUN {
 				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Uid, Name: g.Name, Epoch: g.Epoch,
@@ -222,7 +243,7 @@ func (r *running) dial(name string, pair ca.KeyPair) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	f := &fakeHost{info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
+	f := &fakeHost{consoles: &r.consoles, problems: r.problems, info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, LanAddress: "192.0.2.1", TunnelPort: 7071}}
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
 	if r.guest != nil {

@@ -168,6 +168,7 @@ func TestStrangersAreRefused(t *testing.T) {
 
 func TestWhatIsWrongOnAHostIsToldToAdministrators(t *testing.T) {
 	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.problems = []string{"network: another filter drops packets"}
 	r.host("a1")
 	user, _ := r.user("ann", nil)
 	for name, who := range map[string]watariv1connect.ControlServiceClient{"admin": r.admin, "ann": user} {
@@ -495,6 +496,26 @@ func TestGuestsOfALostHostAreStartedElsewhere(t *testing.T) {
 		_, err := r.admin.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{Name: lost}))
 		return connect.CodeOf(err) == connect.CodeNotFound
 	})
+}
+
+func TestAFollowedConsoleGoesOnWhereTheGuestIs(t *testing.T) {
+	r, ctx := moving(t), bounded(t)
+	stream, err := r.admin.GuestConsole(ctx, connect.NewRequest(&v1.GuestConsoleRequest{Name: "md-0", Follow: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !stream.Receive() || string(stream.Msg().Data) != "one " {
+		t.Fatal(stream.Msg(), stream.Err())
+	}
+	lost := r.awaitGuest("md-0", "")
+	r.ends[lost]()
+	r.await(lost+" is removed", func() bool {
+		_, err := r.admin.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: lost, Lost: true}))
+		return err == nil
+	})
+	if !stream.Receive() || string(stream.Msg().Data) != "two" || stream.Msg().Offset != 4 {
+		t.Fatal(stream.Msg(), stream.Err())
+	}
 }
 
 func TestGuestsAreStoppedAndStarted(t *testing.T) {

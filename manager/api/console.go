@@ -31,7 +31,11 @@ func (s *Server) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestCo
 		return passOnly(c.read(ctx, g.Host, false, func() {}), g)
 	}
 	err = s.again(ctx, r.Msg.Name, g.Meta.Uid, func(g *v1.Guest, alive func()) error {
-		if err := c.read(ctx, g.Host, true, alive); err != nil {
+		err := c.read(ctx, g.Host, true, alive)
+		if c.begun && connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeNotFound {
+			return fail(connect.CodeUnavailable, "host %s has no console of it yet", g.Host)
+		}
+		if err != nil {
 			return err
 		}
 		// The host's part ended while the guest is wanted: it is on the move, or about to be started again.
@@ -55,6 +59,7 @@ type console struct {
 	host   string // the present part's
 	base   uint64 // what earlier parts had
 	offset uint64 // of the caller's next byte
+	begun  bool   // a host had a part of it
 }
 
 // read streams a host's part.
@@ -77,6 +82,7 @@ func (c *console) read(ctx context.Context, host string, follow bool, alive func
 	defer in.Close()
 	for in.Receive() {
 		alive()
+		c.begun = true
 		m := in.Msg()
 		if err := c.out.Send(&v1.GuestConsoleResponse{Data: m.Data, Offset: c.base + m.Offset}); err != nil {
 			return final{err} // the caller is gone
