@@ -191,6 +191,7 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 		return fmt.Errorf("make a template: plug its tap: %w", err)
 	}
 	spec.Tap = tap
+	spec.KernelArgs = strings.TrimSpace(spec.KernelArgs + " watari.template=1")
 	m.say("making a template: booting it")
 	if err := a.hypervisor.Boot(ctx, spec); err != nil {
 		return fmt.Errorf("make a template: %w", err)

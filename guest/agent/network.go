@@ -25,13 +25,23 @@ func findInterface() (netlink.Link, error) {
 	return nil, errors.New("the guest has no network interface")
 }
 
+// raiseLoopback brings up lo, where there is one.
+func raiseLoopback() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("bring up lo: %w", err)
+	}
+	return nil
+}
+
 // configureNetwork gives the interface its address, and routes everything through the host, which is at a
 // link-local address behind a fixed MAC address. There is no ARP.
 func configureNetwork(c checked) error {
-	if lo, err := netlink.LinkByName("lo"); err == nil {
-		if err := netlink.LinkSetUp(lo); err != nil {
-			return fmt.Errorf("bring up lo: %w", err)
-		}
+	if err := raiseLoopback(); err != nil {
+		return err
 	}
 	l, err := findInterface()
 	if err != nil {
