@@ -56,15 +56,16 @@ type Agent struct {
 	networks   *networkKeeper
 	templates  *templates
 
-	mu       sync.Mutex
-	guests   map[string]*guest
-	taken    mark // the latest HostWanted
-	full     mark // the latest one that every guest has taken a step for
-	term     uint64
-	problems []string // of the agent's start
-	refused  string
-	load     *v1.HostLoad
-	changed  chan struct{} // closed at each change of what is reported
+	mu           sync.Mutex
+	guests       map[string]*guest
+	taken        mark        // the latest HostWanted
+	full         mark        // the latest one that every guest has taken a step for
+	wantedImages []*v1.Image // by that
+	term         uint64
+	problems     []string // of the agent's start
+	refused      string
+	load         *v1.HostLoad
+	changed      chan struct{} // closed at each change of what is reported
 }
 
 // New makes an agent that has read its records and taken up the guests it found; ctx is its life. Run makes it
@@ -209,6 +210,9 @@ func (a *Agent) wakeAll() {
 // sampleEvery is how often the load is sampled and, with that, the host reports though nothing else changed.
 const sampleEvery = 5 * time.Second
 
+// keepEvery is how many samples lie between two looks at what the disk holds.
+const keepEvery = 60
+
 // sample keeps the load fresh, and the guests' CPU times and memory with it.
 func (a *Agent) sample(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
@@ -221,6 +225,12 @@ func (a *Agent) sample(ctx context.Context) {
 		a.mu.Unlock()
 		if n%6 == 1 && !idle {
 			a.refresh(ctx)
+		}
+		if n%keepEvery == keepEvery-1 {
+			a.keepImages()
+			if err := a.records.SetAside(); err != nil {
+				a.log.Warn("after a full disk", "error", err)
+			}
 		}
 		a.publish()
 		select {
@@ -281,7 +291,8 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 	for _, g := range a.guests {
 		poke(g.wake)
 	}
-	go a.keepImages(w.Images)
+	a.wantedImages = w.Images
+	go a.keepImages()
 	a.publishLocked()
 	return nil
 }
@@ -295,11 +306,15 @@ func (a *Agent) loadRecord(uid string) *Record {
 	return r
 }
 
-func (a *Agent) keepImages(wanted []*v1.Image) {
+// keepImages has images, and templates of them, go that have not been wanted for a while.
+func (a *Agent) keepImages() {
 	used := map[string]bool{}
 	a.mu.Lock()
-	guests := a.allLocked()
+	guests, wanted, told := a.allLocked(), a.wantedImages, a.taken != mark{}
 	a.mu.Unlock()
+	if !told {
+		return
+	}
 	for _, g := range guests {
 		g.mu.Lock()
 		if g.record != nil && g.record.Phase != PhaseEnded {

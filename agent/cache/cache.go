@@ -89,7 +89,7 @@ func (c *Cache) Ensure(ctx context.Context, image *v1.Image, step func(string)) 
 	c.mu.Lock()
 	c.seen[name] = time.Now()
 	f := c.fetching[name]
-	if f == nil {
+	if f == nil || f.wait == 0 { // one that nobody waits for is being given up
 		fetchCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		f = &fetching{done: make(chan struct{}), stop: stop}
 		c.fetching[name] = f
@@ -123,7 +123,9 @@ func (c *Cache) Ensure(ctx context.Context, image *v1.Image, step func(string)) 
 func (c *Cache) fetchShared(ctx context.Context, name string, image *v1.Image, f *fetching) {
 	f.files, f.err = c.fetch(ctx, name, image, f)
 	c.mu.Lock()
-	delete(c.fetching, name)
+	if c.fetching[name] == f {
+		delete(c.fetching, name)
+	}
 	c.held = c.findHeld()
 	c.mu.Unlock()
 	close(f.done)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -111,6 +112,49 @@ func TestAnImageIsFetchedOnceAndShared(t *testing.T) {
 	}
 	if held := c.Held(); len(held) != 1 || held[0] != image.Digest {
 		t.Errorf("held: %v", held)
+	}
+}
+
+func TestATransferThatIsGivenUpFailsNobodyElse(t *testing.T) {
+	c, m, image := newTest(t)
+	begun, end := make(chan struct{}), make(chan struct{})
+	c.get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
+		select {
+		case begun <- struct{}{}: // the first request of all hangs, even when it is given up
+			<-end
+		default:
+		}
+		return m.get(ctx, path, offset)
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := c.Ensure(ctx, image, func(string) {})
+		gone <- err
+	}()
+	<-begun
+	giveUp()
+	if err := <-gone; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	next := make(chan error, 1)
+	go func() {
+		_, err := c.Ensure(t.Context(), image, func(string) {})
+		next <- err
+	}()
+	for { // until the second one waits for its turn
+		c.mu.Lock()
+		f := c.fetching[strings.TrimPrefix(image.Digest, "sha256:")]
+		waits := f != nil && f.wait == 1
+		c.mu.Unlock()
+		if waits {
+			break
+		}
+		runtime.Gosched()
+	}
+	close(end)
+	if err := <-next; err != nil {
+		t.Fatal(err)
 	}
 }
 
