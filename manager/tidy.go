@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"watari/manager/api"
-	"watari/manager/controller"
 	"watari/manager/store"
+	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 
@@ -70,7 +70,7 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
 	ended := map[string][]*v1.Run{}
 	for _, r := range snap.Runs {
-		if controller.RunEnded(r.State) {
+		if view.RunEnded(r.State) {
 			ended[r.Spec.GetCluster()] = append(ended[r.Spec.GetCluster()], r)
 		}
 	}

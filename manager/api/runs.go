@@ -24,14 +24,6 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func runEnded(r *v1.Run) bool {
-	switch r.State {
-	case v1.RunState_RUN_STATE_EXITED, v1.RunState_RUN_STATE_FAILED, v1.RunState_RUN_STATE_CANCELLED:
-		return true
-	}
-	return false
-}
-
 // CreateRun makes a run, which waits for its cluster, and with hold for StartRun.
 func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunRequest]) (*connect.Response[v1.CreateRunResponse], error) {
 	spec, name := r.Msg.Spec, r.Msg.Name
@@ -115,7 +107,7 @@ func (s *Server) StartRun(ctx context.Context, r *connect.Request[v1.StartRunReq
 		if !run.Spec.GetHold() {
 			return false, nil
 		}
-		if runEnded(run) || run.Cancel {
+		if view.RunEnded(run.State) || run.Cancel {
 			return false, fail(connect.CodeFailedPrecondition, "run %s was cancelled", run.Meta.Name)
 		}
 		run.Spec.Hold = false
@@ -142,7 +134,7 @@ func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunR
 		}
 	}
 	run, err := s.changeRun(ctx, r.Msg.Name, "to be cancelled", func(run *v1.Run) (bool, error) {
-		if runEnded(run) || run.Cancel {
+		if view.RunEnded(run.State) || run.Cancel {
 			return false, nil
 		}
 		run.Cancel = true
@@ -240,7 +232,7 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 		if err := sendOutput(out, errs, stream); err != nil {
 			return err
 		}
-		if runEnded(run) {
+		if view.RunEnded(run.State) {
 			return stream.Send(&v1.RunOutputResponse{Ended: run})
 		}
 		if !r.Msg.Follow {

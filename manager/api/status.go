@@ -43,7 +43,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 		}
 	}
 	for _, r := range own(c, snap.Runs) {
-		if !runEnded(r) {
+		if !view.RunEnded(r.State) {
 			resp.RunsActive++
 		}
 	}

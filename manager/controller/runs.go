@@ -35,19 +35,10 @@ type runner struct {
 	uid  string
 }
 
-// RunEnded tells whether a run's state is final.
-func RunEnded(state v1.RunState) bool {
-	switch state {
-	case v1.RunState_RUN_STATE_EXITED, v1.RunState_RUN_STATE_FAILED, v1.RunState_RUN_STATE_CANCELLED:
-		return true
-	}
-	return false
-}
-
 // startRunners begins to drive the runs that nobody drives yet.
 func (c *Controller) startRunners(ctx context.Context, s *store.Snapshot) {
 	for name, run := range s.Runs {
-		if RunEnded(run.State) || c.runs[run.Meta.Uid] != nil {
+		if view.RunEnded(run.State) || c.runs[run.Meta.Uid] != nil {
 			continue
 		}
 		r := &runner{c: c, name: name, uid: run.Meta.Uid}
@@ -108,7 +99,7 @@ func (r *runner) drive(ctx context.Context) error {
 	changes := r.c.Store.Subscribe(ctx)
 	for {
 		run := r.run()
-		if run == nil || RunEnded(run.State) {
+		if run == nil || view.RunEnded(run.State) {
 			return nil
 		}
 		s := r.c.Store.Snapshot()
@@ -134,12 +125,17 @@ func (r *runner) drive(ctx context.Context) error {
 		if err := r.explain(ctx, run, cluster); err != nil {
 			return err
 		}
-		// Readiness is an observation, not a stored change: look again when either changes, or after a while.
+		// Readiness is an observation, not a stored change: it is looked at again after a while. A run that is held waits
+		// for a change of its record alone, and may do so for days.
+		var later <-chan time.Time
+		if !run.Spec.Hold {
+			later = time.After(200 * time.Millisecond)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changes:
-		case <-time.After(200 * time.Millisecond):
+		case <-later:
 		}
 	}
 }

@@ -243,6 +243,15 @@ func Migration(s *store.Snapshot, o Observer, name string) *v1.Migration {
 	return m
 }
 
+// RunEnded tells whether a run's state is final.
+func RunEnded(state v1.RunState) bool {
+	switch state {
+	case v1.RunState_RUN_STATE_EXITED, v1.RunState_RUN_STATE_FAILED, v1.RunState_RUN_STATE_CANCELLED:
+		return true
+	}
+	return false
+}
+
 // RunDirectory is where a run's program runs, in the guests.
 func RunDirectory(run *v1.Run) string {
 	if run.Spec.GetDirectory() != "" {
