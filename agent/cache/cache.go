@@ -19,6 +19,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/durable"
 )
 
 // Files are the paths of an image's parts.
@@ -194,7 +195,7 @@ func (c *Cache) ensurePart(ctx context.Context, path string, blob *v1.Blob, tell
 	if err := os.Link(c.blobPath(sum), path); err != nil {
 		return err
 	}
-	if err := syncDir(filepath.Dir(path)); err != nil {
+	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
 		return err
 	}
 	c.trust(path)
@@ -289,7 +290,7 @@ func (c *Cache) download(ctx context.Context, sum string, blob *v1.Blob, tell fu
 		return err
 	}
 	c.trust(c.blobPath(sum))
-	return syncDir(c.blobDir())
+	return durable.SyncDir(c.blobDir())
 }
 
 func rewind(f *os.File) error {

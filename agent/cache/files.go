@@ -53,12 +53,3 @@ func links(info fs.FileInfo) uint64 {
 	}
 	return 0
 }
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}

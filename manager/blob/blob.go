@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"watari/internal/durable"
 )
 
 var (
@@ -133,7 +135,7 @@ func (s *Store) Put(sum string, offset, size int64, content io.Reader) (held int
 	if err := os.Rename(s.partial(sum), s.Path(sum)); err != nil {
 		return held, fmt.Errorf("write blob %s: %w", sum, err)
 	}
-	return held, syncDir(filepath.Dir(s.Path(sum)))
+	return held, durable.SyncDir(filepath.Dir(s.Path(sum)))
 }
 
 // append copies up to size-offset bytes to f and returns how many bytes it then holds.
@@ -206,15 +208,6 @@ func verify(path, sum string) error {
 		return fmt.Errorf("blob %s: %w (it has %s)", sum, ErrAltered, got)
 	}
 	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // Check verifies a whole blob's size and content, and saves it from the next collections of garbage. One that
