@@ -147,7 +147,9 @@ func (g *guest) prepare(ctx context.Context, w *v1.GuestWanted) error {
 		return err
 	}
 	var short *memoryError
-	g.failure = Failure{Epoch: w.Epoch, NeverRan: true, Final: errors.As(err, &short), Message: err.Error()}
+	// Another host may have the room that this one lacks, sooner than this one gets it.
+	final := errors.As(err, &short) || errors.Is(err, syscall.ENOSPC)
+	g.failure = Failure{Epoch: w.Epoch, NeverRan: true, Final: final, Message: err.Error()}
 	g.delay = min(max(2*g.delay, time.Second), 15*time.Second)
 	g.backoff = time.Now().Add(g.delay)
 	return err
