@@ -3,6 +3,7 @@ package test
 import (
 	"errors"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -76,4 +77,25 @@ func TestInterruptOfAWaitLeavesTheClusterStarting(t *testing.T) {
 		t.Errorf("status %d after an interrupt, want 130:\n%s", code, out)
 	}
 	settled(t, "later", 1)
+}
+
+func TestMigrateToAFullHost(t *testing.T) {
+	hostsReady(t)
+	newCluster(t, "small", 1, "--site", "a")
+	host := decoded[struct{ Info struct{ MemoryBytes string } }](t, "host", "show", "b1")
+	bytes, err := strconv.ParseUint(host.Info.MemoryBytes, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What is set aside counts, whether it is used yet or not.
+	must(t, "cluster", "create", "large", "--guests", "2", "--spread", "host", "--site", "b", "--image", imageName,
+		"--memory", strconv.FormatUint(bytes>>20-100, 10)+"M")
+	t.Cleanup(func() { must(t, "cluster", "delete", "large", "--wait") })
+	until(t, settle, "the hosts are taken", func() (bool, string) {
+		list := guestsOf(t, "large")
+		return len(list) == 2 && list[0].Host != "" && list[1].Host != "", ""
+	})
+	refused(t, []string{"small-0", "b1", "memory", "are free"}, "migrate", "small-0", "--to", "b1")
+	refused(t, []string{"b1", "b2", "memory"}, "cluster", "create", "none", "--guests", "1", "--memory", "256M", "--image", imageName, "--site", "b")
+	settled(t, "small", 1)
 }

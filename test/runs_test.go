@@ -36,6 +36,7 @@ func TestRunEndsWhenAGuestIsLostUnderIt(t *testing.T) {
 }
 
 func TestGuestAgentThatIsKilled(t *testing.T) {
+	full(t)
 	newCluster(t, "agent", 2, "--spread", "site")
 	unmarked := mark(t, "agent-0", "agent-1")
 	must(t, "guest", "exec", "agent-1", "--", "sh", "-c", "echo kept > /home/watari/file")
