@@ -24,16 +24,22 @@ func TestMPICHOverTwoSites(t *testing.T) {
 		}
 	})
 	t.Run("messages arrive whole", func(t *testing.T) {
-		out := must(t, "run", "pich", "--", "NPmpich2", "-i", "-n", "3", "-u", "100000")
-		lines := regexp.MustCompile(`(\d+) bytes +\d+ times --> +Integrity check passed`).FindAllStringSubmatch(out, -1)
-		largest := 0
-		for _, line := range lines {
-			n, _ := strconv.Atoi(line[1])
-			largest = max(largest, n)
+		wholeUpTo(t, 65536, must(t, "run", "pich", "--", "NPmpich2", "-i", "-n", "3", "-u", "100000"))
+	})
+	t.Run("messages arrive whole when a guest moves there and back", func(t *testing.T) {
+		name := strings.TrimSpace(must(t, "run", "pich", "--detach", "--", "NPmpich2", "-i", "-n", "150", "-l", "1000", "-u", "50000"))
+		until(t, time.Minute, "the program runs", func() (bool, string) {
+			out, _ := shared.watari(20*time.Second, "run", "logs", name)
+			return strings.Contains(out, "passed"), out
+		})
+		for range 2 {
+			_, to := elsewhere(t, "pich-1")
+			must(t, "migrate", "pich-1", "--to", to)
 		}
-		if largest < 65536 {
-			t.Errorf("the largest message that arrived whole had %d bytes, want 65536 or more:\n%s", largest, out)
+		if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+			t.Errorf("the run was %s before the guest was back", state)
 		}
+		wholeUpTo(t, 32768, must(t, "run", "attach", name))
 	})
 	t.Run("guests have boot ids of their own", func(t *testing.T) {
 		seen := map[string]string{}
@@ -64,4 +70,17 @@ func TestMPICHOverTwoSites(t *testing.T) {
 			return !there, out
 		})
 	})
+}
+
+// wholeUpTo checks in NetPIPE's output that a message of so many bytes or more was sent and arrived whole.
+func wholeUpTo(t *testing.T, size int, out string) {
+	t.Helper()
+	largest := 0
+	for _, line := range regexp.MustCompile(`(\d+) bytes +\d+ times --> +Integrity check passed`).FindAllStringSubmatch(out, -1) {
+		n, _ := strconv.Atoi(line[1])
+		largest = max(largest, n)
+	}
+	if largest < size {
+		t.Errorf("the largest message that arrived whole had %d bytes, want %d or more:\n%s", largest, size, out)
+	}
 }
