@@ -28,7 +28,7 @@ func peerMoves(s *system.System) ([]window, error) {
 	}
 	defer func() {
 		for _, host := range []string{from, to} {
-			s.OnHost(host, `nft -f /tmp/ruleset; pkill socat || true; pkill -CONT -f 'watari-agent --manager'`)
+			s.OnHost(host, `nft -f /tmp/ruleset; pkill socat || true; pkill -CONT -f '[w]atari-agent --manager'`)
 		}
 	}()
 	var windows []window
@@ -47,9 +47,9 @@ type peer struct {
 	uid, address, tap string
 }
 
-// prepare stops the agent, opens the packet filter, and makes what a target needs, where it is missing.
+// prepare stops the agent (and not the shell that says so, hence the brackets), opens the packet filter, and makes what a target needs, where it is missing.
 func prepare(p peer) string {
-	return fmt.Sprintf(`pkill -STOP -f 'watari-agent --manager'
+	return fmt.Sprintf(`pkill -STOP -f '[w]atari-agent --manager'
 (echo flush ruleset; nft list ruleset) > /tmp/ruleset; nft flush ruleset
 mkdir -p /run/watari/guests/%[1]s /var/lib/watari/agent/guests/%[1]s /run/peer
 ip link show %[2]s >/dev/null 2>&1 || {

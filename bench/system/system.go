@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -25,7 +27,7 @@ type System struct {
 const listen = "0.0.0.0:17171"
 
 // Up brings everything up; wan is the line between the sites, "" for one that is not shaped. Leftovers of an
-// earlier run are removed first.
+// earlier run are removed first, and everything is removed when a signal ends the program.
 func Up(name, wan string) (*System, error) {
 	bin, err := filepath.Abs("build/bin")
 	if err != nil {
@@ -33,6 +35,14 @@ func Up(name, wan string) (*System, error) {
 	}
 	s := &System{Image: "mpi", bin: bin, state: "/var/tmp/watari-" + name, lab: name}
 	s.Down()
+	stopped := make(chan os.Signal, 1)
+	signal.Notify(stopped, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-stopped
+		fmt.Fprintln(os.Stderr, "stopped; removing what was brought up")
+		s.Down()
+		os.Exit(130)
+	}()
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
 		return nil, err
 	}
