@@ -40,6 +40,7 @@ type window struct {
 type guest struct {
 	Meta          struct{ Name, UID string }
 	Host, Address string
+	Ready         bool
 }
 
 type migration struct {
@@ -103,6 +104,9 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 	var ours, peers []window
 	var downtime []float64
 	for i := range runs {
+		if err := reached(s); err != nil {
+			return err
+		}
 		for range 2 {
 			w, m, err := ourMove(s)
 			if err != nil {

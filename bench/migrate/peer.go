@@ -5,6 +5,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"watari/bench/system"
@@ -40,6 +41,26 @@ func peerMoves(s *system.System) ([]window, error) {
 		windows = append(windows, w)
 	}
 	return windows, nil
+}
+
+// reached waits until the manager has all agents again, and the guest's.
+func reached(s *system.System) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		var hosts []struct{ State string }
+		if err := s.JSON(&hosts, "host", "list"); err != nil {
+			return err
+		}
+		g, err := find(s, "bm-1")
+		if err != nil {
+			return err
+		}
+		if g.Ready && !slices.ContainsFunc(hosts, func(h struct{ State string }) bool { return h.State != "HOST_STATE_READY" }) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the agents are not back after a minute: %v, %v", hosts, g)
+		}
+	}
 }
 
 type peer struct {
