@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -189,6 +190,17 @@ func TestAFullDiskRefusesTheStart(t *testing.T) {
 	o.agent.records.Write = write
 	o.take(guestWish(uid, run, 2))
 	o.awaitReady(2)
+}
+
+func TestAFullDiskRefusesTheImage(t *testing.T) {
+	o := newOutside(t)
+	o.ensure = func(context.Context) error { return fmt.Errorf("fetch it: %w", syscall.ENOSPC) }
+	o.start()
+	o.take(guestWish(uid, incoming, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if !strings.Contains(g.Message, "no space left") {
+		t.Errorf("message %q", g.Message)
+	}
 }
 
 func TestVitalRecordsFindSpaceOnAFullDisk(t *testing.T) {
