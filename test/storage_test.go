@@ -22,6 +22,7 @@ func inHost(t *testing.T, host, script string) string {
 
 // An image that was damaged on a host is fetched anew; nobody boots it.
 func TestDamagedImageOnAHost(t *testing.T) {
+	_, digest, _ := strings.Cut(decoded[struct{ Digest string }](t, "image", "show", imageName).Digest, ":")
 	for _, damage := range []struct{ name, script string }{
 		{"truncated", "truncate -s -1M $root"},
 		{"altered", "printf damage | dd of=$root bs=1 seek=1000000 conv=notrunc status=none"},
@@ -34,7 +35,7 @@ func TestDamagedImageOnAHost(t *testing.T) {
 			must(t, "cluster", "create", "first", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
 			host := guestNamed(t, "first-0").Host
 			must(t, "cluster", "delete", "first", "--wait")
-			find := "root=$(ls " + agentState + "/images/*/root | head -n 1); "
+			find := "root=" + agentState + "/images/" + digest + "/root; "
 			before := inHost(t, host, find+"sha256sum < $root")
 			inHost(t, host, find+damage.script)
 			newCluster(t, "first", 1)
