@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -131,7 +132,14 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 	if _, err := s.Watari("run", "cancel", "pingpong"); err != nil {
 		return err
 	}
-	ourStalls, peerStalls := stalls(out, ours), stalls(out, peers)
+	ourStalls, err := stalls(out, ours)
+	if err != nil {
+		return err
+	}
+	peerStalls, err := stalls(out, peers)
+	if err != nil {
+		return err
+	}
 	r.MPIStall, r.PeerStall = report.Summarize("ms", ourStalls...), report.Summarize("ms", peerStalls...)
 	r.Total, r.PeerTotal = report.Summarize("s", totals(ours)...), report.Summarize("s", totals(peers)...)
 	r.StallRatio, r.TotalRatio = report.Ratios(ourStalls, peerStalls), report.Ratios(totals(ours), totals(peers))
@@ -159,8 +167,9 @@ func totals(windows []window) []float64 {
 	return t
 }
 
-// stalls is the longest exchange, ms, that ended in each window or just after.
-func stalls(log string, windows []window) []float64 {
+// stalls is the longest exchange, ms, in each window or just after. There is one: a guest stands still for longer than
+// the shortest exchange that the ping-pong tells of.
+func stalls(log string, windows []window) ([]float64, error) {
 	longest := make([]float64, len(windows))
 	for line := range strings.Lines(log) {
 		words := strings.Fields(line)
@@ -169,14 +178,18 @@ func stalls(log string, windows []window) []float64 {
 		}
 		end, _ := strconv.ParseFloat(words[1], 64)
 		ms, _ := strconv.ParseFloat(words[3], 64)
-		at := time.UnixMicro(int64(end * 1e6))
+		ended := time.UnixMicro(int64(end * 1e6))
+		began := ended.Add(-time.Duration(ms * float64(time.Millisecond)))
 		for i, w := range windows {
-			if at.After(w.begin) && at.Before(w.end.Add(time.Second)) {
+			if ended.After(w.begin) && began.Before(w.end.Add(time.Second)) {
 				longest[i] = max(longest[i], ms)
 			}
 		}
 	}
-	return longest
+	if slices.Contains(longest, 0) {
+		return nil, fmt.Errorf("the ping-pong tells of no stall in some moves: %v", longest)
+	}
+	return longest, nil
 }
 
 func find(s *system.System, name string) (guest, error) {

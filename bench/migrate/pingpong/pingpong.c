@@ -86,7 +86,7 @@ int main(int argc, char **argv)
 				window = begin;
 				longest = 0;
 			}
-			if (took > longest && took > 0.02) {
+			if (took > longest && took > 0.1) {
 				longest = took;
 				printf("stall %.6f %d %.3f\n", wall(), size, took * 1e3);
 			}
