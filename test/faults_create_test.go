@@ -59,6 +59,12 @@ func TestFaultsDuringACreate(t *testing.T) {
 					inHost(t, host, fmt.Sprintf("rm -rf %s/%s/* %s/%s/.blobs/*", agentState, f.stage.clear, agentState, f.stage.clear))
 				}
 			}
+			if !f.stage.noFork { // an agent remembers for a while that a template could not be made
+				for _, host := range hosts {
+					kill9(t, host, "watari-agent --manager")
+				}
+				hostsReady(t)
+			}
 			args := []string{"cluster", "create", "create", "--guests", "2", "--spread", "site", "--memory", "256M", "--image", imageName}
 			if f.stage.noFork {
 				args = append(args, "--no-fork")
