@@ -125,6 +125,10 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 		}
 		peers = append(peers, ws...)
 	}
+	if err := reached(s); err != nil {
+		return err
+	}
+	time.Sleep(3 * time.Second) // what the program wrote while the agents stood still is on its way
 	out, err := s.Watari("run", "logs", "pingpong")
 	if err != nil {
 		return err

@@ -76,6 +76,9 @@ mkdir -p /run/watari/guests/%[1]s /var/lib/watari/agent/guests/%[1]s /run/peer
 ip link show %[2]s >/dev/null 2>&1 || {
   ip tuntap add dev %[2]s mode tap vnet_hdr
   ip link set %[2]s address fe:77:61:74:61:72 mtu 1420 up
+  ip address add 169.254.77.1/32 scope link dev %[2]s
+  echo 1 > /proc/sys/net/ipv4/conf/%[2]s/forwarding
+  echo 0 > /proc/sys/net/ipv4/conf/%[2]s/rp_filter
   ip neigh replace %[3]s lladdr $(printf '02:77:%%02x:%%02x:%%02x:%%02x' $(echo %[3]s | tr . ' ')) dev %[2]s nud permanent
 }
 [ -e /tmp/peer.pem ] || { openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=peer -keyout /tmp/peer.pem -out /tmp/peer.crt 2>/dev/null; cat /tmp/peer.crt >> /tmp/peer.pem; }`,
@@ -104,13 +107,14 @@ func (p peer) move(from, to string) (window, error) {
 		}
 	}
 	time.Sleep(500 * time.Millisecond) // for the listeners
+	// The target's route first: it matters to nobody before the guest is there.
+	if _, err := p.s.OnHost(to, fmt.Sprintf("ip route replace %s dev %s proto 119 metric 119", p.address, p.tap)); err != nil {
+		return window{}, err
+	}
 	w := window{begin: time.Now()}
 	_, err = p.s.OnHost(from, fmt.Sprintf(`virsh -q -c qemu:///system migrate --live --p2p --migrateuri unix://%s watari-bm-1 'qemu+unix:///system?socket=/run/peer/libvirt.sock'
-ip route replace %s via %s proto 119`, migrate, p.address, target))
+ip route replace %s via %s proto 119 metric 119`, migrate, p.address, target))
 	if err != nil {
-		return w, err
-	}
-	if _, err := p.s.OnHost(to, fmt.Sprintf("ip route replace %s dev %s proto 119", p.address, p.tap)); err != nil {
 		return w, err
 	}
 	w.end = time.Now()
