@@ -1,7 +1,7 @@
 package vm
 
-// faults_test.go - what both sides of a migration are left with when something dies at each point of it. The never two
-// of one guest rests on it: docs/design/libvirt-migration.md is this test's output in words.
+// faults_test.go - what both sides of a migration are left with when something dies at each point of it. That there are
+// never two of one guest rests on it.
 
 import (
 	"context"
