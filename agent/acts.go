@@ -348,6 +348,7 @@ func (g *guest) forget(ctx context.Context) error {
 	g.mu.Lock()
 	g.plugged, g.prepared, g.failure = false, nil, Failure{}
 	g.mu.Unlock()
+	g.agent.networks.unplugged(g.uid)
 	if err := os.RemoveAll(g.agent.guestRunDir(g.uid)); err != nil {
 		return fmt.Errorf("remove the sockets of guest %s: %w", g.name, err)
 	}

@@ -25,6 +25,7 @@ type networkKeeper struct {
 	wanted  *v1.NetworkWanted
 	inForce uint64
 	routed  map[string]bool // guests routed to their taps
+	gone    uint64          // counts the taps that were taken away
 	failure error
 	applied chan struct{} // closed after each attempt
 	rounds  uint64
@@ -69,7 +70,7 @@ func (k *networkKeeper) run(ctx context.Context) {
 
 func (k *networkKeeper) apply(ctx context.Context) bool {
 	k.mu.Lock()
-	wanted := k.wanted
+	wanted, gone := k.wanted, k.gone
 	k.mu.Unlock()
 	begun := time.Now()
 	local, err := k.local(), errNoNetwork
@@ -78,12 +79,14 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	}
 	k.mu.Lock()
 	k.failure = err
-	k.rounds++
-	if err == nil {
-		k.inForce = wanted.Generation
-		k.routed = map[string]bool{}
-		for _, g := range local {
-			k.routed[g.UID] = true
+	if gone == k.gone { // else a tap has gone meanwhile and taken its route along, and the next round begins at once
+		k.rounds++
+		if err == nil {
+			k.inForce = wanted.Generation
+			k.routed = map[string]bool{}
+			for _, g := range local {
+				k.routed[g.UID] = true
+			}
 		}
 	}
 	close(k.applied)
@@ -98,6 +101,15 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	k.log.Debug("network applied", "generation", wanted.Generation, "local", len(local), "took", time.Since(begun), "error", err)
 	k.changed()
 	return err == nil
+}
+
+// unplugged is to be told that a tap was taken away, and its route with it.
+func (k *networkKeeper) unplugged(uid string) {
+	k.mu.Lock()
+	k.gone++
+	delete(k.routed, uid)
+	k.mu.Unlock()
+	poke(k.wake)
 }
 
 // ensure waits until a guest that is local is routed to its tap.
