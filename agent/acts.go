@@ -134,6 +134,9 @@ func (g *guest) write(from, to *Record) error {
 func (g *guest) prepare(ctx context.Context, w *v1.GuestWanted) error {
 	p := &prepared{epoch: w.Epoch}
 	err := g.prepareParts(ctx, w, p)
+	if err != nil && p.tap != "" { // the guest may not be wanted any more, and nobody would take its tap away
+		err = errors.Join(err, g.unplug(context.WithoutCancel(ctx)))
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err == nil {
@@ -342,19 +345,30 @@ func (g *guest) forget(ctx context.Context) error {
 	if r != nil && r.Source != "" {
 		g.agent.tunnels.Drop(r.Migration)
 	}
-	if err := g.agent.network.UnplugGuest(ctx, g.uid); err != nil {
-		return fmt.Errorf("unplug guest %s: %w", g.name, err)
+	if err := g.unplug(ctx); err != nil {
+		return err
 	}
 	g.mu.Lock()
-	g.plugged, g.prepared, g.failure = false, nil, Failure{}
+	g.failure = Failure{}
 	g.mu.Unlock()
-	g.agent.networks.unplugged(g.uid)
 	if err := os.RemoveAll(g.agent.guestRunDir(g.uid)); err != nil {
 		return fmt.Errorf("remove the sockets of guest %s: %w", g.name, err)
 	}
 	if err := os.Remove(filepath.Join(g.agent.records.GuestDir(g.uid), "console.log")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the console of guest %s: %w", g.name, err)
 	}
+	return nil
+}
+
+// unplug takes away the guest's tap, and the route to it.
+func (g *guest) unplug(ctx context.Context) error {
+	if err := g.agent.network.UnplugGuest(ctx, g.uid); err != nil {
+		return fmt.Errorf("unplug guest %s: %w", g.name, err)
+	}
+	g.mu.Lock()
+	g.plugged, g.prepared = false, nil
+	g.mu.Unlock()
+	g.agent.networks.unplugged(g.uid)
 	return nil
 }
 

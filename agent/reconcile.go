@@ -249,6 +249,9 @@ func stepAbsent(o Observed) Decision {
 		actions = append(actions, Action{Kind: ActionDestroy})
 	}
 	if o.Record == nil || o.Record.Outcome == OutcomeForgotten {
+		if o.Prepared != 0 {
+			actions = append(actions, Action{Kind: ActionForget})
+		}
 		return act(actions...)
 	}
 	actions = append(actions, Action{Kind: ActionConfirm}, Action{Kind: ActionForget}, end(o.Record, OutcomeForgotten, ""))

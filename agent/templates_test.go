@@ -71,6 +71,24 @@ func TestAGuestIsBootedPlainlyWhereNoTemplateCanBeMade(t *testing.T) {
 	}
 }
 
+func TestAGuestThatIsGivenUpWhileItWaitsForATemplateLeavesNoTap(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	booting := make(chan struct{})
+	o.boot = func(ctx context.Context, s Spec) error {
+		close(booting)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	o.start()
+	o.take(forkedWish(uid, 1))
+	<-booting
+	o.take(guestWish(uid, absent, 1))
+	o.await("the tap is gone", func(*v1.HostObserved) bool {
+		return o.count("plug "+uid) == 1 && o.count("unplug "+uid) > 0
+	})
+}
+
 func TestATemplateThatCannotBeRestoredIsDiscarded(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
