@@ -23,13 +23,19 @@ func (n *countingNetwork) Apply(context.Context, *v1.NetworkWanted, []NetworkGue
 	return nil
 }
 
+// newTestKeeper keeps a network with one local guest, g, for as long as the test lasts.
+func newTestKeeper(t *testing.T, network Network) (*networkKeeper, context.Context) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(cancel)
+	k := newNetworkKeeper(network, func() []NetworkGuest { return []NetworkGuest{{UID: "g"}} }, func() {}, slog.New(slog.DiscardHandler))
+	k.want(&v1.NetworkWanted{Generation: 1})
+	return k, ctx
+}
+
 // A guest that ends and is started again at once gets a new tap, to which nothing is routed yet.
 func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
 	network := &countingNetwork{during: func() {}}
-	k := newNetworkKeeper(network, func() []NetworkGuest { return []NetworkGuest{{UID: "g"}} }, func() {}, slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	k.want(&v1.NetworkWanted{Generation: 1})
+	k, ctx := newTestKeeper(t, network)
 	go k.run(ctx)
 	if err := k.ensure(ctx, "g"); err != nil {
 		t.Fatal(err)
@@ -46,15 +52,12 @@ func TestTapThatWasTakenAwayIsRoutedAnew(t *testing.T) {
 
 func TestRoundDuringWhichATapGoesDoesNotCount(t *testing.T) {
 	network := &countingNetwork{}
-	k := newNetworkKeeper(network, func() []NetworkGuest { return []NetworkGuest{{UID: "g"}} }, func() {}, slog.New(slog.DiscardHandler))
+	k, ctx := newTestKeeper(t, network)
 	network.during = func() {
 		if network.rounds.Load() == 1 {
 			k.unplugged("g")
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	k.want(&v1.NetworkWanted{Generation: 1})
 	go k.run(ctx)
 	if err := k.ensure(ctx, "g"); err != nil {
 		t.Fatal(err)
