@@ -135,8 +135,7 @@ func (l *Lab) waitForAgents(ctx context.Context) error {
 	for _, host := range l.Hosts() {
 		err := waitFor(ctx, time.Minute, "agent of host "+host.Name+" to join the manager", func() bool { return l.joined(host.Name) })
 		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w; its log %s says: %s", err, filepath.Join(l.hostDir(host.Name), "log", "agent.log"),
-				l.lastLine(host.Name, "agent"))
+			return fmt.Errorf("%w; %s", err, l.LastWords(host.Name))
 		}
 		if err != nil {
 			return err
@@ -144,6 +143,11 @@ func (l *Lab) waitForAgents(ctx context.Context) error {
 	}
 	l.say("all agents have joined")
 	return nil
+}
+
+// LastWords is what the agent of a host logged last, for an error.
+func (l *Lab) LastWords(host string) string {
+	return fmt.Sprintf("its agent's log %s says: %s", filepath.Join(l.hostDir(host), "log", "agent.log"), l.lastLine(host, "agent"))
 }
 
 // startHost starts a host's first process unless it runs, and wires it to its LAN.

@@ -10,7 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"os/user"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -99,12 +103,30 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	return l.waitForAgents(ctx)
 }
 
+// Missing names what a lab needs and this machine lacks, and how to get it.
+func Missing() (missing []string) {
+	if os.Geteuid() != 0 {
+		missing = append(missing, "root (it makes namespaces and network links)")
+	}
+	for program, pkg := range map[string]string{"libvirtd": "libvirt-daemon", "qemu-system-x86_64": "qemu-system-x86", "nft": "nftables"} {
+		if _, err := exec.LookPath(program); err != nil {
+			missing = append(missing, fmt.Sprintf("%s (apt install %s)", program, pkg))
+		}
+	}
+	if _, err := user.Lookup("libvirt-qemu"); err != nil {
+		missing = append(missing, "the user libvirt-qemu, without which libvirt runs no guest "+
+			"(apt install libvirt-daemon-system, or useradd --system --user-group libvirt-qemu)")
+	}
+	slices.Sort(missing)
+	return missing
+}
+
 func (o *Options) complete() error {
 	if err := CheckShape(o.Name, o.Sites, o.Hosts); err != nil {
 		return err
 	}
-	if os.Geteuid() != 0 {
-		return errors.New("a lab needs root: it makes namespaces and network links")
+	if missing := Missing(); len(missing) > 0 {
+		return fmt.Errorf("a lab needs what this machine lacks: %s", strings.Join(missing, "; "))
 	}
 	if o.Executable == "" {
 		self, err := os.Executable()

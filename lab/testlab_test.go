@@ -21,11 +21,8 @@ import (
 // needLab skips a test where no lab can be; where tests are to be run, what they need ought to be there.
 func needLab(t *testing.T) {
 	t.Helper()
-	var missing []string
-	if os.Geteuid() != 0 {
-		missing = append(missing, "root")
-	}
-	for _, program := range []string{"libvirtd", "virsh", "qemu-system-x86_64", "ping", "nsenter", "setpriv", "pkill"} {
+	missing := Missing()
+	for _, program := range []string{"virsh", "ping", "nsenter", "setpriv", "pkill"} {
 		if _, err := exec.LookPath(program); err != nil {
 			missing = append(missing, program)
 		}

@@ -20,6 +20,13 @@ if [ "${#missing[@]}" -gt 0 ]; then
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 
+# libvirt's daemon does not start its QEMU driver without this user, which Debian's libvirt-daemon-system makes;
+# that package would also start a daemon and a network on this machine.
+if ! getent passwd libvirt-qemu >/dev/null; then
+    say "making the system user libvirt-qemu"
+    as_root useradd --system --user-group --no-create-home --home-dir /var/lib/libvirt --shell /usr/sbin/nologin libvirt-qemu
+fi
+
 # Any Go from 1.21 on fetches the exact toolchain that go.mod names; Debian 12's own (1.19) does not.
 go_minor() { "$1" version 2>/dev/null | sed -n 's/.*go1\.\([0-9]*\).*/\1/p'; }
 find_go() {

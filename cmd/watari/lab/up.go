@@ -58,7 +58,7 @@ the client config, unless --manager and --token name another; or pass --agent=fa
 			return err
 		}
 		if o.Agent && o.Manager == "" {
-			if err := v.hostsReady(ctx, l.Hosts()); err != nil {
+			if err := v.hostsReady(ctx, l); err != nil {
 				return err
 			}
 		}
@@ -72,20 +72,23 @@ the client config, unless --manager and --token name another; or pass --agent=fa
 const readyWait = 2 * time.Minute
 
 // hostsReady returns when the manager knows all hosts as ready.
-func (v *verbs) hostsReady(ctx context.Context, hosts []lab.Host) error {
+func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	c, err := v.Client()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyWait)
+	waiting, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
-	for _, host := range hosts {
-		err := c.Watch(ctx, "host", host.Name, nil, func(seen *v1.WatchResponse) (bool, error) {
+	for _, host := range l.Hosts() {
+		err := c.Watch(waiting, "host", host.Name, nil, func(seen *v1.WatchResponse) (bool, error) {
 			state := seen.GetHost().GetState()
 			return state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE, nil
 		})
+		if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+			return fmt.Errorf("host %s is not ready after %v; %s", host.Name, readyWait, l.LastWords(host.Name))
+		}
 		if err != nil {
-			return fmt.Errorf("wait for host %s to be ready (its agent's log is among the lab's files, see `watari lab status`): %w", host.Name, err)
+			return fmt.Errorf("wait for host %s to be ready: %w", host.Name, err)
 		}
 		v.say("host " + host.Name + " is ready for guests")
 	}
