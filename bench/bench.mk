@@ -13,3 +13,7 @@ bench-start: build ## four guests from nothing to a finished mpirun: forked, boo
 bench-migrate: build ## live migration under an MPI ping-pong, against virsh migrate --live (root)
 	@scripts/setup.sh libopenmpi-dev openmpi-bin openssl
 	@$(GO) run ./bench/migrate
+
+.PHONY: bench-idle
+bench-idle: build ## CPU time and memory of manager and agent with sixteen idle guests (root)
+	@$(GO) run ./bench/idle
