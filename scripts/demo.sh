@@ -66,6 +66,7 @@ say "the melt again; $guest moves to the other site while it runs, and back"
 # The step that the program printed last.
 step() { awk '/^ *Step /{inside=1; next} /^Loop time/{inside=0} inside && $1 ~ /^[0-9]+$/ {s=$1} END {print s+0}' "$work/migrated.out"; }
 begin=$(now)
+: > "$work/migrated.out" # what an earlier demo left must not be read
 melt "$work/migrated.log" > "$work/migrated.out" 2>&1 &
 background=$!
 while [ "$(step)" -lt 20 ]; do
