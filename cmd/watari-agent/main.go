@@ -13,11 +13,13 @@ import (
 	"strings"
 	"syscall"
 
+	"watari/internal/descriptors"
 	"watari/internal/version"
 	"watari/overlay"
 )
 
 func main() {
+	descriptors.KeepToSelf()
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "watari-agent:", err)
 		os.Exit(1)

@@ -10,11 +10,13 @@ import (
 
 	"watari/cmd/internal/cli"
 	"watari/cmd/watari/root"
+	"watari/internal/descriptors"
 	"watari/lab"
 )
 
 func main() {
-	lab.Helper(os.Args) // does not return where this process is one of a lab's own
+	descriptors.KeepToSelf() // also of the lab's own processes, which start daemons
+	lab.Helper(os.Args)      // does not return where this process is one of a lab's own
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	env := &cli.Env{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Signals: signals, Now: time.Now}
