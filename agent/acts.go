@@ -271,6 +271,7 @@ func (g *guest) resume(ctx context.Context) error {
 	g.mu.Lock()
 	g.resuming, g.resumedAt = true, time.Time{}
 	g.mu.Unlock()
+	g.identity.resumes()
 	err := g.agent.hypervisor.Resume(ctx, g.uid)
 	g.mu.Lock()
 	g.resuming = false
@@ -283,7 +284,7 @@ func (g *guest) resume(ctx context.Context) error {
 	}
 	g.agent.domains.set(g.uid, "", DomainRunning)
 	g.agent.publish()
-	g.identity.restarted()
+	g.identity.resumed()
 	return nil
 }
 

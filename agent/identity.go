@@ -25,6 +25,8 @@ const (
 	askTimeout = 5 * time.Second
 	// identifyTimeout is how long a guest may take over its identity, on a host that is busy.
 	identifyTimeout = 30 * time.Second
+	// trustTime is how long a guest that goes on where it stopped is taken to be ready before its agent has answered.
+	trustTime = 10 * time.Second
 )
 
 // identityKeeper keeps one guest the one it is meant to be: it gives it its identity after each start and
@@ -37,10 +39,11 @@ type identityKeeper struct {
 
 	mu      sync.Mutex
 	isReady bool
-	setTime bool   // the clock is to be set
-	told    []byte // hash of the identity that the guest has
-	hash    string // the guest's own hash of its peers then
-	boot    string // the guest kernel's boot id then
+	trusted time.Time // until then it is taken to be
+	setTime bool      // the clock is to be set
+	told    []byte    // hash of the identity that the guest has
+	hash    string    // the guest's own hash of its peers then
+	boot    string    // the guest kernel's boot id then
 }
 
 func newIdentityKeeper(g *guest) *identityKeeper {
@@ -52,8 +55,24 @@ func newIdentityKeeper(g *guest) *identityKeeper {
 
 func (k *identityKeeper) poke() { poke(k.wake) }
 
-// restarted: the guest was started, restored or resumed just now.
+// restarted: the guest was started or restored just now.
 func (k *identityKeeper) restarted() {
+	k.mu.Lock()
+	k.trusted = time.Time{}
+	k.mu.Unlock()
+	k.resumed()
+}
+
+// resumes: the guest is about to go on where it stopped, at another host perhaps. Its agent stopped with it and goes on
+// with it, and only has to be reached again: to the guest's owner it is as ready as it was.
+func (k *identityKeeper) resumes() {
+	k.mu.Lock()
+	k.trusted = time.Now().Add(trustTime)
+	k.mu.Unlock()
+}
+
+// resumed: the guest goes on since just now. Its agent is to be reached anew, and told the time and who it is.
+func (k *identityKeeper) resumed() {
 	k.mu.Lock()
 	k.isReady, k.setTime, k.told = false, true, nil
 	k.mu.Unlock()
@@ -64,7 +83,7 @@ func (k *identityKeeper) restarted() {
 func (k *identityKeeper) ready() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.isReady
+	return k.isReady || time.Now().Before(k.trusted)
 }
 
 func (k *identityKeeper) run(ctx context.Context) {

@@ -31,6 +31,7 @@ type outside struct {
 	mu              sync.Mutex
 	domains         map[string]Domain
 	down            bool // the hypervisor cannot be asked
+	mute            bool // no guest's agent answers
 	log             []string
 	expected        map[string]Expected
 	active          map[string]bool
@@ -276,7 +277,10 @@ type stubChannel struct {
 }
 
 func (c stubChannel) RoundTrip(r *http.Request) (*http.Response, error) {
-	if c.o.state(c.uid) != DomainRunning {
+	c.o.mu.Lock()
+	mute := c.o.mute
+	c.o.mu.Unlock()
+	if mute || c.o.state(c.uid) != DomainRunning {
 		return nil, errors.New("nobody answers")
 	}
 	w := httptest.NewRecorder()

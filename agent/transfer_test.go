@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "watari/api/watariv1"
 )
@@ -116,6 +117,43 @@ func TestAReceivedGuestRunsOnlyUnderTheGrant(t *testing.T) {
 	}
 	if h, _ := o.agent.Observed(); find(h, uid).ResumedUnixNs == 0 {
 		t.Error("when it was resumed is not reported")
+	}
+}
+
+func TestAGuestThatMovedIsReadyUnlessItsAgentStaysSilent(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	receive(o)
+	o.mu.Lock()
+	o.mute = true
+	o.mu.Unlock()
+	o.take(guestWish(uid, run, 2))
+	g := o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+	if !g.Ready {
+		t.Error("it goes on and is not taken to be ready")
+	}
+	keeper := o.agent.guest(uid).identity
+	keeper.mu.Lock()
+	keeper.trusted = time.Now().Add(-time.Second) // as if its agent had been silent for that long
+	keeper.mu.Unlock()
+	ready := func(want bool) func(*v1.HostObserved) bool {
+		return func(h *v1.HostObserved) bool { return find(h, uid).Ready == want }
+	}
+	o.await("not ready", ready(false))
+	o.mu.Lock()
+	o.mute = false
+	o.mu.Unlock()
+	o.await("ready", ready(true))
+	if o.identity.GetEpoch() != 2 {
+		t.Errorf("identity: %v", o.identity)
+	}
+	// One that is started anew has an agent that was never heard of.
+	o.mu.Lock()
+	o.mute = true
+	o.mu.Unlock()
+	o.take(guestWish(uid, run, 3))
+	if g := o.awaitCondition(uid, 3, v1.GuestCondition_GUEST_CONDITION_RUNNING); g.Ready {
+		t.Error("it is ready before its agent has answered")
 	}
 }
 
