@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 )
 
@@ -26,7 +28,7 @@ type Config struct {
 	RunDir   string // /run/watari
 	Log      *slog.Logger
 
-	// Info is filled once and completed by what the parts know.
+	// Info is completed by what the hypervisor says of itself, once it answers.
 	Info *v1.HostInfo
 	// Load samples the host's load.
 	Load func() *v1.HostLoad
@@ -57,10 +59,12 @@ type Agent struct {
 	templates  *templates
 
 	mu           sync.Mutex
+	info         *v1.HostInfo // replaced as a whole
 	guests       map[string]*guest
-	taken        mark        // the latest HostWanted
-	full         mark        // the latest one that every guest has taken a step for
-	wantedImages []*v1.Image // by that
+	taken        mark          // the latest HostWanted
+	full         mark          // the latest one that every guest has taken a step for
+	wantedImages []*v1.Image   // by that
+	heard        chan struct{} // closed when the hypervisor has answered once
 	term         uint64
 	problems     []string // of the agent's start
 	refused      string
@@ -72,7 +76,8 @@ type Agent struct {
 // follow what happens.
 func New(ctx context.Context, config Config) (*Agent, error) {
 	a := &Agent{ctx: ctx, config: config, log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
-		images: config.Images, tunnels: config.Tunnels, guests: map[string]*guest{}, changed: make(chan struct{})}
+		images: config.Images, tunnels: config.Tunnels, info: config.Info, guests: map[string]*guest{},
+		changed: make(chan struct{}), heard: make(chan struct{})}
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -102,7 +107,9 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 // takeUp compares the records with what the hypervisor has.
 func (a *Agent) takeUp() {
 	a.records.Clear(keepForgotten)
-	a.domains.refresh(a.ctx)
+	if _, err := a.domains.refresh(a.ctx); err != nil {
+		a.log.Warn("the hypervisor does not answer yet; trying on", "error", err)
+	}
 	records, problems := a.records.Load()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -114,9 +121,32 @@ func (a *Agent) takeUp() {
 			a.guests[uid] = a.newGuest(uid, record.Name, record, false)
 		}
 	}
+	a.heardLocked()
+}
+
+// heardLocked takes up what only the hypervisor can tell, as soon as it has answered once: which domains there are that
+// no record tells of. Its versions may change whenever its daemon is started anew.
+func (a *Agent) heardLocked() {
+	if !a.domains.heard() {
+		return
+	}
+	if hypervisor, qemu, err := a.hypervisor.Versions(); err == nil &&
+		(hypervisor != a.info.LibvirtVersion || qemu != a.info.QemuVersion) {
+		a.info = proto.CloneOf(a.info)
+		a.info.LibvirtVersion, a.info.QemuVersion = hypervisor, qemu
+	}
+	select {
+	case <-a.heard:
+		return
+	default:
+		close(a.heard)
+	}
 	for _, info := range a.domains.all() {
 		if a.guests[info.UID] == nil && !isTemplate(info.Name) {
-			a.guests[info.UID] = a.newGuest(info.UID, info.Name, records[info.UID], a.records.Damaged(info.UID))
+			g := a.newGuest(info.UID, info.Name, a.loadRecord(info.UID), a.records.Damaged(info.UID))
+			g.want(nil, a.taken) // it was not mentioned
+			poke(g.wake)
+			a.guests[info.UID] = g
 		}
 	}
 }
@@ -134,7 +164,13 @@ func (a *Agent) Run() {
 	ctx := a.ctx
 	go a.networks.run(ctx)
 	go a.sample(ctx)
-	go a.templates.clean(ctx)
+	go func() {
+		select {
+		case <-a.heard: // until then it cannot be told which templates are of use
+			a.templates.clean(ctx)
+		case <-ctx.Done():
+		}
+	}()
 	a.follow(ctx)
 	a.mu.Lock()
 	guests := a.allLocked()
@@ -192,6 +228,9 @@ func (a *Agent) refresh(ctx context.Context) {
 			poke(g.wake)
 		}
 	}
+	a.mu.Lock()
+	a.heardLocked()
+	a.mu.Unlock()
 	if err == nil && (len(changed) > 0 || trouble != nil) {
 		// Guests without a domain may have waited for the hypervisor, too.
 		a.wakeAll()

@@ -318,6 +318,57 @@ func TestAGuestOfWhichOnlyTheRecordIsLeftGoesOnWhenTheHypervisorAnswers(t *testi
 	o.awaitReady(2)
 }
 
+func TestAnAgentThatStartsWithoutTheHypervisorSaysSoAndGoesOnOnceItAnswers(t *testing.T) {
+	const known, unknown = uid, "00000000-0000-4000-8000-000000000002"
+	o := newOutside(t)
+	o.start()()
+	store := NewRecordStore(filepath.Join(o.dir, "state", "guests"))
+	if err := store.Save(&Record{UID: known, Name: "md-1", Epoch: 1, Phase: PhaseStarted}, false); err != nil {
+		t.Fatal(err)
+	}
+	template := filepath.Join(o.dir, "state", "templates", "key.save")
+	if err := os.MkdirAll(filepath.Dir(template), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(template, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	o.down = true
+	o.domains[known], o.domains[unknown] = DomainRunning, DomainRunning
+	o.mu.Unlock()
+	o.start()
+	o.take(guestWish(known, run, 1))
+	h := o.await("why", func(h *v1.HostObserved) bool {
+		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "libvirt cannot be reached") && strings.Contains(p, "it is down") })
+	})
+	if g := find(h, known); g.GetCondition() != v1.GuestCondition_GUEST_CONDITION_RUNNING || h.Generation == generation || h.Info.LibvirtVersion != "" {
+		t.Errorf("concluded from nothing: %v", h)
+	}
+	if _, err := os.Stat(template); err != nil {
+		t.Errorf("a template was judged by versions that are not known: %v", err)
+	}
+	o.mu.Lock()
+	o.down = false
+	o.mu.Unlock()
+	o.events <- DomainEvent{}
+	o.await("all that is here", func(h *v1.HostObserved) bool {
+		return find(h, known).GetReady() && find(h, unknown) != nil && h.Generation == generation &&
+			h.Info.LibvirtVersion == "9" && h.Info.QemuVersion == "7" && len(h.Problems) == 0
+	})
+	if o.count("boot "+known)+o.count("destroy "+known)+o.count("destroy "+unknown) != 0 {
+		t.Errorf("touched: %v", o.log)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(template); errors.Is(err, os.ErrNotExist) {
+			break // it has no description
+		}
+		if time.Now().After(end) {
+			t.Fatal("what a crash left of templates is not cleaned up")
+		}
+	}
+}
+
 func TestProblemsOfTheNetworkAreReported(t *testing.T) {
 	o := newOutside(t)
 	o.networkProblems = []string{"another filter drops packets"}

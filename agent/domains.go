@@ -135,6 +135,13 @@ func (d *domains) all() []DomainInfo {
 	return list
 }
 
+// heard: the hypervisor has listed its domains at least once.
+func (d *domains) heard() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.listed
+}
+
 // problem says why the hypervisor cannot be asked.
 func (d *domains) problem() error {
 	d.mu.Lock()

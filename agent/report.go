@@ -15,13 +15,13 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	changed := a.changed
 	guests := a.allLocked()
 	taken := a.taken
-	o := &v1.HostObserved{Info: a.config.Info, Load: a.load, Problems: slices.Clone(a.problems)}
+	o := &v1.HostObserved{Info: a.info, Load: a.load, Problems: slices.Clone(a.problems)}
 	if a.refused != "" {
 		o.Problems = append(o.Problems, a.refused)
 	}
 	a.mu.Unlock()
 
-	all := true
+	all := a.domains.heard() // nothing is said to be so while it is not known which guests are here
 	for _, g := range guests {
 		g.mu.Lock()
 		all = all && !g.seen.before(taken)
@@ -48,7 +48,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 		o.Problems = append(o.Problems, "network: "+problem)
 	}
 	if err := a.domains.problem(); err != nil {
-		o.Problems = append(o.Problems, fmt.Sprintf("the hypervisor cannot be reached; its guests run on: %v", err))
+		o.Problems = append(o.Problems, fmt.Sprintf("libvirt cannot be reached; guests run on: %v", err))
 	}
 	o.Problems = append(o.Problems, a.templates.problems()...)
 	o.Images = a.images.Held()

@@ -57,10 +57,10 @@ type Libvirt struct {
 	last      error            // why there is no connection
 }
 
-// Connect reaches the daemon at uri ("qemu:///system") and keeps the connection up until Close: after a restart
-// of the daemon it connects again by itself and says so by an event. It fails if ctx ends before the first
-// connection stands, or if the host cannot run guests.
-func Connect(ctx context.Context, uri string, options Options) (*Libvirt, error) {
+// Connect begins to connect to the daemon at uri ("qemu:///system") and keeps the connection up until Close: it tries on
+// for as long as the daemon does not answer or the host cannot run guests, connects again after a restart of the daemon,
+// and says so by an event each time a connection stands. It does not wait for the first.
+func Connect(uri string, options Options) (*Libvirt, error) {
 	if err := startEventLoop(); err != nil {
 		return nil, err
 	}
@@ -73,19 +73,7 @@ func Connect(ctx context.Context, uri string, options Options) (*Libvirt, error)
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	go l.keep()
-	l.lock.Lock()
-	ready := l.ready
-	l.lock.Unlock()
-	select {
-	case <-ready:
-		return l, nil
-	case <-ctx.Done():
-		l.lock.Lock()
-		last := l.last
-		l.lock.Unlock()
-		l.Close()
-		return nil, fmt.Errorf("connect to libvirt at %s: %w", uri, errors.Join(ctx.Err(), last))
-	}
+	return l, nil
 }
 
 // Close gives the connection up. Domains are left as they are; Events is closed.
@@ -101,7 +89,7 @@ func (l *Libvirt) Events() <-chan Event { return l.events.out }
 func (l *Libvirt) keep() {
 	defer close(l.done)
 	defer l.events.close()
-	wait, connected := retryAtFirst, false
+	wait := retryAtFirst
 	for l.ctx.Err() == nil {
 		lost, err := l.connect()
 		if err != nil {
@@ -112,11 +100,9 @@ func (l *Libvirt) keep() {
 			wait = min(2*wait, retryAtMost)
 			continue
 		}
-		if wait = retryAtFirst; connected {
-			l.log.Info("libvirt answers again", "uri", l.uri)
-			l.events.push(Event{Kind: Reconnected})
-		}
-		connected = true
+		wait = retryAtFirst
+		l.log.Info("connected to libvirt", "uri", l.uri)
+		l.events.push(Event{Kind: Connected})
 		select {
 		case reason := <-lost:
 			l.log.Warn("the connection to libvirt was lost", "uri", l.uri, "reason", reason)
@@ -229,7 +215,7 @@ func (l *Libvirt) setLast(err error) {
 func (l *Libvirt) take(ctx context.Context) (*libvirt.Connect, error) {
 	for {
 		l.lock.Lock()
-		conn, ready, last := l.conn, l.ready, l.last
+		conn, ready := l.conn, l.ready
 		if conn != nil {
 			err := conn.Ref()
 			l.lock.Unlock()
@@ -241,9 +227,22 @@ func (l *Libvirt) take(ctx context.Context) (*libvirt.Connect, error) {
 		case <-l.ctx.Done():
 			return nil, fmt.Errorf("%w: the connection was closed", ErrUnavailable)
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", ErrUnavailable, errors.Join(ctx.Err(), last))
+			l.lock.Lock()
+			defer l.lock.Unlock()
+			return nil, unavailable(ctx.Err(), l.last)
 		}
 	}
+}
+
+// unavailable says why there was no connection until ctx ended: its last attempt's failure says more than the time.
+func unavailable(ended, last error) error {
+	switch {
+	case last == nil || !errors.Is(ended, context.DeadlineExceeded):
+		return fmt.Errorf("%w: %w", ErrUnavailable, ended)
+	case errors.Is(last, ErrUnavailable):
+		return last
+	}
+	return fmt.Errorf("%w: %w", ErrUnavailable, last)
 }
 
 // call runs fn with the connection, and returns when fn has, or with ErrUnavailable when ctx ends or limit has

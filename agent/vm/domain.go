@@ -71,7 +71,11 @@ func list(conn *libvirt.Connect) ([]Domain, error) {
 // Boot makes the guest's domain and starts it. The tap and the image's files must exist. It fails if a domain of
 // that name or uid exists. After ErrUnavailable the domain may come to be: Destroy it or look for it.
 func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
-	text, err := domainXML(spec, l.hostFacts())
+	host := l.hostFacts()
+	if host == nil {
+		return fmt.Errorf("boot guest %s: %w", spec.Name, ErrUnavailable)
+	}
+	text, err := domainXML(spec, host)
 	if err != nil {
 		return err
 	}

@@ -114,22 +114,22 @@ func TestMachineIsThePreferredElseTheNewest(t *testing.T) {
 	}
 }
 
-func TestEventsThatAreNotReadBecomeOneReconnected(t *testing.T) {
+func TestEventsThatAreNotReadBecomeOneConnected(t *testing.T) {
 	q := newEventQueue()
 	for range 3 * eventRoom {
 		q.push(Event{UID: "u", Kind: Changed})
 	}
 	q.close()
-	changed, reconnected := 0, 0
+	changed, connected := 0, 0
 	for e := range q.out {
-		if e.Kind == Reconnected {
-			reconnected++
+		if e.Kind == Connected {
+			connected++
 		} else {
 			changed++
 		}
 	}
-	if changed != eventRoom-1 || reconnected != 1 {
-		t.Errorf("%d changed, %d reconnected", changed, reconnected)
+	if changed != eventRoom-1 || connected != 1 {
+		t.Errorf("%d changed, %d connected", changed, connected)
 	}
 	q.push(Event{}) // after close: no panic
 }

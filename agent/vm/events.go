@@ -8,7 +8,7 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// eventRoom is how many events may wait for the reader before they are replaced by one Reconnected.
+// eventRoom is how many events may wait for the reader before they are replaced by one Connected.
 const eventRoom = 1024
 
 // eventQueue hands events on. Pushing never blocks; when the reader is too slow, events are dropped and it is
@@ -29,11 +29,11 @@ func (q *eventQueue) push(e Event) {
 	if q.closed {
 		return
 	}
-	// One place is kept free for the Reconnected that stands for those dropped.
+	// One place is kept free for the Connected that stands for those dropped.
 	if len(q.out) >= cap(q.out)-1 {
 		if !q.dropped {
 			q.dropped = true
-			q.out <- Event{Kind: Reconnected}
+			q.out <- Event{Kind: Connected}
 		}
 		return
 	}

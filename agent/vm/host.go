@@ -124,12 +124,16 @@ func version(n uint32) string {
 	return fmt.Sprintf("%d.%d.%d", n/1_000_000, n/1000%1000, n%1000)
 }
 
-// Versions of libvirt and QEMU, as of the last connection.
+// Versions of libvirt and QEMU, as of the last connection; ErrUnavailable before the first.
 func (l *Libvirt) Versions() (libvirtVersion, qemuVersion string, err error) {
 	host := l.hostFacts()
+	if host == nil {
+		return "", "", ErrUnavailable
+	}
 	return host.libvirtVersion, host.qemuVersion, nil
 }
 
+// hostFacts are nil before the first connection.
 func (l *Libvirt) hostFacts() *hostFacts {
 	l.lock.Lock()
 	defer l.lock.Unlock()
@@ -137,8 +141,14 @@ func (l *Libvirt) hostFacts() *hostFacts {
 }
 
 // TemplateKey names the template that a guest can be forked from: guests with equal keys differ in nothing that a
-// saved state freezes. It is a short hex string, fit for a file name.
-func (l *Libvirt) TemplateKey(spec Spec) string { return templateKey(spec, l.hostFacts()) }
+// saved state freezes. It is a short hex string, fit for a file name; empty before the first connection.
+func (l *Libvirt) TemplateKey(spec Spec) string {
+	host := l.hostFacts()
+	if host == nil {
+		return ""
+	}
+	return templateKey(spec, host)
+}
 
 func templateKey(spec Spec, host *hostFacts) string {
 	// The domain itself is part of the key, without what Fork replaces, so that a change in how domains are made

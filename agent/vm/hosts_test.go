@@ -160,11 +160,10 @@ func startHost(t *testing.T, name string) *testHost {
 		}
 		_ = os.RemoveAll(folder)
 	})
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	if h.driver, err = Connect(ctx, h.uri(), Options{}); err != nil {
+	if h.driver, err = Connect(h.uri(), Options{}); err != nil {
 		t.Fatal(err)
 	}
+	waitEvent(t, h.driver, Connected)
 	return h
 }
 

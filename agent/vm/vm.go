@@ -67,7 +67,7 @@ type EventKind int
 // The kinds of events.
 const (
 	Changed      EventKind = iota + 1 // the domain's state changed: look at it again
-	Reconnected                       // libvirt answers again, or events were lost: look at everything again
+	Connected                         // libvirt answers, or events were lost: look at everything again
 	Disconnected                      // libvirt does not answer; domains run on
 )
 
@@ -75,8 +75,8 @@ func (k EventKind) String() string {
 	switch k {
 	case Changed:
 		return "changed"
-	case Reconnected:
-		return "reconnected"
+	case Connected:
+		return "connected"
 	case Disconnected:
 		return "disconnected"
 	}

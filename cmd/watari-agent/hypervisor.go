@@ -53,7 +53,7 @@ func (h *hypervisor) Events() <-chan agent.DomainEvent { return h.events }
 func (h *hypervisor) List(ctx context.Context) ([]agent.DomainInfo, error) {
 	list, err := h.Libvirt.List(ctx)
 	if err != nil {
-		return nil, err
+		return nil, plain(err)
 	}
 	infos := make([]agent.DomainInfo, 0, len(list))
 	for _, d := range list {

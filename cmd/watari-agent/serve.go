@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"watari/agent"
 	"watari/agent/accel"
@@ -25,9 +24,6 @@ import (
 	"watari/internal/version"
 	"watari/overlay"
 )
-
-// libvirtWait is how long libvirt may take to answer when the agent starts.
-const libvirtWait = time.Minute
 
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
@@ -63,16 +59,11 @@ func serve(ctx context.Context, o options) error {
 	if site := tie.Site(); site != "" {
 		info.Site = site // the token's word goes before the host's own
 	}
-	libvirtCtx, cancel := context.WithTimeout(ctx, libvirtWait)
-	libvirt, err := vm.Connect(libvirtCtx, o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
-	cancel()
+	libvirt, err := vm.Connect(o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
 	if err != nil {
 		return err
 	}
 	defer libvirt.Close()
-	if info.LibvirtVersion, info.QemuVersion, err = libvirt.Versions(); err != nil {
-		return err
-	}
 	store, err := cache.New(filepath.Join(o.state, "images"), tie.Get, log)
 	if err != nil {
 		return err
