@@ -534,3 +534,35 @@ func TestGuestsAreStoppedAndStarted(t *testing.T) {
 	}
 	r.awaitGuest("md-0", "")
 }
+
+func TestARunIsRefusedWhileAGuestIsStopped(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	r.image("mpi")
+	r.host("a1")
+	if _, err := r.admin.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(2)})); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(name string) error {
+		_, err := r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Name: name,
+			Spec: &v1.RunSpec{Cluster: "md", Command: []string{"hostname"}, Ranks: 1, Hold: true}}))
+		return err
+	}
+	if err := ask("held"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.admin.StopGuest(ctx, connect.NewRequest(&v1.StopGuestRequest{Name: "md-1"})); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, ask("another"), connect.CodeFailedPrecondition, "guest md-1 is stopped", "watari guest start md-1")
+	_, err := r.admin.StartRun(ctx, connect.NewRequest(&v1.StartRunRequest{Name: "held"}))
+	wantCode(t, err, connect.CodeFailedPrecondition, "watari guest start md-1")
+	if err := ask("held"); err != nil {
+		t.Errorf("the same run, asked for again: %v", err)
+	}
+	if _, err := r.admin.StartGuest(ctx, connect.NewRequest(&v1.StartGuestRequest{Name: "md-1"})); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask("another"); err != nil {
+		t.Errorf("while the guest starts: %v", err)
+	}
+}

@@ -47,6 +47,9 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 			}
 			return nil, nil
 		}
+		if err := noneHalted(snap, spec.Cluster); err != nil {
+			return nil, err
+		}
 		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING}
 		run.Directory = view.RunDirectory(run)
 		return []store.Op{store.Create(run), audit(ctx, "run", name, "created on cluster %s: %s", spec.Cluster, strings.Join(spec.Command, " "))}, nil
@@ -62,6 +65,14 @@ func sameRun(a, b *v1.RunSpec) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Hold, b.Hold = false, false
 	return proto.Equal(a, b)
+}
+
+// noneHalted is an error where the cluster has guests that a run would wait for in vain.
+func noneHalted(snap *store.Snapshot, cluster string) error {
+	if halted := view.Halted(snap, cluster); halted != "" {
+		return fail(connect.CodeFailedPrecondition, "a run needs all guests of cluster %s: %s", cluster, halted)
+	}
+	return nil
 }
 
 func checkRun(name string, spec *v1.RunSpec) error {
@@ -103,12 +114,15 @@ func freeRunName(snap *store.Snapshot, cluster string) string {
 
 // StartRun lets a run go that was created with hold.
 func (s *Server) StartRun(ctx context.Context, r *connect.Request[v1.StartRunRequest]) (*connect.Response[v1.StartRunResponse], error) {
-	run, err := s.changeRun(ctx, r.Msg.Name, "to be started", func(run *v1.Run) (bool, error) {
+	run, err := s.changeRun(ctx, r.Msg.Name, "to be started", func(snap *store.Snapshot, run *v1.Run) (bool, error) {
 		if !run.Spec.GetHold() {
 			return false, nil
 		}
 		if view.RunEnded(run.State) || run.Cancel {
 			return false, fail(connect.CodeFailedPrecondition, "run %s was cancelled", run.Meta.Name)
+		}
+		if err := noneHalted(snap, run.Spec.Cluster); err != nil {
+			return false, err
 		}
 		run.Spec.Hold = false
 		return true, nil
@@ -133,7 +147,7 @@ func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunR
 			return s.signalRun(ctx, run, r.Msg.Signal)
 		}
 	}
-	run, err := s.changeRun(ctx, r.Msg.Name, "to be cancelled", func(run *v1.Run) (bool, error) {
+	run, err := s.changeRun(ctx, r.Msg.Name, "to be cancelled", func(_ *store.Snapshot, run *v1.Run) (bool, error) {
 		if view.RunEnded(run.State) || run.Cancel {
 			return false, nil
 		}
@@ -166,14 +180,14 @@ func (s *Server) signalRun(ctx context.Context, run *v1.Run, signal int32) (*con
 	return connect.NewResponse(&v1.CancelRunResponse{Run: run}), nil
 }
 
-func (s *Server) changeRun(ctx context.Context, name, what string, change func(*v1.Run) (bool, error)) (*v1.Run, error) {
+func (s *Server) changeRun(ctx context.Context, name, what string, change func(*store.Snapshot, *v1.Run) (bool, error)) (*v1.Run, error) {
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		run, err := find(callerOf(ctx), "run", name, snap.Runs)
 		if err != nil {
 			return nil, err
 		}
 		run = proto.CloneOf(run)
-		changed, err := change(run)
+		changed, err := change(snap, run)
 		if !changed || err != nil {
 			return nil, err
 		}

@@ -103,7 +103,7 @@ func (r *runner) drive(ctx context.Context) error {
 			return nil
 		}
 		s := r.c.Store.Snapshot()
-		cluster := view.Cluster(s, r.c.Sessions, run.Spec.Cluster)
+		cluster, halted := view.Cluster(s, r.c.Sessions, run.Spec.Cluster), view.Halted(s, run.Spec.Cluster)
 		switch {
 		case run.State == v1.RunState_RUN_STATE_STARTING || run.State == v1.RunState_RUN_STATE_RUNNING:
 			return r.execute(ctx, run)
@@ -111,6 +111,8 @@ func (r *runner) drive(ctx context.Context) error {
 			return r.end(ctx, v1.RunState_RUN_STATE_CANCELLED, 0, "cancelled before it was started")
 		case cluster == nil || cluster.State == v1.ClusterState_CLUSTER_STATE_DELETING:
 			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "cluster %s exists no more", run.Spec.Cluster)
+		case !run.Spec.Hold && halted != "": // since it was asked for; a person has to act, and may not for days
+			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted)
 		case !run.Spec.Hold && allReady(cluster):
 			err := r.update(ctx, func(run *v1.Run) {
 				run.State, run.Message, run.Directory = v1.RunState_RUN_STATE_STARTING, "", view.RunDirectory(run)

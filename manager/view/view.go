@@ -223,6 +223,24 @@ func Cluster(s *store.Snapshot, o Observer, name string) *v1.Cluster {
 	return c
 }
 
+// Halted says which guests of a cluster run only once a person has started them, each with its state and the next
+// step; empty: all run, or will by themselves. A run needs all of them, however few ranks it has: its launcher spans
+// the whole cluster.
+func Halted(s *store.Snapshot, cluster string) string {
+	var why []string
+	for _, g := range s.Guests {
+		switch {
+		case g.Cluster != cluster:
+		case g.Stopped:
+			why = append(why, fmt.Sprintf("guest %s is stopped; `watari guest start %s` starts it", g.Meta.Name, g.Meta.Name))
+		case g.Failure != "":
+			why = append(why, fmt.Sprintf("guest %s is failed: %s", g.Meta.Name, g.Failure))
+		}
+	}
+	slices.Sort(why)
+	return strings.Join(why, "; ")
+}
+
 // Migration returns a copy with the source's present progress; nil where there is no such move.
 func Migration(s *store.Snapshot, o Observer, name string) *v1.Migration {
 	stored := s.Migrations[name]
