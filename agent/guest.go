@@ -88,6 +88,9 @@ func (g *guest) want(w *v1.GuestWanted, at mark) {
 		g.backoff, g.delay = time.Time{}, 0
 	}
 	g.wanted, g.wantedAt = w, at
+	if w.GetRole() == v1.GuestRole_GUEST_ROLE_UNSPECIFIED || w.GetRole() == v1.GuestRole_GUEST_ROLE_ABSENT {
+		g.notes = nil // how it was started matters to nobody any more
+	}
 	if w != nil {
 		g.log.Debug("wanted", "role", RoleName(w.Role), "epoch", w.Epoch, "generation", at.generation)
 	}
@@ -268,6 +271,15 @@ func (g *guest) setStep(format string, a ...any) {
 	if changed {
 		g.agent.publish()
 	}
+}
+
+// forksLike tells whether the guest is wanted here, forked from the template that guests like spec are forked from.
+func (g *guest) forksLike(spec Spec) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	w := g.wanted
+	return w.GetRole() == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork && w.GetImage().GetDigest() == spec.ImageDigest &&
+		w.GetShape().GetVcpus() == spec.VCPUs && w.GetShape().GetMemoryBytes() == spec.MemoryBytes
 }
 
 // idle tells whether the guest's goroutines can end: nothing is wanted of it and nothing of it is here.

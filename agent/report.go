@@ -50,7 +50,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	if err := a.domains.problem(); err != nil {
 		o.Problems = append(o.Problems, fmt.Sprintf("libvirt cannot be reached; guests run on: %v", err))
 	}
-	o.Problems = append(o.Problems, a.templates.problems()...)
+	o.Problems = append(o.Problems, a.templates.problems(guests)...)
 	o.Images = a.images.Held()
 	return o, changed
 }

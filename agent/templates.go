@@ -50,8 +50,9 @@ type making struct {
 }
 
 type failedMaking struct {
-	at  time.Time
-	err error
+	at   time.Time
+	err  error
+	spec Spec // of a guest that was to be forked from it
 }
 
 // templateInfo is kept beside a template as <key>.json.
@@ -148,7 +149,7 @@ func (t *templates) makeShared(key string, spec Spec, m *making) {
 	delete(t.making, key)
 	delete(t.failed, key)
 	if m.err != nil && t.agent.ctx.Err() == nil {
-		t.failed[key] = failedMaking{time.Now(), m.err}
+		t.failed[key] = failedMaking{time.Now(), m.err, spec}
 		t.log.Error("make a template", "key", key, "error", m.err)
 	} else {
 		t.log.Info("template made", "key", key, "seconds", time.Since(begun).Seconds())
@@ -320,14 +321,20 @@ func (t *templates) keep(images []string) {
 	}
 }
 
-// problems are those of templates that could not be made.
-func (t *templates) problems() []string {
+// problems are those of templates that could not be made and that one of the guests needs. What nobody needs is no
+// problem, but is remembered for as long as it is not to be tried again.
+func (t *templates) problems(guests []*guest) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []string
-	for _, f := range t.failed {
-		list = append(list, "guests are booted plainly: "+f.err.Error())
+	for key, f := range t.failed {
+		if slices.ContainsFunc(guests, func(g *guest) bool { return g.forksLike(f.spec) }) {
+			list = append(list, "guests are booted plainly: "+f.err.Error())
+		} else if time.Since(f.at) > templateRetry {
+			delete(t.failed, key)
+		}
 	}
+	slices.Sort(list)
 	return list
 }
 

@@ -71,6 +71,36 @@ func TestAGuestIsBootedPlainlyWhereNoTemplateCanBeMade(t *testing.T) {
 	}
 }
 
+func TestAFailedTemplateIsNoProblemOnceNoGuestNeedsIt(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	made := templateUID("key")
+	o.boot = func(_ context.Context, s Spec) error {
+		if s.UID == made {
+			return errors.New("no room for it")
+		}
+		return nil
+	}
+	told := func(h *v1.HostObserved) bool {
+		return strings.Contains(strings.Join(h.Problems, ";"), "no room for it")
+	}
+	larger := guestWish(secondUID, run, 1)
+	larger.Shape = &v1.GuestShape{Vcpus: 2, MemoryBytes: 256 << 20}
+	o.start()
+	o.take(forkedWish(uid, 1), larger)
+	o.awaitAllReady(2)
+	o.await("a problem", told)
+	o.take(guestWish(uid, absent, 1), larger)
+	o.await("no problem", func(h *v1.HostObserved) bool { return !told(h) })
+	// It failed a moment ago, so that nobody waits for another try.
+	o.take(forkedWish(uid, 2), larger)
+	o.await("a problem again", told)
+	o.awaitAllReady(2)
+	if o.count("boot "+made) != 1 {
+		t.Errorf("the template was tried again at once: %v", o.log)
+	}
+}
+
 func TestAGuestThatIsGivenUpWhileItWaitsForATemplateLeavesNoTap(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
