@@ -227,7 +227,7 @@ func TestUsersSeeTheirOwnAndKeepToTheirQuota(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = ann.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md2", Spec: spec(1)}))
-	wantCode(t, err, connect.CodeResourceExhausted, "2 are in use")
+	wantCode(t, err, connect.CodeResourceExhausted, "2 in use", "1 more", "watari quota set ann")
 	_, err = bob.CreateCluster(ctx, connect.NewRequest(&v1.CreateClusterRequest{Name: "md", Spec: spec(2)}))
 	wantCode(t, err, connect.CodeAlreadyExists, "taken")
 

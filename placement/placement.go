@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 
 	v1 "watari/api/watariv1"
 )
@@ -73,11 +74,12 @@ var Filters = []Filter{
 			"it is at site %s, wanted is %s", h.Site, strings.Join(r.Sites, " or "))
 	}},
 	{"vcpus", func(r *Request, h *Host) string {
-		return refuse(r.Shape.GetVcpus() > h.Cores, "%d vCPUs are wanted, it has %d cores", r.Shape.GetVcpus(), h.Cores)
+		return refuse(r.Shape.GetVcpus() > h.Cores, "%s wanted, it has %s",
+			english.Plural(int(r.Shape.GetVcpus()), "vCPU", ""), english.Plural(int(h.Cores), "core", ""))
 	}},
 	{"memory", func(r *Request, h *Host) string {
 		free := h.free()
-		return refuse(r.Shape.GetMemoryBytes() > free, "%s of memory are wanted, %s of %s are free",
+		return refuse(r.Shape.GetMemoryBytes() > free, "%s of memory wanted, %s of %s are free",
 			humanize.IBytes(r.Shape.GetMemoryBytes()), humanize.IBytes(free), humanize.IBytes(h.MemoryBytes))
 	}},
 }
@@ -112,8 +114,9 @@ func Choose(r *Request, hosts []Host) (chosen string, verdicts []Verdict) {
 	for rank, i := range fit {
 		h := &hosts[i]
 		verdicts[i].Rank = rank + 1
-		verdicts[i].Why = fmt.Sprintf("%d guests of the cluster here, %d at site %s, %d vCPUs on %d cores, image %s",
-			h.ClusterGuests, sites[h.Site], h.Site, h.VCPUs, h.Cores, map[bool]string{true: "here", false: "to be fetched"}[h.HasImage])
+		verdicts[i].Why = fmt.Sprintf("%s of the cluster here, %d at site %s, %s on %s, image %s",
+			english.Plural(h.ClusterGuests, "guest", ""), sites[h.Site], h.Site, english.Plural(int(h.VCPUs), "vCPU", ""),
+			english.Plural(int(h.Cores), "core", ""), map[bool]string{true: "here", false: "to be fetched"}[h.HasImage])
 	}
 	if len(fit) > 0 {
 		chosen = hosts[fit[0]].Name

@@ -39,7 +39,7 @@ func TestEveryRefusalNamesItsReason(t *testing.T) {
 	hosts[3].Cores = 0
 	_, err := Plan(request(0), 1, hosts)
 	want := "no host for guest 1 of 1: a1: it is not reachable; a2: it is being drained; " +
-		"b1: 512 MiB of memory are wanted, 96 MiB of 4.0 GiB are free; b2: 1 vCPUs are wanted, it has 0 cores"
+		"b1: 512 MiB of memory wanted, 96 MiB of 4.0 GiB are free; b2: 1 vCPU wanted, it has 0 cores"
 	if err == nil || err.Error() != want {
 		t.Fatalf("error = %v\nwant    %s", err, want)
 	}

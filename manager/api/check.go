@@ -13,6 +13,8 @@ import (
 	"watari/manager/store"
 
 	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 )
 
 // Bounds of what can be asked for.
@@ -97,9 +99,9 @@ func checkSpec(spec *v1.ClusterSpec) error {
 	case shape.GetVcpus() < 1 || shape.Vcpus > maxVCPUs:
 		return bad("%d vCPUs: a guest has 1 to %d", shape.GetVcpus(), maxVCPUs)
 	case shape.MemoryBytes < minMemoryBytes || shape.MemoryBytes > maxMemoryBytes:
-		return bad("%d bytes of memory: a guest has %d MiB to %d TiB", shape.MemoryBytes, minMemoryBytes>>20, maxMemoryBytes>>40)
+		return bad("%s of memory: a guest has %s to %s", humanize.IBytes(shape.MemoryBytes), humanize.IBytes(minMemoryBytes), humanize.IBytes(maxMemoryBytes))
 	case shape.MemoryBytes%(1<<20) != 0:
-		return bad("%d bytes of memory: give a multiple of 1 MiB", shape.MemoryBytes)
+		return bad("%s bytes of memory are no whole number of MiB; give one, say %d MiB", humanize.Comma(int64(shape.MemoryBytes)), shape.MemoryBytes>>20)
 	case spec.Image == "":
 		return bad("the cluster has no image")
 	case v1.Spread_name[int32(spec.Spread)] == "":
@@ -118,9 +120,10 @@ func differences(have, want *v1.ClusterSpec) string {
 			d = append(d, fmt.Sprintf(format, a...))
 		}
 	}
-	add(have.GetGuests() != want.GetGuests(), "it has %d guests, not %d", have.GetGuests(), want.GetGuests())
-	add(have.GetShape().GetVcpus() != want.GetShape().GetVcpus(), "its guests have %d vCPUs, not %d", have.GetShape().GetVcpus(), want.GetShape().GetVcpus())
-	add(have.GetShape().GetMemoryBytes() != want.GetShape().GetMemoryBytes(), "its guests have %d MiB of memory, not %d",
+	add(have.GetGuests() != want.GetGuests(), "it has %s, not %d", english.Plural(int(have.GetGuests()), "guest", ""), want.GetGuests())
+	add(have.GetShape().GetVcpus() != want.GetShape().GetVcpus(), "its guests have %s, not %d",
+		english.Plural(int(have.GetShape().GetVcpus()), "vCPU", ""), want.GetShape().GetVcpus())
+	add(have.GetShape().GetMemoryBytes() != want.GetShape().GetMemoryBytes(), "its guests have %d MiB of memory, not %d MiB",
 		have.GetShape().GetMemoryBytes()>>20, want.GetShape().GetMemoryBytes()>>20)
 	add(have.GetImage() != want.GetImage(), "its image is %s, not %s", have.GetImage(), want.GetImage())
 	add(!slices.Equal(have.GetSites(), want.GetSites()), "its sites are %s, not %s", listOr(have.GetSites(), "any"), listOr(want.GetSites(), "any"))

@@ -16,6 +16,8 @@ import (
 	v1 "watari/api/watariv1"
 
 	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -50,8 +52,9 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 		if err != nil {
 			return nil, err
 		}
-		ops := []store.Op{store.Create(cluster), audit(ctx, "cluster", name, "created: %d guests of %d vCPUs and %d MiB, image %s",
-			spec.Guests, spec.Shape.Vcpus, spec.Shape.MemoryBytes>>20, spec.Image)}
+		ops := []store.Op{store.Create(cluster), audit(ctx, "cluster", name, "created: %s of %s and %s, image %s",
+			english.Plural(int(spec.Guests), "guest", ""), english.Plural(int(spec.Shape.Vcpus), "vCPU", ""),
+			humanize.IBytes(spec.Shape.MemoryBytes), spec.Image)}
 		for _, g := range guests {
 			ops = append(ops, store.Create(g))
 		}
@@ -118,13 +121,18 @@ func checkQuota(snap *store.Snapshot, owner string, spec *v1.ClusterSpec) error 
 		}
 	}
 	if limit := uint64(quota.GetVcpus()); limit > 0 && usedVCPUs+vcpus > limit {
-		return fail(connect.CodeResourceExhausted, "quota of user %s: %d vCPUs; %d are in use, %d more are asked for", owner, limit, usedVCPUs, vcpus)
+		return overQuota(owner, english.Plural(int(limit), "vCPU", ""), fmt.Sprint(usedVCPUs), fmt.Sprint(vcpus), "--vcpus")
 	}
 	if limit := quota.GetMemoryBytes(); limit > 0 && usedMemory+memory > limit {
-		return fail(connect.CodeResourceExhausted, "quota of user %s: %d MiB of memory; %d MiB are in use, %d MiB more are asked for",
-			owner, limit>>20, usedMemory>>20, memory>>20)
+		return overQuota(owner, humanize.IBytes(limit)+" of memory", humanize.IBytes(usedMemory), humanize.IBytes(memory), "--memory")
 	}
 	return nil
+}
+
+// overQuota names the quota, what is used, what is asked for and who can help.
+func overQuota(owner, limit, used, more, flag string) error {
+	return fail(connect.CodeResourceExhausted, "the quota of user %s is %s, with %s in use and %s more asked for; ask for less, "+
+		"delete a cluster, or have an administrator raise it (`watari quota set %s %s ...`)", owner, limit, used, more, owner, flag)
 }
 
 // newCluster makes the objects of a cluster.

@@ -18,6 +18,7 @@ import (
 	v1 "watari/api/watariv1"
 
 	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -70,6 +71,9 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 	return connect.NewResponse(resp), nil
 }
 
+// maxBlob bounds one part of an image, bytes.
+const maxBlob = 1 << 50
+
 // newImage checks what is asked for and fills in what follows from it.
 func newImage(owner string, asked *v1.Image) (*v1.Image, error) {
 	if err := checkName("image", asked.GetMeta().GetName()); err != nil {
@@ -84,8 +88,8 @@ func newImage(owner string, asked *v1.Image) (*v1.Image, error) {
 		if _, err := blob.ParseDigest(b.GetDigest()); err != nil {
 			return bad("its %s: %v", part, err)
 		}
-		if b.Size == 0 || b.Size > 1<<50 {
-			return bad("its %s has %d bytes", part, b.Size)
+		if b.Size == 0 || b.Size > maxBlob {
+			return bad("its %s has %s; a part has 1 B to %s", part, humanize.IBytes(b.Size), humanize.IBytes(maxBlob))
 		}
 	}
 	if image.RootType != "squashfs" && image.RootType != "erofs" {

@@ -15,6 +15,8 @@ import (
 	v1 "watari/api/watariv1"
 
 	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -101,6 +103,18 @@ func sameQuota(a, b *v1.Quota) bool {
 	return a.GetVcpus() == b.GetVcpus() && a.GetMemoryBytes() == b.GetMemoryBytes()
 }
 
+// quotaText is a quota for people.
+func quotaText(q *v1.Quota) string {
+	vcpus, memory := "any number of vCPUs", "any amount"
+	if q.GetVcpus() > 0 {
+		vcpus = english.Plural(int(q.GetVcpus()), "vCPU", "")
+	}
+	if q.GetMemoryBytes() > 0 {
+		memory = humanize.IBytes(q.GetMemoryBytes())
+	}
+	return vcpus + ", " + memory + " of memory"
+}
+
 func deleteTokens(snap *store.Snapshot, user string) (ops []store.Op) {
 	for _, t := range snap.Tokens {
 		if t.User == user {
@@ -164,8 +178,7 @@ func (s *Server) SetQuota(ctx context.Context, r *connect.Request[v1.SetQuotaReq
 		}
 		u = proto.CloneOf(u)
 		u.Quota = r.Msg.Quota
-		return []store.Op{store.Update(u), audit(ctx, "user", name, "quota set: %d vCPUs, %d MiB (0: no limit)",
-			u.Quota.GetVcpus(), u.Quota.GetMemoryBytes()>>20)}, nil
+		return []store.Op{store.Update(u), audit(ctx, "user", name, "quota set: %s", quotaText(u.Quota))}, nil
 	})
 	if err != nil {
 		return nil, err

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"watari/internal/durable"
 )
 
@@ -180,8 +182,8 @@ func (s *Store) room(n int64) error {
 	}
 	free := st.Bavail * uint64(st.Bsize)
 	if free < s.Reserve || free-s.Reserve < uint64(n) {
-		return fmt.Errorf("%w: %d MiB more are needed, %d MiB are free at %s and %d MiB of these are kept free; remove images or make room",
-			ErrFull, n>>20, free>>20, s.dir, s.Reserve>>20)
+		return fmt.Errorf("%w: %s more are needed, %s are free at %s and %s of these are kept free; remove images or make room",
+			ErrFull, humanize.IBytes(uint64(n)), humanize.IBytes(free), s.dir, humanize.IBytes(s.Reserve))
 	}
 	return nil
 }

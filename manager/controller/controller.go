@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
@@ -183,7 +184,7 @@ func (c *Controller) hosts(ctx context.Context, s *store.Snapshot) (bool, error)
 		}
 		switch {
 		case h.GetInfo() == nil:
-			c.event(ctx, v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %d cores, %s", report.Info.Site, report.Info.Cores, report.Info.GetAcceleration().GetReason())
+			c.event(ctx, v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %s, %s", report.Info.Site, english.Plural(int(report.Info.Cores), "core", ""), report.Info.GetAcceleration().GetReason())
 		case h.Info.BootId != report.Info.BootId:
 			c.event(ctx, v1.Severity_SEVERITY_WARNING, "host", name, "was started anew; its guests of before have ended")
 		}
