@@ -179,7 +179,7 @@ func Door(socket string) *link.Client {
 // doorHandler passes calls of /peer/<name>/... on to that guest.
 func (o *overlay) doorHandler() http.Handler {
 	proxy := &httputil.ReverseProxy{
-		Transport:     endingBodies{o.client},
+		Transport:     link.EndingStreams{RoundTripper: o.client},
 		FlushInterval: -1,
 		ErrorLog:      log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -209,13 +209,6 @@ func (o *overlay) doorHandler() http.Handler {
 		proxy.ServeHTTP(w, r)
 	})
 	return mux
-}
-
-// endingBodies is a transport that tells of a connection's end at once.
-type endingBodies struct{ http.RoundTripper }
-
-func (t endingBodies) RoundTrip(r *http.Request) (*http.Response, error) {
-	return t.RoundTripper.RoundTrip(link.WithBodyThatEnds(r))
 }
 
 // refuse answers as Connect does.

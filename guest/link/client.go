@@ -47,20 +47,23 @@ func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
 
 // RoundTrip sends one request; its host is of no matter.
 func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
-	request = WithBodyThatEnds(request)
 	if request.URL.Scheme != "http" || request.URL.Host != "guest" {
 		request = request.Clone(request.Context())
 		request.URL.Scheme, request.URL.Host = "http", "guest" // one key in the transport's pool: one session
 	}
-	return c.transport.RoundTrip(request)
+	return EndingStreams{c.transport}.RoundTrip(request)
 }
 
-// WithBodyThatEnds gives a request whose body can be closed while it is being read. The HTTP/2 transport waits for a
-// read that is under way before it tells of a connection's end, and httputil.ReverseProxy gives it bodies that it
-// cannot close: streams in both directions would hang for as long as their caller sends nothing.
-func WithBodyThatEnds(request *http.Request) *http.Request {
-	if request.Body == nil || request.Body == http.NoBody {
-		return request
+// EndingStreams is an HTTP/2 transport whose streams end with their connection. The transport waits for a read of a
+// request's body that is under way before it tells of a connection's end, and httputil.ReverseProxy gives it bodies
+// that cannot be closed: streams in both directions would hang for as long as their caller sends nothing. So such a
+// body is read by a goroutine of its own. A body of known length is not: nobody has to be waited for.
+type EndingStreams struct{ http.RoundTripper }
+
+// RoundTrip sends one request.
+func (t EndingStreams) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.Body == nil || request.Body == http.NoBody || request.ContentLength > 0 {
+		return t.RoundTripper.RoundTrip(request)
 	}
 	r, w := io.Pipe()
 	body := request.Body
@@ -70,7 +73,11 @@ func WithBodyThatEnds(request *http.Request) *http.Request {
 	}()
 	request = request.Clone(request.Context())
 	request.Body = &bodyThatEnds{r, body}
-	return request
+	answer, err := t.RoundTripper.RoundTrip(request)
+	if err != nil {
+		request.Body.Close() // the transport does not always, and the goroutine is to end
+	}
+	return answer, err
 }
 
 type bodyThatEnds struct {

@@ -2,11 +2,17 @@ package link
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"testing"
 	"time"
+
+	rpc "connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
 )
 
 // silentBody never ends, and its close does not free its reader.
@@ -48,5 +54,28 @@ func TestAnswerEndsWithItsSessionThoughTheCallerSendsNothing(t *testing.T) {
 	client.Close()
 	if _, err := io.ReadAll(answer.Body); err == nil || ctx.Err() != nil {
 		t.Errorf("reading the answer: %v, %v", err, ctx.Err())
+	}
+}
+
+// Connect takes a unary call's message back when the call has failed, and waits until nobody reads it any more.
+func TestCallEndsWhenThereIsNoSession(t *testing.T) {
+	refused := errors.New("refused")
+	client := NewClient(func(context.Context) (net.Conn, error) {
+		time.Sleep(10 * time.Millisecond) // time for whoever reads the message to begin
+		return nil, refused
+	})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := watariv1connect.NewProcessServiceClient(client, "http://guest").StartProcess(context.Background(),
+			rpc.NewRequest(&v1.StartProcessRequest{Id: "x"}))
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, refused) {
+			t.Errorf("the call failed with %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the call does not end")
 	}
 }
