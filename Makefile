@@ -1,6 +1,7 @@
 # Watari: make help lists the targets.
 SHELL := /bin/bash
 GO ?= build/bin/go
+GOTESTSUM = $(GO) tool gotestsum
 BIN := build/bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
@@ -23,14 +24,16 @@ demo: build ## set everything up and run the main job: LAMMPS over two sites, a 
 
 test: lint test-unit ## all tests but the long ones; sets up all it needs (root)
 	@echo "== tests of the whole, in a lab with real guests"
-	@$(GO) test -count=1 -timeout 40m -v ./test/
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 40m ./test/
 
 test-unit: build
 	@echo "== unit tests"
-	@$(GO) test $$($(GO) list ./... | grep -v '^watari/test$$')
+	@$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -timeout 30m $$($(GO) list ./... | grep -v '^watari/test$$')
 
+test-full: export WATARI_TEST_FULL := 1
 test-full: lint test-unit ## all tests, also every kind of bad luck (root, about an hour)
-	@WATARI_TEST_FULL=1 $(GO) test -count=1 -timeout 120m -v ./test/
+	@echo "== tests of the whole, in a lab with real guests"
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 
 lint: setup ## formatting, vet, shell scripts
 	@echo "== lint"

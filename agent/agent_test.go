@@ -340,7 +340,9 @@ func TestAnAgentThatStartsWithoutTheHypervisorSaysSoAndGoesOnOnceItAnswers(t *te
 	o.start()
 	o.take(guestWish(known, run, 1))
 	h := o.await("why", func(h *v1.HostObserved) bool {
-		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "libvirt cannot be reached") && strings.Contains(p, "it is down") })
+		return slices.ContainsFunc(h.Problems, func(p string) bool {
+			return strings.Contains(p, "libvirt cannot be reached") && strings.Contains(p, "it is down")
+		})
 	})
 	if g := find(h, known); g.GetCondition() != v1.GuestCondition_GUEST_CONDITION_RUNNING || h.Generation == generation || h.Info.LibvirtVersion != "" {
 		t.Errorf("concluded from nothing: %v", h)

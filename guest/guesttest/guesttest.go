@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/guest/image"
 	"watari/guest/link"
 )
 
@@ -38,22 +40,48 @@ type Guest struct {
 	ended   chan struct{}
 }
 
-// Image finds the image to boot: WATARI_TEST_IMAGE names a directory with kernel, initrd and root (squashfs).
-// Without one the test is skipped.
+// Cache keeps packages and kernel from test to test.
+const Cache = "/var/cache/watari/test-images"
+
+var built sync.Once // the image that Image makes
+
+// Image is the directory of an image to boot, with kernel, initrd and root (squashfs): the one that WATARI_TEST_IMAGE
+// names, or one of Open MPI made here, which is for the long tests only.
 func Image(t testing.TB) string {
-	directory := os.Getenv("WATARI_TEST_IMAGE")
-	if directory == "" {
-		t.Skip("WATARI_TEST_IMAGE is not set: it names a directory with an image's kernel, initrd and root")
-	}
-	for _, name := range []string{"kernel", "initrd", "root"} {
-		if _, err := os.Stat(filepath.Join(directory, name)); err != nil {
-			t.Fatalf("WATARI_TEST_IMAGE: %v", err)
-		}
-	}
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
 		t.Skip("qemu-system-x86_64 is not installed (Debian package qemu-system-x86)")
 	}
+	directory := os.Getenv("WATARI_TEST_IMAGE")
+	if directory == "" {
+		if os.Getenv("WATARI_TEST_FULL") == "" {
+			t.Skip("one of the long ones: make test-full; or name an image's directory by WATARI_TEST_IMAGE")
+		}
+		directory = filepath.Join(Cache, "openmpi")
+		built.Do(func() {
+			recipe := image.Recipe{Packages: []string{"openmpi-bin"}, GuestAgent: Agent(t), Cache: Cache}
+			if _, err := image.Build(t.Context(), recipe, directory, nil); err != nil {
+				t.Fatalf("build an image: %v", err)
+			}
+		})
+	}
+	for _, name := range []string{"kernel", "initrd", "root"} {
+		if _, err := os.Stat(filepath.Join(directory, name)); err != nil {
+			t.Fatalf("the image to test with: %v", err)
+		}
+	}
 	return directory
+}
+
+// Agent builds watari-guest and gives its path.
+func Agent(t testing.TB) string {
+	t.Helper()
+	agent := filepath.Join(t.TempDir(), "watari-guest")
+	build := exec.Command("go", "build", "-o", agent, "watari/cmd/watari-guest")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build watari-guest: %v: %s", err, text)
+	}
+	return agent
 }
 
 // Identities makes the identities of a cluster of n guests of which the first serves the home.

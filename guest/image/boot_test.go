@@ -14,21 +14,6 @@ import (
 	"watari/guest/image"
 )
 
-// testCache keeps packages and kernel from test to test.
-const testCache = "/var/cache/watari/test-images"
-
-// guestAgent builds watari-guest.
-func guestAgent(t *testing.T) string {
-	t.Helper()
-	agent := filepath.Join(t.TempDir(), "watari-guest")
-	build := exec.Command("go", "build", "-o", agent, "watari/cmd/watari-guest")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build watari-guest: %v: %s", err, text)
-	}
-	return agent
-}
-
 func TestImageFromPackagesBoots(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not in a short run: it downloads packages and boots a guest")
@@ -48,7 +33,7 @@ func TestImageFromPackagesBoots(t *testing.T) {
 	out := t.TempDir()
 	began := time.Now()
 	built, err := image.Build(t.Context(), image.Recipe{
-		Packages: []string{"bash"}, GuestAgent: guestAgent(t), Cache: testCache,
+		Packages: []string{"bash"}, GuestAgent: guesttest.Agent(t), Cache: guesttest.Cache,
 		Additions: []image.Addition{{Source: added, Destination: "/opt/an odd\nname"}},
 	}, out, nil)
 	if err != nil {
