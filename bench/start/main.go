@@ -75,7 +75,7 @@ func bench(runs int) error {
 	r.Ratio, r.Ours = report.Ratios(peer, forked), report.Ratios(plain, forked)
 	r.Goals = []report.Goal{report.AtLeast("peer / forked", r.Ratio.Median, 8), report.AtLeast("plain / forked", r.Ours.Median, 3), report.AtMost("forked, s", r.Forked.Median, 5)}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\nforked, until mpirun has ended\t%s s\nbooted plainly, until mpirun has ended\t%s s\npeer, until ssh answers\t%s s\npeer / forked\t%s\nplain / forked\t%s\n", r.Forked, r.Plain, r.Peer, r.Ratio, r.Ours)
+	fmt.Fprintf(w, "\nforked, until mpirun has ended\t%s\nbooted plainly, until mpirun has ended\t%s\npeer, until ssh answers\t%s\npeer / forked\t%s\nplain / forked\t%s\n", r.Forked, r.Plain, r.Peer, r.Ratio, r.Ours)
 	w.Flush()
 	for _, g := range r.Goals {
 		fmt.Println(g)
