@@ -28,7 +28,7 @@ func Down(ctx context.Context, name string, progress func(line string)) error {
 	if !l.leftovers() {
 		return nil
 	}
-	unlock, err := lockDirectory(l.dir)
+	unlock, err := lockDirectory(ctx, l.dir, l.progress)
 	if err != nil {
 		return err
 	}

@@ -165,6 +165,9 @@ func (l *Lab) startHost(ctx context.Context, host Host) error {
 		l.say("host %s at %s", host.Name, host.Address)
 	}
 	if err := l.wireHost(host, pid); err != nil {
+		if !alive(pid) { // that is why
+			return l.ended(host.Name)
+		}
 		return fmt.Errorf("wire host %s to its LAN: %w", host.Name, err)
 	}
 	if !ran {
@@ -238,11 +241,10 @@ func (l *Lab) wireHost(host Host, pid int) error {
 func (l *Lab) waitForHosts(ctx context.Context, hosts []Host) error {
 	for _, host := range hosts {
 		var ended error
+		pid := l.hostProcess(host.Name)
 		err := waitFor(ctx, 2*time.Minute, "libvirt daemon of host "+host.Name+" to answer", func() bool {
-			pid := l.hostProcess(host.Name)
-			if pid == 0 {
-				ended = fmt.Errorf("host %s ended; its log %s says: %s", host.Name,
-					filepath.Join(l.hostDir(host.Name), "log", "host.log"), l.lastLine(host.Name, "host"))
+			if pid == 0 || !alive(pid) {
+				ended = l.ended(host.Name)
 				return true
 			}
 			c, err := net.Dial("unix", fmt.Sprintf("/proc/%d/root/run/libvirt/libvirt-sock", pid))
@@ -260,6 +262,11 @@ func (l *Lab) waitForHosts(ctx context.Context, hosts []Host) error {
 	return nil
 }
 
+// ended is the error of a host whose first process has ended when it should not have.
+func (l *Lab) ended(host string) error {
+	return fmt.Errorf("host %s ended; its log %s says: %s", host, filepath.Join(l.hostDir(host), "log", "host.log"), l.lastLine(host, "host"))
+}
+
 // lastLine is the last line of one of a host's logs.
 func (l *Lab) lastLine(host, log string) string {
 	data, _ := os.ReadFile(filepath.Join(l.hostDir(host), "log", log+".log"))
@@ -269,7 +276,7 @@ func (l *Lab) lastLine(host, log string) string {
 
 // HostCrash ends a host and all that runs on it at once, as a power failure would. What it had on disk stays.
 func (l *Lab) HostCrash(ctx context.Context, name string) error {
-	unlock, host, err := l.lockHost(name)
+	unlock, host, err := l.lockHost(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -305,7 +312,7 @@ func (l *Lab) unwireHost(host Host) error {
 
 // HostStart starts a host that crashed, with the disk it had and a new boot id, and waits for its libvirt daemon.
 func (l *Lab) HostStart(ctx context.Context, name string) error {
-	unlock, host, err := l.lockHost(name)
+	unlock, host, err := l.lockHost(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -317,8 +324,8 @@ func (l *Lab) HostStart(ctx context.Context, name string) error {
 }
 
 // lockHost locks the lab and reads it again.
-func (l *Lab) lockHost(name string) (unlock func(), host Host, err error) {
-	unlock, err = l.lock()
+func (l *Lab) lockHost(ctx context.Context, name string) (unlock func(), host Host, err error) {
+	unlock, err = l.lock(ctx)
 	if err != nil {
 		return nil, Host{}, err
 	}

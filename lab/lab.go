@@ -70,12 +70,11 @@ func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	l, unlock, err := openOrCreate(o)
+	l, unlock, err := openOrCreate(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	l.executable, l.progress = o.Executable, o.Progress
 	if err := l.bringUp(ctx, o); err != nil {
 		return nil, fmt.Errorf("bring up lab %s: %w", o.Name, err)
 	}

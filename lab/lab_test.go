@@ -182,7 +182,7 @@ func testLinkProcess(l testLab) {
 
 func testCut(l testLab) {
 	for range 2 {
-		if err := l.WANCut("b"); err != nil {
+		if err := l.WANCut(deadline(l.t), "b"); err != nil {
 			l.t.Fatal(err)
 		}
 	}
@@ -202,14 +202,14 @@ func testCut(l testLab) {
 		l.t.Error("the cut ended by itself")
 	}
 	for range 2 {
-		if err := l.WANHeal("b"); err != nil {
+		if err := l.WANHeal(deadline(l.t), "b"); err != nil {
 			l.t.Fatal(err)
 		}
 	}
 	if !l.reaches("a1", "b1") || !l.reaches("b1", l.RootEnd().String()) {
 		l.t.Error("the healed WAN does not pass")
 	}
-	if err := l.WANCut("z"); err == nil {
+	if err := l.WANCut(deadline(l.t), "z"); err == nil {
 		l.t.Error("an unknown site is cut")
 	}
 }

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,12 @@ import (
 	"github.com/google/uuid"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+)
+
+// How long a lock that another process holds is waited for, and after how long that is said.
+const (
+	lockWait  = 10 * time.Minute
+	lockQuiet = time.Second
 )
 
 const (
@@ -76,18 +83,20 @@ func (l *Lab) save() error {
 }
 
 // openOrCreate reads the lab, or writes it down with a slot of its own. The lab stays locked until unlock.
-func openOrCreate(o Options) (l *Lab, unlock func(), err error) {
-	unlockAll, err := lockDirectory(stateRoot) // no two labs choose a slot at once
-	if err != nil {
-		return nil, nil, err
-	}
-	defer unlockAll()
+func openOrCreate(ctx context.Context, o Options) (l *Lab, unlock func(), err error) {
 	l = at(o.Name)
-	unlock, err = lockDirectory(l.dir)
+	l.executable, l.progress = o.Executable, o.Progress
+	unlock, err = lockDirectory(ctx, l.dir, l.progress)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := l.decide(o); err != nil {
+	unlockAll, err := lockDirectory(ctx, stateRoot, l.progress) // no two labs choose a slot at once
+	if err == nil {
+		err = l.decide(o)
+		unlockAll()
+	}
+	if err != nil {
+		_ = os.Remove(l.dir) // where it was made just now, and is empty
 		unlock()
 		return nil, nil, err
 	}
@@ -155,10 +164,10 @@ func leadsInto(prefix netip.Prefix) func(netlink.Route) bool {
 	}
 }
 
-// lockDirectory makes a directory and holds a lock on it, waiting for another process to give it up. The directory
-// may be removed under the lock: whoever waited then makes it anew.
-func lockDirectory(path string) (unlock func(), err error) {
-	deadline := time.Now().Add(10 * time.Minute)
+// lockDirectory makes a directory and holds a lock on it, waiting for another process to give it up, which progress is
+// told. The directory may be removed under the lock: whoever waited then makes it anew.
+func lockDirectory(ctx context.Context, path string, progress func(line string)) (unlock func(), err error) {
+	begun, told := time.Now(), false
 	for {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
@@ -178,10 +187,18 @@ func lockDirectory(path string) (unlock func(), err error) {
 		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("lock %s: another process holds it", path)
+		if !told && time.Since(begun) > lockQuiet {
+			told = true
+			progress("waiting for another command that works on " + path)
 		}
-		time.Sleep(20 * time.Millisecond)
+		if time.Since(begun) > lockWait {
+			return nil, fmt.Errorf("lock %s: another process has held it for %s; fuser -v %[1]s names it", path, lockWait)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("lock %s: another process holds it: %w", path, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ func (l *Lab) WAN() WAN { return l.state.WAN }
 // WANSet shapes the WAN anew. Packets on their way keep the delay they had; a change between shaped and unshaped may
 // lose a few. Cut sites stay cut.
 func (l *Lab) WANSet(ctx context.Context, w WAN) error {
-	unlock, err := l.lock()
+	unlock, err := l.lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -42,10 +42,14 @@ func (l *Lab) WANSet(ctx context.Context, w WAN) error {
 
 // WANCut cuts sites off the WAN: packets vanish, nothing is told to their senders. The manager's machine stands beside
 // the first site. Repeating it changes nothing.
-func (l *Lab) WANCut(sites ...string) error { return l.connectSites(sites, false) }
+func (l *Lab) WANCut(ctx context.Context, sites ...string) error {
+	return l.connectSites(ctx, sites, false)
+}
 
 // WANHeal ends the cut of sites.
-func (l *Lab) WANHeal(sites ...string) error { return l.connectSites(sites, true) }
+func (l *Lab) WANHeal(ctx context.Context, sites ...string) error {
+	return l.connectSites(ctx, sites, true)
+}
 
 // Sites names the lab's sites.
 func (l *Lab) Sites() []string {
@@ -58,8 +62,8 @@ func (l *Lab) Sites() []string {
 
 func (l *Lab) isCut(site int) bool { return slices.Contains(l.state.Cut, siteName(site)) }
 
-func (l *Lab) connectSites(names []string, connect bool) error {
-	unlock, err := l.lock()
+func (l *Lab) connectSites(ctx context.Context, names []string, connect bool) error {
+	unlock, err := l.lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -85,11 +89,11 @@ func (l *Lab) connectSites(names []string, connect bool) error {
 }
 
 // lock locks the lab and reads it again.
-func (l *Lab) lock() (unlock func(), err error) {
+func (l *Lab) lock(ctx context.Context) (unlock func(), err error) {
 	if err := l.load(); err != nil {
 		return nil, err
 	}
-	unlock, err = lockDirectory(l.dir)
+	unlock, err = lockDirectory(ctx, l.dir, l.progress)
 	if err != nil {
 		return nil, err
 	}

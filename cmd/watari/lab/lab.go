@@ -50,7 +50,11 @@ func (v *verbs) open() (*lab.Lab, error) {
 	if errors.Is(err, lab.ErrNotFound) {
 		return nil, fmt.Errorf("there is no lab %q; `watari lab up` makes one, `watari lab list` shows those there are", v.name)
 	}
-	return l, err
+	if err != nil {
+		return nil, err
+	}
+	l.OnProgress(v.say)
+	return l, nil
 }
 
 // show writes a value in the format asked for.

@@ -82,13 +82,13 @@ What is left out is not limited; "none" alone takes all shaping away, and sites 
 	}
 }
 
-func (v *verbs) wanConnect(use, short string, act func(*lab.Lab, ...string) error) *cobra.Command {
+func (v *verbs) wanConnect(use, short string, act func(*lab.Lab, context.Context, ...string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:               use + " [SITE...]",
 		Short:             short,
 		Example:           "  watari lab wan " + use + " b",
 		ValidArgsFunction: v.completeSites,
-		RunE: v.Run(func(_ context.Context, args []string) error {
+		RunE: v.Run(func(ctx context.Context, args []string) error {
 			l, err := v.open()
 			if err != nil {
 				return err
@@ -96,7 +96,7 @@ func (v *verbs) wanConnect(use, short string, act func(*lab.Lab, ...string) erro
 			if len(args) == 0 {
 				args = l.Sites()
 			}
-			if err := act(l, args...); err != nil {
+			if err := act(l, ctx, args...); err != nil {
 				return err
 			}
 			return v.showWAN(l)
