@@ -27,6 +27,9 @@ func cleanup(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q; see watari-agent cleanup --help", flags.Arg(0))
+	}
 	running := guestProcesses()
 	if !*guests {
 		for _, p := range running {
@@ -127,7 +130,9 @@ func endProcess(p guestProcess) error {
 	syscall.Kill(p.pid, syscall.SIGTERM)
 	for begun := time.Now(); len(findProcesses(p.uid)) > 0; time.Sleep(50 * time.Millisecond) {
 		if time.Since(begun) > 3*time.Second {
-			syscall.Kill(p.pid, syscall.SIGKILL)
+			for _, pid := range findProcesses(p.uid) {
+				syscall.Kill(pid, syscall.SIGKILL)
+			}
 		}
 		if time.Since(begun) > 10*time.Second {
 			return fmt.Errorf("end %s: its process %d does not end", p.name, p.pid)

@@ -32,7 +32,10 @@ func run(args []string) error {
 		case "wireguard": // started by the agent itself, where the kernel has no WireGuard
 			return overlay.RunWireGuard(args[1:])
 		case "cleanup":
-			return cleanup(args[1:])
+			if err := cleanup(args[1:]); !errors.Is(err, flag.ErrHelp) {
+				return err
+			}
+			return nil
 		case "version", "--version":
 			fmt.Println("watari-agent", version.Version)
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -29,17 +30,16 @@ func newDelete(env *cli.Env) *cobra.Command {
 			if len(args) == 0 {
 				return cli.Usagef("watari cluster delete wants CLUSTER")
 			}
+			for _, name := range args {
+				if err := cli.CheckName("cluster", name); err != nil {
+					return err
+				}
+			}
 			c, err := env.Client()
 			if err != nil {
 				return err
 			}
-			var failed []error
-			for _, name := range args {
-				if err := remove(ctx, env, c, name, wait); err != nil {
-					failed = append(failed, err)
-				}
-			}
-			return errors.Join(failed...)
+			return remove(ctx, env, c, args, wait)
 		}),
 	}
 	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until nothing of them is left")
@@ -49,17 +49,37 @@ func newDelete(env *cli.Env) *cobra.Command {
 	return command
 }
 
-func remove(ctx context.Context, env *cli.Env, c *client.Client, name string, wait bool) error {
-	if err := cli.CheckName("cluster", name); err != nil {
-		return err
+// remove asks for the end of all clusters before it waits for that of any.
+func remove(ctx context.Context, env *cli.Env, c *client.Client, names []string, wait bool) error {
+	var failed []error
+	var asked []string
+	for _, name := range names {
+		if ctx.Err() != nil {
+			break
+		}
+		if _, err := c.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: name})); err != nil {
+			failed = append(failed, fmt.Errorf("delete cluster %s: %w", name, client.Explain(err)))
+			continue
+		}
+		asked = append(asked, name)
+		if !wait {
+			env.Notef("cluster %s is being deleted", name)
+		}
 	}
-	if _, err := c.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: name})); err != nil {
-		return fmt.Errorf("delete cluster %s: %w", name, err)
+	for i, name := range asked {
+		if !wait {
+			break
+		}
+		err := waitDeleted(ctx, env, c, name)
+		if ctx.Err() != nil {
+			return cli.Interruptedf("stopped waiting: cluster %s goes on being deleted; look with `watari cluster list`", strings.Join(asked[i:], ", "))
+		}
+		failed = append(failed, client.Explain(err))
 	}
-	if !wait {
-		env.Notef("cluster %s is being deleted", name)
-		return nil
-	}
+	return errors.Join(failed...)
+}
+
+func waitDeleted(ctx context.Context, env *cli.Env, c *client.Client, name string) error {
 	lines := progress.New(env.Err)
 	err := c.Watch(ctx, "cluster", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
 		if !now.Gone {
@@ -69,7 +89,7 @@ func remove(ctx context.Context, env *cli.Env, c *client.Client, name string, wa
 	})
 	if ctx.Err() != nil {
 		lines.Keep()
-		return cli.Interruptedf("stopped waiting: cluster %s goes on being deleted; look with `watari cluster list`", name)
+		return ctx.Err()
 	}
 	if err != nil && connect.CodeOf(err) != connect.CodeNotFound {
 		return fmt.Errorf("wait for the end of cluster %s: %w", name, err)

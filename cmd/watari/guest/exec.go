@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -58,6 +59,11 @@ func newExec(env *cli.Env) *cobra.Command {
 func execute(ctx context.Context, env *cli.Env, guest string, command []string, f execFlags) error {
 	if err := cli.CheckName("guest", guest); err != nil {
 		return err
+	}
+	for _, word := range f.env {
+		if key, _, given := strings.Cut(word, "="); key == "" || !given {
+			return cli.Usagef("--env %q: give it as K=V", word)
+		}
 	}
 	c, err := env.Client()
 	if err != nil {

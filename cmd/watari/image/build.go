@@ -116,7 +116,7 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 	for _, text := range o.additions {
 		addition, err := image.ParseAddition(text)
 		if err != nil {
-			return recipe, err
+			return recipe, cli.Usagef("--add: %v", err)
 		}
 		recipe.Additions = append(recipe.Additions, addition)
 	}

@@ -159,7 +159,7 @@ func (v *verbs) forget(ctx context.Context, hosts []lab.Host) {
 		}
 	}
 	if len(gone) > 0 {
-		fmt.Fprintf(v.Out, "the manager has forgotten hosts %s\n", strings.Join(gone, ", "))
+		v.Notef("the manager has forgotten hosts %s", strings.Join(gone, ", "))
 	}
 	if len(kept) > 0 {
 		v.Notef("the manager still lists hosts %s (%v); the next `watari lab up` or `watari host remove --lost` removes them",

@@ -94,7 +94,7 @@ func (v *verbs) list() *cobra.Command {
 					s, err = l.Status()
 				}
 				if err != nil {
-					table.Row(name, "", "", "", fmt.Sprintf("%v; `watari lab down --name %s` removes it", err, name))
+					v.Notef("lab %s cannot be shown: %v; `watari lab down --name %s` removes it", name, err, name)
 					continue
 				}
 				all = append(all, s)

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
 	"watari/lab"
 )
 
@@ -51,19 +53,23 @@ the client config, unless --manager and --token name another; or pass --agent=fa
 		}
 		o.Name, o.Progress = v.name, v.say
 		l, err := lab.Up(ctx, o)
+		if err == nil && o.Agent && o.Manager == "" {
+			err = v.hostsReady(ctx, l)
+		}
 		if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 			return cli.Interruptedf("interrupted; `watari lab up` goes on from here, `watari lab down` removes what was made")
 		}
 		if err != nil {
 			return err
 		}
-		if o.Agent && o.Manager == "" {
-			if err := v.hostsReady(ctx, l); err != nil {
-				return err
-			}
+		s, err := l.Status()
+		if err != nil {
+			return err
 		}
-		fmt.Fprintf(v.Out, "lab %s is up: %d sites of %d hosts; its hosts reach this machine at %s\n", l.Name(), o.Sites, o.Hosts, l.RootEnd())
-		return nil
+		return v.show(s, func(w io.Writer) {
+			fmt.Fprintf(w, "lab %s is up: %s of %s; its hosts reach this machine at %s\n", l.Name(), output.Count(o.Sites, "site"),
+				output.Count(o.Hosts, "host"), l.RootEnd())
+		})
 	})
 	return command
 }
@@ -115,13 +121,13 @@ func (v *verbs) down() *cobra.Command {
 			removed := false
 			err := lab.Down(ctx, v.name, func(line string) {
 				removed = true
-				fmt.Fprintln(v.Out, line)
+				v.say(line)
 			})
 			if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 				return cli.Interruptedf("interrupted; `watari lab down` goes on from here")
 			}
 			if err == nil && !removed {
-				fmt.Fprintf(v.Out, "there is nothing of lab %s\n", v.name)
+				v.Notef("there is nothing of lab %s", v.name)
 			}
 			if err == nil {
 				v.forget(ctx, joined)

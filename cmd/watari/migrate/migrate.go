@@ -3,6 +3,7 @@ package migrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -86,6 +87,9 @@ func migrate(ctx context.Context, env *cli.Env, guest string, f flags) error {
 	asking, stop := env.Interruptible(ctx)
 	response, err := c.Migrate(asking, connect.NewRequest(request))
 	stop()
+	if err != nil && errors.Is(context.Cause(asking), cli.ErrInterrupted) {
+		return cli.Interruptedf("stopped asking: whether guest %s moves is told by `watari migrate list`", guest)
+	}
 	if err != nil {
 		return fmt.Errorf("migrate guest %s: %w", guest, err)
 	}

@@ -4,11 +4,14 @@ package root_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/stub"
@@ -120,6 +123,69 @@ func TestCtrlCEndsAWaitAloneAndSaysWhatGoesOn(t *testing.T) {
 			command.AwaitText(t, one.shown)
 			command.Signals <- os.Interrupt
 			if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, one.said) {
+				t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+			}
+		})
+	}
+}
+
+func TestSeveralClustersAreDeletedAtOnce(t *testing.T) {
+	var asked atomic.Int32
+	manager := (&stub.Manager{
+		Unary: func(_ context.Context, request any) (any, error) {
+			if request.(*v1.DeleteClusterRequest).Name == "no" {
+				return nil, connect.NewError(connect.CodeNotFound, errors.New("there is no cluster no"))
+			}
+			asked.Add(1)
+			return &v1.DeleteClusterResponse{}, nil
+		},
+		OnWatch: func(ctx context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+			if asked.Load() == 1 {
+				return send(&v1.WatchResponse{Gone: true})
+			}
+			if err := send(starting(0, guestStarting)); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	}).Start(t)
+	result := manager.Run(t, "cluster", "delete", "no", "md", "--wait")
+	if want := "cluster md is deleted\nwatari: delete cluster no: there is no cluster no\n"; result.Status != 1 || result.Err != want {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+	asked.Store(1)
+	command := manager.Begin(t, "cluster", "delete", "md", "me", "--wait")
+	command.AwaitText(t, "1 guest left")
+	if asked.Load() != 3 {
+		t.Errorf("the second is not asked for before the first has gone")
+	}
+	command.Signals <- os.Interrupt
+	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "cluster md, me goes on being deleted") {
+		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
+	}
+	if result := manager.Run(t, "cluster", "delete", "md", "No!"); result.Status != 2 || asked.Load() != 3 {
+		t.Errorf("status %d, asked %d times: %s", result.Status, asked.Load(), result.Err)
+	}
+}
+
+func TestCtrlCBeforeTheManagerHasAnsweredEndsWithItsOwnStatus(t *testing.T) {
+	for command, said := range map[string]string{
+		"migrate md-1":       "whether guest md-1 moves is told by `watari migrate list`",
+		"run md -- hostname": "whether there is a run now is told by `watari run list md`",
+		"cluster list":       "",
+	} {
+		t.Run(command, func(t *testing.T) {
+			asked := make(chan struct{}, 1)
+			manager := (&stub.Manager{Unary: func(ctx context.Context, _ any) (any, error) {
+				asked <- struct{}{}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}}).Start(t)
+			begun := manager.Begin(t, strings.Fields(command)...)
+			<-asked
+			begun.Signals <- os.Interrupt
+			if result := begun.Wait(t); result.Status != 130 || !strings.Contains(result.Err, said) {
 				t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
 			}
 		})

@@ -68,6 +68,9 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 	ctx, stop := env.Interruptible(ctx)
 	defer stop()
 	response, err := c.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Name: name, Spec: spec}))
+	if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
+		return nil, cli.Interruptedf("stopped asking: whether there is a run now is told by `watari run list %s`", spec.Cluster)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("run on cluster %s: %w", spec.Cluster, err)
 	}
@@ -142,6 +145,11 @@ func gather(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, co
 				lines.Set(progress.Line{Key: file.from, Text: "collecting " + file.from + " " + lines.Bar(uint64(got), uint64(size))})
 			}
 		})
+		if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
+			lines.Clear()
+			name := run.GetMeta().GetName()
+			return cli.Interruptedf("stopped collecting; `watari run attach %s --collect FILE` fetches what is missing", name)
+		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("collect %s of run %s: %w", file.from, run.GetMeta().GetName(), client.Explain(err)))
 		}
