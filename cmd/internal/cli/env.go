@@ -70,17 +70,17 @@ func (e *Env) load() (path string, config *client.Config, err error) {
 	return path, config, err
 }
 
-// Terminal says whether w is a terminal, and how wide it is in characters.
-func Terminal(w any) (width int, ok bool) {
+// Terminal says how wide and how high the terminal w is, in characters; 0 where w is none.
+func Terminal(w any) (width, height int) {
 	file, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
-		return 0, false
+		return 0, 0
 	}
-	width, _, err := term.GetSize(int(file.Fd()))
-	if err != nil || width < 20 {
-		width = 80
+	width, height, err := term.GetSize(int(file.Fd()))
+	if err != nil || width < 20 || height < 4 {
+		width, height = 80, 24
 	}
-	return width, true
+	return width, height
 }
 
 // Notef writes a line beside the output proper.

@@ -26,6 +26,7 @@ type Lines struct {
 	mu       sync.Mutex
 	w        io.Writer
 	width    int // of the terminal; 0: not a terminal
+	height   int // of the terminal, lines
 	drawn    int // lines on the terminal now
 	current  []Line
 	said     map[string]string // by key, without digits
@@ -35,8 +36,8 @@ type Lines struct {
 
 // New makes a block that is shown on w.
 func New(w io.Writer) *Lines {
-	width, _ := cli.Terminal(w)
-	return &Lines{w: w, width: width, said: map[string]string{}, saidText: map[string]string{}, saidAt: map[string]time.Time{}}
+	width, height := cli.Terminal(w)
+	return &Lines{w: w, width: width, height: height, said: map[string]string{}, saidText: map[string]string{}, saidAt: map[string]time.Time{}}
 }
 
 // Terminal says whether lines are redrawn.
@@ -94,10 +95,18 @@ func (l *Lines) erase() {
 }
 
 func (l *Lines) draw() {
-	for _, line := range l.current {
+	lines, more := l.current, 0
+	if most := l.height - 1; l.height > 0 && len(lines) > most { // what has left the screen at its top cannot be erased
+		more = len(lines) - (most - 1)
+		lines = lines[:most-1]
+	}
+	for _, line := range lines {
 		fmt.Fprintln(l.w, clip(line.Text, l.width-1))
 	}
-	l.drawn = len(l.current)
+	if l.drawn = len(lines); more > 0 {
+		fmt.Fprintf(l.w, "  and %d more\n", more)
+		l.drawn++
+	}
 }
 
 // say writes a plain line unless the same was said of the thing, or the same with another percentage a moment ago.
