@@ -32,6 +32,7 @@ type session struct {
 
 	stdout, stderr uint64 // bytes written here
 	signals        int
+	unsent         int32 // the signal that the command is to get, as long as no connection has taken it; 0: none
 
 	input   <-chan []byte // nil: none, or no more
 	closed  bool          // input has ended
@@ -110,6 +111,9 @@ func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) e
 	if err == nil && (len(s.pending) > 0 || s.closed) {
 		err = s.sendInput(stream, s.pending, s.given) // what the process has had of it, it skips
 	}
+	if err == nil {
+		err = s.sendSignal(stream)
+	}
 	if err != nil && !errors.Is(err, io.EOF) { // EOF: the reason comes by Receive
 		return err
 	}
@@ -186,11 +190,22 @@ func (s *session) interrupt(stream *execStream, sign os.Signal) error {
 		s.leave()
 		return nil
 	}
-	number := int32(syscall.SIGINT)
+	s.unsent = int32(syscall.SIGINT)
 	if other, ok := sign.(syscall.Signal); ok {
-		number = int32(other)
+		s.unsent = int32(other)
 	}
-	return stream.Send(&v1.GuestExecRequest{Signal: number})
+	return s.sendSignal(stream)
+}
+
+func (s *session) sendSignal(stream *execStream) error {
+	if s.unsent == 0 {
+		return nil
+	}
+	err := stream.Send(&v1.GuestExecRequest{Signal: s.unsent})
+	if err == nil {
+		s.unsent = 0
+	}
+	return err
 }
 
 // take writes output that was not written yet and notes what the process has had of its input.

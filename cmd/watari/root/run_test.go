@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -31,6 +32,43 @@ func TestRunStreamsAndEndsWithTheProgramsStatus(t *testing.T) {
 	}}).Start(t)
 	result := manager.Run(t, "run", "md", "-n", "4", "--", "program", "-n", "--help")
 	if result != (stub.Result{Out: "out more\n", Err: "err\n", Status: 42}) {
+		t.Errorf("%+v", result)
+	}
+}
+
+func TestCtrlCWhileTheManagerIsAwayReachesTheCommand(t *testing.T) {
+	manager := &stub.Manager{}
+	var attempts atomic.Int32
+	manager.OnExec = func(ctx context.Context, both *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
+		first := attempts.Add(1) == 1
+		for {
+			got, err := both.Receive()
+			if err != nil {
+				return err
+			}
+			if first {
+				err = both.Send(&v1.GuestExecResponse{Output: &v1.AttachResponse{Stdout: []byte("begun\n")}})
+			} else if got.Signal != 0 {
+				return both.Send(&v1.GuestExecResponse{Output: &v1.AttachResponse{Ended: &v1.Process{ExitCode: 128 + got.Signal}}})
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	manager.Start(t)
+	command := manager.Begin(t, "guest", "exec", "md-0", "--", "sleep", "9")
+	command.AwaitText(t, "begun")
+	manager.Stop()
+	command.AwaitText(t, "watari: waiting for the manager: no manager answers at")
+	command.Signals <- os.Interrupt
+	for end := time.Now().Add(10 * time.Second); len(command.Signals) > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the signal is not taken")
+		}
+	}
+	manager.Resume(t)
+	if result := command.Wait(t); result.Status != 130 {
 		t.Errorf("%+v", result)
 	}
 }
