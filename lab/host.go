@@ -283,12 +283,17 @@ func (l *Lab) HostCrash(ctx context.Context, name string) error {
 	defer unlock()
 	pid := l.hostProcess(name)
 	if pid == 0 {
-		return fmt.Errorf("host %s of lab %s does not run", name, l.Name())
+		return l.down(name)
 	}
 	if err := kill(ctx, pid); err != nil {
 		return fmt.Errorf("crash host %s: %w", name, err)
 	}
 	return l.unwireHost(host)
+}
+
+// down is the error of a host that ought to run.
+func (l *Lab) down(host string) error {
+	return fmt.Errorf("host %s of lab %s does not run; start it with `watari lab host start --name %[2]s %[1]s`", host, l.Name())
 }
 
 // unwireHost removes the LAN's end of a dead host's link; the kernel does so too, but some time later.
@@ -342,7 +347,7 @@ func (l *Lab) Command(host string, argv ...string) *exec.Cmd {
 	pid := l.hostProcess(host)
 	if pid == 0 {
 		cmd := exec.Command("nsenter")
-		cmd.Err = fmt.Errorf("host %s of lab %s does not run", host, l.Name())
+		cmd.Err = l.down(host)
 		return cmd
 	}
 	args := []string{"-t", strconv.Itoa(pid), "-m", "-n", "-u", "-i", "-p", "-C", "--", "setpriv", "--pdeathsig", "KILL", "--"}

@@ -55,7 +55,7 @@ func (l *Lab) Host(name string) (Host, error) {
 			return h, nil
 		}
 	}
-	return Host{}, fmt.Errorf("lab %s has no host %q", l.Name(), name)
+	return Host{}, fmt.Errorf("lab %s has no host %q; `watari lab status --name %[1]s` shows those it has", l.Name(), name)
 }
 
 // RootEnd is this machine's address in the lab: where the lab's hosts reach what listens on this machine.

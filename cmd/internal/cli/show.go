@@ -14,6 +14,11 @@ func (e *Env) Show(message proto.Message, table func(w io.Writer)) error {
 	return output.Write(e.Out, e.Output, message, table)
 }
 
+// Done shows what a change made of an object: to people a sentence beside the output proper, to programs the object.
+func (e *Env) Done(object proto.Message, format string, args ...any) error {
+	return e.Show(object, func(io.Writer) { e.Notef(format, args...) })
+}
+
 // ShowList writes messages in the format asked for; table writes the form for people.
 func ShowList[T proto.Message](e *Env, messages []T, table func(w io.Writer)) error {
 	return output.WriteList(e.Out, e.Output, messages, table)

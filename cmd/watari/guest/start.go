@@ -26,9 +26,12 @@ func newStart(env *cli.Env) *cobra.Command {
 		ValidArgsFunction: env.Complete(cli.Guests),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
 			return change(ctx, env, args[0], wait, "start", "ready",
-				func(ctx context.Context, c *client.Client) error {
-					_, err := c.StartGuest(ctx, connect.NewRequest(&v1.StartGuestRequest{Name: args[0]}))
-					return err
+				func(ctx context.Context, c *client.Client) (*v1.Guest, error) {
+					response, err := c.StartGuest(ctx, connect.NewRequest(&v1.StartGuestRequest{Name: args[0]}))
+					if err != nil {
+						return nil, err
+					}
+					return response.Msg.Guest, nil
 				}, (*v1.Guest).GetReady)
 		}),
 	}
@@ -38,7 +41,7 @@ func newStart(env *cli.Env) *cobra.Command {
 
 // change asks for a change of a guest and, where wanted, waits until it is there.
 func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goal string,
-	ask func(context.Context, *client.Client) error, there func(*v1.Guest) bool) error {
+	ask func(context.Context, *client.Client) (*v1.Guest, error), there func(*v1.Guest) bool) error {
 	if err := cli.CheckName("guest", name); err != nil {
 		return err
 	}
@@ -46,16 +49,16 @@ func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goa
 	if err != nil {
 		return err
 	}
-	if err := ask(ctx, c); err != nil {
+	guest, err := ask(ctx, c)
+	if err != nil {
 		return fmt.Errorf("%s guest %s: %w", verb, name, err)
 	}
 	if !wait {
-		env.Notef("guest %s: %s asked for; look with `watari guest show %s`", name, verb, name)
-		return nil
+		return env.Done(guest, "guest %s: %s asked for; look with `watari guest show %s`", name, verb, name)
 	}
 	lines := progress.New(env.Err)
 	err = c.Watch(ctx, "guest", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
-		guest := now.GetGuest()
+		guest = now.GetGuest()
 		switch {
 		case now.Gone:
 			return false, fmt.Errorf("guest %s was deleted meanwhile", name)
@@ -79,6 +82,5 @@ func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goa
 		return fmt.Errorf("%s guest %s: %w", verb, name, err)
 	}
 	lines.Clear()
-	env.Notef("guest %s is %s", name, goal)
-	return nil
+	return env.Done(guest, "guest %s is %s", name, goal)
 }

@@ -22,9 +22,12 @@ func newStop(env *cli.Env) *cobra.Command {
 		ValidArgsFunction: env.Complete(cli.Guests),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
 			return change(ctx, env, args[0], wait, "stop", "stopped",
-				func(ctx context.Context, c *client.Client) error {
-					_, err := c.StopGuest(ctx, connect.NewRequest(&v1.StopGuestRequest{Name: args[0]}))
-					return err
+				func(ctx context.Context, c *client.Client) (*v1.Guest, error) {
+					response, err := c.StopGuest(ctx, connect.NewRequest(&v1.StopGuestRequest{Name: args[0]}))
+					if err != nil {
+						return nil, err
+					}
+					return response.Msg.Guest, nil
 				}, func(g *v1.Guest) bool { return g.GetState() == v1.GuestState_GUEST_STATE_STOPPED })
 		}),
 	}

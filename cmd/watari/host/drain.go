@@ -45,24 +45,24 @@ func drain(ctx context.Context, env *cli.Env, name string, undo, wait bool) erro
 	if err != nil {
 		return err
 	}
-	if _, err := c.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: name, Undo: undo})); err != nil {
+	response, err := c.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: name, Undo: undo}))
+	if err != nil {
 		return fmt.Errorf("drain host %s: %w", name, err)
 	}
 	switch {
 	case undo:
-		env.Notef("host %s takes guests again", name)
-		return nil
+		return env.Done(response.Msg.Host, "host %s takes guests again", name)
 	case !wait:
-		env.Notef("host %s is being drained; watch it with `watari migrate list`, undo with `watari host drain %s --undo`", name, name)
-		return nil
+		return env.Done(response.Msg.Host, "host %s is being drained; watch it with `watari migrate list`, undo with `watari host drain %s --undo`", name, name)
 	}
 	return waitDrained(ctx, env, c, name)
 }
 
 func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name string) error {
 	lines := progress.New(env.Err)
+	var host *v1.Host
 	err := c.Watch(ctx, "host", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
-		host := now.GetHost()
+		host = now.GetHost()
 		switch {
 		case now.Gone:
 			return false, fmt.Errorf("the host was removed meanwhile")
@@ -83,6 +83,5 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 		return fmt.Errorf("wait for host %s to be drained: %w", name, err)
 	}
 	lines.Clear()
-	env.Notef("host %s is drained: no guest is on it", name)
-	return nil
+	return env.Done(host, "host %s is drained: no guest is on it", name)
 }

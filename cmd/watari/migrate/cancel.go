@@ -33,9 +33,8 @@ func newCancel(env *cli.Env) *cobra.Command {
 				return fmt.Errorf("cancel migration %s: %w", args[0], err)
 			}
 			m := response.Msg.Migration
-			env.Notef("migration %s of guest %s is being cancelled; see how it ends with `watari migrate show %s`",
+			return env.Done(m, "migration %s of guest %s is being cancelled; see how it ends with `watari migrate show %s`",
 				m.GetMeta().GetName(), m.GetGuest(), m.GetMeta().GetName())
-			return nil
 		}),
 	}
 }

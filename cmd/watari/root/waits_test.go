@@ -4,6 +4,7 @@ package root_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"strings"
@@ -126,6 +127,42 @@ func TestCtrlCEndsAWaitAloneAndSaysWhatGoesOn(t *testing.T) {
 				t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
 			}
 		})
+	}
+}
+
+func TestChangesAreShownToProgramsAsObjects(t *testing.T) {
+	manager := (&stub.Manager{
+		Unary: func(_ context.Context, request any) (any, error) {
+			switch request.(type) {
+			case *v1.DrainHostRequest:
+				return &v1.DrainHostResponse{Host: hosts[0]}, nil
+			case *v1.StartGuestRequest:
+				return &v1.StartGuestResponse{Guest: guests[0]}, nil
+			case *v1.StopGuestRequest:
+				return &v1.StopGuestResponse{Guest: guests[0]}, nil
+			case *v1.CancelMigrationRequest:
+				return &v1.CancelMigrationResponse{Migration: migrations[1]}, nil
+			case *v1.CancelRunRequest:
+				return &v1.CancelRunResponse{Run: runs[0]}, nil
+			}
+			return nil, errors.New("not asked for")
+		},
+		OnWatch: func(_ context.Context, _ *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
+			return send(&v1.WatchResponse{Guest: guests[0], Host: &v1.Host{Meta: meta("a1"), State: v1.HostState_HOST_STATE_DRAINED}})
+		},
+	}).Start(t)
+	for command, name := range map[string]string{
+		"host drain a1": "a1", "host drain a1 --undo": "a1", "host drain a1 --wait": "a1", "guest start md-0": "md-0", "guest start md-0 --wait": "md-0",
+		"guest stop md-0": "md-0", "migrate cancel md-1": "md-1-m1", "run cancel md-run-1": "md-run-1",
+	} {
+		result := manager.Run(t, append(strings.Fields(command), "-o", "json")...)
+		var object struct{ Meta struct{ Name string } }
+		if err := json.Unmarshal([]byte(result.Out), &object); err != nil || object.Meta.Name != name || result.Status != 0 || result.Err != "" {
+			t.Errorf("%s: status %d, %v, wrote %q and %q", command, result.Status, err, result.Out, result.Err)
+		}
+		if result = manager.Run(t, strings.Fields(command)...); result.Out != "" || result.Err == "" {
+			t.Errorf("%s wrote %q and %q", command, result.Out, result.Err)
+		}
 	}
 }
 

@@ -37,11 +37,14 @@ func newCancel(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := c.CancelRun(ctx, connect.NewRequest(request)); err != nil {
+			response, err := c.CancelRun(ctx, connect.NewRequest(request))
+			if err != nil {
 				return fmt.Errorf("cancel run %s: %w", args[0], err)
 			}
-			env.Notef("run %s is being ended; see how with `watari run show %s`", args[0], args[0])
-			return nil
+			if request.Signal != 0 {
+				return env.Done(response.Msg.Run, "run %s gets the signal", args[0])
+			}
+			return env.Done(response.Msg.Run, "run %s is being ended; see how with `watari run show %s`", args[0], args[0])
 		}),
 	}
 	command.Flags().StringVar(&signal, "signal", "", "signal to send in place of TERM, then KILL")
