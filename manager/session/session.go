@@ -6,6 +6,7 @@ package session
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,11 +36,14 @@ const (
 	pingTimeout = 3 * time.Second
 )
 
+var errClosed = errors.New("this manager is ending")
+
 // Sessions are the agents connected now, and what each said last. A host whose connection ends changes nothing
 // but its being connected.
 type Sessions struct {
 	// Accept says whether a host may connect now; its error is told to the agent. It is called at each
-	// connection. A *Refusal tells the agent where to go instead.
+	// connection, and must not call Sessions: nothing is dropped or reset between its answer and the session.
+	// A *Refusal tells the agent where to go instead.
 	Accept func(ca.Identity) error
 	// Log is nil for slog.Default().
 	Log *slog.Logger
@@ -95,20 +99,20 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	if err == nil && id.Kind != ca.KindHost {
 		err = fmt.Errorf("%s is not a host", id)
 	}
-	if err == nil && s.Accept != nil {
-		err = s.Accept(id)
-	}
-	if err != nil {
-		s.Log.Warn("an agent was refused", "identity", id.String(), "address", conn.RemoteAddr().String(), "reason", err)
-		refuse(newTransport(conn), err)
-		return
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	transport := newTransport(conn)
 	defer transport.CloseIdleConnections()
 	ses := &session{name: id.Name, conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
-	if !s.begin(ses) {
+	if err == nil {
+		err = s.begin(ses, id)
+	}
+	if errors.Is(err, errClosed) {
+		return // the agent dials again, and may find another manager
+	}
+	if err != nil {
+		s.Log.Warn("an agent was refused", "identity", id.String(), "address", conn.RemoteAddr().String(), "reason", err)
+		refuse(transport, err)
 		return
 	}
 	s.Log.Info("agent connected", "host", id.Name, "address", conn.RemoteAddr().String())
@@ -155,12 +159,17 @@ func newTransport(conn net.Conn) *http.Transport {
 // plainConn hides from net/http that a connection is a *tls.Conn whose ALPN it would look at.
 type plainConn struct{ net.Conn }
 
-// begin makes ses the host's session; an older one ends. It refuses when all is being closed.
-func (s *Sessions) begin(ses *session) bool {
+// begin makes ses the host's session, if that is accepted; an older one ends. It refuses when all is being closed.
+func (s *Sessions) begin(ses *session, id ca.Identity) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return false
+		return errClosed
+	}
+	if s.Accept != nil {
+		if err := s.Accept(id); err != nil {
+			return err
+		}
 	}
 	h := s.host(ses.name)
 	if h.session != nil {
@@ -173,7 +182,7 @@ func (s *Sessions) begin(ses *session) bool {
 	if h.wanted != nil {
 		ses.wake <- struct{}{}
 	}
-	return true
+	return nil
 }
 
 func (s *Sessions) end(ses *session) {

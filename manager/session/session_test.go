@@ -236,6 +236,34 @@ func TestRefusalIsTold(t *testing.T) {
 	}
 }
 
+func TestAnAgentAcceptedJustBeforeAllIsResetDoesNotStay(t *testing.T) {
+	asked, answer := make(chan bool), make(chan bool)
+	l := newLab(t, func(ca.Identity) error {
+		asked <- true
+		<-answer
+		return nil
+	})
+	ended, config := make(chan error, 1), l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	go func() { ended <- DialAgent(t.Context(), l.url, config, newFakeAgent().handler()) }()
+	<-asked
+	reset := make(chan bool)
+	go func() {
+		l.sessions.Reset()
+		close(reset)
+	}()
+	select {
+	case <-reset: // it did not wait for the session that is about to begin
+	case <-time.After(50 * time.Millisecond):
+	}
+	answer <- true
+	<-reset
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the agent stays with a manager that does not lead")
+	}
+}
+
 // TestSilenceIsNoticed cuts the path without closing anything, as a crashed host or a cut WAN does.
 func TestSilenceIsNoticed(t *testing.T) {
 	l := newLab(t, nil)
