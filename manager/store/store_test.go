@@ -34,6 +34,55 @@ func testContext(t *testing.T) context.Context {
 
 func named(name string) *v1.Meta { return &v1.Meta{Name: name} }
 
+func TestAChangeRestsOnWhatItExpects(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer s.Close()
+	ctx := testContext(t)
+	if err := s.Txn(ctx, Create(&v1.Host{Meta: named("a1")}), Create(&v1.Guest{Meta: named("md-0")})); err != nil {
+		t.Fatal(err)
+	}
+	seen := s.Snapshot()
+	place := func() error {
+		g := proto.CloneOf(s.Snapshot().Guests["md-0"])
+		g.Host = "a1"
+		return s.Txn(ctx, Update(g), Expect(seen.Hosts["a1"]))
+	}
+	if err := place(); err != nil {
+		t.Fatal(err)
+	}
+	if now := s.Snapshot().Hosts["a1"]; now.Meta.Revision != seen.Hosts["a1"].Meta.Revision {
+		t.Fatal("what is only expected was written")
+	}
+	h := proto.CloneOf(seen.Hosts["a1"])
+	h.Draining = true
+	if err := Hosts.Update(ctx, s, h); err != nil {
+		t.Fatal(err)
+	}
+	if err := place(); !errors.Is(err, ErrConflict) {
+		t.Fatalf("a change that rests on an old object: %v", err)
+	}
+	if err := Hosts.Delete(ctx, s, h); err != nil {
+		t.Fatal(err)
+	}
+	if err := place(); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("a change that rests on an object that is gone: %v", err)
+	}
+}
+
+func TestAnEventsTextIsBounded(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer s.Close()
+	e := &v1.Event{Kind: "guest", Name: "md-0", Message: "x" + strings.Repeat("\u00e9", maxEventText)}
+	if err := s.AddEvent(testContext(t), e); err != nil {
+		t.Fatal(err)
+	}
+	for kept := range s.Events(t.Context(), 0, false) {
+		if len(kept.Message) > maxEventText+10 || !strings.HasSuffix(kept.Message, "\u00e9 ...") {
+			t.Errorf("%d bytes, %q", len(kept.Message), kept.Message[len(kept.Message)-10:])
+		}
+	}
+}
+
 func TestObjects(t *testing.T) {
 	s := open(t, t.TempDir())
 	defer s.Close()

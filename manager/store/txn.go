@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"strings"
 
 	v1 "watari/api/watariv1"
 
@@ -22,6 +23,7 @@ const (
 	create action = iota
 	update
 	remove
+	expect
 	record
 )
 
@@ -40,6 +42,9 @@ func Update(o Object) Op { return Op{action: update, object: o} }
 
 // Delete removes an object that must still be at o's meta.revision.
 func Delete(o Object) Op { return Op{action: remove, object: o} }
+
+// Expect changes nothing, but the others are only made if the object is still at o's meta.revision: they rest on it.
+func Expect(o Object) Op { return Op{action: expect, object: o} }
 
 // Record adds a line to the history together with the change it tells of; at most one in a transaction.
 func Record(e *v1.Event) Op { return Op{action: record, event: e} }
@@ -131,9 +136,11 @@ func (t *txn) add(op Op) error {
 		}
 		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "=", rev))
 	}
-	if op.action == remove {
+	switch op.action {
+	case expect:
+	case remove:
 		t.puts = append(t.puts, clientv3.OpDelete(key))
-	} else {
+	default:
 		value, err := encode(op.object)
 		if err != nil {
 			return fmt.Errorf("encode %s %s: %w", kind, meta.Name, err)
@@ -146,11 +153,17 @@ func (t *txn) add(op Op) error {
 	return nil
 }
 
+// maxEventText bounds an event's message, bytes: it may hold a command of any length, and all events are in memory.
+const maxEventText = 2000
+
 func (t *txn) addEvent(e *v1.Event) error {
 	if t.recorded {
 		return fmt.Errorf("store: two events in one transaction")
 	}
 	t.recorded = true
+	if len(e.Message) > maxEventText {
+		e.Message = strings.ToValidUTF8(e.Message[:maxEventText], "") + " ..."
+	}
 	if e.At == nil {
 		e.At = timestamppb.Now()
 	}
