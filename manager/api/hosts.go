@@ -82,7 +82,8 @@ func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHos
 		if h == nil {
 			return nil, missing("host", name, snap.Hosts)
 		}
-		if h.Meta.Deleting != nil {
+		// One that is being removed may turn out to be lost while guests still depend on it.
+		if h.Meta.Deleting != nil && (!lost || h.FencedBootId == h.GetInfo().GetBootId()) {
 			return nil, nil
 		}
 		_, _, connected := s.Sessions.Observed(name)

@@ -135,6 +135,7 @@ func (c *Controller) endMove(ctx context.Context, m *v1.Migration, state v1.Migr
 	if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
 		return err
 	}
+	delete(c.inState, m.Meta.Uid)
 	c.moveEvent(ctx, update)
 	return nil
 }

@@ -92,7 +92,8 @@ func (c *Controller) place(ctx context.Context, s *store.Snapshot, g *v1.Guest) 
 	update.LastEpoch++
 	update.Epoch, update.StartedEpoch, update.Host, update.Message = update.LastEpoch, update.LastEpoch, chosen, ""
 	update.BootId = s.Hosts[chosen].GetInfo().GetBootId()
-	if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
+	// A host that is being removed meanwhile would never hear of it.
+	if err := c.Store.Txn(ctx, store.Update(update), store.Expect(s.Hosts[chosen])); err != nil {
 		return false, err
 	}
 	c.event(ctx, v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", chosen, update.Epoch)
@@ -186,7 +187,7 @@ func (c *Controller) drain(ctx context.Context, s *store.Snapshot) (bool, error)
 			continue // tried again when something changes; the guest's host says that it is draining
 		}
 		m.Reason = "host " + g.Host + " is drained"
-		if err := c.Store.Txn(ctx, store.Create(m)); err != nil {
+		if err := c.Store.Txn(ctx, store.Create(m), store.Expect(s.Hosts[m.Target])); err != nil {
 			return false, fmt.Errorf("move guest %s away from %s: %w", name, g.Host, err)
 		}
 		return true, nil
@@ -201,23 +202,38 @@ func (c *Controller) runsHere(g *v1.Guest) bool {
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
-// keepMoves is how many ended moves of a guest are kept for `watari migrate list`.
-const keepMoves = 10
+const (
+	// keepMoves is how many ended moves of a guest are kept for `watari migrate list`.
+	keepMoves = 10
+	// keepGoneMoves is how many are kept of all guests together that exist no more.
+	keepGoneMoves = 100
+)
 
 // prune forgets the oldest ended moves.
 func (c *Controller) prune(ctx context.Context, s *store.Snapshot) (bool, error) {
-	ended := map[string][]*v1.Migration{}
-	for _, m := range s.Migrations {
-		if migration.Ended(m.State) {
-			ended[m.GuestUid] = append(ended[m.GuestUid], m)
-		}
-	}
-	for _, list := range ended {
-		if len(list) <= keepMoves {
-			continue
-		}
-		oldest := slices.MinFunc(list, func(a, b *v1.Migration) int { return a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()) })
-		return true, c.Store.Txn(ctx, store.Delete(proto.CloneOf(oldest)))
+	if m := tooOld(s); m != nil {
+		return true, c.Store.Txn(ctx, store.Delete(proto.CloneOf(m)))
 	}
 	return false, nil
+}
+
+// tooOld is an ended move beyond those that are kept; nil: there is none.
+func tooOld(s *store.Snapshot) *v1.Migration {
+	ended := map[string][]*v1.Migration{} // by guest; "": those that exist no more
+	for _, m := range s.Migrations {
+		if !migration.Ended(m.State) {
+			continue
+		}
+		uid := m.GuestUid
+		if s.Guests[m.Guest].GetMeta().GetUid() != uid {
+			uid = ""
+		}
+		ended[uid] = append(ended[uid], m)
+	}
+	for uid, list := range ended {
+		if len(list) > keepGoneMoves || uid != "" && len(list) > keepMoves {
+			return slices.MinFunc(list, func(a, b *v1.Migration) int { return a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()) })
+		}
+	}
+	return nil
 }
