@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -52,6 +53,7 @@ type Controller struct {
 	avoid      map[string][]string // hosts that could not start a guest, by guest uid
 	identities map[identityKey]*v1.Identity
 	runs       map[string]*runner
+	driving    sync.WaitGroup
 	done       chan string // runs whose runner has ended
 	started    time.Time
 }
@@ -78,6 +80,8 @@ func Run(ctx context.Context, d Deps) error {
 		c.Log = slog.Default()
 	}
 	ctx, stop := context.WithCancel(ctx)
+	// Should this process lead again, no run may have two runners, which would write its output twice.
+	defer c.driving.Wait()
 	defer stop()
 	changes := d.Store.Subscribe(ctx)
 	timer := time.NewTimer(0)

@@ -25,7 +25,8 @@ type fakeHosts struct {
 	mu      sync.Mutex
 	hosts   map[string]*fakeHost
 	changed chan struct{}
-	running map[string]string // guest uid: host; a second copy is a failure
+	running map[string]string                  // guest uid: host; a second copy is a failure
+	client  func() (connect.HTTPClient, error) // nil: there is none
 	t       *testing.T
 }
 
@@ -58,6 +59,9 @@ func (f *fakeHosts) Observed(name string) (*v1.HostObserved, time.Time, bool) {
 }
 
 func (f *fakeHosts) HTTPClient(string) (connect.HTTPClient, error) {
+	if f.client != nil {
+		return f.client()
+	}
 	return nil, errors.New("no guests here")
 }
 

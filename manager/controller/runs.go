@@ -29,6 +29,9 @@ var cancelSignals = []int32{2, 15, 9}
 // cancelPatience is how long a run may take to end after each of them.
 const cancelPatience = 5 * time.Second
 
+// runnerPause is how long a run is let be after what drives it has failed.
+const runnerPause = time.Second
+
 type runner struct {
 	c    *Controller
 	name string
@@ -43,15 +46,20 @@ func (c *Controller) startRunners(ctx context.Context, s *store.Snapshot) {
 		}
 		r := &runner{c: c, name: name, uid: run.Meta.Uid}
 		c.runs[r.uid] = r
-		go func() {
+		c.driving.Go(func() {
 			if err := r.drive(ctx); err != nil && ctx.Err() == nil {
 				c.Log.Error("run", "name", r.name, "error", err)
+				// It is begun again at once when it is done; a full disk, say, lasts longer.
+				select {
+				case <-time.After(runnerPause):
+				case <-ctx.Done():
+				}
 			}
 			select {
 			case c.done <- r.uid:
 			case <-ctx.Done():
 			}
-		}()
+		})
 	}
 }
 

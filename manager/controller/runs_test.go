@@ -1,9 +1,15 @@
 package controller
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
@@ -36,4 +42,71 @@ func (f *fixture) changeGuest(name string, change func(*v1.Guest)) {
 		change(g)
 		return f.store.Txn(f.t.Context(), store.Update(g)) == nil
 	})
+}
+
+func TestTheControllerEndsAfterItsRunners(t *testing.T) {
+	f := newFixture(t, "a1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	asked, answer := make(chan bool), make(chan bool)
+	f.hosts.client = func() (connect.HTTPClient, error) {
+		asked <- true
+		<-answer
+		return nil, errors.New("no guests here")
+	}
+	f.txn(store.Create(&v1.Run{Meta: &v1.Meta{Name: "r1"}, Spec: &v1.RunSpec{Cluster: "md", Command: []string{"x"}}, State: v1.RunState_RUN_STATE_PENDING}))
+	<-asked
+	ended := make(chan bool)
+	go func() {
+		f.stop()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		t.Error("it ended before its runner")
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(answer)
+	<-ended
+}
+
+// errorCounter counts errors that are logged.
+type errorCounter struct {
+	slog.Handler
+	n atomic.Int32
+}
+
+func (c *errorCounter) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelError
+}
+
+func (c *errorCounter) Handle(context.Context, slog.Record) error {
+	c.n.Add(1)
+	return nil
+}
+
+func TestARunThatCannotBeTakenUpIsLetBeForAWhile(t *testing.T) {
+	f := newFixture(t, "a1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	f.stop()
+	// A record so large that etcd takes nothing that is added to it.
+	var err error
+	for size := 8 << 20; size > 8<<20-1024; size -= 16 {
+		err = f.store.Txn(t.Context(), store.Create(&v1.Run{Meta: &v1.Meta{Name: "r1"}, State: v1.RunState_RUN_STATE_PENDING,
+			Spec: &v1.RunSpec{Cluster: "md", Command: []string{strings.Repeat("x", size)}}}))
+		if err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter := &errorCounter{Handler: slog.DiscardHandler}
+	ctx, cancel := context.WithTimeout(t.Context(), runnerPause/2)
+	defer cancel()
+	Run(ctx, Deps{Store: f.store, Sessions: f.hosts, SessionChanges: f.hosts.changed, RunsDir: t.TempDir(), Term: f.term + 1, Log: slog.New(counter)})
+	if n := counter.n.Load(); n != 1 {
+		t.Errorf("it failed %d times in %v", n, runnerPause/2)
+	}
 }
