@@ -52,29 +52,37 @@ func (s *Server) Events(ctx context.Context, r *connect.Request[v1.EventsRequest
 
 // concerns says whether a caller may see an event.
 func concerns(c caller, snap *store.Snapshot, e *v1.Event) bool {
-	if c.admin || e.Actor == c.name {
+	if c.admin {
+		return true
+	}
+	if e.Actor == c.name && isOf(e, snap.Users[c.name].GetMeta()) {
 		return true
 	}
 	switch e.Kind {
 	case "cluster":
-		return owned(c, snap.Clusters, e.Name)
+		return owned(c, snap.Clusters, e)
 	case "guest":
-		return owned(c, snap.Guests, e.Name)
+		return owned(c, snap.Guests, e)
 	case "run":
-		return owned(c, snap.Runs, e.Name)
+		return owned(c, snap.Runs, e)
 	case "migration":
-		return owned(c, snap.Migrations, e.Name)
+		return owned(c, snap.Migrations, e)
 	case "image":
-		return owned(c, snap.Images, e.Name)
+		return owned(c, snap.Images, e)
 	case "user":
-		return e.Name == c.name
+		return e.Name == c.name && isOf(e, snap.Users[c.name].GetMeta())
 	}
 	return false
 }
 
-func owned[T store.Object](c caller, all map[string]T, name string) bool {
-	o, found := all[name]
-	return found && c.owns(o.GetMeta())
+func owned[T store.Object](c caller, all map[string]T, e *v1.Event) bool {
+	o, found := all[e.Name]
+	return found && c.owns(o.GetMeta()) && isOf(e, o.GetMeta())
+}
+
+// isOf says whether an event is of this object, and not of one that had its name before and may have been another's.
+func isOf(e *v1.Event, meta *v1.Meta) bool {
+	return !e.At.AsTime().Before(meta.GetCreated().AsTime())
 }
 
 // watchPace is the shortest time between two messages of a Watch.
