@@ -25,7 +25,7 @@ const (
 	collectPace = 5 * time.Minute
 	// garbageAge is how old a blob, upload or output must be to be garbage.
 	garbageAge = time.Hour
-	// keepRuns is how many ended runs of a cluster are kept.
+	// keepRuns is how many ended runs of a cluster, or of all deleted clusters of a user, are kept.
 	keepRuns = 100
 )
 
@@ -66,12 +66,17 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 	}
 }
 
-// oldRuns are the ended runs beyond those that are kept of each cluster.
+// oldRuns are the ended runs beyond those that are kept of each cluster, and of each user's deleted clusters together.
 func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
-	ended := map[string][]*v1.Run{}
+	type kept struct{ cluster, owner string }
+	ended := map[kept][]*v1.Run{}
 	for _, r := range snap.Runs {
+		of := kept{cluster: r.Spec.GetCluster()}
+		if snap.Clusters[of.cluster] == nil {
+			of = kept{owner: r.Meta.Owner}
+		}
 		if view.RunEnded(r.State) {
-			ended[r.Spec.GetCluster()] = append(ended[r.Spec.GetCluster()], r)
+			ended[of] = append(ended[of], r)
 		}
 	}
 	for _, runs := range ended {
