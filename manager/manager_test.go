@@ -402,6 +402,15 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	if got != "one\ntwo\n" {
 		t.Fatalf("%q %v", got, stream.Err())
 	}
+	beyond, err := r.admin.RunOutput(ctx, connect.NewRequest(&v1.RunOutputRequest{Name: "r1", StdoutOffset: 1 << 63, StderrOffset: 1 << 63}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for beyond.Receive() {
+	}
+	if err := beyond.Err(); err != nil {
+		t.Errorf("output beyond any file: %v", err)
+	}
 	if _, err := r.admin.CancelRun(ctx, connect.NewRequest(&v1.CancelRunRequest{Name: "r1"})); err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,9 @@ const (
 	minMemoryBytes = 64 << 20
 	maxMemoryBytes = 16 << 40
 	maxRanks       = 1 << 20
-	firstAddress   = 10 // guest 0's last byte
+	maxRunSpec     = 256 << 10 // bytes: a run's record is rewritten whole at each change
+	maxUnended     = 200       // runs of a cluster, each of which is driven by itself
+	firstAddress   = 10        // guest 0's last byte
 )
 
 var nameRule = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)

@@ -42,3 +42,31 @@ func TestRefusalsAreForPeopleToRead(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestARunIsBounded(t *testing.T) {
+	run := func(bytes int) *v1.RunSpec {
+		return &v1.RunSpec{Cluster: "md", Command: []string{"x"}, Env: map[string]string{"A": strings.Repeat("x", bytes)}}
+	}
+	if err := checkRun("r1", run(100<<10)); err != nil {
+		t.Error(err)
+	}
+	if err := checkRun("r1", run(1<<20)); err == nil || !strings.Contains(err.Error(), "have 1.0 MiB; at most 256 KiB") {
+		t.Error(err)
+	}
+	snap := &store.Snapshot{Runs: map[string]*v1.Run{
+		"a": {Spec: run(1), State: v1.RunState_RUN_STATE_PENDING},
+		"b": {Spec: run(1), State: v1.RunState_RUN_STATE_RUNNING},
+		"c": {Spec: run(1), State: v1.RunState_RUN_STATE_EXITED},
+		"d": {Spec: &v1.RunSpec{Cluster: "lu"}, State: v1.RunState_RUN_STATE_RUNNING},
+	}}
+	if n := unended(snap, "md"); n != 2 {
+		t.Errorf("%d runs of md have not ended", n)
+	}
+}
+
+func TestNobodyWhoWasRemovedGetsACluster(t *testing.T) {
+	spec := &v1.ClusterSpec{Guests: 1, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 64 << 20}}
+	if err := checkQuota(&store.Snapshot{}, "ann", spec); err == nil || !strings.Contains(err.Error(), "user ann was removed") {
+		t.Error(err)
+	}
+}

@@ -110,7 +110,11 @@ func (s *Server) admissible(ctx context.Context, snap *store.Snapshot, spec *v1.
 
 // checkQuota checks that the owner's clusters and this one together are within the quota.
 func checkQuota(snap *store.Snapshot, owner string, spec *v1.ClusterSpec) error {
-	quota := snap.Users[owner].GetQuota()
+	user := snap.Users[owner]
+	if user == nil { // since the call began
+		return fail(connect.CodeUnauthenticated, "user %s was removed", owner)
+	}
+	quota := user.Quota
 	vcpus := uint64(spec.Guests) * uint64(spec.Shape.Vcpus)
 	memory := uint64(spec.Guests) * spec.Shape.MemoryBytes
 	var usedVCPUs, usedMemory uint64

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	v1 "watari/api/watariv1"
 
 	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -50,6 +52,10 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		if err := noneHalted(snap, spec.Cluster); err != nil {
 			return nil, err
 		}
+		if unended(snap, spec.Cluster) >= maxUnended {
+			return nil, fail(connect.CodeResourceExhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)",
+				spec.Cluster, maxUnended)
+		}
 		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING}
 		run.Directory = view.RunDirectory(run)
 		return []store.Op{store.Create(run), audit(ctx, "run", name, "created on cluster %s: %s", spec.Cluster, strings.Join(spec.Command, " "))}, nil
@@ -65,6 +71,16 @@ func sameRun(a, b *v1.RunSpec) bool {
 	a, b = proto.CloneOf(a), proto.CloneOf(b)
 	a.Hold, b.Hold = false, false
 	return proto.Equal(a, b)
+}
+
+// unended counts a cluster's runs that have not ended.
+func unended(snap *store.Snapshot, cluster string) (n int) {
+	for _, run := range snap.Runs {
+		if run.Spec.GetCluster() == cluster && !view.RunEnded(run.State) {
+			n++
+		}
+	}
+	return n
 }
 
 // noneHalted is an error where the cluster has guests that a run would wait for in vain.
@@ -85,6 +101,8 @@ func checkRun(name string, spec *v1.RunSpec) error {
 	switch {
 	case len(spec.GetCommand()) == 0 || spec.Command[0] == "":
 		return bad("the run has no program")
+	case proto.Size(spec) > maxRunSpec:
+		return bad("the run's command and environment have %s; at most %s", humanize.IBytes(uint64(proto.Size(spec))), humanize.IBytes(maxRunSpec))
 	case spec.Ranks > maxRanks:
 		return bad("%d ranks: at most %d", spec.Ranks, maxRanks)
 	case spec.Directory != "" && !filepath.IsAbs(spec.Directory):
@@ -229,8 +247,8 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 	}
 	uid := run.Meta.Uid
 	dir := filepath.Join(s.RunsDir, uid)
-	out := &tail{path: filepath.Join(dir, "stdout"), offset: int64(r.Msg.StdoutOffset)}
-	errs := &tail{path: filepath.Join(dir, "stderr"), offset: int64(r.Msg.StderrOffset)}
+	out := &tail{path: filepath.Join(dir, "stdout"), offset: int64(min(r.Msg.StdoutOffset, math.MaxInt64))}
+	errs := &tail{path: filepath.Join(dir, "stderr"), offset: int64(min(r.Msg.StderrOffset, math.MaxInt64))}
 	defer out.close()
 	defer errs.close()
 	// The caller sees at once that the stream stands, though there may be no output for long.
