@@ -57,7 +57,7 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 				return nil, err
 			}
 			replacing := proto.CloneOf(image)
-			replacing.Meta = have.Meta
+			replacing.Meta = proto.CloneOf(have.Meta) // the snapshot's stays as it is
 			image = replacing
 			return []store.Op{store.Update(replacing), audit(ctx, "image", image.Meta.Name, "replaced: %s", image.Source)}, nil
 		}
