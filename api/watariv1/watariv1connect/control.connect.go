@@ -156,6 +156,8 @@ type ControlServiceClient interface {
 	Migrate(context.Context, *connect.Request[watariv1.MigrateRequest]) (*connect.Response[watariv1.MigrateResponse], error)
 	CancelMigration(context.Context, *connect.Request[watariv1.CancelMigrationRequest]) (*connect.Response[watariv1.CancelMigrationResponse], error)
 	ListMigrations(context.Context, *connect.Request[watariv1.ListMigrationsRequest]) (*connect.Response[watariv1.ListMigrationsResponse], error)
+	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
+	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
 	// StartRun lets a run go that was created with hold, once its files are staged.
 	StartRun(context.Context, *connect.Request[watariv1.StartRunRequest]) (*connect.Response[watariv1.StartRunResponse], error)
@@ -612,6 +614,8 @@ type ControlServiceHandler interface {
 	Migrate(context.Context, *connect.Request[watariv1.MigrateRequest]) (*connect.Response[watariv1.MigrateResponse], error)
 	CancelMigration(context.Context, *connect.Request[watariv1.CancelMigrationRequest]) (*connect.Response[watariv1.CancelMigrationResponse], error)
 	ListMigrations(context.Context, *connect.Request[watariv1.ListMigrationsRequest]) (*connect.Response[watariv1.ListMigrationsResponse], error)
+	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
+	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
 	// StartRun lets a run go that was created with hold, once its files are staged.
 	StartRun(context.Context, *connect.Request[watariv1.StartRunRequest]) (*connect.Response[watariv1.StartRunResponse], error)
