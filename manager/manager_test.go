@@ -575,3 +575,21 @@ func TestARunIsRefusedWhileAGuestIsStopped(t *testing.T) {
 		t.Errorf("while the guest starts: %v", err)
 	}
 }
+
+func TestAStreamEndsWhenItsCallerIsRemoved(t *testing.T) {
+	r, ctx := start(t, t.TempDir()), bounded(t)
+	ann, _ := r.user("ann", nil)
+	events, err := ann.Events(ctx, connect.NewRequest(&v1.EventsRequest{Follow: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !events.Receive() {
+		t.Fatal(events.Err())
+	}
+	if _, err := r.admin.RemoveUser(ctx, connect.NewRequest(&v1.RemoveUserRequest{Name: "ann"})); err != nil {
+		t.Fatal(err)
+	}
+	for events.Receive() {
+	}
+	wantCode(t, events.Err(), connect.CodeUnauthenticated, "ann was removed")
+}

@@ -4,6 +4,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"net/http"
 
 	"watari/ca"
@@ -20,6 +21,7 @@ import (
 type caller struct {
 	kind  ca.Kind
 	name  string
+	uid   string // of the user
 	admin bool
 	why   string // why a certificate was not honoured
 }
@@ -58,7 +60,7 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 		if u == nil || id.UID != "" && u.Meta.Uid != id.UID || u.Meta.Deleting != nil {
 			return caller{why: "user " + id.Name + " was removed"}
 		}
-		return caller{kind: id.Kind, name: id.Name, admin: u.Role == v1.Role_ROLE_ADMIN}
+		return caller{kind: id.Kind, name: id.Name, uid: u.Meta.Uid, admin: u.Role == v1.Role_ROLE_ADMIN}
 	case ca.KindHost:
 		if why := hostRefused(snap, id); why != "" {
 			return caller{why: why}
@@ -160,8 +162,29 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 		if err := g.check(ctx, conn.Spec().Procedure); err != nil {
 			return err
 		}
-		return next(ctx, conn)
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		go g.s.awaitRemoval(ctx, cancel)
+		err := next(ctx, conn)
+		var removed *connect.Error
+		if errors.As(context.Cause(ctx), &removed) {
+			return removed
+		}
+		return err
 	}
+}
+
+// awaitRemoval ends a stream, which may go on for days, when its caller is removed.
+func (s *Server) awaitRemoval(ctx context.Context, cancel context.CancelCauseFunc) {
+	c, changes := callerOf(ctx), s.Store.Subscribe(ctx)
+	for s.Store.Snapshot().Users[c.name].GetMeta().GetUid() == c.uid {
+		select {
+		case <-changes:
+		case <-ctx.Done():
+			return
+		}
+	}
+	cancel(fail(connect.CodeUnauthenticated, "user %s was removed", c.name))
 }
 
 // guardBlobs: hosts and users may read, users may write.
