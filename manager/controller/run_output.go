@@ -3,11 +3,20 @@ package controller
 // run_output.go - the files in which a run's output is kept.
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
 	v1 "watari/api/watariv1"
+	"watari/manager/store"
 )
+
+// outputReserve is how many bytes of the disk output leaves free, more than the store needs to go on. A variable for
+// tests.
+var outputReserve uint64 = 128 << 20
+
+// errOutputFull: nothing was written, and it is to be tried again; the guest keeps the output for a while.
+var errOutputFull = errors.New("its output is not kept just now, for the manager's disk is full; make room")
 
 // output is the two files that a run's output is kept in.
 type output [2]*os.File
@@ -55,6 +64,9 @@ func (o output) write(m *v1.AttachResponse) error {
 		data := part.data
 		if part.offset < have {
 			data = data[have-part.offset:]
+		}
+		if free, err := store.FreeBytes(filepath.Dir(o[i].Name())); err == nil && free < outputReserve+uint64(len(data)) {
+			return errOutputFull
 		}
 		if _, err := o[i].Write(data); err != nil {
 			return err

@@ -160,7 +160,12 @@ func (r *runner) explain(ctx context.Context, run *v1.Run, cluster *v1.Cluster) 
 	if run.Spec.Hold {
 		message = "waits for its files"
 	}
-	if message == run.Message {
+	return r.say(ctx, message)
+}
+
+// say puts a message into the record, where it is another one.
+func (r *runner) say(ctx context.Context, message string) error {
+	if run := r.run(); run == nil || run.Message == message {
 		return nil
 	}
 	return r.update(ctx, func(run *v1.Run) { run.Message = message })
@@ -291,7 +296,15 @@ func (r *runner) follow(ctx context.Context, client watariv1connect.ProcessServi
 		if err != nil {
 			return err
 		}
-		if err := out.write(m); err != nil {
+		err = out.write(m)
+		full := ""
+		if errors.Is(err, errOutputFull) {
+			full = err.Error()
+		}
+		if err := r.say(ctx, full); err != nil {
+			return err
+		}
+		if err != nil {
 			return fmt.Errorf("keep the output of run %s: %w", r.name, err)
 		}
 		if m.Ended != nil {

@@ -40,7 +40,7 @@ func (s *Store) startEmbedded(ctx context.Context) error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return fmt.Errorf("make etcd's directory: %w", err)
 	}
-	if free, err := freeBytes(s.cfg.Dir); err == nil && free < reserveBytes {
+	if free, err := FreeBytes(s.cfg.Dir); err == nil && free < reserveBytes {
 		return fmt.Errorf("open %s: %w: %d MiB are free, %d MiB are needed", s.cfg.Dir, ErrNoSpace, free>>20, reserveBytes>>20)
 	}
 	server, err := embed.StartEtcd(embeddedConfig(s.cfg.Dir))
@@ -84,8 +84,8 @@ func embeddedConfig(dir string) *embed.Config {
 	return cfg
 }
 
-// freeBytes is what an unprivileged writer could still write to dir's file system.
-func freeBytes(dir string) (uint64, error) {
+// FreeBytes is how many bytes an unprivileged writer could still write to dir's file system.
+func FreeBytes(dir string) (uint64, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", dir, err)
@@ -98,7 +98,7 @@ func (s *Store) roomToWrite() error {
 	if s.server == nil {
 		return nil
 	}
-	free, err := freeBytes(s.cfg.Dir)
+	free, err := FreeBytes(s.cfg.Dir)
 	if err == nil && free < reserveBytes {
 		return fmt.Errorf("%w: %d MiB are free at %s, %d MiB are needed", ErrNoSpace, free>>20, s.cfg.Dir, reserveBytes>>20)
 	}
