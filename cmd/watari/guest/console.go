@@ -48,7 +48,7 @@ func newConsole(env *cli.Env) *cobra.Command {
 // console copies a guest's console, over broken connections and moves.
 func console(ctx context.Context, env *cli.Env, c *client.Client, name string, follow bool) error {
 	var offset uint64
-	return c.Patiently(ctx, nil, func(alive func()) error {
+	return env.Patiently(ctx, c, "\n", func(alive func()) error {
 		stream, err := c.GuestConsole(ctx, connect.NewRequest(&v1.GuestConsoleRequest{Name: name, Offset: offset, Follow: follow}))
 		if err != nil {
 			return err

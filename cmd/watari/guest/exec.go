@@ -86,21 +86,11 @@ func execute(ctx context.Context, env *cli.Env, guest string, command []string, 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.leave = func() { cancel(cli.ErrInterrupted) }
-	failures, end := 0, "\n" // in a row; the first few pass within a second
+	end := "\n"
 	if f.tty {
 		end = "\r\n" // the terminal is raw
 	}
-	away := func(err error) {
-		if failures++; failures == 3 {
-			fmt.Fprintf(env.Err, "watari: waiting for the manager: %s%s", client.Brief(err), end)
-		}
-	}
-	err = c.Patiently(ctx, away, func(alive func()) error {
-		return s.attempt(ctx, c, func() {
-			failures = 0
-			alive()
-		})
-	})
+	err = env.Patiently(ctx, c, end, func(alive func()) error { return s.attempt(ctx, c, alive) })
 	if context.Cause(ctx) == cli.ErrInterrupted {
 		return cli.Interruptedf("left the command in guest %s; it is ended in a minute", guest)
 	}

@@ -134,6 +134,9 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before boo
 	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent's pid is %d, its log %s", u.Name, info.GetSite(),
 		output.State(host.GetState()), output.Count(int(info.GetCores()), "core"), output.Size(info.GetMemoryBytes()),
 		acceleration(info.GetAcceleration()), process.PID, u.agent().Log)
+	for _, problem := range host.GetProblems() {
+		u.lines.Notef("host %s: %s", u.Name, problem)
+	}
 	return nil
 }
 

@@ -61,7 +61,7 @@ func events(ctx context.Context, env *cli.Env, c *client.Client, request *v1.Eve
 	}
 	var err error
 	if request.Follow {
-		err = c.Patiently(ctx, nil, attempt)
+		err = env.Patiently(ctx, c, "\n", attempt)
 	} else {
 		err = attempt(func() {})
 	}

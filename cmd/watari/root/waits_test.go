@@ -88,6 +88,49 @@ func TestWaitOutlivesAManagersRestart(t *testing.T) {
 	}
 }
 
+func TestWhatIsFollowedGoesOnAfterTheManagerWasAwayWhichIsSaid(t *testing.T) {
+	for _, words := range []string{"events -f", "guest console -f md-0", "run logs -f md-run-1"} {
+		t.Run(words, func(t *testing.T) {
+			t.Parallel()
+			var attempts atomic.Int32
+			text := func() string {
+				if attempts.Add(1) == 1 {
+					return "first\n"
+				}
+				return "second\n"
+			}
+			hold := func(ctx context.Context, err error) error {
+				if err == nil {
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			}
+			manager := &stub.Manager{
+				OnEvents: func(ctx context.Context, _ *v1.EventsRequest, send func(*v1.EventsResponse) error) error {
+					return hold(ctx, send(&v1.EventsResponse{Event: &v1.Event{Message: text()}}))
+				},
+				OnConsole: func(ctx context.Context, _ *v1.GuestConsoleRequest, send func(*v1.GuestConsoleResponse) error) error {
+					return hold(ctx, send(&v1.GuestConsoleResponse{Data: []byte(text())}))
+				},
+				OnRunOutput: func(ctx context.Context, _ *v1.RunOutputRequest, send func(*v1.RunOutputResponse) error) error {
+					return hold(ctx, send(output(text(), "", nil)))
+				},
+			}
+			manager.Start(t)
+			command := manager.Begin(t, strings.Fields(words)...)
+			command.AwaitText(t, "first")
+			manager.Stop()
+			command.AwaitText(t, "watari: waiting for the manager: no manager answers at")
+			manager.Resume(t)
+			command.AwaitText(t, "second")
+			command.Signals <- os.Interrupt
+			if result := command.Wait(t); result.Status != 130 {
+				t.Errorf("%+v", result)
+			}
+		})
+	}
+}
+
 func TestCtrlCEndsAWaitAloneAndSaysWhatGoesOn(t *testing.T) {
 	block := func(ctx context.Context, r *v1.WatchRequest, send func(*v1.WatchResponse) error) error {
 		now := starting(0, guestStarting)

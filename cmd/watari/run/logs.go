@@ -26,7 +26,11 @@ func newLogs(env *cli.Env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, err = copyOutput(ctx, env, c, args[0], &offsets{}, wait, nil)
+			away := newWaiting(env)
+			_, err = copyOutput(ctx, away.clearing(), c, args[0], &offsets{}, wait, func(err error) {
+				away.say("waiting for the manager: " + client.Brief(err))
+			})
+			away.end()
 			if ctx.Err() != nil {
 				return cli.Interruptedf("stopped reading; run %s goes on", args[0])
 			}

@@ -1,0 +1,28 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"watari/cmd/internal/client"
+)
+
+// tellAfter is after how many failures in a row it is said what is waited for: the first few pass within a second.
+const tellAfter = 3
+
+// Patiently repeats an attempt as client.Patiently does, and says so where the manager stays away. Lines end with end: a
+// raw terminal needs "\r\n".
+func (e *Env) Patiently(ctx context.Context, c *client.Client, end string, attempt func(alive func()) error) error {
+	failures := 0
+	notice := func(err error) {
+		if failures++; failures == tellAfter {
+			fmt.Fprintf(e.Err, "watari: waiting for the manager: %s%s", client.Brief(err), end)
+		}
+	}
+	return c.Patiently(ctx, notice, func(alive func()) error {
+		return attempt(func() {
+			failures = 0
+			alive()
+		})
+	})
+}
