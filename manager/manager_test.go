@@ -374,6 +374,22 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	ask.Spec.Command = []string{"date"}
 	_, err = r.admin.CreateRun(ctx, connect.NewRequest(ask))
 	wantCode(t, err, connect.CodeAlreadyExists)
+	// Without a name the request's id tells a repeated call from another one.
+	uids := map[string]bool{}
+	for _, id := range []string{"x", "x", "y", "", ""} {
+		unnamed, err := r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{RequestId: id, Spec: ask.Spec}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		uids[unnamed.Msg.Run.Meta.Uid] = true
+	}
+	if len(uids) != 4 {
+		t.Errorf("%d runs of 4 requests", len(uids))
+	}
+	_, err = r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{RequestId: "x", Spec: &v1.RunSpec{Cluster: "md", Command: []string{"id"}}}))
+	wantCode(t, err, connect.CodeAlreadyExists, "md-run-1")
+	_, err = r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{RequestId: strings.Repeat("x", 65), Spec: ask.Spec}))
+	wantCode(t, err, connect.CodeInvalidArgument, "at most 64")
 	_, err = r.admin.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Spec: &v1.RunSpec{Cluster: "no", Command: []string{"date"}}}))
 	wantCode(t, err, connect.CodeNotFound, "md")
 

@@ -2092,9 +2092,12 @@ func (x *ListMigrationsResponse) GetMigrations() []*Migration {
 }
 
 type CreateRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Spec          *RunSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the manager makes one; equal names are the same run
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Spec  *RunSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: the manager makes one; equal names are the same run
+	// request_id is the caller's own for this request, hard to guess: a repeated call, after a lost answer, is told of
+	// the run that the first one made. At most 64 bytes; empty: a call without a name makes a run each time.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2139,6 +2142,13 @@ func (x *CreateRunRequest) GetSpec() *RunSpec {
 func (x *CreateRunRequest) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateRunRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
 	}
 	return ""
 }
@@ -3563,10 +3573,12 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x16ListMigrationsResponse\x124\n" +
 	"\n" +
 	"migrations\x18\x01 \x03(\v2\x14.watari.v1.MigrationR\n" +
-	"migrations\"N\n" +
+	"migrations\"m\n" +
 	"\x10CreateRunRequest\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"5\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"5\n" +
 	"\x11CreateRunResponse\x12 \n" +
 	"\x03run\x18\x01 \x01(\v2\x0e.watari.v1.RunR\x03run\"%\n" +
 	"\x0fStartRunRequest\x12\x12\n" +

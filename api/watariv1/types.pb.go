@@ -2105,6 +2105,7 @@ type Run struct {
 	Directory string                 `protobuf:"bytes,11,opt,name=directory,proto3" json:"directory,omitempty"` // where it runs, in the guests
 	// started_epochs are those of the cluster's guests when the run was begun: it ends with any of these copies.
 	StartedEpochs map[string]uint64 `protobuf:"bytes,12,rep,name=started_epochs,json=startedEpochs,proto3" json:"started_epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	RequestId     string            `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of the call that made it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2221,6 +2222,13 @@ func (x *Run) GetStartedEpochs() map[string]uint64 {
 		return x.StartedEpochs
 	}
 	return nil
+}
+
+func (x *Run) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 // Quota limits what a user's clusters hold together; 0: no limit.
@@ -2695,7 +2703,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04hold\x18\t \x01(\bR\x04hold\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8d\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x04\n" +
 	"\x03Run\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12)\n" +
@@ -2709,7 +2717,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bhead_uid\x18\n" +
 	" \x01(\tR\aheadUid\x12\x1c\n" +
 	"\tdirectory\x18\v \x01(\tR\tdirectory\x12H\n" +
-	"\x0estarted_epochs\x18\f \x03(\v2!.watari.v1.Run.StartedEpochsEntryR\rstartedEpochs\x1a@\n" +
+	"\x0estarted_epochs\x18\f \x03(\v2!.watari.v1.Run.StartedEpochsEntryR\rstartedEpochs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\r \x01(\tR\trequestId\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"@\n" +

@@ -27,6 +27,7 @@ const (
 	maxRanks       = 1 << 20
 	maxRunSpec     = 256 << 10 // bytes: a run's record is rewritten whole at each change
 	maxUnended     = 200       // runs of a cluster, each of which is driven by itself
+	maxRequestID   = 64        // bytes
 	firstAddress   = 10        // guest 0's last byte
 )
 

@@ -32,6 +32,9 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 	if err := checkRun(name, spec); err != nil {
 		return nil, err
 	}
+	if len(r.Msg.RequestId) > maxRequestID {
+		return nil, fail(connect.CodeInvalidArgument, "the request's id has %d bytes; at most %d", len(r.Msg.RequestId), maxRequestID)
+	}
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
 		c := callerOf(ctx)
 		cluster, err := find(c, "cluster", spec.Cluster, snap.Clusters)
@@ -41,9 +44,8 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		if cluster.Meta.Deleting != nil {
 			return nil, fail(connect.CodeFailedPrecondition, "cluster %s is being deleted", spec.Cluster)
 		}
-		if r.Msg.Name == "" {
-			name = freeRunName(snap, spec.Cluster)
-		} else if have := snap.Runs[name]; have != nil {
+		name = cmp.Or(r.Msg.Name, runOfRequest(c, snap, r.Msg.RequestId), freeRunName(snap, spec.Cluster))
+		if have := snap.Runs[name]; have != nil {
 			if !c.owns(have.Meta) || !sameRun(have.Spec, spec) {
 				return nil, fail(connect.CodeAlreadyExists, "there is another run %s; take another name", name)
 			}
@@ -56,7 +58,8 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 			return nil, fail(connect.CodeResourceExhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)",
 				spec.Cluster, maxUnended)
 		}
-		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING}
+		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING,
+			RequestId: r.Msg.RequestId}
 		run.Directory = view.RunDirectory(run)
 		return []store.Op{store.Create(run), audit(ctx, "run", name, "created on cluster %s: %s", spec.Cluster, strings.Join(spec.Command, " "))}, nil
 	})
@@ -64,6 +67,16 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		return nil, err
 	}
 	return connect.NewResponse(&v1.CreateRunResponse{Run: s.Store.Snapshot().Runs[name]}), nil
+}
+
+// runOfRequest is the caller's run that a request has made already; empty: there is none.
+func runOfRequest(c caller, snap *store.Snapshot, id string) string {
+	for name, run := range snap.Runs {
+		if id != "" && run.RequestId == id && c.owns(run.Meta) {
+			return name
+		}
+	}
+	return ""
 }
 
 // sameRun compares what was asked for; a held run that was started meanwhile is still the same.

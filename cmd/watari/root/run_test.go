@@ -89,6 +89,36 @@ func TestRunSpecIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+func TestARunIsAskedForAgainByTheSameIDWhenTheAnswerIsLost(t *testing.T) {
+	manager := &stub.Manager{}
+	asked := make(chan string, 2)
+	manager.Unary = func(ctx context.Context, request any) (any, error) {
+		if r, ok := request.(*v1.CreateRunRequest); ok {
+			asked <- r.RequestId
+			if len(asked) == 1 {
+				<-ctx.Done() // the connection is cut
+				return nil, ctx.Err()
+			}
+		}
+		return answers(ctx, request)
+	}
+	manager.Start(t)
+	command := manager.Begin(t, "run", "md", "-d", "--", "program")
+	for end := time.Now().Add(10 * time.Second); len(asked) == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no run is asked for")
+		}
+	}
+	manager.Stop()
+	manager.Resume(t)
+	if result := command.Wait(t); result.Status != 0 {
+		t.Fatalf("%+v", result)
+	}
+	if first, second := <-asked, <-asked; first == "" || second != first {
+		t.Errorf("asked by %q, then by %q", first, second)
+	}
+}
+
 func TestRunOutputGoesOnAfterABrokenConnection(t *testing.T) {
 	const text = "one two three four\n"
 	manager := &stub.Manager{Unary: answers}

@@ -2,6 +2,7 @@ package run
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -67,14 +68,13 @@ func run(ctx context.Context, env *cli.Env, cluster string, program []string, f 
 func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spec *v1.RunSpec, stage []pair) (*v1.Run, error) {
 	ctx, stop := env.Interruptible(ctx)
 	defer stop()
-	response, err := c.CreateRun(ctx, connect.NewRequest(&v1.CreateRunRequest{Name: name, Spec: spec}))
+	made, err := create(ctx, c, &v1.CreateRunRequest{Name: name, Spec: spec, RequestId: rand.Text()})
 	if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 		return nil, cli.Interruptedf("stopped asking: whether there is a run now is told by `watari run list %s`", spec.Cluster)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("run on cluster %s: %w", spec.Cluster, err)
 	}
-	made := response.Msg.Run
 	if len(stage) == 0 {
 		return made, nil
 	}
@@ -99,6 +99,23 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 		return nil, cli.Interruptedf("run %s was taken back before it began", name)
 	}
 	return nil, fmt.Errorf("start run %s: %w", name, err)
+}
+
+// create asks for a run, and again where the answer was lost: by the request's id it is still one run.
+func create(ctx context.Context, c *client.Client, request *v1.CreateRunRequest) (run *v1.Run, err error) {
+	ask := func(func()) error {
+		response, err := c.CreateRun(ctx, connect.NewRequest(request))
+		if err == nil {
+			run = response.Msg.Run
+		}
+		return err
+	}
+	err = ask(nil)
+	var unreachable *client.Unreachable
+	if client.Transient(err) && !connect.IsWireError(err) && !errors.As(err, &unreachable) {
+		err = c.Patiently(ctx, nil, ask)
+	}
+	return run, err
 }
 
 // putAll stages files. A cluster that is not ready yet is waited for.
