@@ -1513,10 +1513,11 @@ type Guest struct {
 	Epoch        uint64                 `protobuf:"varint,9,opt,name=epoch,proto3" json:"epoch,omitempty"`                 // of the grant; grows with each start and each move
 	BootId       string                 `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // the host's boot in which this epoch was granted
 	NoFork       bool                   `protobuf:"varint,11,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
-	Restarts     uint32                 `protobuf:"varint,12,opt,name=restarts,proto3" json:"restarts,omitempty"`                             // starts after an unwanted end
+	Restarts     uint32                 `protobuf:"varint,12,opt,name=restarts,proto3" json:"restarts,omitempty"`                             // starts after an unwanted end, since it last ran well for long
 	Failure      string                 `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`                                // why it is not being started again; empty: nothing is wrong
 	LastEpoch    uint64                 `protobuf:"varint,14,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"`          // the highest epoch ever set aside for it, granted or not; never used twice
 	StartedEpoch uint64                 `protobuf:"varint,15,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // under which its present copy was started; moves leave it as it is
+	Started      *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=started,proto3" json:"started,omitempty"`                                // when its present copy was given its first grant
 	// observed
 	State         GuestState `protobuf:"varint,20,opt,name=state,proto3,enum=watari.v1.GuestState" json:"state,omitempty"`
 	Message       string     `protobuf:"bytes,21,opt,name=message,proto3" json:"message,omitempty"`
@@ -1658,6 +1659,13 @@ func (x *Guest) GetStartedEpoch() uint64 {
 		return x.StartedEpoch
 	}
 	return 0
+}
+
+func (x *Guest) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
 }
 
 func (x *Guest) GetState() GuestState {
@@ -2633,7 +2641,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
-	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\x93\x04\n" +
+	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xc9\x04\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -2651,7 +2659,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\afailure\x18\r \x01(\tR\afailure\x12\x1d\n" +
 	"\n" +
 	"last_epoch\x18\x0e \x01(\x04R\tlastEpoch\x12#\n" +
-	"\rstarted_epoch\x18\x0f \x01(\x04R\fstartedEpoch\x12+\n" +
+	"\rstarted_epoch\x18\x0f \x01(\x04R\fstartedEpoch\x124\n" +
+	"\astarted\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12+\n" +
 	"\x05state\x18\x14 \x01(\x0e2\x15.watari.v1.GuestStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x15 \x01(\tR\amessage\x12\x14\n" +
 	"\x05ready\x18\x16 \x01(\bR\x05ready\"\x91\x02\n" +
@@ -2878,32 +2887,33 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	3,  // 19: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	9,  // 20: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	17, // 21: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	4,  // 22: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	9,  // 23: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 24: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	21, // 25: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	31, // 26: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	31, // 27: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	31, // 28: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	29, // 29: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	9,  // 30: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	23, // 31: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 32: watari.v1.Run.state:type_name -> watari.v1.RunState
-	31, // 33: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	31, // 34: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	30, // 35: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	9,  // 36: watari.v1.User.meta:type_name -> watari.v1.Meta
-	7,  // 37: watari.v1.User.role:type_name -> watari.v1.Role
-	25, // 38: watari.v1.User.quota:type_name -> watari.v1.Quota
-	9,  // 39: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	31, // 40: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	31, // 41: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	8,  // 42: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	43, // [43:43] is the sub-list for method output_type
-	43, // [43:43] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	31, // 22: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	4,  // 23: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	9,  // 24: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 25: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	21, // 26: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	31, // 27: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	31, // 28: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	31, // 29: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	29, // 30: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	9,  // 31: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	23, // 32: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 33: watari.v1.Run.state:type_name -> watari.v1.RunState
+	31, // 34: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	31, // 35: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	30, // 36: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	9,  // 37: watari.v1.User.meta:type_name -> watari.v1.Meta
+	7,  // 38: watari.v1.User.role:type_name -> watari.v1.Role
+	25, // 39: watari.v1.User.quota:type_name -> watari.v1.Quota
+	9,  // 40: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	31, // 41: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	31, // 42: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	8,  // 43: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }

@@ -221,7 +221,15 @@ func (c *Controller) lifecycleHost(s *store.Snapshot, g *v1.Guest) lifecycle.Hos
 	h := s.Hosts[g.Host]
 	report, _, connected := c.Sessions.Observed(g.Host)
 	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: view.Dead(h, g.BootId),
-		Current: c.current(g.Host), Guest: view.GuestOn(report, g.Meta.Uid)}
+		Current: c.current(g.Host), Lived: lived(g), Guest: view.GuestOn(report, g.Meta.Uid)}
+}
+
+// lived is how long ago a guest's present copy was first granted; 0: that is not known.
+func lived(g *v1.Guest) time.Duration {
+	if g.Started == nil {
+		return 0
+	}
+	return time.Since(g.Started.AsTime())
 }
 
 func (c *Controller) guest(ctx context.Context, s *store.Snapshot, g *v1.Guest, d lifecycle.Decision) (bool, error) {
@@ -236,8 +244,8 @@ func (c *Controller) guest(ctx context.Context, s *store.Snapshot, g *v1.Guest, 
 		update := proto.CloneOf(g)
 		update.Host, update.BootId, update.Message = "", "", d.Message
 		severity := v1.Severity_SEVERITY_INFO
-		if d.Restart {
-			update.Restarts++
+		if d.Restarts > 0 {
+			update.Restarts = d.Restarts
 			severity = v1.Severity_SEVERITY_WARNING
 		}
 		if d.Act == lifecycle.Fail {

@@ -16,6 +16,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/ca"
+	"watari/manager/lifecycle"
 	"watari/manager/store"
 	"watari/manager/view"
 )
@@ -342,5 +343,27 @@ func TestFailedStartGoesElsewhere(t *testing.T) {
 		if g.Host != "b1" {
 			t.Errorf("%s is on %s", name, g.Host)
 		}
+	}
+}
+
+func TestAGuestThatRanWellForLongIsStartedAnew(t *testing.T) {
+	f := newFixture(t, "a1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	begun := f.store.Snapshot().Guests["md-0"].Started.AsTime()
+	if age := time.Since(begun); age < 0 || age > time.Minute {
+		t.Errorf("it was started %v ago", age)
+	}
+	f.changeGuest("md-0", func(g *v1.Guest) {
+		g.Restarts, g.Started = lifecycle.MaxRestarts, timestamppb.New(begun.Add(-lifecycle.WellAfter))
+	})
+	g := f.store.Snapshot().Guests["md-0"]
+	f.hosts.with("a1", func(h *fakeHost) {
+		delete(f.hosts.running, g.Meta.Uid)
+		f.hosts.set(h, g.Meta.Uid, g.Epoch, v1.GuestCondition_GUEST_CONDITION_GONE)
+	})
+	f.until("started anew", func(s *store.Snapshot) bool { return s.Guests["md-0"].Epoch > g.Epoch })
+	if g := f.store.Snapshot().Guests["md-0"]; g.Restarts != 1 || g.Failure != "" {
+		t.Errorf("%v", g)
 	}
 }

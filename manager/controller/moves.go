@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/manager/lifecycle"
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
@@ -109,7 +110,7 @@ func (c *Controller) nextMove(m *v1.Migration, g *v1.Guest, d migration.Decision
 	case migration.GrantLost:
 		grant = proto.CloneOf(g)
 		grant.Host, grant.BootId, grant.Message = "", "", d.Message
-		grant.Restarts++
+		grant.Restarts = lifecycle.Restarts(g, lived(g))
 	}
 	if migration.Ended(d.State) {
 		closeMove(update, o, now)

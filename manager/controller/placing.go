@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/manager/store"
@@ -91,6 +92,7 @@ func (c *Controller) place(ctx context.Context, s *store.Snapshot, g *v1.Guest) 
 	}
 	update.LastEpoch++
 	update.Epoch, update.StartedEpoch, update.Host, update.Message = update.LastEpoch, update.LastEpoch, chosen, ""
+	update.Started = timestamppb.Now()
 	update.BootId = s.Hosts[chosen].GetInfo().GetBootId()
 	// A host that is being removed meanwhile would never hear of it.
 	if err := c.Store.Txn(ctx, store.Update(update), store.Expect(s.Hosts[chosen])); err != nil {

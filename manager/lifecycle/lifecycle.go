@@ -5,12 +5,25 @@ package lifecycle
 
 import (
 	"fmt"
+	"time"
 
 	v1 "watari/api/watariv1"
 )
 
 // MaxRestarts is how often a guest that ends by itself is started again before a person has to look.
 const MaxRestarts = 3
+
+// WellAfter is how long a copy has to have lived for the ends of those before it to count no more.
+const WellAfter = time.Hour
+
+// Restarts is how often a guest has been started after an unwanted end, once it is after that of its present copy,
+// which lived for so long.
+func Restarts(g *v1.Guest, lived time.Duration) uint32 {
+	if lived >= WellAfter {
+		return 1
+	}
+	return g.Restarts + 1
+}
 
 // Host is the host that holds the guest's grant, as the manager knows it.
 type Host struct {
@@ -20,7 +33,9 @@ type Host struct {
 	Dead bool
 	// Current: what it reports was observed after it took up the present orders.
 	Current bool
-	Guest   *v1.GuestObserved
+	// Lived is how long ago the present copy was first granted; 0: not known.
+	Lived time.Duration
+	Guest *v1.GuestObserved
 }
 
 // Act is what is to be done about a guest.
@@ -42,8 +57,8 @@ const (
 type Decision struct {
 	Act     Act
 	Message string
-	// Restart: the release is of a guest that ended though it was wanted.
-	Restart bool
+	// Restarts is the guest's from now on, where it ended though it was wanted; 0: as they were.
+	Restarts uint32
 	// Avoid: the host could not start it; try another one first.
 	Avoid bool
 }
@@ -99,9 +114,13 @@ func release(g *v1.Guest, h Host, why string, deleting bool) Decision {
 		return Decision{Act: Release, Message: why}
 	}
 	failed := h.Guest != nil && h.Guest.Epoch == g.Epoch && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED
-	// A host that died is no fault of the guest's.
-	if h.Exists && !h.Dead && g.Restarts >= MaxRestarts {
-		return Decision{Act: Fail, Message: fmt.Sprintf("%s; given up after %d starts; watari guest start %s tries again", why, g.Restarts+1, g.Meta.GetName())}
+	if failed {
+		h.Lived = 0 // it never ran, however long it was tried
 	}
-	return Decision{Act: Release, Message: why, Restart: true, Avoid: failed}
+	restarts := Restarts(g, h.Lived)
+	// A host that died is no fault of the guest's.
+	if h.Exists && !h.Dead && restarts > MaxRestarts {
+		return Decision{Act: Fail, Message: fmt.Sprintf("%s; given up after %d starts; watari guest start %s tries again", why, restarts, g.Meta.GetName())}
+	}
+	return Decision{Act: Release, Message: why, Restarts: restarts, Avoid: failed}
 }

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"testing"
+	"time"
 
 	v1 "watari/api/watariv1"
 )
@@ -18,6 +19,7 @@ func TestStep(t *testing.T) {
 	worn := func() *v1.Guest { g := granted(); g.Restarts = MaxRestarts; return g }
 	up := Host{Exists: true, Connected: true, Current: true}
 	with := func(h Host, o *v1.GuestObserved) Host { h.Guest = o; return h }
+	lived := func(h Host) Host { h.Lived = WellAfter; return h }
 	const (
 		run    = v1.GuestCondition_GUEST_CONDITION_RUNNING
 		gone   = v1.GuestCondition_GUEST_CONDITION_GONE
@@ -40,6 +42,8 @@ func TestStep(t *testing.T) {
 		"ended guest is started anew":            {guest: granted(), host: with(up, observed(3, gone)), want: Release, restart: true},
 		"guest that keeps ending is given up":    {guest: worn(), host: with(up, observed(3, gone)), want: Fail},
 		"failed start is tried elsewhere":        {guest: granted(), host: with(up, observed(3, failed)), want: Release, restart: true},
+		"guest that ran well is started anew":    {guest: worn(), host: lived(with(up, observed(3, gone))), want: Release, restart: true},
+		"a start tried for long counts":          {guest: worn(), host: lived(with(up, observed(3, failed))), want: Fail},
 		"rebooted host has lost it":              {guest: worn(), host: Host{Exists: true, Connected: true, Dead: true}, want: Release, restart: true},
 		"removed host has lost it":               {guest: granted(), host: Host{}, want: Release, restart: true},
 		"stopped and reported no more":           {guest: stopped(), host: up, want: Release},
@@ -50,9 +54,20 @@ func TestStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := Step(c.guest, c.host, c.deleting)
-			if d.Act != c.want || d.Restart != c.restart {
+			if d.Act != c.want || (d.Restarts > 0) != c.restart {
 				t.Errorf("Step = %+v, want act %v, restart %v", d, c.want, c.restart)
 			}
 		})
+	}
+}
+
+func TestEndsBeforeALongLifeAreForgotten(t *testing.T) {
+	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3, Restarts: 2}
+	h := Host{Exists: true, Connected: true, Current: true, Guest: observed(3, v1.GuestCondition_GUEST_CONDITION_GONE)}
+	for lived, want := range map[time.Duration]uint32{0: 3, WellAfter - 1: 3, WellAfter: 1} {
+		h.Lived = lived
+		if d := Step(g, h, false); d.Restarts != want {
+			t.Errorf("after %v: %d restarts, want %d", lived, d.Restarts, want)
+		}
 	}
 }
