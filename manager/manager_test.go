@@ -371,6 +371,10 @@ func TestRunIsCreatedOnceAndItsOutputFollowed(t *testing.T) {
 	if err != nil || again.Msg.Run.Meta.Uid != made.Msg.Run.Meta.Uid {
 		t.Fatal(again, err)
 	}
+	if cluster, err := r.admin.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{Name: "md"})); err != nil ||
+		cluster.Msg.Clusters[0].Meta.Uid != made.Msg.Run.ClusterUid {
+		t.Errorf("the run's cluster: %q, %v", made.Msg.Run.ClusterUid, err)
+	}
 	ask.Spec.Command = []string{"date"}
 	_, err = r.admin.CreateRun(ctx, connect.NewRequest(ask))
 	wantCode(t, err, connect.CodeAlreadyExists)

@@ -2113,7 +2113,8 @@ type Run struct {
 	Directory string                 `protobuf:"bytes,11,opt,name=directory,proto3" json:"directory,omitempty"` // where it runs, in the guests
 	// started_epochs are those of the cluster's guests when the run was begun: it ends with any of these copies.
 	StartedEpochs map[string]uint64 `protobuf:"bytes,12,rep,name=started_epochs,json=startedEpochs,proto3" json:"started_epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	RequestId     string            `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of the call that made it
+	RequestId     string            `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`    // of the call that made it
+	ClusterUid    string            `protobuf:"bytes,14,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"` // a later cluster of the same name is not its
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2235,6 +2236,13 @@ func (x *Run) GetStartedEpochs() map[string]uint64 {
 func (x *Run) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Run) GetClusterUid() string {
+	if x != nil {
+		return x.ClusterUid
 	}
 	return ""
 }
@@ -2712,7 +2720,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04hold\x18\t \x01(\bR\x04hold\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x04\n" +
 	"\x03Run\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12)\n" +
@@ -2728,7 +2736,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\tdirectory\x18\v \x01(\tR\tdirectory\x12H\n" +
 	"\x0estarted_epochs\x18\f \x03(\v2!.watari.v1.Run.StartedEpochsEntryR\rstartedEpochs\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\r \x01(\tR\trequestId\x1a@\n" +
+	"request_id\x18\r \x01(\tR\trequestId\x12\x1f\n" +
+	"\vcluster_uid\x18\x0e \x01(\tR\n" +
+	"clusterUid\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"@\n" +

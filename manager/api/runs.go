@@ -46,7 +46,7 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		}
 		name = cmp.Or(r.Msg.Name, runOfRequest(c, snap, r.Msg.RequestId), freeRunName(snap, spec.Cluster))
 		if have := snap.Runs[name]; have != nil {
-			if !c.owns(have.Meta) || !sameRun(have.Spec, spec) {
+			if !c.owns(have.Meta) || !view.IsRunOf(have, cluster) || !sameRun(have.Spec, spec) {
 				return nil, fail(connect.CodeAlreadyExists, "there is another run %s; take another name", name)
 			}
 			return nil, nil
@@ -59,7 +59,7 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 				spec.Cluster, maxUnended)
 		}
 		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING,
-			RequestId: r.Msg.RequestId}
+			RequestId: r.Msg.RequestId, ClusterUid: cluster.Meta.Uid}
 		run.Directory = view.RunDirectory(run)
 		return []store.Op{store.Create(run), audit(ctx, "run", name, "created on cluster %s: %s", spec.Cluster, strings.Join(spec.Command, " "))}, nil
 	})

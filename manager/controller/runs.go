@@ -117,7 +117,7 @@ func (r *runner) drive(ctx context.Context) error {
 			return r.execute(ctx, run)
 		case run.Cancel:
 			return r.end(ctx, v1.RunState_RUN_STATE_CANCELLED, 0, "cancelled before it was started")
-		case cluster == nil || cluster.State == v1.ClusterState_CLUSTER_STATE_DELETING:
+		case cluster == nil || cluster.State == v1.ClusterState_CLUSTER_STATE_DELETING || !view.IsRunOf(run, cluster):
 			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "cluster %s exists no more", run.Spec.Cluster)
 		case !run.Spec.Hold && halted != "": // since it was asked for; a person has to act, and may not for days
 			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted)

@@ -34,6 +34,18 @@ func TestARunWaitsForGuestsThatStartAndEndsWithOneThatIsStopped(t *testing.T) {
 	f.until("a held one waits on", f.runIs("held", v1.RunState_RUN_STATE_PENDING, "waits for its files"))
 }
 
+func TestARunIsNotBegunOnALaterClusterOfTheSameName(t *testing.T) {
+	f := newFixture(t, "a1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	f.txn(store.Create(&v1.Run{Meta: &v1.Meta{Name: "r1"}, Spec: &v1.RunSpec{Cluster: "md", Command: []string{"x"}}, ClusterUid: "an earlier one's",
+		State: v1.RunState_RUN_STATE_PENDING}))
+	f.until("it has ended", f.runIs("r1", v1.RunState_RUN_STATE_FAILED, "cluster md exists no more"))
+	if run := f.store.Snapshot().Runs["r1"]; run.Head != "" {
+		t.Errorf("it had begun on %s", run.Head)
+	}
+}
+
 // changeGuest changes a guest's record, whatever else changes it.
 func (f *fixture) changeGuest(name string, change func(*v1.Guest)) {
 	f.t.Helper()

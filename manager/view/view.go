@@ -270,6 +270,11 @@ func RunEnded(state v1.RunState) bool {
 	return false
 }
 
+// IsRunOf says whether a run is this cluster's, and not that of an earlier one of the same name, perhaps another's.
+func IsRunOf(run *v1.Run, cluster *v1.Cluster) bool {
+	return run.ClusterUid == "" || run.ClusterUid == cluster.GetMeta().GetUid()
+}
+
 // RunDirectory is where a run's program runs, in the guests.
 func RunDirectory(run *v1.Run) string {
 	if run.Spec.GetDirectory() != "" {
@@ -282,6 +287,9 @@ func RunDirectory(run *v1.Run) string {
 func RunHead(s *store.Snapshot, run *v1.Run) (name, uid string) {
 	if run.Head != "" {
 		return run.Head, run.HeadUid
+	}
+	if !IsRunOf(run, s.Clusters[run.Spec.GetCluster()]) {
+		return "", ""
 	}
 	for _, g := range s.Guests {
 		if g.Cluster == run.Spec.GetCluster() && g.Index == 0 {

@@ -28,3 +28,16 @@ func TestHaltedNamesGuestsThatAPersonHasToStart(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
+
+func TestARunsFilesAreNotThoseOfALaterClusterOfTheSameName(t *testing.T) {
+	s := &store.Snapshot{
+		Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md", Uid: "u2"}}},
+		Guests:   map[string]*v1.Guest{"md-0": {Meta: &v1.Meta{Name: "md-0"}, Cluster: "md"}},
+	}
+	for uid, want := range map[string]string{"u1": "", "u2": "md-0"} {
+		run := &v1.Run{Spec: &v1.RunSpec{Cluster: "md"}, ClusterUid: uid}
+		if head, _ := RunHead(s, run); head != want {
+			t.Errorf("run of %s: head %q, want %q", uid, head, want)
+		}
+	}
+}
