@@ -2382,9 +2382,11 @@ func (x *ListRunsResponse) GetRuns() []*Run {
 }
 
 type CancelRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Signal        int32                  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"` // 0: SIGTERM, and SIGKILL after a while
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// 0: SIGTERM, and SIGKILL after a while. Of a run that does not run yet HUP, INT, QUIT, KILL and TERM cancel it;
+	// failed_precondition for others.
+	Signal        int32 `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

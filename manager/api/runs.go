@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"watari/manager/store"
@@ -23,6 +24,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -164,6 +166,14 @@ func (s *Server) StartRun(ctx context.Context, r *connect.Request[v1.StartRunReq
 	return connect.NewResponse(&v1.StartRunResponse{Run: run}), nil
 }
 
+// endingSignals take back a run that does not run yet; others mean something to a program alone.
+var endingSignals = []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL, syscall.SIGTERM}
+
+// signalName is a signal's name, or its number where it has none.
+func signalName(s syscall.Signal) string {
+	return cmp.Or(unix.SignalName(s), fmt.Sprintf("signal %d", int(s)))
+}
+
 // CancelRun ends a run, or hands it one signal. A run that has ended is left as it is.
 func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunRequest]) (*connect.Response[v1.CancelRunResponse], error) {
 	if r.Msg.Signal < 0 || r.Msg.Signal > 64 {
@@ -181,6 +191,10 @@ func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunR
 	run, err := s.changeRun(ctx, r.Msg.Name, "to be cancelled", func(_ *store.Snapshot, run *v1.Run) (bool, error) {
 		if view.RunEnded(run.State) || run.Cancel {
 			return false, nil
+		}
+		if signal := syscall.Signal(r.Msg.Signal); signal != 0 && !slices.Contains(endingSignals, signal) {
+			return false, fail(connect.CodeFailedPrecondition, "run %s does not run yet, so it has nothing that could take %s; send it once it runs, "+
+				"or end the run with `watari run cancel %s`", run.Meta.Name, signalName(signal), run.Meta.Name)
 		}
 		run.Cancel = true
 		return true, nil
