@@ -271,6 +271,12 @@ func TestExecRefusalsAndSignals(t *testing.T) {
 	wantCode(t, err, connect.CodeNotFound, "md-0")
 	_, err = exec("md-0").Receive()
 	wantCode(t, err, connect.CodeInvalidArgument)
+	long := r.admin.GuestExec(ctx)
+	if err := long.Send(&v1.GuestExecRequest{Guest: "md-0", Start: &v1.StartProcessRequest{Command: []string{"cat"}, HoldSeconds: 3601}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = long.Receive()
+	wantCode(t, err, connect.CodeInvalidArgument, "at most 3600 s", "watari run")
 
 	stream := exec("md-0", "cat")
 	if _, err := stream.Receive(); err != nil {

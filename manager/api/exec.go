@@ -21,6 +21,8 @@ import (
 const (
 	// execHold is how long a process lives on, seconds, when the manager that follows it is gone.
 	execHold = 60
+	// maxHold bounds what a caller may ask for instead, seconds: a process whose caller is gone for good takes up room.
+	maxHold = 3600
 	// maxInput bounds the input held until the guest has taken it, bytes.
 	maxInput = 1 << 20
 	// forgetTimeout bounds the clean-up after a caller is gone.
@@ -38,6 +40,10 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 	}
 	if len(first.GetStart().GetCommand()) == 0 {
 		return fail(connect.CodeInvalidArgument, "the first message names no command")
+	}
+	if first.Start.HoldSeconds > maxHold {
+		return fail(connect.CodeInvalidArgument, "a process is held for at most %d s after its caller is gone, not %d s; what is to go on alone is a run (`watari run --detach`)",
+			maxHold, first.Start.HoldSeconds)
 	}
 	g, err := s.readyGuest(ctx, first.Guest)
 	if err != nil {
@@ -62,7 +68,7 @@ func (s *Server) GuestExec(ctx context.Context, stream *connect.BidiStream[v1.Gu
 		e.input.add(first.Input)
 	}
 	defer e.input.close() // frees receive
-	s.execs.begin(start.Id)
+	s.execs.begin(e.process())
 	defer e.end()
 	go e.receive(ctx, cancel)
 	if err := s.again(ctx, e.name, e.uid, func(g *v1.Guest, alive func()) error { return e.attempt(ctx, g, alive) }); err != nil {
@@ -191,39 +197,44 @@ func cut(data []byte, offset, have uint64) ([]byte, uint64) {
 
 // end forgets the process when its caller has its end, and otherwise when the caller has not come back for long.
 func (e *execution) end() {
-	left := e.s.execs.end(e.start.Id)
+	left := e.s.execs.end(e.process())
 	switch {
 	case e.over:
 		e.forget()
 	case left == 0:
 		time.AfterFunc(2*time.Duration(e.start.HoldSeconds)*time.Second, func() {
-			if e.s.execs.count(e.start.Id) == 0 {
+			if e.s.execs.count(e.process()) == 0 {
 				e.forget()
 			}
 		})
 	}
 }
 
-// callers counts who is attached to each process, by its id.
+// process tells a process from those of other guests: callers choose the ids.
+type process struct{ guestUID, id string }
+
+func (e *execution) process() process { return process{e.uid, e.start.Id} }
+
+// callers counts who is attached to each process.
 type callers struct {
 	mu sync.Mutex
-	of map[string]int
+	of map[process]int
 }
 
-func (c *callers) begin(id string)     { c.add(id, 1) }
-func (c *callers) end(id string) int   { return c.add(id, -1) }
-func (c *callers) count(id string) int { return c.add(id, 0) }
+func (c *callers) begin(p process)     { c.add(p, 1) }
+func (c *callers) end(p process) int   { return c.add(p, -1) }
+func (c *callers) count(p process) int { return c.add(p, 0) }
 
-func (c *callers) add(id string, n int) int {
+func (c *callers) add(p process, n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.of == nil {
-		c.of = map[string]int{}
+		c.of = map[process]int{}
 	}
-	c.of[id] += n
-	left := c.of[id]
+	c.of[p] += n
+	left := c.of[p]
 	if left == 0 {
-		delete(c.of, id)
+		delete(c.of, p)
 	}
 	return left
 }
