@@ -32,7 +32,7 @@ type Progress struct {
 	Line  string // a detail for people, such as the package being unpacked; may be empty
 }
 
-// Build makes the image that recipe describes in outDir, which must exist: the three blobs, image.json and
+// Build makes the image that recipe describes in outDir, which it makes where it is missing: the three blobs, image.json and
 // packages.txt. Roots and kernels that an equal recipe made before are taken from recipe.Cache, so that the
 // second build of a recipe takes about a second. progress, if not nil, is called from one goroutine at a
 // time. When ctx is cancelled nothing of the build is left but whole files of the cache.
@@ -49,6 +49,9 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 	}
 	if len(recipe.Packages) > 0 && os.Geteuid() != 0 {
 		return nil, errors.New("building from packages needs root: use sudo (any user can build from a tree or an OCI archive, with --cache)")
+	}
+	if err := os.MkdirAll(outDir, 0o755); err != nil {
+		return nil, err
 	}
 	w, err := openWorkspace(ctx, recipe.Cache, progress)
 	if err != nil {
