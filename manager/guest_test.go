@@ -338,6 +338,13 @@ func TestFilesOfGuestsAndRuns(t *testing.T) {
 	if !bytes.Equal(g.files["/home/watari/runs/r1/in.melt"], text) || string(g.files["/home/watari/runs/r1"]) != "directory of watari" {
 		t.Fatalf("%d files", len(g.files))
 	}
+	events, err := r.admin.Events(ctx, connect.NewRequest(&v1.EventsRequest{Last: 1}))
+	if err != nil || !events.Receive() {
+		t.Fatal(err, events.Err())
+	}
+	if e := events.Msg().Event; e.Kind+" "+e.Name+" "+e.Actor+" "+e.Message != "guest md-0 admin file put: /home/watari/runs/r1/in.melt" {
+		t.Errorf("the last event: %v", e)
+	}
 	// The connection is cut after the first part of the answer.
 	g.with(func() { g.cut = func() { r.drop("a1") } })
 	in, err := r.admin.GetFile(ctx, connect.NewRequest(&v1.ControlGetFileRequest{Guest: "md-0", Path: "/home/watari/runs/r1/in.melt", Offset: 5}))

@@ -88,6 +88,10 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 	if err != nil {
 		return nil, err
 	}
+	// Before the guest hears of it, so that nothing is changed there that the history does not tell of.
+	if err := s.Store.Txn(ctx, audit(ctx, "guest", to.guest.Meta.Name, "file put: %s", to.path)); err != nil {
+		return nil, storeError(err)
+	}
 	if to.run != nil && first.File.User == "" {
 		first.File.User = to.user
 	}
