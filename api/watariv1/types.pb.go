@@ -186,6 +186,7 @@ const (
 	ClusterState_CLUSTER_STATE_READY       ClusterState = 2 // every guest that is wanted runs and answers
 	ClusterState_CLUSTER_STATE_DEGRADED    ClusterState = 3 // some guest that was ready is not
 	ClusterState_CLUSTER_STATE_DELETING    ClusterState = 4
+	ClusterState_CLUSTER_STATE_STOPPED     ClusterState = 5 // none of its guests is wanted
 )
 
 // Enum value maps for ClusterState.
@@ -196,6 +197,7 @@ var (
 		2: "CLUSTER_STATE_READY",
 		3: "CLUSTER_STATE_DEGRADED",
 		4: "CLUSTER_STATE_DELETING",
+		5: "CLUSTER_STATE_STOPPED",
 	}
 	ClusterState_value = map[string]int32{
 		"CLUSTER_STATE_UNSPECIFIED": 0,
@@ -203,6 +205,7 @@ var (
 		"CLUSTER_STATE_READY":       2,
 		"CLUSTER_STATE_DEGRADED":    3,
 		"CLUSTER_STATE_DELETING":    4,
+		"CLUSTER_STATE_STOPPED":     5,
 	}
 )
 
@@ -2779,13 +2782,14 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06Spread\x12\x16\n" +
 	"\x12SPREAD_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSPREAD_SITE\x10\x01\x12\x0f\n" +
-	"\vSPREAD_HOST\x10\x02*\x9a\x01\n" +
+	"\vSPREAD_HOST\x10\x02*\xb5\x01\n" +
 	"\fClusterState\x12\x1d\n" +
 	"\x19CLUSTER_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16CLUSTER_STATE_STARTING\x10\x01\x12\x17\n" +
 	"\x13CLUSTER_STATE_READY\x10\x02\x12\x1a\n" +
 	"\x16CLUSTER_STATE_DEGRADED\x10\x03\x12\x1a\n" +
-	"\x16CLUSTER_STATE_DELETING\x10\x04*\xda\x01\n" +
+	"\x16CLUSTER_STATE_DELETING\x10\x04\x12\x19\n" +
+	"\x15CLUSTER_STATE_STOPPED\x10\x05*\xda\x01\n" +
 	"\n" +
 	"GuestState\x12\x1b\n" +
 	"\x17GUEST_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +

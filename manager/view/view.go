@@ -106,7 +106,7 @@ func guestState(s *store.Snapshot, o Observer, g *v1.Guest) (state v1.GuestState
 		case g.Stopped:
 			return v1.GuestState_GUEST_STATE_STOPPED, "", false
 		}
-		return v1.GuestState_GUEST_STATE_PENDING, g.Message, false
+		return v1.GuestState_GUEST_STATE_PENDING, orElse(g.Message, "waits for a host to be chosen"), false
 	}
 	report, since, connected := o.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
@@ -215,6 +215,8 @@ func Cluster(s *store.Snapshot, o Observer, name string) *v1.Cluster {
 	switch {
 	case c.Meta.Deleting != nil:
 		c.State = v1.ClusterState_CLUSTER_STATE_DELETING
+	case wanted == 0:
+		c.State, c.Message = v1.ClusterState_CLUSTER_STATE_STOPPED, "all its guests are stopped; `watari guest start GUEST` starts one"
 	case wereReady == wanted:
 		c.State = v1.ClusterState_CLUSTER_STATE_READY
 	case c.State == v1.ClusterState_CLUSTER_STATE_UNSPECIFIED:

@@ -2,6 +2,7 @@ package view
 
 import (
 	"testing"
+	"time"
 
 	v1 "watari/api/watariv1"
 	"watari/manager/store"
@@ -38,6 +39,36 @@ func TestARunsFilesAreNotThoseOfALaterClusterOfTheSameName(t *testing.T) {
 		run := &v1.Run{Spec: &v1.RunSpec{Cluster: "md"}, ClusterUid: uid}
 		if head, _ := RunHead(s, run); head != want {
 			t.Errorf("run of %s: head %q, want %q", uid, head, want)
+		}
+	}
+}
+
+// nobody is connected.
+type nobody struct{}
+
+func (nobody) Observed(string) (*v1.HostObserved, time.Time, bool) { return nil, time.Time{}, false }
+
+func TestAClusterSaysWhatItsGuestsAre(t *testing.T) {
+	guest := func(name string, stopped bool) *v1.Guest {
+		return &v1.Guest{Meta: &v1.Meta{Name: name}, Cluster: "md", Stopped: stopped}
+	}
+	for name, c := range map[string]struct {
+		guests  []*v1.Guest
+		state   v1.ClusterState
+		message string
+	}{
+		"just made": {[]*v1.Guest{guest("md-0", false)}, v1.ClusterState_CLUSTER_STATE_STARTING, "md-0: pending: waits for a host to be chosen"},
+		"stopped": {[]*v1.Guest{guest("md-0", true), guest("md-1", true)}, v1.ClusterState_CLUSTER_STATE_STOPPED,
+			"all its guests are stopped; `watari guest start GUEST` starts one"},
+		"one is wanted": {[]*v1.Guest{guest("md-0", true), guest("md-1", false)}, v1.ClusterState_CLUSTER_STATE_STARTING,
+			"md-1: pending: waits for a host to be chosen"},
+	} {
+		s := &store.Snapshot{Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md"}}}, Guests: map[string]*v1.Guest{}}
+		for _, g := range c.guests {
+			s.Guests[g.Meta.Name] = g
+		}
+		if got := Cluster(s, nobody{}, "md"); got.State != c.state || got.Message != c.message {
+			t.Errorf("%s: %v: %s", name, got.State, got.Message)
 		}
 	}
 }
