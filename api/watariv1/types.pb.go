@@ -546,7 +546,9 @@ type Meta struct {
 	// revision is the store's modification revision; filled on read, ignored on write.
 	Revision int64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// deleting is set once deletion was asked for; the object disappears when nothing of it is left.
-	Deleting      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	Deleting *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	// owner_uid is the owner's: a later user of the same name does not own it. Empty: the name alone tells.
+	OwnerUid      string `protobuf:"bytes,7,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -621,6 +623,13 @@ func (x *Meta) GetDeleting() *timestamppb.Timestamp {
 		return x.Deleting
 	}
 	return nil
+}
+
+func (x *Meta) GetOwnerUid() string {
+	if x != nil {
+		return x.OwnerUid
+	}
+	return ""
 }
 
 // NUMANode is one memory node of a host.
@@ -2564,14 +2573,15 @@ var File_watari_v1_types_proto protoreflect.FileDescriptor
 
 const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
-	"\x15watari/v1/types.proto\x12\twatari.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcc\x01\n" +
+	"\x15watari/v1/types.proto\x12\twatari.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x01\n" +
 	"\x04Meta\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x14\n" +
 	"\x05owner\x18\x03 \x01(\tR\x05owner\x124\n" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x03R\brevision\x126\n" +
-	"\bdeleting\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeleting\"Q\n" +
+	"\bdeleting\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeleting\x12\x1b\n" +
+	"\towner_uid\x18\a \x01(\tR\bownerUid\"Q\n" +
 	"\bNUMANode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12!\n" +

@@ -34,7 +34,9 @@ func callerOf(ctx context.Context) caller {
 }
 
 // owns says whether the caller may see and change an object.
-func (c caller) owns(meta *v1.Meta) bool { return c.admin || c.name != "" && meta.GetOwner() == c.name }
+func (c caller) owns(meta *v1.Meta) bool {
+	return c.admin || c.name != "" && meta.GetOwner() == c.name && (meta.GetOwnerUid() == "" || meta.GetOwnerUid() == c.uid)
+}
 
 // identify puts the caller into the request's context.
 func (s *Server) identify(next http.Handler) http.Handler {

@@ -48,7 +48,7 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 		if err != nil {
 			return nil, err
 		}
-		cluster, guests, err := s.newCluster(snap, name, callerOf(ctx).name, spec, image)
+		cluster, guests, err := s.newCluster(snap, name, callerOf(ctx), spec, image)
 		if err != nil {
 			return nil, err
 		}
@@ -140,7 +140,7 @@ func overQuota(owner, limit, used, more, flag string) error {
 }
 
 // newCluster makes the objects of a cluster.
-func (s *Server) newCluster(snap *store.Snapshot, name, owner string, spec *v1.ClusterSpec, image *v1.Image) (*v1.Cluster, []*v1.Guest, error) {
+func (s *Server) newCluster(snap *store.Snapshot, name string, owner caller, spec *v1.ClusterSpec, image *v1.Image) (*v1.Cluster, []*v1.Guest, error) {
 	prefix, err := freePrefix(s.Prefix, snap)
 	if err != nil {
 		return nil, nil, err
@@ -150,7 +150,7 @@ func (s *Server) newCluster(snap *store.Snapshot, name, owner string, spec *v1.C
 		return nil, nil, fmt.Errorf("make the authority of cluster %s: %w", name, err)
 	}
 	cluster := &v1.Cluster{
-		Meta: &v1.Meta{Name: name, Owner: owner}, Spec: proto.CloneOf(spec), ImageDigest: image.Digest, Prefix: prefix.String(),
+		Meta: &v1.Meta{Name: name, Owner: owner.name, OwnerUid: owner.uid}, Spec: proto.CloneOf(spec), ImageDigest: image.Digest, Prefix: prefix.String(),
 		Mtu: clusterMTU(snap), CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM(),
 	}
 	guests := make([]*v1.Guest, spec.Guests)
@@ -159,7 +159,7 @@ func (s *Server) newCluster(snap *store.Snapshot, name, owner string, spec *v1.C
 		address := base
 		address[3] = byte(firstAddress + i)
 		guests[i] = &v1.Guest{
-			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Owner: owner}, Cluster: name, Index: uint32(i),
+			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Owner: owner.name, OwnerUid: owner.uid}, Cluster: name, Index: uint32(i),
 			Shape: proto.CloneOf(spec.Shape), ImageDigest: image.Digest, Address: netip.AddrFrom4(address).String(), NoFork: spec.NoFork,
 		}
 	}

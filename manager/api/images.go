@@ -25,7 +25,7 @@ import (
 // CreateImage registers an image whose blobs are here; where some are missing or damaged it says which, and
 // registers nothing.
 func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateImageRequest]) (*connect.Response[v1.CreateImageResponse], error) {
-	image, err := newImage(callerOf(ctx).name, r.Msg.Image)
+	image, err := newImage(callerOf(ctx), r.Msg.Image)
 	if err != nil {
 		return nil, err
 	}
@@ -75,12 +75,12 @@ func (s *Server) CreateImage(ctx context.Context, r *connect.Request[v1.CreateIm
 const maxBlob = 1 << 50
 
 // newImage checks what is asked for and fills in what follows from it.
-func newImage(owner string, asked *v1.Image) (*v1.Image, error) {
+func newImage(owner caller, asked *v1.Image) (*v1.Image, error) {
 	if err := checkName("image", asked.GetMeta().GetName()); err != nil {
 		return nil, err
 	}
 	image := proto.CloneOf(asked)
-	image.Meta = &v1.Meta{Name: asked.Meta.Name, Owner: owner}
+	image.Meta = &v1.Meta{Name: asked.Meta.Name, Owner: owner.name, OwnerUid: owner.uid}
 	bad := func(format string, a ...any) (*v1.Image, error) {
 		return nil, fail(connect.CodeInvalidArgument, "image "+image.Meta.Name+": "+format, a...)
 	}
@@ -174,7 +174,11 @@ func BlobsInUse(snap *store.Snapshot) map[string]bool {
 func replaceable(ctx context.Context, snap *store.Snapshot, image *v1.Image) error {
 	name := image.Meta.Name
 	if c := callerOf(ctx); !c.owns(image.Meta) {
-		return fail(connect.CodePermissionDenied, "image %s is user %s's", name, image.Meta.Owner)
+		whose := "user " + image.Meta.Owner + "'s"
+		if image.Meta.Owner == c.name {
+			whose = "an earlier user " + c.name + "'s"
+		}
+		return fail(connect.CodePermissionDenied, "image %s is %s; take another name, or ask an administrator to remove it", name, whose)
 	}
 	var users []string
 	for cluster, c := range snap.Clusters {

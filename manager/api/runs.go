@@ -60,7 +60,7 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 			return nil, fail(connect.CodeResourceExhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)",
 				spec.Cluster, maxUnended)
 		}
-		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING,
+		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner, OwnerUid: cluster.Meta.OwnerUid}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING,
 			RequestId: r.Msg.RequestId, ClusterUid: cluster.Meta.Uid}
 		run.Directory = view.RunDirectory(run)
 		return []store.Op{store.Create(run), audit(ctx, "run", name, "created on cluster %s: %s", spec.Cluster, strings.Join(spec.Command, " "))}, nil

@@ -138,7 +138,7 @@ func PlanMigration(s *store.Snapshot, o view.Observer, g *v1.Guest, toHost, toSi
 		return nil, explanation, fmt.Errorf("guest %s cannot be moved from %s to %s: %s", g.Meta.Name, g.Host, chosen, reason)
 	}
 	return &v1.Migration{
-		Meta:  &v1.Meta{Name: freeMoveName(s, g), Owner: g.Meta.Owner},
+		Meta:  &v1.Meta{Name: freeMoveName(s, g), Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid},
 		Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Source: g.Host, Target: chosen,
 		SourceBootId: g.BootId, TargetBootId: s.Hosts[chosen].GetInfo().GetBootId(),
 		SourceEpoch: g.Epoch, State: v1.MigrationState_MIGRATION_STATE_PENDING,

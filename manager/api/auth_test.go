@@ -1,0 +1,41 @@
+package api
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "watari/api/watariv1"
+	"watari/ca"
+	"watari/manager/store"
+
+	"connectrpc.com/connect"
+)
+
+func TestALaterUserOfTheSameNameOwnsNothingOfTheEarlierOne(t *testing.T) {
+	earlier, later := caller{kind: ca.KindUser, name: "ann", uid: "u1"}, caller{kind: ca.KindUser, name: "ann", uid: "u2"}
+	part := &v1.Blob{Digest: "sha256:" + strings.Repeat("0", 64), Size: 4}
+	image, err := newImage(earlier, &v1.Image{Meta: &v1.Meta{Name: "mpi"}, Kernel: part, Initrd: part, Root: part, RootType: "squashfs"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := New(Options{Prefix: netip.MustParsePrefix("10.77.0.0/16")})
+	spec := &v1.ClusterSpec{Guests: 1, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 64 << 20}}
+	cluster, guests, err := server.newCluster(&store.Snapshot{}, "md", earlier, spec, image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, meta := range map[string]*v1.Meta{"image": image.Meta, "cluster": cluster.Meta, "guest": guests[0].Meta} {
+		if !earlier.owns(meta) || later.owns(meta) {
+			t.Errorf("%s: the earlier owns it: %v, the later: %v", what, earlier.owns(meta), later.owns(meta))
+		}
+	}
+	err = replaceable(context.WithValue(t.Context(), callerKey{}, later), &store.Snapshot{}, image)
+	if connect.CodeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "an earlier user ann's") {
+		t.Error(err)
+	}
+	if before := (&v1.Meta{Owner: "ann"}); !later.owns(before) {
+		t.Error("an object that holds no owner's uid is nobody's")
+	}
+}
