@@ -75,7 +75,7 @@ func (s *Server) Handler() http.Handler {
 	limit := connect.WithReadMaxBytes(maxMessage)
 	mux.Handle(watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&guard{s})))
 	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, limit))
-	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler()))
+	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid })))
 	return s.identify(mux)
 }
 

@@ -29,7 +29,7 @@ func TestReplacingAnImageLeavesEarlierSnapshotsAlone(t *testing.T) {
 	}
 	sum := sha256.Sum256([]byte("part"))
 	part := &v1.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: 4}
-	if _, err := blobs.Put(hex.EncodeToString(sum[:]), 0, 4, strings.NewReader("part")); err != nil {
+	if _, err := blobs.Put("u1", hex.EncodeToString(sum[:]), 0, 4, strings.NewReader("part")); err != nil {
 		t.Fatal(err)
 	}
 	server := New(Options{Store: s, Blobs: blobs})

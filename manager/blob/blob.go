@@ -1,5 +1,5 @@
 // Package blob keeps content by its hash: <dir>/sha256/<64 hex digits>, and half-done uploads in
-// <dir>/partial. Content is verified before it gets its name.
+// <dir>/partial/<64 hex digits>.<uploader>. Content is verified before it gets its name.
 package blob
 
 import (
@@ -24,7 +24,7 @@ import (
 var (
 	// ErrNotFound: there is no such blob, or it is not whole.
 	ErrNotFound = errors.New("no such blob")
-	// ErrBusy: another upload of the same blob is under way.
+	// ErrBusy: another upload of the same blob by the same uploader is under way.
 	ErrBusy = errors.New("another upload of it is under way")
 	// ErrAltered: the content does not have the hash; what was there of it is dropped.
 	ErrAltered = errors.New("the content does not have that hash; put it again from the start")
@@ -47,7 +47,7 @@ type Store struct {
 	Reserve uint64
 
 	mu   sync.Mutex
-	busy map[string]bool // by hex digest: an upload is under way
+	busy map[string]bool // by the name of its partial file: an upload is under way
 }
 
 // Open makes the folder where it is missing.
@@ -73,16 +73,19 @@ func ParseDigest(digest string) (string, error) {
 // Path is where a whole blob is; sum is its hex digest.
 func (s *Store) Path(sum string) string { return filepath.Join(s.dir, "sha256", sum) }
 
-func (s *Store) partial(sum string) string { return filepath.Join(s.dir, "partial", sum) }
+// partial is one uploader's: nobody goes on with, drops or spoils what another has put.
+func (s *Store) partial(uploader, sum string) string {
+	return filepath.Join(s.dir, "partial", sum+"."+uploader)
+}
 
-// Stat tells a blob's size where it is whole, else how many bytes of an upload are held.
-func (s *Store) Stat(sum string) (size int64, whole bool, err error) {
+// Stat tells a blob's size where it is whole, else how many bytes of the uploader's are held.
+func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 	if info, err := os.Stat(s.Path(sum)); err == nil {
 		return info.Size(), true, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return 0, false, err
 	}
-	info, err := os.Stat(s.partial(sum))
+	info, err := os.Stat(s.partial(uploader, sum))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, false, nil
 	}
@@ -94,19 +97,20 @@ func (s *Store) Stat(sum string) (size int64, whole bool, err error) {
 
 // Put appends content at offset to the blob, which is size bytes when whole, and returns how many bytes are
 // held afterwards. When all are there they are verified and the blob is whole. An interrupted Put keeps what
-// came.
-func (s *Store) Put(sum string, offset, size int64, content io.Reader) (held int64, err error) {
-	release, err := s.claim(sum)
+// came. The uploader is who puts it, in letters that a file name may have.
+func (s *Store) Put(uploader, sum string, offset, size int64, content io.Reader) (held int64, err error) {
+	partial := s.partial(uploader, sum)
+	release, err := s.claim(filepath.Base(partial))
 	if err != nil {
 		return 0, err
 	}
 	defer release()
-	held, whole, err := s.Stat(sum)
+	held, whole, err := s.Stat(uploader, sum)
 	if err != nil || whole {
 		return held, err
 	}
 	if held > size {
-		os.Remove(s.partial(sum))
+		os.Remove(partial)
 		held = 0
 	}
 	if held != offset {
@@ -115,7 +119,7 @@ func (s *Store) Put(sum string, offset, size int64, content io.Reader) (held int
 	if err := s.room(size - offset); err != nil {
 		return held, err
 	}
-	f, err := os.OpenFile(s.partial(sum), os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(partial, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return held, fmt.Errorf("write blob %s: %w", sum, full(err))
 	}
@@ -130,11 +134,11 @@ func (s *Store) Put(sum string, offset, size int64, content io.Reader) (held int
 	if err := f.Sync(); err != nil {
 		return held, fmt.Errorf("write blob %s: %w", sum, full(err))
 	}
-	if err := verify(s.partial(sum), sum); err != nil {
-		os.Remove(s.partial(sum))
+	if err := verify(partial, sum); err != nil {
+		os.Remove(partial)
 		return 0, err
 	}
-	if err := os.Rename(s.partial(sum), s.Path(sum)); err != nil {
+	if err := os.Rename(partial, s.Path(sum)); err != nil {
 		return held, fmt.Errorf("write blob %s: %w", sum, err)
 	}
 	return held, durable.SyncDir(filepath.Dir(s.Path(sum)))
@@ -160,17 +164,17 @@ func (s *Store) append(f *os.File, offset, size int64, content io.Reader) (held 
 	return held, nil
 }
 
-func (s *Store) claim(sum string) (release func(), err error) {
+func (s *Store) claim(name string) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.busy[sum] {
+	if s.busy[name] {
 		return nil, ErrBusy
 	}
-	s.busy[sum] = true
+	s.busy[name] = true
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.busy, sum)
+		delete(s.busy, name)
 	}, nil
 }
 

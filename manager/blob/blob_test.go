@@ -29,7 +29,7 @@ func newServer(t *testing.T) (*Store, string) {
 	}
 	s.Reserve = 0
 	mux := http.NewServeMux()
-	mux.Handle("/blobs/{digest}", s.Handler())
+	mux.Handle("/blobs/{digest}", s.Handler(func(*http.Request) string { return "ann" }))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return s, server.URL + "/blobs/sha256:"
@@ -93,7 +93,7 @@ func TestAlteredContentIsDropped(t *testing.T) {
 	if resp, _ := do(t, "PUT", url, bytes.NewReader(altered), SizeHeader, "16000"); resp.StatusCode != 422 {
 		t.Fatal(resp.Status)
 	}
-	if size, whole, err := s.Stat(sumOf(content)); size != 0 || whole || err != nil {
+	if size, whole, err := s.Stat("ann", sumOf(content)); size != 0 || whole || err != nil {
 		t.Fatal(size, whole, err)
 	}
 }
@@ -126,9 +126,9 @@ func TestOneUploadAtATime(t *testing.T) {
 	s, _ := newServer(t)
 	r, w := io.Pipe()
 	first := make(chan error, 1)
-	go func() { _, err := s.Put(sumOf(content), 0, 16000, r); first <- err }()
+	go func() { _, err := s.Put("ann", sumOf(content), 0, 16000, r); first <- err }()
 	w.Write(content[:1]) // returns when the first has read it
-	if _, err := s.Put(sumOf(content), 0, 16000, bytes.NewReader(content)); !errors.Is(err, ErrBusy) {
+	if _, err := s.Put("ann", sumOf(content), 0, 16000, bytes.NewReader(content)); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
 	go func() { w.Write(content[1:]); w.Close() }()
@@ -143,7 +143,7 @@ func TestDamagedBlobIsDroppedByCheck(t *testing.T) {
 	if err := s.Check(sum, 16000); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
-	if _, err := s.Put(sum, 0, 16000, bytes.NewReader(content)); err != nil {
+	if _, err := s.Put("ann", sum, 0, 16000, bytes.NewReader(content)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Check(sum, 16000); err != nil {
@@ -155,7 +155,7 @@ func TestDamagedBlobIsDroppedByCheck(t *testing.T) {
 	if err := s.Check(sum, 16000); !errors.Is(err, ErrAltered) {
 		t.Fatal(err)
 	}
-	if _, whole, _ := s.Stat(sum); whole {
+	if _, whole, _ := s.Stat("ann", sum); whole {
 		t.Fatal("the damaged blob is still there")
 	}
 }
@@ -164,15 +164,15 @@ func TestGarbageIsCollected(t *testing.T) {
 	s, _ := newServer(t)
 	used, unused, young := []byte("used"), []byte("unused"), []byte("young")
 	for _, b := range [][]byte{used, unused, young} {
-		if _, err := s.Put(sumOf(b), 0, int64(len(b)), bytes.NewReader(b)); err != nil {
+		if _, err := s.Put("ann", sumOf(b), 0, int64(len(b)), bytes.NewReader(b)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Put(sumOf(content), 0, 16000, bytes.NewReader(content[:10])); err != nil {
+	if _, err := s.Put("ann", sumOf(content), 0, 16000, bytes.NewReader(content[:10])); err != nil {
 		t.Fatal(err)
 	}
 	old := time.Now().Add(-2 * time.Hour)
-	for _, path := range []string{s.Path(sumOf(used)), s.Path(sumOf(unused)), s.partial(sumOf(content))} {
+	for _, path := range []string{s.Path(sumOf(used)), s.Path(sumOf(unused)), s.partial("ann", sumOf(content))} {
 		if err := os.Chtimes(path, old, old); err != nil {
 			t.Fatal(err)
 		}
@@ -182,8 +182,33 @@ func TestGarbageIsCollected(t *testing.T) {
 		t.Fatal(freed, err)
 	}
 	for sum, want := range map[string]bool{sumOf(used): true, sumOf(unused): false, sumOf(young): true} {
-		if _, whole, _ := s.Stat(sum); whole != want {
+		if _, whole, _ := s.Stat("ann", sum); whole != want {
 			t.Errorf("%s: whole %v", sum, whole)
 		}
+	}
+}
+
+func TestUploadsOfTwoLeaveEachOtherAlone(t *testing.T) {
+	s, _ := newServer(t)
+	sum := sumOf(content)
+	if _, err := s.Put("ann", sum, 0, 16000, bytes.NewReader(content[:5000])); err != nil {
+		t.Fatal(err)
+	}
+	// A smaller size would drop one's own, and wrong bytes would spoil it.
+	if _, err := s.Put("bob", sum, 0, 4, strings.NewReader("junk")); !errors.Is(err, ErrAltered) {
+		t.Fatal(err)
+	}
+	var wrong *OffsetError
+	if _, err := s.Put("bob", sum, 5000, 16000, strings.NewReader("junk")); !errors.As(err, &wrong) || wrong.Held != 0 {
+		t.Fatal(err)
+	}
+	if held, whole, err := s.Stat("ann", sum); held != 5000 || whole || err != nil {
+		t.Fatal(held, whole, err)
+	}
+	if _, err := s.Put("bob", sum, 0, 16000, bytes.NewReader(content)); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := s.Put("ann", sum, 5000, 16000, bytes.NewReader(content[5000:])); held != 16000 || err != nil {
+		t.Fatal(held, err)
 	}
 }

@@ -22,8 +22,8 @@ const (
 // else 404 with OffsetHeader. PUT ?offset=n appends the body and answers 201 when the blob is whole, 202 with
 // OffsetHeader when bytes are missing, 409 with OffsetHeader at a wrong offset or during another upload, 422
 // when the content does not have the hash (and drops it), 507 when the disk is full. Who may do what is the
-// caller's to check before.
-func (s *Store) Handler() http.Handler {
+// caller's to check before; uploader says whose an upload is (see Put).
+func (s *Store) Handler(uploader func(*http.Request) string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sum, err := ParseDigest(r.PathValue("digest"))
 		if err != nil {
@@ -32,9 +32,9 @@ func (s *Store) Handler() http.Handler {
 		}
 		switch r.Method {
 		case http.MethodGet, http.MethodHead:
-			s.serve(w, r, sum)
+			s.serve(w, r, uploader(r), sum)
 		case http.MethodPut:
-			s.receive(w, r, sum)
+			s.receive(w, r, uploader(r), sum)
 		default:
 			w.Header().Set("Allow", "GET, HEAD, PUT")
 			http.Error(w, "GET, HEAD or PUT", http.StatusMethodNotAllowed)
@@ -42,10 +42,10 @@ func (s *Store) Handler() http.Handler {
 	})
 }
 
-func (s *Store) serve(w http.ResponseWriter, r *http.Request, sum string) {
+func (s *Store) serve(w http.ResponseWriter, r *http.Request, uploader, sum string) {
 	f, err := os.Open(s.Path(sum))
 	if err != nil {
-		if held, whole, err := s.Stat(sum); err == nil && !whole && held > 0 {
+		if held, whole, err := s.Stat(uploader, sum); err == nil && !whole && held > 0 {
 			w.Header().Set(OffsetHeader, strconv.FormatInt(held, 10))
 		}
 		http.Error(w, "there is no blob sha256:"+sum, http.StatusNotFound)
@@ -57,7 +57,7 @@ func (s *Store) serve(w http.ResponseWriter, r *http.Request, sum string) {
 	http.ServeContent(w, r, "", time.Time{}, f)
 }
 
-func (s *Store) receive(w http.ResponseWriter, r *http.Request, sum string) {
+func (s *Store) receive(w http.ResponseWriter, r *http.Request, uploader, sum string) {
 	offset, err := number(r.URL.Query().Get("offset"), 0)
 	if err != nil {
 		http.Error(w, "offset: "+err.Error(), http.StatusBadRequest)
@@ -68,7 +68,7 @@ func (s *Store) receive(w http.ResponseWriter, r *http.Request, sum string) {
 		http.Error(w, SizeHeader+" must say how many bytes the blob has", http.StatusBadRequest)
 		return
 	}
-	held, err := s.Put(sum, offset, size, r.Body)
+	held, err := s.Put(uploader, sum, offset, size, r.Body)
 	w.Header().Set(OffsetHeader, strconv.FormatInt(held, 10))
 	var wrong *OffsetError
 	switch {
