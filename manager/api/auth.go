@@ -21,7 +21,7 @@ import (
 type caller struct {
 	kind  ca.Kind
 	name  string
-	uid   string // of the user
+	uid   string // of the user or host
 	admin bool
 	why   string // why a certificate was not honoured
 }
@@ -59,7 +59,7 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 	switch id.Kind {
 	case ca.KindUser:
 		u := snap.Users[id.Name]
-		if u == nil || id.UID != "" && u.Meta.Uid != id.UID || u.Meta.Deleting != nil {
+		if u == nil || u.Meta.Uid != id.UID || u.Meta.Deleting != nil {
 			return caller{why: "user " + id.Name + " was removed"}
 		}
 		return caller{kind: id.Kind, name: id.Name, uid: u.Meta.Uid, admin: u.Role == v1.Role_ROLE_ADMIN}
@@ -67,7 +67,7 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 		if why := hostRefused(snap, id); why != "" {
 			return caller{why: why}
 		}
-		return caller{kind: id.Kind, name: id.Name}
+		return caller{kind: id.Kind, name: id.Name, uid: id.UID}
 	case ca.KindManager:
 		return caller{kind: id.Kind, name: id.Name}
 	}
@@ -77,7 +77,7 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 // hostRefused says why a host's certificate is not honoured; empty: it is.
 func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	h := snap.Hosts[id.Name]
-	if h == nil || id.UID != "" && h.Meta.Uid != id.UID || h.Meta.Deleting != nil {
+	if h == nil || h.Meta.Uid != id.UID || h.Meta.Deleting != nil {
 		return "host " + id.Name + " was removed; to take it back, delete its agent's state and join it with a new token"
 	}
 	return ""

@@ -39,3 +39,21 @@ func TestALaterUserOfTheSameNameOwnsNothingOfTheEarlierOne(t *testing.T) {
 		t.Error("an object that holds no owner's uid is nobody's")
 	}
 }
+
+func TestACertificateIsHonouredByItsUID(t *testing.T) {
+	snap := &store.Snapshot{
+		Users: map[string]*v1.User{"ann": {Meta: &v1.Meta{Name: "ann", Uid: "u1"}}},
+		Hosts: map[string]*v1.Host{"a1": {Meta: &v1.Meta{Name: "a1", Uid: "h1"}}},
+	}
+	for _, id := range []ca.Identity{{Kind: ca.KindUser, Name: "ann", UID: "u1"}, {Kind: ca.KindHost, Name: "a1", UID: "h1"}} {
+		if c := who(snap, id); c.kind != id.Kind || c.name != id.Name || c.uid != id.UID {
+			t.Errorf("%+v: %+v", id, c)
+		}
+		for _, uid := range []string{"", "another"} {
+			id.UID = uid
+			if c := who(snap, id); c.kind != "" || !strings.Contains(c.why, "was removed") {
+				t.Errorf("%+v is honoured: %+v", id, c)
+			}
+		}
+	}
+}

@@ -134,15 +134,9 @@ func findToken(snap *store.Snapshot, token ca.Token) *v1.Token {
 
 // renew says for whom the caller's certificate, honoured by identify, is.
 func (j *joiner) renew(ctx context.Context) (ca.Identity, error) {
-	c, snap := callerOf(ctx), j.s.Store.Snapshot()
-	id := ca.Identity{Kind: c.kind, Name: c.name}
-	switch c.kind {
-	case ca.KindUser:
-		id.UID = snap.Users[c.name].GetMeta().GetUid()
-	case ca.KindHost:
-		id.UID = snap.Hosts[c.name].GetMeta().GetUid()
-	default:
-		return id, fail(connect.CodeUnauthenticated, "a token is needed, or a certificate that is still good: %s", c.why)
+	c := callerOf(ctx)
+	if c.kind != ca.KindUser && c.kind != ca.KindHost {
+		return ca.Identity{}, fail(connect.CodeUnauthenticated, "a token is needed, or a certificate that is still good: %s", c.why)
 	}
-	return id, nil
+	return ca.Identity{Kind: c.kind, Name: c.name, UID: c.uid}, nil
 }
