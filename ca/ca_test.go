@@ -22,21 +22,33 @@ func authority(t *testing.T) *Authority {
 	return a
 }
 
-// shake makes a TLS connection over a pipe and returns both ends' errors; a byte is sent, since a TLS 1.3
-// client only learns of a refusal by reading.
+// shake makes a TLS connection and returns both ends' errors; a byte is sent, since a TLS 1.3 client only learns of a
+// refusal by reading. It is over TCP: on a pipe, which holds nothing, both ends may wait to tell each other of a refusal.
 func shake(client, server *tls.Config) (clientErr, serverErr error) {
-	c, s := net.Pipe()
-	defer c.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err, err
+	}
+	defer listener.Close()
 	done := make(chan error, 1)
 	go func() {
+		s, err := listener.Accept()
+		if err != nil {
+			done <- err
+			return
+		}
 		conn := tls.Server(s, server)
-		err := conn.Handshake()
+		err = conn.Handshake()
 		if err == nil {
 			_, err = conn.Write([]byte("x"))
 		}
 		s.Close()
 		done <- err
 	}()
+	c, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		return err, err
+	}
 	conn := tls.Client(c, client)
 	clientErr = conn.Handshake()
 	if clientErr == nil {
