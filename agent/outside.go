@@ -120,6 +120,7 @@ type Tunnels interface {
 // Expected is a migration that may come in.
 type Expected struct {
 	Migration, Source, UID string
+	SourceUID              string // the source host's
 	// Admit is called before each connection is let in; an error refuses it.
 	Admit func() error
 	// Changed is called when a connection was opened or closed.

@@ -167,7 +167,7 @@ func (g *guest) expectIncoming() {
 	if wanted == "" {
 		return
 	}
-	stop := g.agent.tunnels.Expect(Expected{Migration: wanted, Source: r.Source, UID: g.uid,
+	stop := g.agent.tunnels.Expect(Expected{Migration: wanted, Source: r.Source, SourceUID: w.Migration.SourceUid, UID: g.uid,
 		Admit: func() error { return g.admit(wanted) }, Changed: func() { poke(g.wake) }})
 	g.mu.Lock()
 	g.expect, g.expected = stop, wanted

@@ -20,6 +20,7 @@ import (
 type Order struct {
 	Migration, UID string
 	Target         string // host's name in its certificate
+	TargetUID      string // the same for its uid; "" for any of that name
 	Address        string // host:port
 }
 
@@ -135,7 +136,7 @@ func (t *Tunnels) dial(ctx context.Context, o Order, socket Socket) (*tls.Conn, 
 	conn := tls.Client(raw, t.config.TLS)
 	err = conn.HandshakeContext(dialCtx)
 	if err == nil {
-		err = isHost(conn, o.Target)
+		err = answers(conn, o)
 	}
 	if err == nil {
 		err = writeHeader(conn, o.Migration, socket)
@@ -151,13 +152,18 @@ func (t *Tunnels) dial(ctx context.Context, o Order, socket Socket) (*tls.Conn, 
 	return conn, nil
 }
 
-func isHost(conn *tls.Conn, name string) error {
+func answers(conn *tls.Conn, o Order) error {
 	id, err := ca.IdentityOf(conn.ConnectionState().PeerCertificates[0])
 	if err != nil {
 		return err
 	}
-	if id.Kind != ca.KindHost || id.Name != name {
+	if !isHost(id, o.Target, o.TargetUID) {
 		return fmt.Errorf("%s answers there", id)
 	}
 	return nil
+}
+
+// isHost: a host that was removed keeps its certificate, and another may have its name by now.
+func isHost(id ca.Identity, name, uid string) bool {
+	return id.Kind == ca.KindHost && id.Name == name && (uid == "" || id.UID == uid)
 }

@@ -53,6 +53,7 @@ type Config struct {
 // Expected is a migration that may come in.
 type Expected struct {
 	Migration, Source, UID string
+	SourceUID              string // in the source's certificate; "" for any of that name
 	// Admit is called before each connection is let in; an error refuses it.
 	Admit func() error
 	// Changed is called after a connection was opened or closed.
@@ -222,7 +223,7 @@ func (t *Tunnels) admit(conn *tls.Conn) (Expected, Socket, error) {
 	switch {
 	case !ok:
 		return Expected{}, 0, fmt.Errorf("migration %q is not expected here", migration)
-	case id.Kind != ca.KindHost || id.Name != e.Source:
+	case !isHost(id, e.Source, e.SourceUID):
 		return Expected{}, 0, fmt.Errorf("migration %s is expected from host %s, not from %s", migration, e.Source, id)
 	}
 	return e, socket, nil

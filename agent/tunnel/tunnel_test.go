@@ -26,7 +26,7 @@ type host struct {
 
 func newHost(t *testing.T, authority *ca.Authority, name string) *host {
 	t.Helper()
-	pair, err := authority.IssueClient(ca.Identity{Kind: ca.KindHost, Name: name})
+	pair, err := authority.IssueClient(ca.Identity{Kind: ca.KindHost, Name: name, UID: "uid-of-" + name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func listen(t *testing.T, path string) {
 }
 
 func order(target *host) Order {
-	return Order{Migration: "m1", UID: "u1", Target: "b1", Address: target.address}
+	return Order{Migration: "m1", UID: "u1", Target: "b1", TargetUID: "uid-of-b1", Address: target.address}
 }
 
 func converse(t *testing.T, path string, send []byte) []byte {
@@ -111,7 +111,7 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 	listen(t, target.config.LibvirtSocket)
 	listen(t, MigrateSocket(target.run, "u1"))
 	admitted := 0
-	stop := target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1", Admit: func() error { admitted++; return nil }})
+	stop := target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1", UID: "u1", Admit: func() error { admitted++; return nil }})
 	defer stop()
 	out, err := source.Open(t.Context(), order(target))
 	if err != nil {
@@ -168,6 +168,16 @@ func TestOnlyTheAnnouncedIsLetIn(t *testing.T) {
 	o.Target = "c1"
 	if _, err := source.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "answers there") {
 		t.Errorf("another target: %v", err)
+	}
+	o = order(target)
+	o.TargetUID = "uid-of-a-later-b1"
+	if _, err := source.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "answers there") {
+		t.Errorf("a target that was removed, and another has its name: %v", err)
+	}
+	stop()
+	stop = target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a-later-a1", UID: "u1"})
+	if _, err := source.Open(t.Context(), order(target)); err == nil || !strings.Contains(err.Error(), "expected from host a1") {
+		t.Errorf("a source that was removed, and another has its name: %v", err)
 	}
 	stop()
 	if _, err := source.Open(t.Context(), order(target)); err == nil {

@@ -171,6 +171,8 @@ type MigrationOrder struct {
 	BandwidthBytes uint64                 `protobuf:"varint,4,opt,name=bandwidth_bytes,json=bandwidthBytes,proto3" json:"bandwidth_bytes,omitempty"` // per second; 0: no limit
 	Cancel         bool                   `protobuf:"varint,5,opt,name=cancel,proto3" json:"cancel,omitempty"`                                       // give it up and go on at the source
 	SourceHost     string                 `protobuf:"bytes,6,opt,name=source_host,json=sourceHost,proto3" json:"source_host,omitempty"`
+	SourceUid      string                 `protobuf:"bytes,7,opt,name=source_uid,json=sourceUid,proto3" json:"source_uid,omitempty"` // in the hosts' certificates, too: a host that was removed has the same name, perhaps
+	TargetUid      string                 `protobuf:"bytes,8,opt,name=target_uid,json=targetUid,proto3" json:"target_uid,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -243,6 +245,20 @@ func (x *MigrationOrder) GetCancel() bool {
 func (x *MigrationOrder) GetSourceHost() string {
 	if x != nil {
 		return x.SourceHost
+	}
+	return ""
+}
+
+func (x *MigrationOrder) GetSourceUid() string {
+	if x != nil {
+		return x.SourceUid
+	}
+	return ""
+}
+
+func (x *MigrationOrder) GetTargetUid() string {
+	if x != nil {
+		return x.TargetUid
 	}
 	return ""
 }
@@ -1067,7 +1083,7 @@ var File_watari_v1_agent_proto protoreflect.FileDescriptor
 
 const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x15watari/v1/agent.proto\x12\twatari.v1\x1a\x15watari/v1/types.proto\x1a\x15watari/v1/guest.proto\"\xca\x01\n" +
+	"\x15watari/v1/agent.proto\x12\twatari.v1\x1a\x15watari/v1/types.proto\x1a\x15watari/v1/guest.proto\"\x88\x02\n" +
 	"\x0eMigrationOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_host\x18\x02 \x01(\tR\n" +
@@ -1076,7 +1092,11 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x0fbandwidth_bytes\x18\x04 \x01(\x04R\x0ebandwidthBytes\x12\x16\n" +
 	"\x06cancel\x18\x05 \x01(\bR\x06cancel\x12\x1f\n" +
 	"\vsource_host\x18\x06 \x01(\tR\n" +
-	"sourceHost\"\xe5\x02\n" +
+	"sourceHost\x12\x1d\n" +
+	"\n" +
+	"source_uid\x18\a \x01(\tR\tsourceUid\x12\x1d\n" +
+	"\n" +
+	"target_uid\x18\b \x01(\tR\ttargetUid\"\xe5\x02\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

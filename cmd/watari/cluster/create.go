@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"connectrpc.com/connect"
@@ -142,6 +143,9 @@ func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string)
 
 // failedForGood says that a guest will not be started again by itself.
 func failedForGood(now *v1.WatchResponse) error {
+	if c := now.GetCluster(); c.GetState() == v1.ClusterState_CLUSTER_STATE_STOPPED {
+		return errors.New(c.GetMessage())
+	}
 	for _, guest := range now.GetGuests() {
 		if guest.GetState() == v1.GuestState_GUEST_STATE_FAILED && guest.GetFailure() != "" {
 			return fmt.Errorf("guest %s: %s; its console: `watari guest console %[1]s`", guest.GetMeta().GetName(), guest.GetFailure())
