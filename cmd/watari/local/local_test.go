@@ -183,7 +183,7 @@ func TestDownEndsWhatUpBeganAndNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, mine.Ended)
-	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", other.Process.Pid)); err != nil || !strings.Contains(string(text), " S ") {
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", other.Process.Pid)); err != nil || strings.Contains(string(text), ") Z ") {
 		t.Errorf("another's process was ended: %s, %v", text, err)
 	}
 	if !strings.Contains(said.String(), "manager has ended") || strings.Contains(said.String(), "agent has ended") {
