@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
 )
@@ -17,6 +18,7 @@ import (
 // http.RoundTripper and, by Do, a connect.HTTPClient. Requests go to http://guest/.
 type Client struct {
 	transport *http2.Transport
+	patience  time.Duration // for a session to open
 
 	mu      sync.Mutex
 	session net.Conn // the newest
@@ -25,10 +27,13 @@ type Client struct {
 // NewClient makes a client; dial opens a session, with DialUnix for instance. It is called when a request
 // needs a session and there is none.
 func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
-	c := new(Client)
+	c := &Client{patience: 10 * time.Second}
 	c.transport = &http2.Transport{
 		AllowHTTP: true,
 		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) {
+			// All requests wait for this one's session, whatever their own deadlines.
+			ctx, cancel := context.WithTimeout(ctx, c.patience)
+			defer cancel()
 			session, err := dial(ctx)
 			if err == nil {
 				c.mu.Lock()

@@ -79,3 +79,33 @@ func TestCallEndsWhenThereIsNoSession(t *testing.T) {
 		t.Fatal("the call does not end")
 	}
 }
+
+// A call without a deadline opens the session, and the guest does not answer: others wait for that session, too.
+func TestCallDoesNotWaitForEverForAnothersSession(t *testing.T) {
+	dialing := make(chan struct{}, 10)
+	client := NewClient(func(ctx context.Context) (net.Conn, error) {
+		dialing <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	client.patience = 50 * time.Millisecond
+	ended := make(chan error, 2)
+	call := func() {
+		request, _ := http.NewRequest(http.MethodGet, "http://guest/", nil)
+		_, err := client.RoundTrip(request)
+		ended <- err
+	}
+	go call()
+	<-dialing
+	go call()
+	for range 2 {
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("a call without a session succeeded")
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the call does not end")
+		}
+	}
+}

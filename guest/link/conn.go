@@ -61,7 +61,7 @@ type conn struct {
 	wire    *wire
 	session uint64
 	timing  timing
-	onEnd   func() // called once, when the session is over and all is sent
+	onEnd   func() // called once, with mu held, when the session is over
 	kick    chan struct{}
 
 	mu                 sync.Mutex
@@ -168,6 +168,7 @@ func (c *conn) Close() error {
 	if !c.closing {
 		c.closing = true
 		c.finBy = time.Now().Add(c.timing.linger)
+		time.AfterFunc(2*c.timing.linger, func() { c.end(net.ErrClosed) }) // run may be held up by a peer that does not read
 		c.broadcast()
 		c.wake()
 	}
@@ -186,6 +187,7 @@ func (c *conn) endLocked(err error) {
 		c.err = err
 		c.broadcast()
 		c.wake()
+		c.onEnd()
 	}
 }
 

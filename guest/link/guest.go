@@ -92,10 +92,13 @@ func (l *listener) reset() {
 }
 
 // over says that the session has ended at this end.
-func (c *conn) over() bool {
+func (c *conn) over() bool { return c.reason() != nil }
+
+// reason is why the session has ended, or nil.
+func (c *conn) reason() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.err != nil
+	return c.err
 }
 
 func (c *conn) welcome() {

@@ -32,8 +32,12 @@ func dial(ctx context.Context, channel io.ReadWriteCloser, t timing) (net.Conn, 
 	rand.Read(id[:])
 	c := newConn(&wire{w: channel}, binary.LittleEndian.Uint64(id[:]), t)
 	welcome := make(chan struct{})
+	ended := make(chan struct{})
+	c.onEnd = func() {
+		channel.Close()
+		close(ended)
+	}
 	go readHost(c, channel, welcome)
-	c.onEnd = func() { channel.Close() }
 	// A write to the channel may block while the guest does not read, so greeting is not done here.
 	done := make(chan struct{})
 	go greet(c, done)
@@ -42,9 +46,10 @@ func dial(ctx context.Context, channel io.ReadWriteCloser, t timing) (net.Conn, 
 	case <-welcome:
 		go c.run()
 		return c, nil
+	case <-ended:
+		return nil, fmt.Errorf("greet guest agent: %w", c.reason())
 	case <-ctx.Done():
 		c.end(ctx.Err())
-		channel.Close()
 		return nil, fmt.Errorf("greet guest agent: no answer: %w", context.Cause(ctx))
 	}
 }

@@ -106,14 +106,17 @@ func (c *conn) run() {
 		c.mu.Unlock()
 		switch {
 		case send:
-			if err := c.wire.send(&f); err != nil {
+			// A peer that does not read holds the write up, and next would not notice its silence.
+			held := time.AfterFunc(c.timing.dead, func() { c.end(ErrSilent) })
+			err := c.wire.send(&f)
+			held.Stop()
+			if err != nil {
 				c.end(err)
 			}
 			if f.kind == kindFin {
 				c.end(net.ErrClosed)
 			}
 		case over:
-			c.onEnd()
 			return
 		default:
 			timer.Reset(wake)
