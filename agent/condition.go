@@ -39,7 +39,9 @@ func Describe(o Observed) (Report, bool) {
 		report.Condition, report.Message = describeStarted(o)
 	case PhaseSending:
 		report.Condition = v1.GuestCondition_GUEST_CONDITION_SENDING
-		if o.Operation != OperationSending && (o.Domain == DomainRunning || o.Domain == DomainPaused) {
+		// "Send failed" has the target's copy ended: it is said only of a guest that is known to be here still.
+		here := !o.Stale && !o.SendDone && (o.Domain == DomainRunning || o.Domain == DomainPaused)
+		if o.Operation != OperationSending && here {
 			report.Condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
 			report.Message = "the transfer was broken off"
 			if o.Failure.Epoch == r.Epoch && o.Failure.Message != "" {

@@ -176,19 +176,21 @@ func (g *guest) failed(err error) {
 
 // observe is what the next step depends on.
 func (g *guest) observe() (Observed, mark) {
-	info, current := g.agent.domains.get(g.uid)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	o := g.observedLocked(info)
-	if !current {
+	o, _ := g.observedLocked()
+	if o.Stale {
 		o.Domain = DomainUnknown
 	}
 	return o, g.wantedAt
 }
 
-func (g *guest) observedLocked(info DomainInfo) Observed {
+// observedLocked looks at the domain after it has been made sure that no operation ends meanwhile: beside an older state
+// of the domain, one that has just been sent would look like one that is here still.
+func (g *guest) observedLocked() (Observed, DomainInfo) {
+	info, current := g.agent.domains.get(g.uid)
 	o := Observed{Host: g.agent.config.Name, Wanted: g.wanted, Record: g.record, Damaged: g.damaged,
-		Domain: info.State, Operation: g.operation, Failure: g.failure, SendDone: g.sendDone,
+		Domain: info.State, Stale: !current, Operation: g.operation, Failure: g.failure, SendDone: g.sendDone,
 		Backoff: !g.backoff.IsZero()}
 	if g.prepared != nil {
 		o.Prepared = g.prepared.epoch
@@ -196,16 +198,15 @@ func (g *guest) observedLocked(info DomainInfo) Observed {
 	if g.record != nil && (g.record.Phase == PhaseReserved || g.record.Phase == PhaseReceiving) {
 		o.Tunnel = g.agent.tunnels.Active(g.record.Migration)
 	}
-	return o
+	return o, info
 }
 
 // report is what the manager is told; nil: nothing of the guest is here.
 func (g *guest) report() *v1.GuestObserved {
-	info, _ := g.agent.domains.get(g.uid)
 	ready := g.identity.ready()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	o := g.observedLocked(info)
+	o, info := g.observedLocked()
 	if o.Operation == OperationNone {
 		o.Operation = g.upcoming
 	}

@@ -47,6 +47,7 @@ type Observed struct {
 	Record    *Record         // nil: none
 	Damaged   bool            // there was a record, and it could not be read
 	Domain    Domain
+	Stale     bool // the hypervisor cannot be asked; Domain, where it is not unknown, is what it said last
 	Operation Operation
 	Prepared  uint64  // the epoch that everything is prepared for
 	Failure   Failure // of this agent's life; a zero epoch: none

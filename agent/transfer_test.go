@@ -80,6 +80,78 @@ func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 }
 
+// What is sent must not be said to have failed, for then its only copy, the target's, would be ended.
+func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
+	for name, sendErr := range map[string]error{"confirmed": nil, "not confirmed": ErrUncertain} {
+		t.Run(name, func(t *testing.T) {
+			o := newOutside(t)
+			o.start()
+			o.take(guestWish(uid, run, 1))
+			o.awaitReady(1)
+			sent := make(chan struct{})
+			o.migrate = func(context.Context, string) error {
+				o.mu.Lock()
+				delete(o.domains, uid)
+				o.down = true
+				o.mu.Unlock()
+				o.agent.domains.lost()
+				close(sent)
+				return sendErr
+			}
+			o.take(guestWish(uid, outgoing, 1))
+			<-sent
+			g := o.agent.guest(uid)
+			if sendErr == nil {
+				o.await("the end of the operation", func(*v1.HostObserved) bool {
+					g.mu.Lock()
+					defer g.mu.Unlock()
+					return g.operation == OperationNone
+				})
+			} else { // as after sendEndWait
+				g.mu.Lock()
+				g.operation = OperationNone
+				g.mu.Unlock()
+			}
+			if r := g.report(); r.Condition != v1.GuestCondition_GUEST_CONDITION_SENDING {
+				t.Errorf("reported %v", r)
+			}
+			o.mu.Lock()
+			o.down = false
+			o.mu.Unlock()
+			o.events <- DomainEvent{At: time.Now()}
+			if sendErr == nil {
+				o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENT)
+			} else {
+				o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+			}
+		})
+	}
+}
+
+// A report that began before the end of a transfer and is finished after it.
+func TestAReportThatIsInterruptedByTheEndOfATransferIsOfOneMoment(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	ended := make(chan struct{})
+	o.migrate = func(context.Context, string) error { <-ended; return nil }
+	o.take(guestWish(uid, outgoing, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENDING)
+	defer close(ended)
+	g := o.agent.guest(uid)
+	g.mu.Lock()
+	reported := make(chan *v1.GuestObserved)
+	go func() { reported <- g.report() }()
+	time.Sleep(50 * time.Millisecond) // it waits for the lock; a report that has not come so far proves nothing
+	o.agent.domains.set(uid, "", DomainAbsent)
+	g.operation = OperationNone
+	g.mu.Unlock()
+	if r := <-reported; r.Condition == v1.GuestCondition_GUEST_CONDITION_SEND_FAILED {
+		t.Errorf("reported %v", r)
+	}
+}
+
 // receive brings an incoming guest to the point where all of it is here.
 func receive(o *outside) {
 	o.t.Helper()
