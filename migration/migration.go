@@ -286,9 +286,8 @@ func rollingBack(m *v1.Migration, o Observed) Decision {
 		end = v1.MigrationState_MIGRATION_STATE_CANCELLED
 	}
 	condition := at(o.Source, m.SourceEpoch)
-	ended := condition == v1.GuestCondition_GUEST_CONDITION_GONE || o.Source.Dead
 	switch {
-	case ended:
+	case sourceGone(m, o):
 		return Decision{State: end, Message: m.Message}
 	case condition != v1.GuestCondition_GUEST_CONDITION_RUNNING:
 		return stay(m)
