@@ -76,7 +76,13 @@ func listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listener, os.Chmod(path, 0o666) // within directories that only root and QEMU reach
+	// The host's libvirt daemon, which is root, connects to both. To anybody else the one would be root at the target,
+	// and the other the memory of the guest there.
+	if err := os.Chmod(path, 0o600); err != nil {
+		listener.Close()
+		return nil, err
+	}
+	return listener, nil
 }
 
 func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listener, o Order, socket Socket) {

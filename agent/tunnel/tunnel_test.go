@@ -126,6 +126,9 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 		if got := converse(t, path, big); !bytes.Equal(got, bytes.ToUpper(big)) {
 			t.Errorf("%s: %d bytes came back", path, len(got))
 		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s is open to others: %v, %v", path, info, err)
+		}
 	}
 	if admitted != 2 {
 		t.Errorf("%d connections were admitted", admitted)
