@@ -120,7 +120,7 @@ func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream
 // receiveFile writes what the stream brings, the first message included, and returns the file's size.
 func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, mode os.FileMode, who owner) (uint64, error) {
 	part := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".watari-part")
-	file, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR, 0o600)
+	file, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // a link there is no work of ours
 	if err != nil {
 		return 0, fileError("write", path, err)
 	}
@@ -136,6 +136,7 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 	for {
 		n, err := file.WriteAt(stream.Msg().GetData(), int64(at))
 		if at += uint64(n); err != nil {
+			os.Remove(part) // files are in memory, which a full disk leaves nobody
 			return 0, fileError("write", path, err)
 		}
 		if stream.Msg().GetLast() {
@@ -175,7 +176,7 @@ func (s *guestService) GetFile(ctx context.Context, r *connect.Request[v1.GetFil
 	if s.agent.home.within(path) {
 		s.agent.home.await(ctx)
 	}
-	file, err := os.Open(path)
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe's opening would wait for its writer
 	if err != nil {
 		return fileError("read", path, err)
 	}
