@@ -2,7 +2,11 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
 )
@@ -23,4 +27,22 @@ func (a *Agent) Join(t *testing.T, identity *v1.Identity, port int, socket strin
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(); a.overlay.listen.Close() })
+}
+
+// Hang mounts a file system that never answers, as the shared home does while its server is away.
+func Hang(t *testing.T, path string) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("this machine has no FUSE: %v", err)
+	}
+	if err := unix.Mount("hung", path, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)); err != nil {
+		t.Skipf("mount: %v", err)
+	}
+	t.Cleanup(func() {
+		unix.Unmount(path, unix.MNT_DETACH)
+		unix.Close(fd) // frees whoever waits
+	})
 }

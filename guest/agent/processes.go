@@ -66,6 +66,9 @@ func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1
 	request.Id = s.id(request.GetId())
 	if user := request.GetUser(); user != "" && user != "root" || s.agent.home.within(request.GetDirectory()) {
 		s.agent.home.await(ctx)
+		if err := ctx.Err(); err != nil {
+			return nil, err // whoever gave the call up may have forgotten the process, which is not to begin after that
+		}
 	}
 	p, err := s.agent.processes.Start(request)
 	if err != nil {

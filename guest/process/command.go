@@ -57,7 +57,7 @@ func (p *Process) openTerminal(command *exec.Cmd) ([]*os.File, error) {
 		return nil, fmt.Errorf("open terminal: %w", err)
 	}
 	p.terminal, p.input = master, master
-	p.Resize(p.request.GetRows(), p.request.GetColumns())
+	p.resize(p.request.GetRows(), p.request.GetColumns())
 	if c := command.SysProcAttr.Credential; c != nil {
 		slave.Chown(int(c.Uid), int(c.Gid))
 	}

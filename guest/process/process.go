@@ -34,6 +34,7 @@ type Process struct {
 	directory      string // of its output
 	stdout, stderr *output
 	started        time.Time
+	launched       chan struct{} // closed when it was started, or could not be; input, terminal and pid are set then
 	done           chan struct{} // closed when it has ended and the result below is there
 
 	input       *os.File      // nil: the process takes none
@@ -54,6 +55,7 @@ type Process struct {
 
 // launch starts the command; where that fails the process has ended with a message.
 func (p *Process) launch() {
+	defer close(p.launched)
 	command, child, err := p.command()
 	if err == nil {
 		err = command.Start()
@@ -69,9 +71,12 @@ func (p *Process) launch() {
 		p.finish(startFailure(err))
 		return
 	}
-	p.pid = command.Process.Pid
+	pid := command.Process.Pid
+	p.mu.Lock()
+	p.pid = pid
+	p.mu.Unlock()
 	// Programs are what memory may be taken from, the agent is not.
-	os.WriteFile(filepath.Join("/proc", strconv.Itoa(p.pid), "oom_score_adj"), []byte("0"), 0)
+	os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"), []byte("0"), 0)
 	p.save()
 	p.holdAgain()
 	go p.wait(command)
@@ -157,6 +162,7 @@ func (p *Process) Signal(signal int32) error {
 	if signal < 1 || signal > 64 {
 		return fmt.Errorf("%w: signal %d", ErrInvalid, signal)
 	}
+	<-p.launched
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pid == 0 {
@@ -227,6 +233,11 @@ func (p *Process) ReadStderr(ctx context.Context, offset uint64, b []byte) (n in
 // process that takes none (any more) is dropped.
 func (p *Process) Input(ctx context.Context, offset uint64, b []byte) (uint64, error) {
 	select {
+	case <-p.launched:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	select {
 	case p.inputTurn <- struct{}{}:
 		defer func() { <-p.inputTurn }()
 	case <-ctx.Done():
@@ -251,6 +262,7 @@ func (p *Process) Input(ctx context.Context, offset uint64, b []byte) (uint64, e
 
 // CloseInput ends the process's input. A terminal is told by an end-of-file character.
 func (p *Process) CloseInput() {
+	<-p.launched
 	p.inputTurn <- struct{}{}
 	defer func() { <-p.inputTurn }()
 	switch {
@@ -272,6 +284,11 @@ func (p *Process) closeInput() {
 
 // Resize changes the terminal's size, where there is a terminal.
 func (p *Process) Resize(rows, columns uint32) {
+	<-p.launched
+	p.resize(rows, columns)
+}
+
+func (p *Process) resize(rows, columns uint32) {
 	if p.terminal != nil && rows > 0 && columns > 0 {
 		pty.Setsize(p.terminal, &pty.Winsize{Rows: uint16(min(rows, 65535)), Cols: uint16(min(columns, 65535))})
 	}

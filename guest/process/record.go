@@ -85,7 +85,7 @@ func reopen(directory string) (*Process, error) {
 	}
 	p := &Process{
 		request: &v1.StartProcessRequest{}, directory: directory, started: r.Started, done: make(chan struct{}),
-		inputTurn: make(chan struct{}, 1), exitCode: r.ExitCode, message: r.Message, ended: r.Ended,
+		launched: make(chan struct{}), inputTurn: make(chan struct{}, 1), exitCode: r.ExitCode, message: r.Message, ended: r.Ended,
 	}
 	if err := proto.Unmarshal(r.Request, p.request); err != nil {
 		return nil, err
@@ -101,6 +101,7 @@ func reopen(directory string) (*Process, error) {
 		p.exitCode, p.message, p.ended = 128+int32(unix.SIGKILL), lostMessage, time.Now()
 		p.save()
 	}
+	close(p.launched)
 	close(p.done)
 	return p, nil
 }

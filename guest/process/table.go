@@ -52,30 +52,44 @@ func (t *Table) Start(request *v1.StartProcessRequest) (*Process, error) {
 	if len(request.GetCommand()) == 0 || request.GetCommand()[0] == "" {
 		return nil, fmt.Errorf("%w: process %s has no command", ErrInvalid, request.GetId())
 	}
+	p, fresh, err := t.enter(request)
+	if err != nil {
+		return nil, err
+	}
+	if fresh {
+		p.launch() // may wait for a home whose server is away; the table must not
+	}
+	<-p.launched
+	return p, nil
+}
+
+// enter finds the process of a request, or makes one that is to be launched.
+func (t *Table) enter(request *v1.StartProcessRequest) (p *Process, fresh bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if p := t.processes[request.GetId()]; p != nil {
 		if !slices.Equal(p.request.GetCommand(), request.GetCommand()) || p.request.GetUser() != request.GetUser() {
-			return nil, fmt.Errorf("%w: %s runs %s", ErrExists, request.GetId(), strings.Join(p.request.GetCommand(), " "))
+			return nil, false, fmt.Errorf("%w: %s runs %s", ErrExists, request.GetId(), strings.Join(p.request.GetCommand(), " "))
 		}
-		return p, nil
+		return p, false, nil
 	}
-	p, err := t.start(request)
+	p, err = t.prepare(request)
 	if err != nil {
-		return nil, fmt.Errorf("start process %s: %w", request.GetId(), err)
+		return nil, false, fmt.Errorf("start process %s: %w", request.GetId(), err)
 	}
 	t.processes[request.GetId()] = p
-	return p, nil
+	return p, true, nil
 }
 
-func (t *Table) start(request *v1.StartProcessRequest) (*Process, error) {
+// prepare makes a process with room for its output; t.mu is held.
+func (t *Table) prepare(request *v1.StartProcessRequest) (*Process, error) {
 	directory := filepath.Join(t.directory, request.GetId())
 	if err := os.Mkdir(directory, 0o700); err != nil {
 		return nil, err
 	}
 	p := &Process{
 		request: request, directory: directory, started: time.Now(), done: make(chan struct{}),
-		inputTurn: make(chan struct{}, 1),
+		launched: make(chan struct{}), inputTurn: make(chan struct{}, 1),
 	}
 	var err error
 	if p.stdout, err = newOutput(filepath.Join(directory, "stdout")); err != nil {
@@ -85,7 +99,6 @@ func (t *Table) start(request *v1.StartProcessRequest) (*Process, error) {
 		p.stdout.remove()
 		return nil, errors.Join(err, os.RemoveAll(directory))
 	}
-	p.launch()
 	return p, nil
 }
 
