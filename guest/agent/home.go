@@ -103,8 +103,11 @@ func (h *home) look(w homeWanted) {
 	err := unix.Stat(w.path, &s)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if w != h.wanted { // it may have taken long
+		return
+	}
 	h.looking, h.checked = time.Time{}, time.Now()
-	if errors.Is(err, unix.ESTALE) && w == h.wanted {
+	if errors.Is(err, unix.ESTALE) {
 		h.log.Warn("the shared home was lost and is mounted anew", "server", w.server)
 		if err := unmountAll(w.path); err != nil {
 			h.log.Error("shared home", "error", err)
@@ -144,8 +147,10 @@ func (h *home) want(c checked) error {
 	if h.cancel != nil {
 		h.cancel()
 	}
-	if err := os.MkdirAll(w.path, 0o755); err != nil {
-		return err
+	if !mounted(w.path) { // a home whose server is away must not hold everything up
+		if err := os.MkdirAll(w.path, 0o755); err != nil {
+			return err
+		}
 	}
 	// What is mounted stays if only the peers differ.
 	same := w
@@ -172,6 +177,7 @@ func (w homeWanted) mine() bool { return w.server == "" || w.server == w.own }
 func (h *home) begin(w homeWanted) {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.wanted, h.cancel, h.state, h.ready = w, cancel, "being set up", make(chan struct{})
+	h.looking = time.Time{} // who still looks at another one does not count
 	go h.work(ctx, w)
 }
 

@@ -32,17 +32,18 @@ const (
 // never is when an entry of the kernel's caches expires, in seconds since 1970.
 const never = 1<<31 - 1
 
-// nfsControl is where the kernel's server is set up.
-const nfsControl = "/proc/fs/nfsd"
+// nfsControl is where the kernel's server is set up; tests use another place.
+var nfsControl = "/proc/fs/nfsd"
 
 // nfsServer runs the kernel's NFS server: version 4 alone, which needs no other daemon, and on the overlay
 // address alone. What rpc.mountd does otherwise - telling the kernel who may mount what - is done here.
 type nfsServer struct {
 	log *slog.Logger
 
-	starting sync.Mutex // held while the server is being set up; guards started and listening
-	started  bool
-	listens  string // address
+	starting  sync.Mutex // held while the server is being set up; guards the rest
+	answering bool       // the kernel's questions
+	started   bool
+	listens   string // address
 
 	mu     sync.Mutex
 	wanted homeWanted
@@ -97,31 +98,47 @@ func (s *nfsServer) start() error {
 	if err := unix.Mount("nfsd", nfsControl, "nfsd", 0, ""); err != nil && err != unix.EBUSY {
 		return fmt.Errorf("mount %s: %w", nfsControl, err)
 	}
-	questions := []question{{"auth.unix.ip", s.whoIs}, {"nfsd.fh", s.whereIs}, {"nfsd.export", s.mayHave}}
-	if err := s.answer(questions); err != nil {
+	if !s.answering {
+		questions := []question{{"auth.unix.ip", s.whoIs}, {"nfsd.fh", s.whereIs}, {"nfsd.export", s.mayHave}}
+		if err := s.answer(questions); err != nil {
+			return err
+		}
+		s.answering = true
+	}
+	if err := raiseNFS(records); err != nil {
 		return err
 	}
 	s.started = true
-	if nfsServes() {
-		return nil // for an agent before this one
-	}
-	for _, setting := range []struct{ file, value string }{
-		{"versions", "-2 -3 +4 +4.1 +4.2"},
-		{"nfsv4recoverydir", records}, // without, the grace period could not be ended
-	} {
-		if err := setNFS(setting.file, setting.value); err != nil {
+	return nil
+}
+
+// raiseNFS starts the kernel's server from wherever an attempt before this one, of this agent or of one that was
+// killed, has left it.
+func raiseNFS(records string) error {
+	if nfsListeners() == 0 { // once it listens, the kernel refuses these settings
+		for _, setting := range []struct{ file, value string }{
+			{"versions", "-2 -3 +4 +4.1 +4.2"},
+			{"nfsv4recoverydir", records}, // without, the grace period could not be ended
+		} {
+			if err := setNFS(setting.file, setting.value); err != nil {
+				return err
+			}
+		}
+		if err := nfsListen("127.0.0.1"); err != nil { // with no address it would listen everywhere
 			return err
 		}
 	}
-	if nfsListeners() == 0 { // with none it would listen everywhere
-		if err := nfsListen("127.0.0.1"); err != nil {
+	serves := nfsServes()
+	if !serves {
+		if err := setNFS("threads", nfsThreads); err != nil {
 			return err
 		}
 	}
-	if err := setNFS("threads", nfsThreads); err != nil {
-		return err
+	err := setNFS("v4_end_grace", "Y") // no client of an earlier server comes back to claim its locks
+	if serves {
+		return nil // it may have been ended before
 	}
-	return setNFS("v4_end_grace", "Y") // no client of an earlier server comes back to claim its locks
+	return err
 }
 
 func setNFS(file, value string) error {

@@ -129,6 +129,9 @@ func makeUser(root, name string, id uint32) error {
 		}
 	}
 	home := filepath.Join(root, "home", name)
+	if mounted(home) { // by another guest, perhaps, which may not answer just now
+		return nil
+	}
 	if err := os.MkdirAll(home, 0o755); err != nil {
 		return err
 	}
