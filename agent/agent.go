@@ -100,6 +100,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		a.problems = append(a.problems, fmt.Sprintf("read the manager's last term: %v", err))
 	}
+	a.templates.sweep()
 	a.takeUp()
 	return a, nil
 }

@@ -289,6 +289,20 @@ func (t *templates) clean(ctx context.Context) {
 	}
 }
 
+// sweep removes what an agent that was killed left half written: a template's first part, and the copies that guests
+// were being restored from. It is to be called before this agent makes any. What libvirt reads it has open.
+func (t *templates) sweep() {
+	entries, _ := os.ReadDir(t.dir)
+	for _, entry := range entries {
+		if !strings.Contains(entry.Name(), ".save.") {
+			continue
+		}
+		if err := os.Remove(filepath.Join(t.dir, entry.Name())); err != nil {
+			t.log.Warn("clean up after a template", "error", err)
+		}
+	}
+}
+
 // discard removes a template that could not be restored.
 func (t *templates) discard(path string) {
 	key := strings.TrimSuffix(filepath.Base(path), ".save")
