@@ -107,7 +107,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 
 // takeUp compares the records with what the hypervisor has.
 func (a *Agent) takeUp() {
-	a.records.Clear(keepForgotten)
+	a.clearRecords()
 	if _, err := a.domains.refresh(a.ctx); err != nil {
 		a.log.Warn("the hypervisor does not answer yet; trying on", "error", err)
 	}
@@ -125,8 +125,16 @@ func (a *Agent) takeUp() {
 	a.heardLocked()
 }
 
-// heardLocked takes up what only the hypervisor can tell, as soon as it has answered once: which domains there are that
-// no record tells of. Its versions may change whenever its daemon is started anew.
+// clearRecords has records go that were kept for long enough. Under the lock no guest comes to be whose record it sees.
+func (a *Agent) clearRecords() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.records.Clear(keepForgotten, func(uid string) bool { return a.guests[uid] != nil })
+}
+
+// heardLocked takes up what only the hypervisor can tell: which domains there are that no record tells of, when it has
+// answered first, and such as it makes late, of guests that were given up meanwhile. Its versions may change whenever
+// its daemon is started anew.
 func (a *Agent) heardLocked() {
 	if !a.domains.heard() {
 		return
@@ -138,7 +146,6 @@ func (a *Agent) heardLocked() {
 	}
 	select {
 	case <-a.heard:
-		return
 	default:
 		close(a.heard)
 	}
@@ -268,6 +275,7 @@ func (a *Agent) sample(ctx context.Context) {
 		}
 		if n%keepEvery == keepEvery-1 {
 			a.keepImages()
+			a.clearRecords()
 			if err := a.records.SetAside(); err != nil {
 				a.log.Warn("after a full disk", "error", err)
 			}

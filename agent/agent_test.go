@@ -150,6 +150,62 @@ func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
 	}
 }
 
+// What libvirt was asked for may come after everybody has given it up.
+func TestADomainThatComesLateIsEnded(t *testing.T) {
+	o := newOutside(t)
+	o.boot = func(context.Context, Spec) error { return ErrUncertain }
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	o.take(guestWish(uid, absent, 1))
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
+	o.take()
+	o.await("nobody speaks of it", func(*v1.HostObserved) bool { return o.agent.guest(uid) == nil })
+	o.becomes(uid, DomainRunning)
+	o.await("its end", func(*v1.HostObserved) bool { return o.count("destroy "+uid) == 1 })
+}
+
+func TestForgottenRecordsGoWhileTheAgentLives(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1), guestWish(secondUID, run, 1))
+	o.awaitAllReady(2)
+	o.take(guestWish(uid, absent, 1), guestWish(secondUID, absent, 1))
+	o.await("nothing of them", func(h *v1.HostObserved) bool { return len(h.Guests) == 0 && h.Generation == generation })
+	o.take(guestWish(secondUID, absent, 1))
+	kept := func(uid string) bool { r, err := o.agent.records.read(uid); return r != nil && err == nil }
+	o.agent.clearRecords()
+	if !kept(uid) || !kept(secondUID) {
+		t.Error("a record went before its time")
+	}
+	o.agent.records.Now = func() time.Time { return time.Now().Add(2 * keepForgotten) }
+	o.agent.clearRecords()
+	if kept(uid) || !kept(secondUID) {
+		t.Errorf("kept: the forgotten one %v, the mentioned one %v", kept(uid), kept(secondUID))
+	}
+}
+
+func TestADamagedRecordIsToldAndItsEpochUsedUp(t *testing.T) {
+	o := newOutside(t)
+	o.start()()
+	path := filepath.Join(o.dir, "state", "guests", uid, "record.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o.start()
+	if h, _ := o.agent.Observed(); !strings.Contains(strings.Join(h.Problems, ";"), "record.json is damaged") {
+		t.Errorf("problems %q", h.Problems)
+	}
+	o.take(guestWish(uid, run, 1))
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	if o.count("boot "+uid) != 0 {
+		t.Errorf("started: %v", o.log)
+	}
+}
+
 func TestAnOlderTermIsRefused(t *testing.T) {
 	o := newOutside(t)
 	stop := o.start()

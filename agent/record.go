@@ -154,8 +154,8 @@ func (s *RecordStore) Load() (map[string]*Record, []error) {
 	return records, problems
 }
 
-// LoadOne reads one guest's record; nil: there is none that can be read.
-func (s *RecordStore) LoadOne(uid string) (*Record, error) {
+// read reads one guest's record; nil: there is none.
+func (s *RecordStore) read(uid string) (*Record, error) {
 	data, err := os.ReadFile(s.path(uid))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -167,6 +167,12 @@ func (s *RecordStore) LoadOne(uid string) (*Record, error) {
 	if err == nil && r.UID != uid {
 		err = fmt.Errorf("it is guest %q's", r.UID)
 	}
+	return r, err
+}
+
+// LoadOne reads one guest's record; nil: there is none that can be read.
+func (s *RecordStore) LoadOne(uid string) (*Record, error) {
+	r, err := s.read(uid)
 	if err == nil {
 		return r, nil
 	}
@@ -181,18 +187,22 @@ func (s *RecordStore) Damaged(uid string) bool {
 	return err == nil
 }
 
-// Clear removes all files of guests whose records were forgotten for longer than age.
-func (s *RecordStore) Clear(age time.Duration) (cleared []string) {
-	records, _ := s.Load()
-	for uid, r := range records {
-		at, err := time.Parse(time.RFC3339, r.ChangedAt)
-		if r.Outcome == OutcomeForgotten && (err != nil || s.Now().Sub(at) > age) {
-			if os.RemoveAll(s.GuestDir(uid)) == nil {
-				cleared = append(cleared, uid)
-			}
+// Clear removes all files of guests whose records were forgotten for longer than age and that are not in use. A record
+// that cannot be read is left to Load, which tells of it.
+func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
+	entries, _ := os.ReadDir(s.Dir)
+	for _, entry := range entries {
+		if !entry.IsDir() || inUse(entry.Name()) {
+			continue
+		}
+		r, err := s.read(entry.Name())
+		if err != nil || r == nil || r.Outcome != OutcomeForgotten {
+			continue
+		}
+		if at, err := time.Parse(time.RFC3339, r.ChangedAt); err != nil || s.Now().Sub(at) > age {
+			os.RemoveAll(s.GuestDir(entry.Name()))
 		}
 	}
-	return cleared
 }
 
 // writeFile is for the agent's own files, which nobody else needs to read.

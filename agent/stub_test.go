@@ -180,7 +180,11 @@ func (o *outside) List(context.Context) ([]DomainInfo, error) {
 	}
 	var list []DomainInfo
 	for uid, state := range o.domains {
-		list = append(list, DomainInfo{UID: uid, Name: uid, State: state})
+		name := uid
+		if uid == templateUID(o.template) {
+			name = templatePrefix + uid
+		}
+		list = append(list, DomainInfo{UID: uid, Name: name, State: state})
 	}
 	return list, nil
 }
