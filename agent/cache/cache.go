@@ -3,6 +3,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -31,9 +32,10 @@ type Get func(ctx context.Context, path string, offset int64) (*http.Response, e
 // Cache is a host's images. In Dir there is a directory for each image (its digest's hex digits) with the files
 // kernel, initrd and root, which are links to files under .blobs, named by their SHA-256.
 type Cache struct {
-	dir string
-	get Get
-	log *slog.Logger
+	dir   string
+	get   Get
+	log   *slog.Logger
+	stall time.Duration // stallTime
 
 	mu       sync.Mutex
 	fetching map[string]*fetching   // by image digest
@@ -64,12 +66,18 @@ type fetching struct {
 // grace is how long an image that nobody wants is kept.
 const grace = 10 * time.Minute
 
+// stallTime is after how long without a byte a transfer is given up. It is taken up again where it ended, from whoever
+// leads then: the manager that it came from may hang, and keep its connections.
+const stallTime = time.Minute
+
+var errStalled = errors.New("nothing came for too long")
+
 // New opens a cache in dir.
 func New(dir string, get Get, log *slog.Logger) (*Cache, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	c := &Cache{dir: dir, get: get, log: log, fetching: map[string]*fetching{}, checked: map[string]stamp{}, seen: map[string]time.Time{},
+	c := &Cache{dir: dir, get: get, log: log, stall: stallTime, fetching: map[string]*fetching{}, checked: map[string]stamp{}, seen: map[string]time.Time{},
 		busy: map[string]*sync.Mutex{}}
 	if err := os.MkdirAll(c.blobDir(), 0o755); err != nil {
 		return nil, fmt.Errorf("open the image cache: %w", err)
@@ -300,9 +308,13 @@ func rewind(f *os.File) error {
 
 func (c *Cache) transfer(ctx context.Context, f *os.File, hash io.Writer, blob *v1.Blob, have int64, tell func(uint64)) error {
 	tell(uint64(have))
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	stalled := time.AfterFunc(c.stall, func() { giveUp(errStalled) })
+	defer stalled.Stop()
 	response, err := c.get(ctx, "/blobs/"+blob.Digest, have)
 	if err != nil {
-		return fmt.Errorf("fetch it from the manager: %w", err)
+		return fmt.Errorf("fetch it from the manager: %w", cmp.Or(context.Cause(ctx), err))
 	}
 	defer response.Body.Close()
 	switch {
@@ -313,6 +325,7 @@ func (c *Cache) transfer(ctx context.Context, f *os.File, hash io.Writer, blob *
 	}
 	at := uint64(have)
 	report := writerFunc(func(b []byte) (int, error) {
+		stalled.Reset(c.stall)
 		at += uint64(len(b))
 		tell(at)
 		return len(b), nil
@@ -320,7 +333,7 @@ func (c *Cache) transfer(ctx context.Context, f *os.File, hash io.Writer, blob *
 	body := io.LimitReader(response.Body, int64(blob.Size)-have+1)
 	n, err := io.CopyBuffer(io.MultiWriter(f, hash, report), body, make([]byte, 256<<10))
 	if err != nil {
-		return fmt.Errorf("fetch it from the manager, %d of %d bytes: %w", have+n, blob.Size, err)
+		return fmt.Errorf("fetch it from the manager, %d of %d bytes: %w", have+n, blob.Size, cmp.Or(context.Cause(ctx), err))
 	}
 	if have+n != int64(blob.Size) {
 		os.Truncate(f.Name(), min(have+n, int64(blob.Size)))

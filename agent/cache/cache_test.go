@@ -171,6 +171,43 @@ func TestABrokenTransferIsTakenUp(t *testing.T) {
 	}
 }
 
+func TestATransferThatStallsIsGivenUpAndTakenUp(t *testing.T) {
+	c, m, image := newTest(t)
+	c.stall = 300 * time.Millisecond
+	c.get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
+		response, err := m.get(ctx, path, offset)
+		if err == nil {
+			response.Body = io.NopCloser(io.MultiReader(io.LimitReader(response.Body, 100), hanging{ctx}))
+		}
+		return response, err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := c.Ensure(ctx, image, func(string) {}); !errors.Is(err, errStalled) || !strings.Contains(err.Error(), "100 of 6000 bytes") {
+		t.Fatalf("got %v", err)
+	}
+	c.get = func(ctx context.Context, _ string, _ int64) (*http.Response, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if _, err := c.Ensure(ctx, image, func(string) {}); !errors.Is(err, errStalled) {
+		t.Fatalf("got %v", err)
+	}
+	c.get, c.stall = m.get, stallTime
+	ensure(t, c, image)
+	if m.ranges[1] != "bytes=100-" {
+		t.Errorf("ranges asked: %q", m.ranges)
+	}
+}
+
+// hanging is a connection that stays and brings nothing.
+type hanging struct{ ctx context.Context }
+
+func (h hanging) Read([]byte) (int, error) {
+	<-h.ctx.Done()
+	return 0, h.ctx.Err()
+}
+
 func TestAnAlteredBlobIsRefused(t *testing.T) {
 	c, m, image := newTest(t)
 	good := m.blobs[image.Root.Digest]
