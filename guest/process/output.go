@@ -15,6 +15,8 @@ const (
 	// outputLimit is how many bytes of one stream are kept; older ones are dropped, dropStep at a time.
 	outputLimit = 64 << 20
 	dropStep    = 4 << 20
+	// pageSize is what a hole's ends have to be multiples of to give memory back.
+	pageSize = 4096
 )
 
 // output keeps one stream of a process in a file whose offsets are those of the stream: what is dropped
@@ -52,26 +54,50 @@ func reopenOutput(path string) (*output, error) {
 	// What was dropped is a hole at the beginning.
 	if kept, err := file.Seek(0, unix.SEEK_DATA); err == nil {
 		o.kept = uint64(kept)
+	} else if errors.Is(err, unix.ENXIO) { // there is nothing else
+		o.kept = o.size
 	}
 	return o, nil
 }
 
-// Write appends bytes.
+// Write appends bytes. Where there is no memory for them older ones are dropped, and at last they themselves: an
+// error would end the program that writes them.
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n, err := o.file.WriteAt(b, int64(o.size))
-	o.size += uint64(n)
-	if o.size-o.kept > o.limit {
-		drop := min((o.size-o.kept-o.limit+dropStep-1)/dropStep*dropStep, o.size-o.kept)
-		if punchErr := unix.Fallocate(int(o.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(o.kept), int64(drop)); punchErr == nil {
-			o.kept += drop
-		} else if err == nil {
-			err = fmt.Errorf("drop old output: %w", punchErr)
+	defer o.tell()
+	for done := 0; ; {
+		n, err := o.file.WriteAt(b[done:], int64(o.size))
+		done += n
+		o.size += uint64(n)
+		switch {
+		case err == nil && o.size-o.kept > o.limit:
+			return done, o.drop(o.kept + (o.size-o.kept-o.limit+dropStep-1)/dropStep*dropStep)
+		case err == nil:
+			return done, nil
+		case !errors.Is(err, unix.ENOSPC):
+			return done, err
+		case o.kept < o.size:
+			half := o.kept + (o.size-o.kept)/2
+			if err := o.drop((half/pageSize + 1) * pageSize); err != nil {
+				return done, err
+			}
+		default:
+			o.size += uint64(len(b) - done)
+			o.kept = o.size
+			return len(b), nil
 		}
 	}
-	o.tell()
-	return n, err
+}
+
+// drop gives back the memory of what is kept before an offset; mu is held.
+func (o *output) drop(before uint64) error {
+	before = min(before, o.size)
+	if err := unix.Fallocate(int(o.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(o.kept), int64(before-o.kept)); err != nil {
+		return fmt.Errorf("drop old output: %w", err)
+	}
+	o.kept = before
+	return nil
 }
 
 // tell wakes readers; mu is held.

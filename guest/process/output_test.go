@@ -1,0 +1,54 @@
+package process
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestAFullMemoryDropsOutputAndEndsNoProgram(t *testing.T) {
+	directory := t.TempDir()
+	if err := unix.Mount("small", directory, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("mounting needs root: %v", err)
+	}
+	t.Cleanup(func() { unix.Unmount(directory, unix.MNT_DETACH) })
+	o, err := newOutput(filepath.Join(directory, "stdout"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) {
+		t.Helper()
+		if n, err := o.Write([]byte(text)); n != len(text) || err != nil {
+			t.Fatalf("wrote %d of %d bytes: %v", n, len(text), err)
+		}
+	}
+	for i := range 100 {
+		write(fmt.Sprintf("%d ", i) + strings.Repeat("x", 32<<10) + "\n")
+	}
+	write("last\n")
+	read := func() string {
+		o.closed = true // for now: there is no more to wait for
+		defer func() { o.closed = false }()
+		return all(t, o.read, 0)
+	}
+	got := read()
+	if !strings.Contains(got, "dropped here") || !strings.HasSuffix(got, "x\nlast\n") || strings.Contains(got, "\x00") {
+		t.Errorf("%d bytes, %.80q ... %q", len(got), got, got[max(0, len(got)-10):])
+	}
+
+	// Others take all there is: what is written meanwhile is lost, and no more.
+	o.file.Truncate(0)
+	other := filepath.Join(directory, "other")
+	os.WriteFile(other, bytes.Repeat([]byte("y"), 1<<20), 0o600)
+	write(strings.Repeat("z", 100<<10))
+	os.Remove(other)
+	write("after\n")
+	if got := read(); !strings.HasSuffix(got, "]\nafter\n") {
+		t.Errorf("%.200q", got)
+	}
+}
