@@ -142,16 +142,25 @@ func (a *Agent) serveSocket(ctx context.Context, path string) (stop func(), err 
 		return nil, err
 	}
 	handler := a.overlay.doorHandler()
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go (&http2.Server{}).ServeConn(conn, &http2.ServeConnOpts{Context: ctx, Handler: handler})
-		}
-	}()
+	go accept(listener, func(conn net.Conn) {
+		(&http2.Server{}).ServeConn(conn, &http2.ServeConnOpts{Context: ctx, Handler: handler})
+	})
 	return func() { listener.Close() }, nil
+}
+
+// accept serves connections until the listener is closed.
+func accept(listener net.Listener, serve func(net.Conn)) {
+	for {
+		conn, err := listener.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil: // for want of descriptors or memory, which passes
+			time.Sleep(50 * time.Millisecond)
+		default:
+			go serve(conn)
+		}
+	}
 }
 
 // current is the identity, or nil.
