@@ -20,7 +20,7 @@ func TestOrdinarySSH(t *testing.T) {
 		return err == nil && strings.TrimSpace(out) == "2", out
 	})
 	asUser(`mkdir -p -m 700 ~/.ssh; ssh-keygen -q -t ed25519 -N "" -f ~/.ssh/id_ed25519; cp ~/.ssh/id_ed25519.pub ~/.ssh/authorized_keys
-		echo "StrictHostKeyChecking accept-new" > ~/.ssh/config`)
+		printf "StrictHostKeyChecking accept-new\nLogLevel ERROR\n" > ~/.ssh/config`)
 	if out := asUser("ssh sh-1 hostname"); strings.TrimSpace(out) != "sh-1" {
 		t.Errorf("ssh to sh-1 came to %q", out)
 	}
