@@ -78,13 +78,14 @@ func GuestMAC(address netip.Addr) net.HardwareAddr {
 // Overlay is a host's part of the overlay. Its methods may be called from several goroutines; each waits for the
 // one before. Make it with New in the network namespace it is to work in.
 type Overlay struct {
-	log     *slog.Logger
-	cfg     Config
-	lan     lan
-	key     wgtypes.Key
-	handle  *netlink.Handle
-	control *wgctrl.Client
-	found   atomic.Pointer[[]string] // by the last Check; not under mu, which an Apply may hold for long
+	log      *slog.Logger
+	cfg      Config
+	lan      lan
+	key      wgtypes.Key
+	handle   *netlink.Handle
+	control  *wgctrl.Client
+	patience patience                 // with the control client
+	found    atomic.Pointer[[]string] // by the last Check; not under mu, which an Apply may hold for long
 
 	mu        sync.Mutex
 	prepared  bool                           // sysctls are set and the filter stands
@@ -115,7 +116,7 @@ func New(cfg Config) (*Overlay, error) {
 	}
 	o := &Overlay{
 		log: cfg.Logger, cfg: cfg, guests: map[string]Guest{}, clusters: map[netip.Prefix]bool{},
-		wanted: map[netip.Prefix]bool{}, endpoints: map[wgtypes.Key]netip.AddrPort{},
+		wanted: map[netip.Prefix]bool{}, endpoints: map[wgtypes.Key]netip.AddrPort{}, patience: patience{limit: controlTime},
 	}
 	if o.log == nil {
 		o.log = slog.Default()

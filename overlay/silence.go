@@ -56,7 +56,7 @@ func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) stri
 func (o *Overlay) lookAtPeers(now time.Time) string {
 	if len(o.peers) > 0 && now.Sub(o.looked) >= lookInterval {
 		o.looked = now
-		device, err := o.control.Device(Device)
+		device, err := o.device()
 		if err != nil { // Watch has it made anew
 			return ""
 		}

@@ -52,7 +52,10 @@ func loadKey(stateDir string) (wgtypes.Key, error) {
 // growWireGuard brings the device up and gives peers what they are to have more; what they are to have less is
 // returned for shrinkWireGuard. A host without peers has no device made for it.
 func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*peer) (shrink []peerChange, err error) {
-	device, err := o.control.Device(Device)
+	device, err := o.device()
+	if errors.Is(err, errHangs) { // it may go on: it is not made anew
+		return nil, fmt.Errorf("look at WireGuard device %s: %w", Device, err)
+	}
 	if err != nil || !o.wireGuardUp(device) {
 		if err != nil && len(wanted) == 0 {
 			return nil, nil
@@ -92,7 +95,7 @@ func (o *Overlay) configurePeers(changes []peerChange) error {
 		}
 		config.Peers = append(config.Peers, p)
 	}
-	if err := o.control.ConfigureDevice(Device, config); err != nil {
+	if err := o.configure(config); err != nil {
 		return fmt.Errorf("configure %d WireGuard peers of %s: %w", len(changes), Device, err)
 	}
 	return nil
@@ -138,18 +141,20 @@ func (o *Overlay) raiseWireGuard(ctx context.Context) (*wgtypes.Device, error) {
 		}
 	}
 	port := o.cfg.WireGuardPort
-	if err := o.control.ConfigureDevice(Device, wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}); err != nil {
+	if err := o.configure(wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}); err != nil {
 		return nil, fmt.Errorf("set key and port %d: %w", port, err)
 	}
 	if err := o.handle.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("set up (is UDP port %d free?): %w", port, err)
 	}
-	return o.control.Device(Device)
+	return o.device()
 }
 
 // makeWireGuard gives a device that answers the control interface.
 func (o *Overlay) makeWireGuard(ctx context.Context) (netlink.Link, error) {
-	if _, err := o.control.Device(Device); err != nil {
+	if _, err := o.device(); errors.Is(err, errHangs) {
+		return nil, err
+	} else if err != nil {
 		// A tun device whose process does not answer is of no use.
 		if err := deleteLink(o.handle, Device); err != nil {
 			return nil, fmt.Errorf("delete a leftover: %w", err)
