@@ -20,6 +20,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
+	"watari/manager/session"
 )
 
 // templateTimeout bounds the making of a template: a boot and a save.
@@ -226,7 +227,7 @@ const (
 func (t *templates) awaitAgent(ctx context.Context, uid, socket string) error {
 	channel := t.agent.config.Dial(uid, socket)
 	defer channel.Close()
-	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest")
+	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest", session.GuestLimit())
 	for {
 		askCtx, cancel := context.WithTimeout(ctx, askTimeout)
 		_, err := client.Describe(askCtx, connect.NewRequest(&v1.DescribeRequest{}))

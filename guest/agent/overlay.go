@@ -29,6 +29,9 @@ import (
 // ProcessHeader names, on a call through the door, the process that is to end when the caller does.
 const ProcessHeader = "Watari-Process"
 
+// peerLimit bounds a message of another guest, in bytes: the agent is the last one that memory is taken from.
+const peerLimit = 4 << 20
+
 // overlay is the agent's side towards other guests: it serves ProcessService to them, and lets programs of
 // this guest call theirs. Both ends show certificates of the cluster's authority, which programs never see.
 type overlay struct {
@@ -95,7 +98,7 @@ func (o *overlay) target(host string) string { return net.JoinHostPort(host, str
 // serve serves other guests until the listener is closed.
 func (o *overlay) serve(listener net.Listener) {
 	mux := http.NewServeMux()
-	mux.Handle(watariv1connect.NewProcessServiceHandler(&processService{agent: o.agent, peers: true}))
+	mux.Handle(watariv1connect.NewProcessServiceHandler(&processService{agent: o.agent, peers: true}, connect.WithReadMaxBytes(peerLimit)))
 	server := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 20 * time.Second,

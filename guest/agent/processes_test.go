@@ -2,12 +2,14 @@ package agent_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
 	"watari/guest/agent"
 )
 
@@ -26,5 +28,18 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 	}
 	if r, err := processes.ListProcesses(ctx, connect.NewRequest(&v1.ListProcessesRequest{})); err != nil || len(r.Msg.GetProcesses()) != 2 {
 		t.Errorf("list: %v, %v", r, err)
+	}
+}
+
+func TestPeersCannotFillTheAgentsMemory(t *testing.T) {
+	socket, _ := cluster(t, "md-0", "md-1")
+	door := agent.Door(socket)
+	defer door.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	_, err := watariv1connect.NewProcessServiceClient(door, "http://guest/peer/md-1").StartProcess(ctx,
+		connect.NewRequest(&v1.StartProcessRequest{Id: "x", Command: []string{"/bin/true", strings.Repeat("x", 8<<20)}}))
+	if connect.CodeOf(err) != connect.CodeResourceExhausted {
+		t.Errorf("a message of 8 MiB: %v", err)
 	}
 }

@@ -88,7 +88,7 @@ func (s *Server) processes(g *v1.Guest) (watariv1connect.ProcessServiceClient, e
 	if err != nil {
 		return nil, err
 	}
-	return watariv1connect.NewProcessServiceClient(client, url), nil
+	return watariv1connect.NewProcessServiceClient(client, url, session.GuestLimit()), nil
 }
 
 func (s *Server) files(g *v1.Guest) (watariv1connect.GuestServiceClient, error) {
@@ -96,7 +96,7 @@ func (s *Server) files(g *v1.Guest) (watariv1connect.GuestServiceClient, error) 
 	if err != nil {
 		return nil, err
 	}
-	return watariv1connect.NewGuestServiceClient(client, url), nil
+	return watariv1connect.NewGuestServiceClient(client, url, session.GuestLimit()), nil
 }
 
 // final is an error that is not to be tried again and is told as it is.

@@ -36,6 +36,10 @@ const (
 	pingTimeout = 3 * time.Second
 )
 
+// GuestLimit bounds one message that is taken of a guest: what is in it is its owner's, who may have put anything in
+// the place of its agent. More than any request to a guest may hold, which answers repeat.
+func GuestLimit() connect.ClientOption { return connect.WithReadMaxBytes(16 << 20) }
+
 var errClosed = errors.New("this manager is ending")
 
 // Sessions are the agents connected now, and what each said last. A host whose connection ends changes nothing

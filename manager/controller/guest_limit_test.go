@@ -1,0 +1,42 @@
+package controller
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/manager/store"
+)
+
+// answering is a guest that answers everything alike.
+type answering []byte
+
+func (a answering) Do(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Proto: "HTTP/2.0", ProtoMajor: 2, Request: r,
+		Header: http.Header{"Content-Type": {"application/proto"}}, Body: io.NopCloser(bytes.NewReader(a))}, nil
+}
+
+func TestAGuestCannotFillTheManagersMemory(t *testing.T) {
+	hosts := &fakeHosts{}
+	s := &store.Snapshot{Guests: map[string]*v1.Guest{"g": {Meta: &v1.Meta{Name: "g", Uid: "u"}}}}
+	for size, want := range map[int]connect.Code{1 << 20: 0, 64 << 20: connect.CodeResourceExhausted} {
+		answer, err := proto.Marshal(&v1.ListProcessesResponse{Processes: []*v1.Process{{Message: string(bytes.Repeat([]byte("x"), size))}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		hosts.client = func() (connect.HTTPClient, error) { return answering(answer), nil }
+		client, err := GuestProcesses(s, hosts, "g", "u")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = client.ListProcesses(t.Context(), connect.NewRequest(&v1.ListProcessesRequest{}))
+		if want == 0 && err != nil || want != 0 && connect.CodeOf(err) != want {
+			t.Errorf("an answer of %d bytes: %v", size, err)
+		}
+	}
+}
