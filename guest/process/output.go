@@ -15,6 +15,8 @@ const (
 	// outputLimit is how many bytes of one stream are kept; older ones are dropped, dropStep at a time.
 	outputLimit = 64 << 20
 	dropStep    = 4 << 20
+	// spare is how many bytes output leaves on its file system, on which the guest's identity is kept, too.
+	spare = 4 << 20
 	// pageSize is what a hole's ends have to be multiples of to give memory back.
 	pageSize = 4096
 )
@@ -67,7 +69,7 @@ func (o *output) Write(b []byte) (int, error) {
 	defer o.mu.Unlock()
 	defer o.tell()
 	for done := 0; ; {
-		n, err := o.file.WriteAt(b[done:], int64(o.size))
+		n, err := o.append(b[done:])
 		done += n
 		o.size += uint64(n)
 		switch {
@@ -88,6 +90,18 @@ func (o *output) Write(b []byte) (int, error) {
 			return len(b), nil
 		}
 	}
+}
+
+// append writes bytes where that leaves room for others.
+func (o *output) append(b []byte) (int, error) {
+	var s unix.Statfs_t
+	if err := unix.Fstatfs(int(o.file.Fd()), &s); err == nil && s.Blocks > 0 {
+		size := uint64(s.Bsize)
+		if s.Bavail*size < uint64(len(b))+min(s.Blocks*size/8, spare) {
+			return 0, unix.ENOSPC
+		}
+	}
+	return o.file.WriteAt(b, int64(o.size))
 }
 
 // drop gives back the memory of what is kept before an offset; mu is held.

@@ -40,6 +40,9 @@ func TestAFullMemoryDropsOutputAndEndsNoProgram(t *testing.T) {
 	if !strings.Contains(got, "dropped here") || !strings.HasSuffix(got, "x\nlast\n") || strings.Contains(got, "\x00") {
 		t.Errorf("%d bytes, %.80q ... %q", len(got), got, got[max(0, len(got)-10):])
 	}
+	if err := os.WriteFile(filepath.Join(directory, "identity"), make([]byte, 24<<10), 0o600); err != nil {
+		t.Errorf("output leaves no room for others: %v", err)
+	}
 
 	// Others take all there is: what is written meanwhile is lost, and no more.
 	o.file.Truncate(0)
