@@ -18,6 +18,9 @@ func supervise() {
 	agent := startAgent()
 	var again <-chan time.Time
 	for {
+		if agent == 0 && again == nil {
+			again = time.After(time.Second)
+		}
 		select {
 		case s := <-signals:
 			if s != unix.SIGCHLD {
@@ -39,9 +42,6 @@ func supervise() {
 				agent = 0
 				say("guest agent ended (exit %d, signal %d); starting it again", status.ExitStatus(), status.Signal())
 			}
-		}
-		if agent == 0 && again == nil {
-			again = time.After(time.Second)
 		}
 	}
 }
