@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -163,6 +164,41 @@ func TestADomainThatComesLateIsEnded(t *testing.T) {
 	o.await("nobody speaks of it", func(*v1.HostObserved) bool { return o.agent.guest(uid) == nil })
 	o.becomes(uid, DomainRunning)
 	o.await("its end", func(*v1.HostObserved) bool { return o.count("destroy "+uid) == 1 })
+}
+
+func TestAProcessThatTheHypervisorLostIsEndedOnlyByOrder(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	process := exec.Command("sleep", "60")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { process.Wait(); close(ended) }()
+	t.Cleanup(func() { process.Process.Kill() })
+	o.mu.Lock()
+	o.pids = func() []int {
+		select {
+		case <-ended:
+			return nil
+		default:
+			return []int{process.Process.Pid}
+		}
+	}
+	o.mu.Unlock()
+	o.becomes(uid, DomainAbsent)
+	o.await("a problem", func(h *v1.HostObserved) bool {
+		return strings.Contains(strings.Join(h.Problems, ";"), fmt.Sprintf("its process %d is there", process.Process.Pid))
+	})
+	select {
+	case <-ended:
+		t.Error("a guest that may well run was ended")
+	default:
+	}
+	o.take(guestWish(uid, absent, 1))
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
 }
 
 func TestForgottenRecordsGoWhileTheAgentLives(t *testing.T) {

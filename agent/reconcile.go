@@ -134,23 +134,23 @@ func settle(o Observed) (Decision, bool) {
 		switch r.Phase {
 		case PhaseStarted:
 			if o.Failure.Epoch == r.Epoch && o.Failure.NeverRan {
-				return confirmEnd(r, OutcomeFailed, o.Failure.Message), true
+				return confirmEnd(o, OutcomeFailed, o.Failure.Message), true
 			}
 			message := "it ended"
 			if o.Failure.Epoch == r.Epoch && o.Failure.Message != "" {
 				message = o.Failure.Message
 			}
-			return confirmEnd(r, OutcomeGone, message), true
+			return confirmEnd(o, OutcomeGone, message), true
 		case PhaseSending:
 			if o.SendDone {
-				return confirmEnd(r, OutcomeSent, ""), true
+				return confirmEnd(o, OutcomeSent, ""), true
 			}
-			return confirmEnd(r, OutcomeGone, "it ended while it was being sent"), true
+			return confirmEnd(o, OutcomeGone, "it ended while it was being sent"), true
 		case PhaseReceived:
-			return confirmEnd(r, OutcomeGone, "its received copy ended"), true
+			return confirmEnd(o, OutcomeGone, "its received copy ended"), true
 		case PhaseReceiving:
 			if !o.Tunnel {
-				return confirmEnd(r, OutcomeGone, "the transfer broke off"), true
+				return confirmEnd(o, OutcomeGone, "the transfer broke off"), true
 			}
 		}
 		return Decision{}, false
@@ -361,8 +361,14 @@ func end(r *Record, outcome Outcome, message string) Action {
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
-func confirmEnd(r *Record, outcome Outcome, message string) Decision {
-	return act(Action{Kind: ActionConfirm}, end(r, outcome, message))
+// confirmEnd: a process that the hypervisor has lost sight of keeps an end from being established. Where the guest is to
+// be ended, so is that process; otherwise it is left to run.
+func confirmEnd(o Observed, outcome Outcome, message string) Decision {
+	actions := []Action{{Kind: ActionConfirm}, end(o.Record, outcome, message)}
+	if w := o.Wanted; w != nil && w.Role == v1.GuestRole_GUEST_ROLE_ABSENT && w.Epoch >= o.Record.Epoch {
+		actions = append([]Action{{Kind: ActionDestroy}}, actions...)
+	}
+	return act(actions...)
 }
 
 func sending(r *Record, w *v1.GuestWanted) Action {
