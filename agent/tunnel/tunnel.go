@@ -159,14 +159,16 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		answer(conn, nil)
 		return
 	}
+	// It counts before it is let in: what has been let in and is not open would be taken for broken off, and Drop has to
+	// find it.
+	t.count(e, raw, +1)
+	defer t.count(e, raw, -1)
 	if e.Admit != nil {
 		if err := e.Admit(); err != nil {
 			answer(conn, err)
 			return
 		}
 	}
-	t.count(e, raw, +1)
-	defer t.count(e, raw, -1)
 	path := t.config.LibvirtSocket
 	if socket == QEMU {
 		path = MigrateSocket(t.config.RunDir, e.UID)

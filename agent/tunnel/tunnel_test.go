@@ -111,7 +111,13 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 	listen(t, target.config.LibvirtSocket)
 	listen(t, MigrateSocket(target.run, "u1"))
 	admitted := 0
-	stop := target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1", UID: "u1", Admit: func() error { admitted++; return nil }})
+	stop := target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1", UID: "u1", Admit: func() error {
+		admitted++
+		if !target.Active("m1") {
+			t.Error("a connection that is being let in is not open")
+		}
+		return nil
+	}})
 	defer stop()
 	out, err := source.Open(t.Context(), order(target))
 	if err != nil {
