@@ -31,6 +31,7 @@ type outside struct {
 	mu              sync.Mutex
 	domains         map[string]Domain
 	down            bool // the hypervisor cannot be asked
+	busy            bool // the hypervisor is at something with every domain
 	mute            bool // no guest's agent answers
 	log             []string
 	expected        map[string]Expected
@@ -260,7 +261,11 @@ func (o *outside) Migrate(ctx context.Context, uid string, _ MigrateOptions) err
 	return nil
 }
 
-func (o *outside) Busy(context.Context, string) (bool, error) { return false, nil }
+func (o *outside) Busy(context.Context, string) (bool, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.busy, nil
+}
 
 func (o *outside) Progress(context.Context, string) (*v1.MigrationProgress, error) {
 	return nil, errors.New("none")

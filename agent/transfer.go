@@ -12,8 +12,8 @@ import (
 // progressEvery is how often a transfer's progress is reported.
 const progressEvery = 200 * time.Millisecond
 
-// sendEndWait is how long a transfer that failed may take to be over.
-const sendEndWait = time.Minute
+// sendEndWait is how long those who interrupt a transfer wait for libvirt to be done with it. Tests shorten it.
+var sendEndWait = time.Minute
 
 // send transfers the guest. It returns when libvirt has ended it here, or given up. The source's process is left to
 // libvirt until then: ended any earlier, the source's daemon may take the transfer for failed, and have the target's
@@ -43,9 +43,11 @@ func (g *guest) sendFailed(ctx context.Context, w *v1.GuestWanted, err error) {
 	if ctx.Err() != nil {
 		err = fmt.Errorf("the transfer was cancelled (%w)", err)
 	}
-	// It has failed only once the hypervisor is not at it any more.
-	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendEndWait)
+	// It has failed only once the hypervisor is not at it any more, however long it cannot be asked: it may yet find that
+	// the guest was sent, and end it here.
+	wait, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(sendEndWait, cancel) })()
 	g.awaitSendEnd(wait)
 	g.mu.Lock()
 	defer g.mu.Unlock()

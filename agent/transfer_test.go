@@ -128,6 +128,43 @@ func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
 	}
 }
 
+// libvirt's daemon hung in the last phase of a transfer, goes on, and finds that the guest was sent.
+func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
+	defer func(was time.Duration) { sendEndWait = was }(sendEndWait)
+	sendEndWait = time.Millisecond
+	o := newOutside(t)
+	stop := o.start()
+	defer stop()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.migrate = func(context.Context, string) error {
+		o.mu.Lock()
+		o.domains[uid], o.busy, o.down = DomainPaused, true, true
+		o.mu.Unlock()
+		return ErrUncertain
+	}
+	o.take(guestWish(uid, outgoing, 1))
+	o.await("the hypervisor is away", func(h *v1.HostObserved) bool { return len(h.Problems) > 0 })
+	time.Sleep(100 * sendEndWait) // for a wait that is too short to be over
+	o.mu.Lock()
+	o.down = false
+	o.mu.Unlock()
+	o.events <- DomainEvent{At: time.Now()}
+	o.await("the hypervisor is back", func(h *v1.HostObserved) bool { return len(h.Problems) == 0 })
+	if g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENDING); g == nil {
+		t.Error("not reported")
+	}
+	o.agent.refresh(t.Context())
+	if g := o.agent.guest(uid).report(); g.Condition != v1.GuestCondition_GUEST_CONDITION_SENDING {
+		t.Errorf("reported %v", g)
+	}
+	o.mu.Lock()
+	o.busy = false
+	o.mu.Unlock()
+	o.becomes(uid, DomainAbsent)
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+}
+
 // A report that began before the end of a transfer and is finished after it.
 func TestAReportThatIsInterruptedByTheEndOfATransferIsOfOneMoment(t *testing.T) {
 	o := newOutside(t)
