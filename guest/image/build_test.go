@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -228,6 +229,39 @@ func TestAdditionStaysInTheTree(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(outside, "x")); err == nil {
 		t.Error("an addition was written outside the tree")
+	}
+}
+
+func TestAFolderThatIsAddedReplacesLinksAndChangesNothingElse(t *testing.T) {
+	outside, tree, folder := filepath.Join(t.TempDir(), "hosts"), t.TempDir(), t.TempDir()
+	write(t, filepath.Dir(outside), map[string]string{"hosts": "this machine's"})
+	write(t, tree, map[string]string{"etc/kept": ""})
+	write(t, folder, map[string]string{"hosts": "new", "more/file": ""})
+	if err := os.Symlink(outside, filepath.Join(tree, "etc/hosts")); err != nil {
+		t.Fatal(err)
+	}
+	root := os.Geteuid() == 0
+	for _, path := range []string{filepath.Join(tree, "etc/kept"), filepath.Join(folder, "hosts")} {
+		if err := os.Chown(path, 1234, 1234); root && err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := add(t.Context(), Addition{folder, "/etc"}, tree); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{outside: "this machine's", filepath.Join(tree, "etc/hosts"): "new"} {
+		if b, err := os.ReadFile(path); string(b) != want {
+			t.Errorf("%s: %q, %v", path, b, err)
+		}
+	}
+	for name, want := range map[string]uint32{"kept": 1234, "hosts": 0, "more/file": 0} {
+		info, err := os.Lstat(filepath.Join(tree, "etc", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uid := info.Sys().(*syscall.Stat_t).Uid; root && uid != want {
+			t.Errorf("%s is owned by %d, want %d", name, uid, want)
+		}
 	}
 }
 

@@ -79,18 +79,12 @@ func add(ctx context.Context, a Addition, root string) error {
 			return err
 		}
 	}
-	if err := copyTree(ctx, a.Source, target); err != nil {
+	// Links of the tree are replaced: cp would write through them, to this machine's files. What the folder held before
+	// keeps its owners.
+	if err := copyTree(ctx, a.Source, target, "--remove-destination", "--no-preserve=ownership"); err != nil {
 		return fmt.Errorf("addition %s to %s: %w", a.Source, a.Destination, err)
 	}
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	return filepath.WalkDir(target, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		return os.Lchown(path, 0, 0)
-	})
+	return nil
 }
 
 // insideTree makes the folders that lead to name and returns its path, refusing one that a symbolic link of
@@ -109,9 +103,9 @@ func insideTree(tree, name string) (string, error) {
 	return filepath.Join(tree, name), nil
 }
 
-// copyTree copies a file or folder with all that belongs to it.
-func copyTree(ctx context.Context, source, target string) error {
-	args := []string{"-a", "--reflink=auto", "-T", "--", source, target}
+// copyTree copies a file or folder with all that belongs to it, but for what further options of cp say.
+func copyTree(ctx context.Context, source, target string, options ...string) error {
+	args := append([]string{"-a", "--reflink=auto", "-T"}, append(options, "--", source, target)...)
 	err := run(ctx, command{name: "cp", args: args})
 	if failure, ok := err.(*commandError); ok && noSpace.MatchString(strings.Join(failure.tail, "\n")) {
 		return fullDisk(filepath.Dir(target))
