@@ -70,34 +70,64 @@ func run(a arguments, socket string, stdin io.Reader, stdout, stderr io.Writer) 
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
 	ctx := context.Background()
-	err := retry(ctx, func() error {
-		_, err := s.client.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
-			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Stdin: !a.noInput, HoldSeconds: hold,
-		}))
-		return err
-	})
-	if err != nil {
-		return 0, err
+	if code, err := s.start(ctx, a, signals); err != nil || code != 0 {
+		return code, err
 	}
 	go s.forward(ctx, signals)
 	if !a.noInput {
 		go s.readInput(stdin)
 	}
 	var ended *v1.Process
-	err = retry(ctx, func() (err error) {
+	err := retry(ctx, func() (err error) {
 		ended, err = s.attach(ctx, !a.noInput)
 		return err
 	})
 	if err != nil {
 		return 0, err
 	}
-	forget, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	s.client.ForgetProcess(forget, connect.NewRequest(&v1.ForgetProcessRequest{Id: s.id}))
+	s.forget(ctx)
 	if m := ended.GetMessage(); m != "" {
 		fmt.Fprintf(stderr, "watari-guest rsh: %s: %s\n", a.host, m)
 	}
 	return int(ended.GetExitCode()), nil
+}
+
+// start starts the command. A signal ends it before it has begun, for a peer may long be out of reach: the exit status
+// is not 0 then.
+func (s *session) start(ctx context.Context, a arguments, signals <-chan os.Signal) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	started, watched, code := make(chan struct{}), make(chan struct{}), 0
+	go func() {
+		defer close(watched)
+		select {
+		case sig := <-signals:
+			number, _ := sig.(syscall.Signal)
+			code = 128 + int(number)
+			cancel()
+		case <-started:
+		}
+	}()
+	err := retry(ctx, func() error {
+		_, err := s.client.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
+			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Stdin: !a.noInput, HoldSeconds: hold,
+		}))
+		return err
+	})
+	close(started)
+	<-watched
+	if code != 0 {
+		s.forget(context.WithoutCancel(ctx))
+		return code, nil
+	}
+	return 0, err
+}
+
+// forget has the peer drop the process, and end it where it runs.
+func (s *session) forget(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	s.client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: s.id}))
 }
 
 // retry repeats what fails for want of a connection until it succeeds, or patience is over.
