@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +30,8 @@ func (a *Agent) Join(t *testing.T, identity *v1.Identity, port int, socket strin
 	t.Cleanup(func() { stop(); a.overlay.listen.Close() })
 }
 
-// Hang mounts a file system that never answers, as the shared home does while its server is away.
-func Hang(t *testing.T, path string) {
+// Hang mounts a file system that does not answer until its end, as the shared home does while its server is away.
+func Hang(t *testing.T, path string) (end func()) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
 	}
@@ -41,8 +42,10 @@ func Hang(t *testing.T, path string) {
 	if err := unix.Mount("hung", path, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)); err != nil {
 		t.Skipf("mount: %v", err)
 	}
-	t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		unix.Unmount(path, unix.MNT_DETACH)
 		unix.Close(fd) // frees whoever waits
 	})
+	t.Cleanup(end)
+	return end
 }

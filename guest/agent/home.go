@@ -33,7 +33,7 @@ type home struct {
 	server *nfsServer
 
 	mu      sync.Mutex
-	ready   chan struct{} // closed once the home is ready, and replaced when another one is wanted
+	ready   chan struct{} // closed once the home is ready, and replaced when another one is wanted after that
 	state   string
 	wanted  homeWanted
 	cancel  context.CancelFunc // of the goroutine that works on wanted
@@ -176,7 +176,10 @@ func (w homeWanted) mine() bool { return w.server == "" || w.server == w.own }
 // begin starts to work on w; mu is held.
 func (h *home) begin(w homeWanted) {
 	ctx, cancel := context.WithCancel(context.Background())
-	h.wanted, h.cancel, h.state, h.ready = w, cancel, "being set up", make(chan struct{})
+	if h.state == homeReady { // else those who wait for the one before wait for this one now
+		h.ready = make(chan struct{})
+	}
+	h.wanted, h.cancel, h.state = w, cancel, "being set up"
 	h.looking = time.Time{} // who still looks at another one does not count
 	go h.work(ctx, w)
 }

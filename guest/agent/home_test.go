@@ -73,3 +73,19 @@ func TestAHalfStartedServerOfTheHomeIsStarted(t *testing.T) {
 		}
 	}
 }
+
+func TestWhoWaitsForAHomeGetsTheNextOne(t *testing.T) {
+	h := newHome(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	path := filepath.Join(t.TempDir(), "home")
+	h.mu.Lock()
+	h.begin(homeWanted{path: path, server: "192.0.2.1"}) // of which nothing comes
+	ready := h.ready
+	h.cancel()
+	h.begin(homeWanted{path: path})
+	h.mu.Unlock()
+	select {
+	case <-ready:
+	case <-time.After(5 * time.Second):
+		t.Error("it waits for the first")
+	}
+}

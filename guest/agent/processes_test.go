@@ -18,7 +18,7 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	directory := t.TempDir()
-	agent.Hang(t, directory)
+	end := agent.Hang(t, directory)
 	begin, stop := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer stop()
 	processes.StartProcess(begin, connect.NewRequest(&v1.StartProcessRequest{Id: "waits", Command: []string{"/bin/true"}, Directory: directory}))
@@ -28,6 +28,10 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 	}
 	if r, err := processes.ListProcesses(ctx, connect.NewRequest(&v1.ListProcessesRequest{})); err != nil || len(r.Msg.GetProcesses()) != 2 {
 		t.Errorf("list: %v, %v", r, err)
+	}
+	end()
+	if _, err := processes.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: "waits"})); err != nil {
+		t.Errorf("forget what waited: %v", err)
 	}
 }
 
