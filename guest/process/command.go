@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 )
 
 // command prepares the command and its streams. The files returned are the child's and to be closed once it
@@ -56,6 +57,9 @@ func (p *Process) openTerminal(command *exec.Cmd) ([]*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open terminal: %w", err)
 	}
+	if master, err = waitless(master); err != nil {
+		return []*os.File{slave}, fmt.Errorf("open terminal: %w", err)
+	}
 	p.terminal, p.input = master, master
 	p.resize(p.request.GetRows(), p.request.GetColumns())
 	if c := command.SysProcAttr.Credential; c != nil {
@@ -65,6 +69,21 @@ func (p *Process) openTerminal(command *exec.Cmd) ([]*os.File, error) {
 	command.SysProcAttr.Setctty = true
 	p.copyOutput(master, p.stdout)
 	return []*os.File{slave}, nil
+}
+
+// waitless is the same terminal, whose reads and writes end when it is closed. As the library opens it they do not: what
+// a daemon holds open would stay open here, too.
+func waitless(terminal *os.File) (*os.File, error) {
+	defer terminal.Close()
+	fd, err := unix.FcntlInt(terminal.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), terminal.Name()), nil
 }
 
 // openPipes gives the command pipes, and /dev/null for input where none will come.

@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -290,6 +289,12 @@ func (p *Process) Resize(rows, columns uint32) {
 
 func (p *Process) resize(rows, columns uint32) {
 	if p.terminal != nil && rows > 0 && columns > 0 {
-		pty.Setsize(p.terminal, &pty.Winsize{Rows: uint16(min(rows, 65535)), Cols: uint16(min(columns, 65535))})
+		raw, err := p.terminal.SyscallConn() // Fd would have its reads wait for good
+		if err != nil {
+			return
+		}
+		raw.Control(func(fd uintptr) {
+			unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(min(rows, 65535)), Col: uint16(min(columns, 65535))})
+		})
 	}
 }

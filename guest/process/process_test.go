@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -257,5 +258,29 @@ func TestOldOutputIsDroppedWithANote(t *testing.T) {
 	}
 	if got := all(t, o.read, 5*dropStep-3); got != "xxx" {
 		t.Errorf("end of the stream: %q", got)
+	}
+}
+
+func TestADaemonKeepsNoTerminalOpen(t *testing.T) {
+	request := shell("a", "trap '' HUP; stty size; setsid sleep 20 & sleep 0.1")
+	request.Tty, request.Rows, request.Columns = true, 20, 30
+	p := start(t, newTable(t), request)
+	ended(t, p)
+	if out := all(t, p.ReadStdout, 0); !strings.Contains(out, "20 30") {
+		t.Errorf("the terminal's size: %q", out)
+	}
+	open := func() (names []string) {
+		files, _ := filepath.Glob("/proc/self/fd/*")
+		for _, file := range files {
+			if name, _ := os.Readlink(file); strings.HasSuffix(name, "ptmx") {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	for deadline := time.Now().Add(5 * time.Second); len(open()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("open: %v", open())
+		}
 	}
 }
