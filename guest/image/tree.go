@@ -40,7 +40,26 @@ func (w *workspace) rootFromTree(ctx context.Context, recipe Recipe, entry *root
 			return err
 		}
 	}
-	return w.squashTree(ctx, tree, filepath.Join(entry.dir, RootFile), time.Time{})
+	epoch, err := newest(recipe.Tree)
+	if err != nil {
+		return err
+	}
+	return w.squashTree(ctx, tree, filepath.Join(entry.dir, RootFile), epoch)
+}
+
+// newest is the latest time that any file of a tree shows.
+func newest(tree string) (latest time.Time, err error) {
+	err = filepath.WalkDir(tree, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.ModTime().After(latest) {
+			latest = info.ModTime()
+		}
+		return err
+	})
+	return latest, err
 }
 
 // checkTree refuses what cannot be a guest's root.
