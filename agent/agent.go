@@ -151,7 +151,12 @@ func (a *Agent) heardLocked() {
 	}
 	for _, info := range a.domains.all() {
 		if a.guests[info.UID] == nil && !isTemplate(info.Name) {
-			g := a.newGuest(info.UID, info.Name, a.loadRecord(info.UID), a.records.Damaged(info.UID))
+			record, err := a.loadRecord(info.UID)
+			if err != nil {
+				a.refused = err.Error()
+				continue // tried again at the next listing
+			}
+			g := a.newGuest(info.UID, info.Name, record, a.records.Damaged(info.UID))
 			g.want(nil, a.taken) // it was not mentioned
 			poke(g.wake)
 			a.guests[info.UID] = g
@@ -289,6 +294,9 @@ func (a *Agent) sample(ctx context.Context) {
 	}
 }
 
+// errStale is why orders are refused for good.
+var errStale = errors.New("a manager that leads no more")
+
 // Take takes up what the manager wants. An older term's word, and an older one of the same term, is refused.
 func (a *Agent) Take(w *v1.HostWanted) error {
 	a.mu.Lock()
@@ -296,10 +304,22 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 	at := mark{w.Term, w.Generation}
 	if w.Term < a.term {
 		a.refused = fmt.Sprintf("a manager of term %d gave orders, but term %d has begun; they were refused", w.Term, a.term)
-		return errors.New(a.refused)
+		return fmt.Errorf("%w: %s", errStale, a.refused)
 	}
 	if at.before(a.taken) {
 		return nil
+	}
+	records := map[string]*Record{} // of guests that come to be
+	for _, wanted := range w.Guests {
+		if a.guests[wanted.Uid] != nil || !validUID(wanted.Uid) {
+			continue
+		}
+		record, err := a.loadRecord(wanted.Uid)
+		if err != nil {
+			a.refused = fmt.Sprintf("orders of the manager were refused: %v", err)
+			return errors.New(a.refused)
+		}
+		records[wanted.Uid] = record
 	}
 	if w.Term > a.term {
 		if err := writeFile(a.termFile(), []byte(strconv.FormatUint(w.Term, 10)+"\n")); err != nil {
@@ -318,7 +338,7 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 		mentioned[wanted.Uid] = true
 		g := a.guests[wanted.Uid]
 		if g == nil {
-			g = a.newGuest(wanted.Uid, wanted.Name, a.loadRecord(wanted.Uid), a.records.Damaged(wanted.Uid))
+			g = a.newGuest(wanted.Uid, wanted.Name, records[wanted.Uid], a.records.Damaged(wanted.Uid))
 			a.guests[wanted.Uid] = g
 		}
 		g.want(wanted, at)
@@ -346,12 +366,15 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 }
 
 // loadRecord reads the record of a guest that was not known until now, a forgotten one's for instance.
-func (a *Agent) loadRecord(uid string) *Record {
+func (a *Agent) loadRecord(uid string) (*Record, error) {
 	r, err := a.records.LoadOne(uid)
+	if errors.Is(err, ErrUnreadable) {
+		return nil, err
+	}
 	if err != nil {
 		a.problems = append(a.problems, err.Error())
 	}
-	return r
+	return r, nil
 }
 
 // keepImages has images, and templates of them, go that have not been wanted for a while.

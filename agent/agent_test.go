@@ -315,6 +315,40 @@ func TestVitalRecordsFindSpaceOnAFullDisk(t *testing.T) {
 	}
 }
 
+func TestARecordThatCannotBeReadNowIsNoReasonToEndItsGuest(t *testing.T) {
+	o := newOutside(t)
+	o.start()()
+	store := NewRecordStore(filepath.Join(o.dir, "state", "guests"))
+	if err := store.Save(&Record{UID: uid, Name: "md-1", Epoch: 1, Phase: PhaseStarted}, false); err != nil {
+		t.Fatal(err)
+	}
+	aside := filepath.Join(o.dir, "aside")
+	if err := errors.Join(os.Rename(store.path(uid), aside), os.Mkdir(store.path(uid), 0o755)); err != nil {
+		t.Fatal(err) // reading a folder fails for root, too
+	}
+	o.mu.Lock()
+	o.domains[uid] = DomainRunning
+	o.mu.Unlock()
+	o.start()
+	if err := o.agent.Take(&v1.HostWanted{Term: 1, Generation: generation, Guests: []*v1.GuestWanted{guestWish(uid, run, 1)}}); err == nil || !strings.Contains(err.Error(), uid) {
+		t.Errorf("orders taken up: %v", err)
+	}
+	h := o.await("why", func(h *v1.HostObserved) bool {
+		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "cannot be read now") })
+	})
+	if find(h, uid) != nil || h.Generation == generation {
+		t.Errorf("concluded from nothing: %v", h)
+	}
+	if err := errors.Join(os.Remove(store.path(uid)), os.Rename(aside, store.path(uid))); err != nil {
+		t.Fatal(err)
+	}
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	if n := o.count("boot "+uid) + o.count("destroy "+uid); n != 0 {
+		t.Errorf("touched: %v", o.log)
+	}
+}
+
 func TestASlowGuestDelaysNoOther(t *testing.T) {
 	const other = "00000000-0000-4000-8000-000000000002"
 	o := newOutside(t)

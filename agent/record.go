@@ -144,7 +144,7 @@ func (s *RecordStore) Load() (map[string]*Record, []error) {
 			continue
 		}
 		r, err := s.LoadOne(entry.Name())
-		if err != nil {
+		if err != nil && !errors.Is(err, ErrUnreadable) { // what cannot be read now is read again when it matters
 			problems = append(problems, err)
 		}
 		if r != nil {
@@ -170,11 +170,19 @@ func (s *RecordStore) read(uid string) (*Record, error) {
 	return r, err
 }
 
+// ErrUnreadable says that a record is there and cannot be read now: for want of descriptors, say, or of a disk that
+// answers. It may well be whole, so that nothing follows from it for its guest.
+var ErrUnreadable = errors.New("it cannot be read now")
+
 // LoadOne reads one guest's record; nil: there is none that can be read.
 func (s *RecordStore) LoadOne(uid string) (*Record, error) {
 	r, err := s.read(uid)
 	if err == nil {
 		return r, nil
+	}
+	var failed *fs.PathError
+	if errors.As(err, &failed) {
+		return nil, fmt.Errorf("the record of guest %s: %w: %w", uid, ErrUnreadable, err)
 	}
 	err = fmt.Errorf("the record %s is damaged (%w); it was put aside as record.json.damaged", s.path(uid), err)
 	os.Rename(s.path(uid), s.path(uid)+".damaged")

@@ -3,6 +3,7 @@ package manager
 // lock.go - one manager for each state folder.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,11 +11,17 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
 )
 
 // PIDFile is the name of the file, in the state folder, that holds the manager's process number. It is locked
 // while the manager runs; the lock ends with the process, however that ends.
 const PIDFile = "manager.pid"
+
+// dying is how long a manager that was killed may take, on a busy machine, until its lock is gone.
+const dying = 3 * time.Second
 
 // lock makes the state folder and locks it; unlock removes the process number.
 func lock(state string) (unlock func(), err error) {
@@ -26,7 +33,14 @@ func lock(state string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the manager's state: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	_, err = backoff.Retry(context.Background(), func() (struct{}, error) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
+			err = backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithBackOff(backoff.NewConstantBackOff(50*time.Millisecond)), backoff.WithMaxElapsedTime(dying))
+	if err != nil {
 		defer f.Close()
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock the manager's state %s: %w", path, err)
