@@ -31,7 +31,7 @@ test-unit: build
 	@$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -timeout 30m $$($(GO) list ./... | grep -v '^watari/test$$')
 
 test-full: export WATARI_TEST_FULL := 1
-test-full: lint test-unit ## all tests, also every kind of bad luck (root, about an hour)
+test-full: lint test-unit ## all tests, also every kind of bad luck (root, about half an hour)
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 

@@ -53,8 +53,10 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 	received := make(chan error, 1)
 	go func() {
 		defer cancel()
+		giveUp := func() {}
 		for {
 			w, err := stream.Receive()
+			giveUp() // the latest orders stand for those before
 			if err != nil {
 				received <- err
 				return
@@ -62,7 +64,9 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 			if err := s.Take(w); err != nil {
 				s.log.Warn("orders refused", "error", err)
 				if !errors.Is(err, errStale) {
-					go s.takeLater(ctx, w)
+					var later context.Context
+					later, giveUp = context.WithCancel(ctx)
+					go s.takeLater(later, w)
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -18,6 +19,7 @@ func newShow(env *cli.Env) *cobra.Command {
 }
 
 func describe(w io.Writer, env *cli.Env, h *v1.Host) {
+	const unknown = "unknown" // a version, before libvirt has answered the agent
 	info, load := h.GetInfo(), h.GetLoad()
 	now := ""
 	if load != nil {
@@ -45,17 +47,9 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"load", now},
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
 		[2]string{"address", fmt.Sprintf("%s, MTU %d", info.GetLanAddress(), info.GetMtu())},
-		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), orUnknown(info.GetLibvirtVersion()), orUnknown(info.GetQemuVersion()), info.GetKernelVersion())},
+		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), cmp.Or(info.GetLibvirtVersion(), unknown), cmp.Or(info.GetQemuVersion(), unknown), info.GetKernelVersion())},
 		[2]string{"boot", info.GetBootId()},
 	)
-}
-
-// orUnknown: a version is not known before libvirt has answered the agent.
-func orUnknown(version string) string {
-	if version == "" {
-		return "unknown"
-	}
-	return version
 }
 
 // nodes tells the memory nodes, a line each: "0: CPUs 0-3, 16 GiB".
