@@ -3,6 +3,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ func guestState(s *store.Snapshot, o Observer, g *v1.Guest) (state v1.GuestState
 		case g.Stopped:
 			return v1.GuestState_GUEST_STATE_STOPPED, "", false
 		}
-		return v1.GuestState_GUEST_STATE_PENDING, orElse(g.Message, "waits for a host to be chosen"), false
+		return v1.GuestState_GUEST_STATE_PENDING, cmp.Or(g.Message, "waits for a host to be chosen"), false
 	}
 	report, since, connected := o.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
@@ -126,13 +127,13 @@ func guestState(s *store.Snapshot, o Observer, g *v1.Guest) (state v1.GuestState
 			return v1.GuestState_GUEST_STATE_RUNNING, "is being stopped", ready
 		}
 		if !ready {
-			return v1.GuestState_GUEST_STATE_STARTING, orElse(seen.Step, "waits for its guest agent"), false
+			return v1.GuestState_GUEST_STATE_STARTING, cmp.Or(seen.Step, "waits for its guest agent"), false
 		}
 		return v1.GuestState_GUEST_STATE_RUNNING, seen.Message, true
 	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_FAILED:
-		return v1.GuestState_GUEST_STATE_FAILED, orElse(seen.Message, "its QEMU ended"), false
+		return v1.GuestState_GUEST_STATE_FAILED, cmp.Or(seen.Message, "its QEMU ended"), false
 	}
-	return v1.GuestState_GUEST_STATE_STARTING, orElse(seen.Message, seen.Step), ready
+	return v1.GuestState_GUEST_STATE_STARTING, cmp.Or(seen.Message, seen.Step), ready
 }
 
 func unreachable(host string, since time.Time) string {
@@ -156,13 +157,6 @@ func StateName(enum string) string {
 		enum = rest
 	}
 	return strings.ToLower(strings.ReplaceAll(enum, "_", " "))
-}
-
-func orElse(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // Guests returns a cluster's guests by index, observed fields filled; of all clusters, by name, where cluster is

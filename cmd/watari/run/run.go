@@ -2,6 +2,7 @@
 package run
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -85,20 +86,13 @@ func (f flags) words(args []string, dash int) (cluster string, program []string,
 	case cluster == "":
 		return "", nil, cli.Usagef("watari run wants CLUSTER -- PROGRAM, as in `watari run md -- hostname`")
 	case dash < 0:
-		return "", nil, cli.Usagef("put -- before the program, as in `watari run %s -- %s`", cluster, orElse(strings.Join(before, " "), "hostname"))
+		return "", nil, cli.Usagef("put -- before the program, as in `watari run %s -- %s`", cluster, cmp.Or(strings.Join(before, " "), "hostname"))
 	case len(before) > 0:
 		return "", nil, cli.Usagef("%q stands before --: the program and its arguments go after it", strings.Join(before, " "))
 	case len(program) == 0:
 		return "", nil, cli.Usagef("no program after --, as in `watari run %s -- hostname`", cluster)
 	}
 	return cluster, program, cli.CheckName("cluster", cluster)
-}
-
-func orElse(text, other string) string {
-	if text == "" {
-		return other
-	}
-	return text
 }
 
 // pair is a file on each side.
