@@ -1,0 +1,204 @@
+/* endpoint.c - a channel: its life, and its messages. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "message.h"
+
+/* So many messages are taken from one peer on end while others wait. */
+#define STREAK 16
+/* What is done now and then is done every so many calls, a power of two. */
+#define TURNS 64
+
+static int enter(struct pm_endpoint *endpoint)
+{
+	struct pm_context *context = endpoint->context;
+	int error = -ENOSPC;
+	pthread_mutex_lock(&context->lock);
+	for (uint32_t i = 0; i < SHARED_ENDPOINTS; i++) {
+		if (context->endpoints[i])
+			continue;
+		endpoint->number = i;
+		endpoint->shared = &context->page->endpoints[i];
+		endpoint->statistics = &endpoint->shared->statistics;
+		memset(endpoint->statistics, 0, sizeof(*endpoint->statistics));
+		address_make(&endpoint->address, context->id, i, ++context->serial);
+		atomic_store(&endpoint->shared->asleep, 0);
+		atomic_store(&endpoint->shared->serial, context->serial);
+		context->endpoints[i] = endpoint;
+		error = 0;
+		break;
+	}
+	pthread_mutex_unlock(&context->lock);
+	return error;
+}
+
+EXPORT int pm_endpoint_open(struct pm_context *context, struct pm_endpoint **opened)
+{
+	struct pm_endpoint *endpoint = calloc(1, sizeof(*endpoint));
+	if (!endpoint)
+		return -ENOMEM;
+	endpoint->context = context;
+	STAILQ_INIT(&endpoint->events);
+	TAILQ_INIT(&endpoint->operations);
+	TAILQ_INIT(&endpoint->services);
+	endpoint->doorbell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	int error = endpoint->doorbell < 0 ? -errno : enter(endpoint);
+	if (error) {
+		if (endpoint->doorbell >= 0)
+			close(endpoint->doorbell);
+		free(endpoint);
+		return error;
+	}
+	*opened = endpoint;
+	return 0;
+}
+
+EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
+{
+	struct pm_context *context = endpoint->context;
+	struct pm_peer *peer, *next;
+	pthread_mutex_lock(&context->lock);
+	context->endpoints[endpoint->number] = NULL;
+	atomic_store(&endpoint->shared->serial, 0);
+	pthread_mutex_unlock(&context->lock);
+	link_close_all(endpoint);
+	HASH_ITER(hh, endpoint->peers, peer, next) {
+		copied_peer_gone(peer);
+		HASH_DEL(endpoint->peers, peer);
+		free(peer);
+	}
+	operation_free_all(endpoint);
+	close(endpoint->doorbell);
+	free(endpoint->inbound);
+	free(endpoint);
+	return 0;
+}
+
+EXPORT int pm_endpoint_address(struct pm_endpoint *endpoint, struct pm_address *address)
+{
+	*address = endpoint->address;
+	return 0;
+}
+
+EXPORT int pm_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
+{
+	return message_reserve(peer, length, buffer);
+}
+
+EXPORT void pm_commit(struct pm_peer *peer, uint8_t kind)
+{
+	struct outbound *out = peer->out;
+	count(&out->statistics->messages_sent, 1);
+	count(&out->statistics->message_bytes_sent, out->ring.length);
+	message_commit(peer, kind, MESSAGE);
+}
+
+EXPORT int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts, int n)
+{
+	size_t length = 0;
+	void *buffer;
+	for (int i = 0; i < n; i++) {
+		if (parts[i].iov_len > PM_MAX_MESSAGE - length)
+			return -EMSGSIZE;
+		length += parts[i].iov_len;
+	}
+	int error = message_reserve(peer, length, &buffer);
+	if (error)
+		return error;
+	for (int i = 0; i < n; i++)
+		buffer = mempcpy(buffer, parts[i].iov_base, parts[i].iov_len);
+	pm_commit(peer, kind);
+	return 0;
+}
+
+/* What is left to do when no message is there, and now and then when there are many. */
+static void look_around(struct pm_endpoint *endpoint)
+{
+	if (unlikely(atomic_load_explicit(&endpoint->attention, memory_order_relaxed)))
+		link_news(endpoint);
+	if (endpoint->busy)
+		operation_progress(endpoint);
+}
+
+/* The next message of any peer, beginning with the one that sent last. */
+static struct inbound *find_message(struct pm_endpoint *endpoint, struct ring_message *found)
+{
+	unsigned at = endpoint->inbound_at;
+	for (unsigned i = 0; i < endpoint->inbound_count; i++) {
+		struct inbound *inbound = endpoint->inbound[at];
+		if (ring_peek(&inbound->ring, found, PM_MAX_MESSAGE)) {
+			if (at != endpoint->inbound_at) {
+				endpoint->inbound_at = at;
+				endpoint->streak = 0;
+			}
+			return inbound;
+		}
+		if (unlikely(inbound->ring.broken))
+			atomic_store(&endpoint->attention, true);
+		if (++at >= endpoint->inbound_count)
+			at = 0;
+	}
+	return NULL;
+}
+
+static inline void take(struct pm_endpoint *endpoint, struct inbound *inbound, uint32_t length)
+{
+	ring_take(&inbound->ring, length);
+	if (unlikely(++endpoint->streak >= STREAK)) {
+		endpoint->streak = 0;
+		if (++endpoint->inbound_at >= endpoint->inbound_count)
+			endpoint->inbound_at = 0;
+	}
+}
+
+EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
+{
+	struct ring_message found;
+	struct inbound *inbound;
+	if (unlikely((++endpoint->turns & (TURNS - 1)) == 0))
+		look_around(endpoint);
+	while ((inbound = find_message(endpoint, &found))) {
+		if (likely(found.type == MESSAGE)) {
+			message->peer = inbound->peer;
+			message->data = found.data;
+			message->length = found.length;
+			message->kind = found.kind;
+			endpoint->current = inbound;
+			endpoint->current_length = found.length;
+			count(&endpoint->statistics->messages_received, 1);
+			count(&endpoint->statistics->message_bytes_received, found.length);
+			return 1;
+		}
+		copied_handle(inbound->peer, &found);
+		take(endpoint, inbound, found.length);
+	}
+	look_around(endpoint);
+	return 0;
+}
+
+EXPORT void pm_release(struct pm_endpoint *endpoint, const struct pm_message *message)
+{
+	(void)message;
+	take(endpoint, endpoint->current, endpoint->current_length);
+	endpoint->current = NULL;
+}
+
+EXPORT int pm_next_event(struct pm_endpoint *endpoint, struct pm_event *event)
+{
+	struct event_node *node = STAILQ_FIRST(&endpoint->events);
+	if (likely(!node))
+		return 0;
+	STAILQ_REMOVE_HEAD(&endpoint->events, entry);
+	*event = node->event;
+	if (event->type != PM_PEER_GONE)
+		operation_free(endpoint, (struct operation *)node);
+	return 1;
+}
+
+EXPORT void pm_statistics(const struct pm_endpoint *endpoint, struct pm_statistics *statistics)
+{
+	statistics_copy(statistics, endpoint->statistics);
+}

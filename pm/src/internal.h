@@ -1,0 +1,242 @@
+/*
+ * internal.h - the structures behind pm.h. Who may touch what: the owner is the thread that uses the endpoint, the
+ * keeper is the context's own thread, which makes connections and notices their ends (keeper.c). What both touch is
+ * atomic, or under the context's lock.
+ */
+#ifndef PM_INTERNAL_H
+#define PM_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+#include <uthash.h>
+
+#include "pm.h"
+#include "ring.h"
+#include "shared.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* Types of messages in a ring; MESSAGE is the caller's, the others are remote memory access by copies (copied.c). */
+enum message_type {
+	MESSAGE = 0,
+	WRITE_DATA = 1,
+	WRITE_DONE = 2,
+	READ_REQUEST = 3,
+	READ_DATA = 4,
+};
+
+/* A connection's socket, watched by the keeper. */
+struct socket {
+	int fd;
+	enum socket_kind { SOCKET_LISTENER, SOCKET_WAKE, SOCKET_STRANGER, SOCKET_IN, SOCKET_OUT } kind;
+	bool closed;                 /* waits for the keeper to free it */
+	union {
+		struct inbound *inbound;
+		struct outbound *outbound;
+	};
+	LIST_ENTRY(socket) entry;
+};
+
+/* The way to a peer. Made by the owner, connected by the keeper, freed with the endpoint. */
+struct outbound {
+	/* Used for every message. */
+	struct ring_writer ring;
+	_Atomic int gone;                  /* -errno: nothing arrives any more */
+	struct shared_endpoint *far;       /* the peer's part of its page */
+	struct pm_statistics *statistics;  /* own */
+	/* Used seldom. */
+	_Atomic bool ready;                /* what is below has been filled in, and ring */
+	struct pm_peer *peer;
+	struct shared_page *page;          /* the peer's */
+	size_t ring_size;
+	int doorbell;
+	pid_t pid;
+	bool direct;                       /* its memory can be read and written by system call */
+	struct socket *socket;
+	STAILQ_ENTRY(outbound) connecting;
+};
+
+/* The way from a peer. Made by the keeper, then the owner's. */
+struct inbound {
+	struct ring_reader ring;
+	struct pm_peer *peer;
+	_Atomic int gone;                  /* not 0: the peer is; what is in the ring is still good */
+	bool unfenced;
+	bool ended;                        /* gone, and empty */
+	size_t ring_size;
+	struct pm_endpoint *endpoint;
+	struct pm_address from;
+	struct socket *socket;             /* the keeper's */
+	struct inbound *next;              /* among the arrivals */
+};
+
+struct event_node {
+	STAILQ_ENTRY(event_node) entry;
+	struct pm_event event;
+};
+STAILQ_HEAD(event_list, event_node);
+
+struct pm_peer {
+	struct outbound *out;              /* ready to be used, or NULL */
+	void *data;
+	struct pm_endpoint *endpoint;
+	struct outbound *connecting;       /* asked for and not ready */
+	int status;
+	unsigned copies;                   /* operations by copies that wait for an answer */
+	unsigned services;                 /* of this peer, that wait to be answered */
+	bool told_gone;
+	struct event_node gone;
+	struct pm_address address;
+	UT_hash_handle hh;
+};
+
+/* A pm_read or pm_write that has not ended. */
+struct operation {
+	struct event_node node;            /* first: handed out when it has ended */
+	uint64_t id;                       /* index in the endpoint's table, generation above */
+	uint8_t *local;
+	uint64_t address, key;
+	size_t length, done;               /* done: moved, or sent off */
+	bool checked;                      /* whose memory it is, for a direct write */
+	bool copied;                       /* goes through the rings */
+	bool sent;                         /* all of it has been sent off, and an answer is awaited */
+	bool ended;
+	TAILQ_ENTRY(operation) entry;
+};
+
+/* Something a peer has asked for, and is to be answered. */
+struct service {
+	struct pm_peer *peer;
+	uint64_t id, address, key, length, done;
+	int status;
+	uint8_t answer;                    /* WRITE_DONE or READ_DATA */
+	TAILQ_ENTRY(service) entry;
+};
+
+struct pm_endpoint {
+	/* Used for every message. */
+	struct inbound **inbound;
+	unsigned inbound_count, inbound_at;
+	unsigned streak;                   /* messages taken from that one on end */
+	struct inbound *current;           /* whose message the caller holds */
+	uint32_t current_length;
+	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
+	bool busy;                         /* there are operations or services */
+	_Atomic bool attention;            /* the keeper has news */
+	struct pm_statistics *statistics;
+	/* Used seldom. */
+	_Atomic(struct inbound *) arrivals;
+	unsigned inbound_room;
+	unsigned unfenced;                 /* peers that may not wake this endpoint */
+	bool starved;                      /* somebody was refused for want of room */
+	struct pm_context *context;
+	uint32_t number;
+	int doorbell;
+	struct pm_address address;
+	struct pm_peer *peers;             /* by address */
+	struct event_list events;
+	TAILQ_HEAD(, operation) operations;
+	TAILQ_HEAD(, service) services;
+	struct operation **table;          /* of operations by index */
+	uint32_t *table_generation, *table_free;
+	uint32_t table_room, table_free_count;
+	struct shared_endpoint *shared;
+};
+
+struct pm_region {
+	struct pm_context *context;
+	uint64_t key;
+};
+
+struct pm_context {
+	uint8_t id[CONTEXT_ID_SIZE];
+	uint8_t job_key[PM_JOB_KEY_SIZE];
+	uint32_t ring_bytes;
+	bool direct;
+	bool fenced;                       /* membarrier reaches this process */
+	struct shared_page *page;
+	int page_fd, epoll;
+	struct socket *listener, *wake;
+	pthread_t keeper;
+	pthread_mutex_t lock;              /* of all below */
+	bool stopping;
+	struct pm_endpoint *endpoints[SHARED_ENDPOINTS];
+	uint32_t serial;                   /* of the last endpoint */
+	STAILQ_HEAD(, outbound) connecting;
+	LIST_HEAD(, socket) sockets, closed_sockets;
+	uint32_t *region_free;             /* stack of entries that are not in use */
+	uint32_t region_free_count;
+};
+
+/* address.c */
+void address_make(struct pm_address *address, const uint8_t id[CONTEXT_ID_SIZE], uint32_t endpoint, uint32_t serial);
+const uint8_t *address_id(const struct pm_address *address);
+uint32_t address_endpoint(const struct pm_address *address);
+bool address_valid(const struct pm_address *address);
+int hex_parse(const char *text, uint8_t *bytes, size_t count);
+
+/* memory.c */
+int memory_make(const char *name, size_t size, bool others_read_only, void **memory);
+int memory_map(int fd, size_t size, bool read_only, void **memory);
+
+/* socket.c */
+int socket_listen(const uint8_t id[CONTEXT_ID_SIZE]);
+int socket_connect(const uint8_t id[CONTEXT_ID_SIZE]);
+int socket_peer(int fd, pid_t *pid);
+int socket_send(int fd, const void *data, size_t length, const int *fds, int count);
+int socket_receive(int fd, void *data, size_t length, int *fds, int count);
+
+/* keeper.c */
+int keeper_start(struct pm_context *context);
+void keeper_stop(struct pm_context *context);
+void keeper_connect(struct pm_context *context, struct outbound *outbound);
+void keeper_forget(struct pm_context *context, struct socket *socket);
+struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind);
+void endpoint_notice(struct pm_endpoint *endpoint);
+
+/* welcome.c */
+void welcome_stranger(struct pm_context *context, struct socket *socket);
+int welcome_take(struct pm_context *context, struct outbound *outbound);
+
+/* link.c */
+struct outbound *link_want(struct pm_peer *peer);
+int link_no_room(struct pm_peer *peer);
+void link_ring_doorbell(struct outbound *outbound);
+void link_news(struct pm_endpoint *endpoint);
+void link_close_all(struct pm_endpoint *endpoint);
+
+/* operation.c */
+void operation_progress(struct pm_endpoint *endpoint);
+void operation_end(struct operation *operation, int status);
+struct operation *operation_find(struct pm_peer *peer, uint64_t id);
+void operation_peer_gone(struct pm_peer *peer, int status);
+void operation_free(struct pm_endpoint *endpoint, struct operation *operation);
+void operation_free_all(struct pm_endpoint *endpoint);
+
+/* direct.c */
+int direct_step(struct outbound *outbound, struct operation *operation);
+
+/* copied.c */
+int copied_step(struct operation *operation);
+void copied_handle(struct pm_peer *peer, const struct ring_message *message);
+void copied_progress(struct pm_endpoint *endpoint);
+void copied_peer_gone(struct pm_peer *peer);
+
+/* region.c */
+int region_check(const struct shared_page *page, uint64_t key, uint64_t address, uint64_t length, unsigned access);
+
+/* survey.c */
+void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from);
+
+/* Adds to a counter that only this thread writes and others may read. */
+static inline void count(uint64_t *counter, uint64_t more)
+{
+	__atomic_store_n(counter, *counter + more, __ATOMIC_RELAXED);
+}
+
+#endif

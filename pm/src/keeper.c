@@ -1,0 +1,262 @@
+/*
+ * keeper.c - the context's own thread: it accepts and makes connections, and notices their ends, also while the
+ * program computes. It sleeps all the rest of the time.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* Where a listener has too many to answer, it is tried again after so many milliseconds. */
+#define RETRY_MS 2
+
+/* Watches a descriptor, which is closed when it is forgotten; under the lock. */
+struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind)
+{
+	struct socket *socket = calloc(1, sizeof(*socket));
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = socket};
+	if (!socket)
+		return NULL;
+	socket->fd = fd;
+	socket->kind = kind;
+	if (epoll_ctl(context->epoll, EPOLL_CTL_ADD, fd, &event)) {
+		free(socket);
+		return NULL;
+	}
+	LIST_INSERT_HEAD(&context->sockets, socket, entry);
+	return socket;
+}
+
+/* Closes a socket; under the lock. The keeper may hold it among its events, so it frees it. */
+void keeper_forget(struct pm_context *context, struct socket *socket)
+{
+	if (!socket || socket->closed)
+		return;
+	epoll_ctl(context->epoll, EPOLL_CTL_DEL, socket->fd, NULL);
+	close(socket->fd);
+	socket->closed = true;
+	LIST_REMOVE(socket, entry);
+	LIST_INSERT_HEAD(&context->closed_sockets, socket, entry);
+}
+
+/* Tells the owner that there is something to look at. */
+void endpoint_notice(struct pm_endpoint *endpoint)
+{
+	uint64_t one = 1;
+	atomic_store(&endpoint->attention, true);
+	(void)!write(endpoint->doorbell, &one, sizeof(one));
+}
+
+static void keeper_wake(struct pm_context *context)
+{
+	uint64_t one = 1;
+	(void)!write(context->wake->fd, &one, sizeof(one));
+}
+
+/* Asks the keeper to connect an outbound. */
+void keeper_connect(struct pm_context *context, struct outbound *outbound)
+{
+	pthread_mutex_lock(&context->lock);
+	STAILQ_INSERT_TAIL(&context->connecting, outbound, connecting);
+	pthread_mutex_unlock(&context->lock);
+	keeper_wake(context);
+}
+
+static void outbound_failed(struct outbound *outbound, int error)
+{
+	atomic_store(&outbound->gone, error);
+	endpoint_notice(outbound->peer->endpoint);
+}
+
+static int say_hello(struct pm_context *context, struct outbound *outbound)
+{
+	struct pm_endpoint *endpoint = outbound->peer->endpoint;
+	struct hello hello = {
+		.magic = HELLO_MAGIC, .kind = HELLO_CONNECT, .flags = context->fenced ? 0 : HELLO_UNFENCED,
+		.from = endpoint->address, .to = outbound->peer->address,
+	};
+	__builtin_memcpy(hello.job_key, context->job_key, PM_JOB_KEY_SIZE);
+	int fd = socket_connect(address_id(&hello.to));
+	if (fd < 0)
+		return fd == -ECONNREFUSED ? -EHOSTUNREACH : fd;
+	int error = socket_peer(fd, &outbound->pid);
+	if (!error)
+		error = socket_send(fd, &hello, sizeof(hello), NULL, 0);
+	if (!error) {
+		outbound->socket = keeper_watch(context, fd, SOCKET_OUT);
+		if (outbound->socket) {
+			outbound->socket->outbound = outbound;
+			return 0;
+		}
+		error = -ENOMEM;
+	}
+	close(fd);
+	return error;
+}
+
+/* Connects those that wait for it; how long to wait until the next try, ms. */
+static int connect_all(struct pm_context *context)
+{
+	struct outbound *outbound;
+	while ((outbound = STAILQ_FIRST(&context->connecting))) {
+		int error = say_hello(context, outbound);
+		if (error == -EAGAIN)
+			return RETRY_MS;
+		STAILQ_REMOVE_HEAD(&context->connecting, connecting);
+		if (error)
+			outbound_failed(outbound, error);
+	}
+	return -1;
+}
+
+static void accept_stranger(struct pm_context *context)
+{
+	pid_t pid;
+	int fd = accept4(context->listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	if (fd < 0)
+		return;
+	if (socket_peer(fd, &pid) || !keeper_watch(context, fd, SOCKET_STRANGER))
+		close(fd);
+}
+
+/* The other process is gone, or does not want this one. */
+static void connection_ended(struct pm_context *context, struct socket *socket)
+{
+	if (socket->kind == SOCKET_OUT) {
+		struct outbound *outbound = socket->outbound;
+		outbound->socket = NULL;
+		outbound_failed(outbound, atomic_load(&outbound->ready) ? -EHOSTDOWN : -EHOSTUNREACH);
+	} else if (socket->kind == SOCKET_IN) {
+		struct inbound *inbound = socket->inbound;
+		inbound->socket = NULL;
+		atomic_store(&inbound->gone, 1);
+		endpoint_notice(inbound->endpoint);
+	}
+	keeper_forget(context, socket);
+}
+
+static void handle(struct pm_context *context, struct socket *socket, uint32_t events)
+{
+	uint64_t rung;
+	if (socket->closed)
+		return;
+	switch (socket->kind) {
+	case SOCKET_WAKE:
+		(void)!read(socket->fd, &rung, sizeof(rung));
+		return;
+	case SOCKET_LISTENER:
+		accept_stranger(context);
+		return;
+	case SOCKET_STRANGER:
+		if (events & EPOLLIN)
+			welcome_stranger(context, socket);
+		else
+			keeper_forget(context, socket);
+		return;
+	case SOCKET_OUT:
+		if (events & EPOLLIN && !atomic_load(&socket->outbound->ready)) {
+			int error = welcome_take(context, socket->outbound);
+			if (error) {
+				struct outbound *outbound = socket->outbound;
+				outbound->socket = NULL;
+				keeper_forget(context, socket);
+				outbound_failed(outbound, error);
+			}
+			return;
+		}
+		break;
+	case SOCKET_IN:
+		break;
+	}
+	/* Nothing is said on an open connection: whoever speaks, or hangs up, is done with. */
+	connection_ended(context, socket);
+}
+
+static void *keep(void *argument)
+{
+	struct pm_context *context = argument;
+	struct epoll_event events[64];
+	int wait_ms = -1;
+	for (;;) {
+		int n = epoll_wait(context->epoll, events, 64, wait_ms);
+		pthread_mutex_lock(&context->lock);
+		if (context->stopping)
+			break;
+		for (int i = 0; i < n; i++)
+			handle(context, events[i].data.ptr, events[i].events);
+		wait_ms = connect_all(context);
+		while (!LIST_EMPTY(&context->closed_sockets)) {
+			struct socket *socket = LIST_FIRST(&context->closed_sockets);
+			LIST_REMOVE(socket, entry);
+			free(socket);
+		}
+		pthread_mutex_unlock(&context->lock);
+	}
+	pthread_mutex_unlock(&context->lock);
+	return NULL;
+}
+
+static void free_sockets(struct pm_context *context)
+{
+	while (!LIST_EMPTY(&context->sockets))
+		keeper_forget(context, LIST_FIRST(&context->sockets));
+	while (!LIST_EMPTY(&context->closed_sockets)) {
+		struct socket *socket = LIST_FIRST(&context->closed_sockets);
+		LIST_REMOVE(socket, entry);
+		free(socket);
+	}
+	close(context->epoll);
+}
+
+static int watch_own(struct pm_context *context)
+{
+	int listener = socket_listen(context->id), wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	if (listener >= 0)
+		context->listener = keeper_watch(context, listener, SOCKET_LISTENER);
+	if (wake >= 0)
+		context->wake = keeper_watch(context, wake, SOCKET_WAKE);
+	if (context->listener && context->wake)
+		return 0;
+	int error = listener < 0 ? listener : wake < 0 ? -errno : -ENOMEM;
+	if (listener >= 0 && !context->listener)
+		close(listener);
+	if (wake >= 0 && !context->wake)
+		close(wake);
+	return error;
+}
+
+int keeper_start(struct pm_context *context)
+{
+	sigset_t all, before;
+	context->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (context->epoll < 0)
+		return -errno;
+	int error = watch_own(context);
+	if (!error) {
+		/* The program's signals are the program's threads'. */
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &before);
+		error = -pthread_create(&context->keeper, NULL, keep, context);
+		pthread_sigmask(SIG_SETMASK, &before, NULL);
+	}
+	if (error)
+		free_sockets(context);
+	else
+		pthread_setname_np(context->keeper, "pm-keeper");
+	return error;
+}
+
+void keeper_stop(struct pm_context *context)
+{
+	pthread_mutex_lock(&context->lock);
+	context->stopping = true;
+	pthread_mutex_unlock(&context->lock);
+	keeper_wake(context);
+	pthread_join(context->keeper, NULL);
+	free_sockets(context);
+}

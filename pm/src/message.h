@@ -1,0 +1,35 @@
+/* message.h - the path of every message that is sent: as short as it can be, the rest is in link.c. */
+#ifndef PM_MESSAGE_H
+#define PM_MESSAGE_H
+
+#include <errno.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+static inline int message_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
+{
+	struct outbound *out = peer->out;
+	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
+		out = link_want(peer);
+		if (!out)
+			return peer->status ? peer->status : -EAGAIN;
+	}
+	if (unlikely(length > PM_MAX_MESSAGE))
+		return -EMSGSIZE;
+	*buffer = ring_reserve(&out->ring, length);
+	return likely(*buffer) ? 0 : link_no_room(peer);
+}
+
+static inline void message_commit(struct pm_peer *peer, uint8_t kind, enum message_type type)
+{
+	struct outbound *out = peer->out;
+	ring_commit(&out->ring, kind, type);
+	/* A sleeper says so, makes all senders pass a barrier, and then looks once more (wait.c): the compiler alone has
+	 * to be kept from looking before it writes. */
+	atomic_signal_fence(memory_order_seq_cst);
+	if (unlikely(atomic_load_explicit(&out->far->asleep, memory_order_relaxed)))
+		link_ring_doorbell(out);
+}
+
+#endif

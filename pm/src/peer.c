@@ -1,0 +1,43 @@
+/* peer.c - what an endpoint knows of others. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+EXPORT int pm_peer_get(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **found)
+{
+	struct pm_peer *peer;
+	HASH_FIND(hh, endpoint->peers, address, sizeof(*address), peer);
+	if (!peer) {
+		if (!address_valid(address))
+			return -EINVAL;
+		peer = calloc(1, sizeof(*peer));
+		if (!peer)
+			return -ENOMEM;
+		peer->endpoint = endpoint;
+		peer->address = *address;
+		HASH_ADD(hh, endpoint->peers, address, sizeof(peer->address), peer);
+	}
+	*found = peer;
+	return 0;
+}
+
+EXPORT void pm_peer_address(const struct pm_peer *peer, struct pm_address *address)
+{
+	*address = peer->address;
+}
+
+EXPORT int pm_peer_status(const struct pm_peer *peer)
+{
+	return peer->status;
+}
+
+EXPORT void pm_peer_set_data(struct pm_peer *peer, void *data)
+{
+	peer->data = data;
+}
+
+EXPORT void *pm_peer_data(const struct pm_peer *peer)
+{
+	return peer->data;
+}

@@ -1,0 +1,69 @@
+/*
+ * wait.c - sleeping until something comes. A sender looks at the sleeper's flag after each message without a barrier
+ * of its own; the sleeper makes every processor on which a sender runs pass one (membarrier(2)) between setting the
+ * flag and looking for messages once more: either it sees the message, or the sender sees the flag.
+ */
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* How long to sleep at most, ms, when not everything that is awaited wakes the sleeper: room in a ring, a peer that
+ * the barrier does not reach. */
+#define NAP_MS 1
+
+static bool something_there(struct pm_endpoint *endpoint)
+{
+	if (atomic_load(&endpoint->attention) || !STAILQ_EMPTY(&endpoint->events))
+		return true;
+	for (unsigned i = 0; i < endpoint->inbound_count; i++)
+		if (ring_ready(&endpoint->inbound[i]->ring))
+			return true;
+	return false;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
+{
+	uint64_t rung, began = now_ns();
+	struct pollfd doorbell = {.fd = endpoint->doorbell, .events = POLLIN};
+	int woken = poll(&doorbell, 1, timeout_ms), error = woken < 0 ? -errno : 0;
+	if (woken > 0)
+		(void)!read(endpoint->doorbell, &rung, sizeof(rung));
+	count(&endpoint->statistics->waits, 1);
+	count(&endpoint->statistics->wait_ns, now_ns() - began);
+	return error ? error : woken;
+}
+
+EXPORT int pm_wait(struct pm_endpoint *endpoint, int timeout_ms)
+{
+	bool nap = endpoint->busy || endpoint->starved || endpoint->unfenced;
+	if (something_there(endpoint) || timeout_ms == 0)
+		return something_there(endpoint);
+	endpoint->starved = false;
+	/* What has been taken is told, for a sender that waits for room must not wait for this sleeper. */
+	for (unsigned i = 0; i < endpoint->inbound_count; i++)
+		ring_tell(&endpoint->inbound[i]->ring);
+	atomic_store(&endpoint->shared->asleep, 1);
+	if (syscall(__NR_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
+		nap = true;
+	int woken = 1;
+	if (!something_there(endpoint)) {
+		bool napping = nap && (timeout_ms < 0 || timeout_ms > NAP_MS);
+		woken = sleep_until(endpoint, napping ? NAP_MS : timeout_ms);
+		if (woken == 0 && napping)
+			woken = 1;
+	}
+	atomic_store(&endpoint->shared->asleep, 0);
+	return woken;
+}

@@ -1,0 +1,100 @@
+/* pair.h - two processes with an endpoint each that know each other: the ground of most tests. */
+#ifndef PAIR_H
+#define PAIR_H
+
+#include <pm.h>
+
+#include "test.h"
+
+struct side {
+	int number; /* 0: the parent, 1: the child */
+	int in, out; /* pipes to the other side */
+	struct pm_context *context;
+	struct pm_endpoint *endpoint;
+	struct pm_peer *peer;
+};
+
+static inline void tell(struct side *side, const void *data, size_t length)
+{
+	CHECK_IS(write(side->out, data, length), (long long)length);
+}
+
+static inline void hear(struct side *side, void *data, size_t length)
+{
+	for (size_t got = 0; got < length;) {
+		ssize_t n = read(side->in, (char *)data + got, length - got);
+		CHECK(n > 0);
+		got += n;
+	}
+}
+
+/* Waits until the other side comes to the same place. */
+static inline void meet(struct side *side)
+{
+	char c = 'x';
+	tell(side, &c, 1);
+	hear(side, &c, 1);
+}
+
+static inline void side_open(struct side *side, const struct pm_options *options)
+{
+	struct pm_address own, other;
+	CHECK_IS(pm_context_open(options, &side->context), 0);
+	CHECK_IS(pm_endpoint_open(side->context, &side->endpoint), 0);
+	CHECK_IS(pm_endpoint_address(side->endpoint, &own), 0);
+	tell(side, &own, sizeof(own));
+	hear(side, &other, sizeof(other));
+	CHECK_IS(pm_peer_get(side->endpoint, &other, &side->peer), 0);
+}
+
+/* Runs body on both sides; the test fails if either does. */
+static inline void pair_run(const struct pm_options *options, void (*body)(struct side *))
+{
+	int there[2], back[2];
+	CHECK(!pipe(there) && !pipe(back));
+	fflush(NULL);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	struct side side = {.number = !child, .in = child ? back[0] : there[0], .out = child ? there[1] : back[1]};
+	close(child ? back[1] : there[1]);
+	close(child ? there[0] : back[0]);
+	side_open(&side, options);
+	body(&side);
+	if (side.context) {
+		meet(&side);
+		CHECK_IS(pm_context_close(side.context), 0);
+	}
+	if (!child)
+		exit(0);
+	CHECK_IS(child_status(child), 0);
+	close(side.in);
+	close(side.out);
+}
+
+/* Sends, however long it takes; messages that come meanwhile are an error. */
+static inline void send_surely(struct side *side, uint8_t kind, const void *data, size_t length)
+{
+	struct iovec part = {(void *)data, length};
+	struct pm_message message;
+	int error;
+	while ((error = pm_send(side->peer, kind, &part, 1)) == -EAGAIN)
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+	CHECK_IS(error, 0);
+}
+
+static inline void receive_surely(struct side *side, struct pm_message *message)
+{
+	int got;
+	while (!(got = pm_receive(side->endpoint, message)))
+		;
+	CHECK_IS(got, 1);
+}
+
+static inline void event_surely(struct side *side, struct pm_event *event)
+{
+	struct pm_message message;
+	while (!pm_next_event(side->endpoint, event))
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+}
+
+#endif
