@@ -60,7 +60,8 @@ static int make_page(struct pm_context *context)
 	context->page->id_address = (uintptr_t)context->id;
 	context->page->magic = SHARED_MAGIC;
 	context->region_free = malloc(SHARED_REGIONS * sizeof(*context->region_free));
-	if (!context->region_free)
+	context->regions = calloc(SHARED_REGIONS, sizeof(*context->regions));
+	if (!context->region_free || !context->regions)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < SHARED_REGIONS; i++)
 		context->region_free[i] = SHARED_REGIONS - 1 - i;
@@ -75,6 +76,7 @@ static void context_free(struct pm_context *context)
 	if (context->page_fd >= 0)
 		close(context->page_fd);
 	free(context->region_free);
+	free(context->regions);
 	pthread_mutex_destroy(&context->lock);
 	free(context);
 }

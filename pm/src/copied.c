@@ -49,7 +49,9 @@ static int send_write(struct operation *operation)
 		struct write_data header = {
 			operation->id, operation->address, operation->key, operation->length, operation->done,
 		};
-		memcpy(mempcpy(buffer, &header, sizeof(header)), operation->local + operation->done, length);
+		buffer = mempcpy(buffer, &header, sizeof(header));
+		if (length)
+			memcpy(buffer, operation->local + operation->done, length);
 		message_commit(peer, 0, WRITE_DATA);
 		operation->done += length;
 		operation->sent = length == left;
@@ -113,7 +115,7 @@ static void handle_write(struct pm_peer *peer, const uint8_t *data, uint32_t len
 		drop(peer);
 		return;
 	}
-	if (!status)
+	if (!status && length)
 		memcpy((void *)(uintptr_t)(header.address + header.offset), data + sizeof(header), length);
 	if (header.offset + length == header.length)
 		serve(peer, (struct service){.id = header.id, .status = status, .answer = WRITE_DONE});
@@ -154,7 +156,8 @@ static void handle_data(struct pm_peer *peer, const uint8_t *data, uint32_t leng
 	} else if (header.offset != operation->done || length > operation->length - operation->done) {
 		drop(peer);
 	} else {
-		memcpy(operation->local + operation->done, data + sizeof(header), length);
+		if (length)
+			memcpy(operation->local + operation->done, data + sizeof(header), length);
 		operation->done += length;
 		if (operation->done == operation->length)
 			operation_end(operation, 0);
@@ -215,7 +218,7 @@ static int answer_read(struct service *service)
 			service->status = region_check(service->peer->endpoint->context->page, service->key, at, length, PM_REMOTE_READ);
 		struct read_data header = {service->id, service->done, service->status};
 		buffer = mempcpy(buffer, &header, sizeof(header));
-		if (!service->status)
+		if (!service->status && length)
 			memcpy(buffer, (void *)(uintptr_t)at, length);
 		message_commit(service->peer, 0, READ_DATA);
 		service->done += length;

@@ -109,7 +109,8 @@ EXPORT int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts
 	if (error)
 		return error;
 	for (int i = 0; i < n; i++)
-		buffer = mempcpy(buffer, parts[i].iov_base, parts[i].iov_len);
+		if (parts[i].iov_len)
+			buffer = mempcpy(buffer, parts[i].iov_base, parts[i].iov_len);
 	pm_commit(peer, kind);
 	return 0;
 }

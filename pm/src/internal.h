@@ -169,6 +169,7 @@ struct pm_context {
 	uint32_t serial;                   /* of the last endpoint */
 	STAILQ_HEAD(, outbound) connecting;
 	LIST_HEAD(, socket) sockets, closed_sockets;
+	struct pm_region *regions;         /* by their place in the table */
 	uint32_t *region_free;             /* stack of entries that are not in use */
 	uint32_t region_free_count;
 };

@@ -12,6 +12,8 @@ static void peer_gone(struct pm_peer *peer, int status)
 	if (peer->status)
 		return;
 	peer->status = status;
+	if (peer->out)
+		atomic_store(&peer->out->gone, status);
 	operation_peer_gone(peer, status);
 	copied_peer_gone(peer);
 	peer->gone.event = (struct pm_event){.type = PM_PEER_GONE, .status = status, .peer = peer};

@@ -1,6 +1,5 @@
 /* region.c - memory that others may read or write: a table in the context's page, which they look at themselves. */
 #include <errno.h>
-#include <stdlib.h>
 
 #include "internal.h"
 
@@ -10,16 +9,12 @@ EXPORT int pm_register(struct pm_context *context, void *base, size_t length, un
 	if (!access || access & ~(unsigned)(PM_REMOTE_READ | PM_REMOTE_WRITE) ||
 	    __builtin_add_overflow((uintptr_t)base, length, &end))
 		return -EINVAL;
-	struct pm_region *region = malloc(sizeof(*region));
-	if (!region)
-		return -ENOMEM;
 	pthread_mutex_lock(&context->lock);
 	uint32_t index = context->region_free_count ? context->region_free[--context->region_free_count] : SHARED_REGIONS;
 	pthread_mutex_unlock(&context->lock);
-	if (index == SHARED_REGIONS) {
-		free(region);
+	if (index == SHARED_REGIONS)
 		return -ENOSPC;
-	}
+	struct pm_region *region = &context->regions[index];
 	struct shared_region *shared = &context->page->regions[index];
 	atomic_store_explicit(&shared->base, (uintptr_t)base, memory_order_relaxed);
 	atomic_store_explicit(&shared->length, length, memory_order_relaxed);
@@ -41,7 +36,6 @@ EXPORT int pm_deregister(struct pm_region *region)
 	pthread_mutex_lock(&context->lock);
 	context->region_free[context->region_free_count++] = index;
 	pthread_mutex_unlock(&context->lock);
-	free(region);
 	return 0;
 }
 

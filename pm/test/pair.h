@@ -3,6 +3,8 @@
 #define PAIR_H
 
 #include <pm.h>
+#include <signal.h>
+#include <sys/prctl.h>
 
 #include "test.h"
 
@@ -55,6 +57,9 @@ static inline void pair_run(const struct pm_options *options, void (*body)(struc
 	fflush(NULL);
 	pid_t child = fork();
 	CHECK(child >= 0);
+	if (!child)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	alarm(30);
 	struct side side = {.number = !child, .in = child ? back[0] : there[0], .out = child ? there[1] : back[1]};
 	close(child ? back[1] : there[1]);
 	close(child ? there[0] : back[0]);
