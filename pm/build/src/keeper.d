@@ -1,6 +1,0 @@
-build/src/keeper.o: src/keeper.c src/internal.h include/pm.h src/ring.h \
- src/shared.h
-src/internal.h:
-include/pm.h:
-src/ring.h:
-src/shared.h:

@@ -1,6 +1,0 @@
-build/src/memory.o: src/memory.c src/internal.h include/pm.h src/ring.h \
- src/shared.h
-src/internal.h:
-include/pm.h:
-src/ring.h:
-src/shared.h:

@@ -1,6 +1,0 @@
-build/src/welcome.o: src/welcome.c src/internal.h include/pm.h src/ring.h \
- src/shared.h
-src/internal.h:
-include/pm.h:
-src/ring.h:
-src/shared.h:

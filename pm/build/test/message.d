@@ -1,4 +1,0 @@
-build/test/message: test/message.c test/pair.h include/pm.h test/test.h
-test/pair.h:
-include/pm.h:
-test/test.h:
