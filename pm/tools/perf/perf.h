@@ -1,0 +1,143 @@
+/*
+ * perf.h - what the parts of pm-perf have in common.
+ *
+ * Two processes take part: the client measures, the server does as it is ordered, by messages. Each has two
+ * endpoints ("sides"): one that may move memory directly, one that must copy through the rings.
+ */
+#ifndef PERF_H
+#define PERF_H
+
+#include <pm.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MAX_SIZES 64
+
+enum curve {
+	CURVE_FLAG,           /* a flag in one shared cache line, without PM: what the hardware can do */
+	CURVE_MEMCPY,         /* memcpy inside one process: the same for bandwidth */
+	CURVE_MESSAGE,        /* messages, used by the receiver where they lie */
+	CURVE_MESSAGE_COPIES, /* messages, copied out by the receiver */
+	CURVE_WRITE,          /* remote write, up to its end */
+	CURVE_READ,           /* remote read, up to its end */
+	CURVE_WRITE_NO_DIRECT,
+	CURVE_READ_NO_DIRECT,
+	CURVES
+};
+
+enum metric {
+	METRIC_LATENCY,   /* us: half a round trip; for writes and reads one of them alone, from call to end */
+	METRIC_BANDWIDTH, /* MB/s (10^6): many on their way at once */
+	METRICS
+};
+
+extern const char *const curve_names[CURVES];
+extern const char *const metric_names[METRICS];
+extern const char *const metric_units[METRICS];
+bool curve_has(enum curve curve, enum metric metric);
+/* Messages have to fit the smallest one that carries a number; a flag has one size. */
+bool curve_has_size(enum curve curve, size_t size);
+
+struct settings {
+	size_t sizes[MAX_SIZES];
+	int size_count;
+	bool curves[CURVES];
+	int repetitions;
+	double batch_seconds; /* length of one measurement */
+	int cpus[2];          /* of client and server, -1: not pinned */
+	const char *csv, *plot;
+};
+
+extern bool give_way; /* the two share a CPU: whoever waits must yield it */
+
+/* Ends the program with a message; of_errno as PM's functions return it, or 0. */
+_Noreturn void fail(int of_errno, const char *format, ...) __attribute__((format(printf, 2, 3)));
+double now(void); /* seconds */
+
+/* raw.c: without PM */
+struct flag_line; /* one cache line shared by two processes */
+struct flag_line *flag_line_map(void);
+double flag_round_trips(struct flag_line *line, long count); /* seconds */
+void flag_answer(struct flag_line *line, long count);
+double memory_copies(size_t size, long count);
+
+/* link.c */
+enum side_index {
+	SIDE_DIRECT,
+	SIDE_NO_DIRECT,
+	SIDES
+};
+
+struct side {
+	struct pm_context *context;
+	struct pm_endpoint *endpoint;
+	struct pm_peer *peer;
+	struct pm_region *region;
+	uint64_t remote_key; /* of the server's memory, at the client */
+	uint32_t sequence_out, sequence_in;
+};
+
+struct link {
+	struct side sides[SIDES];
+	char *memory, *buffer;   /* of `largest` bytes each: remotely accessed, and local */
+	size_t largest;
+	uint64_t remote_address; /* of the server's memory, at the client */
+	struct flag_line *line;  /* NULL between processes that share none */
+};
+
+enum kind {
+	KIND_HELLO = 1,
+	KIND_WELCOME,
+	KIND_ORDER,
+	KIND_READY,
+	KIND_DATA,
+	KIND_END, /* of a write or read measurement: the server need no longer attend to that side alone */
+	KIND_BYE,
+};
+
+/* What the server shall do next, on the side that the order came by. */
+struct order {
+	uint32_t curve, metric;
+	uint64_t size;
+	int64_t count;
+};
+
+void link_open(struct link *link, size_t largest);
+void link_close(struct link *link);
+void link_greet(struct link *link, const struct pm_address *server);
+/* Waits for a client; sleeps meanwhile. */
+void link_welcome(struct link *link);
+void side_send(struct side *side, enum kind kind, const void *data, size_t length);
+/* Takes a message if there is one, and looks now and then whether the other process is still there. */
+bool side_poll(struct side *side, struct pm_message *message, unsigned *tries);
+/* Waits for a message of that kind, copies it to data and releases it. */
+void side_expect(struct side *side, enum kind kind, void *data, size_t length);
+/* A transfer is as many messages as its size needs; each carries its number in its first four bytes. */
+void transfer_send(struct side *side, char *buffer, size_t size);
+void transfer_receive(struct side *side, size_t size, char *copy_to);
+
+/* client.c, server.c */
+double measure_batch(struct link *link, const struct order *order); /* seconds */
+void client_verify(struct link *link);
+void client_end(struct link *link);
+/* Whether the curve's remote accesses did without copies; known after it was measured. */
+bool client_was_direct(const struct link *link);
+void serve(struct link *link);
+
+/* output.c */
+struct samples {
+	double *values; /* in the order taken */
+	int count;
+};
+typedef struct samples sample_table[CURVES][MAX_SIZES][METRICS];
+struct summary {
+	double median, least, greatest;
+};
+struct summary summarize(const struct samples *samples);
+void print_table(const struct settings *settings, sample_table samples);
+void write_csv(const struct settings *settings, sample_table samples);
+void check_plot(const char *path); /* before measuring: that it can be made at all */
+void write_plot(const struct settings *settings, sample_table samples);
+
+#endif
