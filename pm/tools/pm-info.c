@@ -107,11 +107,19 @@ static const char *short_number(uint64_t number, char text[16])
 	return text;
 }
 
+/* The beginning of the context's id, and the endpoint's serial number; see the wire format in pm(7). */
+static void short_address(const struct pm_address *address, char text[24])
+{
+	const uint8_t *bytes = address->bytes;
+	unsigned serial = bytes[4] | (unsigned)bytes[5] << 8 | (unsigned)bytes[6] << 16 | (unsigned)bytes[7] << 24;
+	snprintf(text, 24, "%02x%02x%02x%02x.%u", bytes[8], bytes[9], bytes[10], bytes[11], serial);
+}
+
 static int print_row(const struct pm_survey_entry *entry, void *argument)
 {
 	int *printed = argument;
 	const struct pm_statistics *statistics = &entry->statistics;
-	char command[32], address[PM_ADDRESS_TEXT], cell[16];
+	char command[32], address[24], cell[16];
 	const uint64_t cells[] = {
 		statistics->messages_sent, statistics->message_bytes_sent,
 		statistics->messages_received, statistics->message_bytes_received,
@@ -125,8 +133,8 @@ static int print_row(const struct pm_survey_entry *entry, void *argument)
 			"OUT", "IN");
 	static const int widths[] = { 5, 5, 5, 5, 5, 5, 5, 5, 6, 7, 7, 5, 4, 4 };
 	command_of(entry->pid, command, sizeof command);
-	pm_address_format(&entry->address, address);
-	printf("%7d %-15s %.16s", entry->pid, command, address);
+	short_address(&entry->address, address);
+	printf("%7d %-15s %-16s", entry->pid, command, address);
 	for (size_t i = 0; i < sizeof cells / sizeof cells[0]; i++)
 		printf(" %*s", widths[i], short_number(cells[i], cell));
 	putchar('\n');

@@ -39,10 +39,10 @@ static int64_t take_ended(struct side *side)
 	int64_t ended = 0;
 	int result;
 	while ((result = pm_next_event(side->endpoint, &event)) == 1) {
+		if (event.type == PM_PEER_GONE)
+			fail(event.status, "the server");
 		if (event.status)
 			fail(event.status, "remote access");
-		if (event.type != PM_WRITE_DONE && event.type != PM_READ_DONE)
-			fail(0, "the server has gone");
 		ended++;
 	}
 	if (result < 0)
