@@ -1,7 +1,6 @@
 /*
  * pm-info.c - lists the PM endpoints of this user's processes on this machine, and what they have done; pm-info(1).
  */
-#define _GNU_SOURCE
 #include <pm.h>
 
 #include <argp.h>

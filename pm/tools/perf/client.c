@@ -1,7 +1,6 @@
 /*
  * client.c - the process that measures.
  */
-#define _GNU_SOURCE
 #include "perf.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
 /*
  * link.c - the two processes' endpoints, how they find each other, and how they send and receive.
  */
-#define _GNU_SOURCE
 #include "perf.h"
 
 #include <errno.h>

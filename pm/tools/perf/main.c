@@ -1,7 +1,6 @@
 /*
  * main.c - pm-perf: latency and bandwidth of PM between two processes, by message size; pm-perf(1).
  */
-#define _GNU_SOURCE
 #include "perf.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
 /*
  * options.c - the command line of pm-perf.
  */
-#define _GNU_SOURCE
 #include "options.h"
 
 #include <argp.h>

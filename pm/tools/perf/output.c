@@ -1,7 +1,6 @@
 /*
  * output.c - the figures as a table, as CSV, and as a plot made by gnuplot.
  */
-#define _GNU_SOURCE
 #include "perf.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
 /*
  * raw.c - what PM is compared with: a flag that goes to and fro in one cache line, and memcpy.
  */
-#define _GNU_SOURCE
 #include "perf.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
 /*
  * server.c - the process that does as the client orders.
  */
-#define _GNU_SOURCE
 #include "perf.h"
 
 #include <string.h>
