@@ -17,3 +17,8 @@ bench-migrate: build ## live migration under an MPI ping-pong, against virsh mig
 .PHONY: bench-idle
 bench-idle: build ## CPU time and memory of manager and agent with sixteen idle guests (root)
 	@$(GO) run ./bench/idle
+
+.PHONY: bench-pm
+bench-pm: setup ## PM, and MPI over it, against shared memory and sockets of three MPIs and libfabric
+	@scripts/setup.sh openmpi-bin libopenmpi-dev mpich libmpich-dev libfabric-bin gnuplot-nox python3-venv pkg-config
+	@$(GO) run ./bench/pm

