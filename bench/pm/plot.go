@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,9 @@ import (
 
 // plot gives the names of the files made, beside the report out.
 func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, error) {
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return nil, err
+	}
 	base := strings.TrimSuffix(out, ".json")
 	curves := base + "-curves.svg"
 	if _, err := run(ctx, filepath.Join(b.build, "pm-perf"), "--plot", curves, "--csv", base+"-curves.csv"); err != nil {

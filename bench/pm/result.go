@@ -111,7 +111,7 @@ func (r *result) write(out string) error { return report.Write(out, r) }
 // print shows the table; a goal that is not met is an error.
 func (r *result) print(out string) error {
 	fmt.Printf("\n%d bytes: half round trip, us; %d bytes: ping-pong, MB/s (without MPI: one write or copy after another)\n", small, large)
-	fmt.Printf("median (least..greatest) of %d turns, each the median of 15 batches; best batch; PM's divided by this\n", len(r.Rows[0].Spread.Runs))
+	fmt.Printf("median (least..greatest) of %d turns, each the median of 101 batches; best batch; PM's divided by this\n", len(r.Rows[0].Spread.Runs))
 	fmt.Printf("  %-4s %-16s %-22s %8s  %-26s %8s %6s\n", "rail", "MPI", "carrier", "bytes", "median", "best", "ratio")
 	for _, line := range r.Rows {
 		ratio := ""

@@ -65,7 +65,7 @@ func (b *bench) ways() []*way {
 func (b *bench) bare() []*way {
 	flag := &way{rail: "shm", carrier: "flag in a cache line"}
 	memcpy := &way{rail: "shm", carrier: "memcpy"}
-	pm := &way{rail: "shm", carrier: "pm", perf: []string{filepath.Join(b.build, "pm-perf"), "--csv", "-", "--repeat", "15",
+	pm := &way{rail: "shm", carrier: "pm", perf: []string{filepath.Join(b.build, "pm-perf"), "--csv", "-", "--repeat", "101",
 		"--curves", "flag,memcpy,message,write", "--sizes", "8,1M"}}
 	pm.curves = map[string]*way{"flag": flag, "memcpy": memcpy, "message": pm, "write": pm}
 	return []*way{flag, memcpy, pm}

@@ -2,7 +2,7 @@
  * pingpong.c - half round trip between ranks 0 and 1 of an MPI program, by message size.
  *
  * pingpong SIZE:ROUNDS [...]: for each size, in bytes, BATCHES batches of ROUNDS round trips each, of which rank 0
- * prints the median and the best: "result SIZE MEDIAN_US BEST_US ROUND_TRIPS". It is an ordinary MPI program, which
+ * prints the median and the best (batches are best short, so that most are not disturbed by other programs): "result SIZE MEDIAN_US BEST_US ROUND_TRIPS". It is an ordinary MPI program, which
  * knows nothing of what carries its messages.
  *
  * With $PINGPONG_HOLD, the name of a file that exists, the ranks stay after the last line, "done", until that file
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BATCHES 15
+#define BATCHES 101
 
 static int rank;
 

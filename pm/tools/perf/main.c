@@ -15,6 +15,8 @@
 
 #include "options.h"
 
+#define CALIBRATIONS 3
+
 bool give_way;
 
 const char *const curve_names[CURVES] = {
@@ -80,14 +82,22 @@ static double one_sample(const struct order *order, double seconds)
 	return seconds / (double)order->count / halves * 1e6;
 }
 
-/* How many fit into a batch's time. What is run to find out also warms caches and page tables up. */
+/* How many fit into a batch's time. What is run to find out also warms caches and page tables up. The shortest of
+ * some tries counts: one during which another program had the processor would make all batches too short. */
 static int64_t calibrate(struct link *link, struct order order, double batch_seconds)
 {
-	for (order.count = 4;; order.count *= 4) {
+	double least = 0;
+	int tries = 0;
+	for (order.count = 4; tries < CALIBRATIONS;) {
 		double seconds = measure_batch(link, &order);
-		if (seconds > batch_seconds / 8)
-			return (int64_t)((double)order.count * batch_seconds / seconds) + 1;
+		if (seconds < batch_seconds / 8) {
+			order.count *= 4;
+			tries = 0;
+		} else if (tries++ == 0 || seconds < least) {
+			least = seconds;
+		}
 	}
+	return (int64_t)((double)order.count * batch_seconds / least) + 1;
 }
 
 /* All curves and sizes once, then again and again: so a slow moment of the machine falls on all of them. */

@@ -25,8 +25,8 @@ static const struct argp_option options[] = {
 	{ "server", OPTION_SERVER, NULL, 0, "print an address and serve the client that is started with it", 0 },
 	{ "curves", 'c', "NAME,...", 0, "what to measure, of: flag, memcpy, message, message-copies, write, read, write-no-direct, read-no-direct (default: all)", 1 },
 	{ "sizes", 's', "FROM-TO|SIZE,...", 0, "bytes, with suffix K or M for 1024s; a range goes by doubling (default: " DEFAULT_SIZES ")", 1 },
-	{ "repeat", 'r', "COUNT", 0, "measurements of each, of which the median is given (default: 11)", 1 },
-	{ "time", OPTION_TIME, "MS", 0, "length of one measurement in milliseconds (default: 5)", 1 },
+	{ "repeat", 'r', "COUNT", 0, "measurements of each, of which the median is given (default: 31)", 1 },
+	{ "time", OPTION_TIME, "MS", 0, "length of one measurement in milliseconds (default: 1)", 1 },
 	{ "cpus", OPTION_CPUS, "CLIENT,SERVER", 0, "CPUs to run on, or none (default: the first two that are allowed)", 1 },
 	{ "csv", OPTION_CSV, "FILE", 0, "write the figures there as CSV; - is standard output, in place of the table", 2 },
 	{ "plot", OPTION_PLOT, "FILE", 0, "plot the curves to FILE, which ends in .svg or .png, by gnuplot", 2 },
@@ -182,7 +182,7 @@ void parse_options(int argc, char **argv, struct invocation *invocation)
 	};
 	argp_program_version_hook = print_version;
 	argp_err_exit_status = 2;
-	*invocation = (struct invocation){ .settings = { .repetitions = 11, .batch_seconds = 0.005, .cpus = { -1, -1 } } };
+	*invocation = (struct invocation){ .settings = { .repetitions = 31, .batch_seconds = 0.001, .cpus = { -1, -1 } } };
 	struct settings *settings = &invocation->settings;
 	for (int curve = 0; curve < CURVES; curve++)
 		settings->curves[curve] = true;
