@@ -103,6 +103,10 @@ static void send_one(struct side *side, enum kind kind, const struct iovec *part
 	while ((result = pm_send(side->peer, (uint8_t)kind, part, 1)) == -EAGAIN)
 		if (side_poll(side, &message, &tries)) /* the two take turns */
 			fail(0, "the other process sent kind %d out of turn", message.kind);
+	if (result == -EACCES)
+		fail(0, "the other process has another job key (PM_JOB_KEY)");
+	if (result == -EHOSTUNREACH)
+		fail(0, "no process on this machine answers to that address");
 	if (result)
 		fail(result, "send %zu bytes", part->iov_len);
 }

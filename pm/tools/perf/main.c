@@ -134,7 +134,7 @@ static void run_client(struct link *link, const struct settings *settings, const
 	measure(link, settings, samples);
 	bool accesses = settings->curves[CURVE_WRITE] || settings->curves[CURVE_READ];
 	if (accesses && !client_was_direct(link))
-		fprintf(stderr, "pm-perf: this system forbids access to the other process's memory: \"write\" and \"read\" went through the rings\n");
+		fprintf(stderr, "pm-perf: the other process's memory cannot be accessed directly here: \"write\" and \"read\" went through the rings\n");
 	client_end(link);
 	link_close(link);
 	if (!settings->csv || strcmp(settings->csv, "-") != 0)
