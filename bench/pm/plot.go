@@ -22,19 +22,20 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 	}
 	bars := base + "-mpi.svg"
 	gnuplot := exec.CommandContext(ctx, "gnuplot")
-	gnuplot.Stdin = strings.NewReader(bars2gnuplot(bars, ways))
+	gnuplot.Stdin = strings.NewReader(barScript(bars, ways))
 	if complaint, err := gnuplot.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("gnuplot (Debian package gnuplot-nox): %w\n%s", err, complaint)
 	}
 	return []string{curves, bars}, nil
 }
 
-// bars2gnuplot has a panel for each metric, and in it a bar with its spread for each way, PM's in another colour.
-func bars2gnuplot(file string, ways []*way) string {
+// barScript has a panel for each metric, and in it a bar with its spread for each way, PM's in another colour.
+func barScript(file string, ways []*way) string {
 	var script strings.Builder
 	fmt.Fprintf(&script, "set terminal svg size 1200,700 dynamic background rgb 'white'\nset output '%s'\n", file)
-	script.WriteString("set multiplot layout 1,2\nset boxwidth 0.7\nset style fill solid 0.6\nset xtics rotate by -60\nset logscale y\nset grid y\nunset key\n")
+	script.WriteString("set multiplot layout 1,2\nset boxwidth 0.7\nset style fill solid 0.6\nset xtics rotate by -60 noenhanced\nset grid y\nunset key\n")
 	titles := map[key]string{keys[0]: "8 bytes: half round trip, {/Symbol m}s (less is better)", keys[1]: "1 MiB: ping-pong, MB/s (more is better)"}
+	scales := map[key]string{keys[0]: "set logscale y", keys[1]: "unset logscale y\nset yrange [0:*]"}
 	for panel, k := range keys {
 		fmt.Fprintf(&script, "$data%d << END\n", panel)
 		count := 0
@@ -50,8 +51,8 @@ func bars2gnuplot(file string, ways []*way) string {
 			fmt.Fprintf(&script, "%d %g %g %g \"%s\" %s\n", count, s.Median, s.Min, s.Max, w.name(), colour)
 			count++
 		}
-		fmt.Fprintf(&script, "END\nset title '%s'\nset xrange [-1:%d]\n", titles[k], count)
-		fmt.Fprintf(&script, "plot $data%d using 1:2:6:xtic(5) with boxes linecolor rgb variable, '' using 1:2:3:4 with yerrorbars linecolor 'black' pointtype 0\n", panel)
+		fmt.Fprintf(&script, "END\nset title '%s'\nset xrange [-1:%d]\n%s\n", titles[k], count, scales[k])
+		fmt.Fprintf(&script, "plot $data%d using 1:2:6:xtic(5) with boxes linecolor rgb variable, '' using 1:2:3:4 with yerrorbars linecolor 'black' pointtype -1\n", panel)
 	}
 	return script.String()
 }

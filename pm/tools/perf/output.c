@@ -121,7 +121,7 @@ static void plot_panel(FILE *gnuplot, const struct settings *settings, sample_ta
 	for (int curve = 0; curve < CURVES; curve++) {
 		if (!has_metric(settings, samples, curve, metric))
 			continue;
-		fprintf(gnuplot, "%s$data%d_%d using 1:2:3:4 with yerrorlines linetype %d title '%s'", separator, metric, curve,
+		fprintf(gnuplot, "%s$data%d_%d using 1:2:3:4 with yerrorlines linetype %d linewidth 1.5 pointsize 0.5 title '%s'", separator, metric, curve,
 			curve + 1, curve_names[curve]);
 		separator = ", ";
 	}
@@ -136,7 +136,7 @@ void write_plot(const struct settings *settings, sample_table samples)
 		fail(-errno, "start gnuplot");
 	fprintf(gnuplot, "set terminal %s\nset output '%s'\n", terminal_for(settings->plot), settings->plot);
 	fprintf(gnuplot, "set multiplot layout 1,2 title 'PM %s between two processes'\n", pm_version());
-	fprintf(gnuplot, "set logscale xy\nset grid\nset key left top reverse Left\nset xlabel 'bytes'\nset format x '%%.0s%%c'\n");
+	fprintf(gnuplot, "set logscale xy\nset grid\nset key below reverse Left\nset xlabel 'bytes'\nset format x '%%.0s%%c'\n");
 	for (int metric = 0; metric < METRICS; metric++) {
 		bool any = false;
 		for (int curve = 0; curve < CURVES; curve++)
