@@ -39,7 +39,9 @@ static int64_t take_ended(struct side *side)
 	int result;
 	while ((result = pm_next_event(side->endpoint, &event)) == 1) {
 		if (event.type == PM_PEER_GONE)
-			fail(event.status, "the server");
+			peer_fail(event.status, "the server");
+		if (event.status == -EHOSTDOWN) /* PM_PEER_GONE is yet to come */
+			peer_fail(event.status, "remote access");
 		if (event.status)
 			fail(event.status, "remote access");
 		ended++;

@@ -62,6 +62,20 @@ void link_close(struct link *link)
 	munmap(link->buffer, link->largest);
 }
 
+void peer_fail(int result, const char *what)
+{
+	switch (result) {
+	case -EACCES:
+		fail(0, "the other process has another job key (PM_JOB_KEY)");
+	case -EHOSTUNREACH:
+		fail(0, "no process of this machine answers to that address");
+	case -EHOSTDOWN:
+		fail(0, "the other process has ended");
+	default:
+		fail(result, "%s", what);
+	}
+}
+
 bool side_poll(struct side *side, struct pm_message *message, unsigned *tries)
 {
 	int result = pm_receive(side->endpoint, message);
@@ -74,7 +88,7 @@ bool side_poll(struct side *side, struct pm_message *message, unsigned *tries)
 		if (status && pm_receive(side->endpoint, message) == 1) /* its last words */
 			return true;
 		if (status)
-			fail(status, "the other process");
+			peer_fail(status, "receive");
 	}
 	if (give_way)
 		sched_yield();
@@ -103,12 +117,8 @@ static void send_one(struct side *side, enum kind kind, const struct iovec *part
 	while ((result = pm_send(side->peer, (uint8_t)kind, part, 1)) == -EAGAIN)
 		if (side_poll(side, &message, &tries)) /* the two take turns */
 			fail(0, "the other process sent kind %d out of turn", message.kind);
-	if (result == -EACCES)
-		fail(0, "the other process has another job key (PM_JOB_KEY)");
-	if (result == -EHOSTUNREACH)
-		fail(0, "no process on this machine answers to that address");
 	if (result)
-		fail(result, "send %zu bytes", part->iov_len);
+		peer_fail(result, "send");
 }
 
 void side_send(struct side *side, enum kind kind, const void *data, size_t length)

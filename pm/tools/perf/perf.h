@@ -103,6 +103,8 @@ struct order {
 	int64_t count;
 };
 
+/* Ends the program, where a peer is the reason. */
+_Noreturn void peer_fail(int result, const char *what);
 void link_open(struct link *link, size_t largest);
 void link_close(struct link *link);
 void link_greet(struct link *link, const struct pm_address *server);
