@@ -1,0 +1,318 @@
+/* cq.c - completion queues. Reading one is also what moves the endpoints bound to it along. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "prov.h"
+
+#define FIRST_RING 256      /* entries; the ring doubles when it is full, so that nothing is lost */
+#define PROGRESS_BUDGET 64  /* messages taken in one reading, at most */
+#define WAIT_SLICE_MS 10    /* after which a sleeper looks whether somebody signaled */
+#define BUSY_SLICE_MS 1     /* the same with something to be tried again */
+#define LOCKED_NAP_NS 50000 /* between looks where other threads need the lock */
+
+/* The bytes of an entry are the first ones of the longest format's. */
+static const size_t entry_sizes[] = {
+	[FI_CQ_FORMAT_CONTEXT] = sizeof(struct fi_cq_entry),
+	[FI_CQ_FORMAT_MSG] = sizeof(struct fi_cq_msg_entry),
+	[FI_CQ_FORMAT_DATA] = sizeof(struct fi_cq_data_entry),
+	[FI_CQ_FORMAT_TAGGED] = sizeof(struct fi_cq_tagged_entry),
+};
+
+void prov_cq_grow(struct prov_cq *cq)
+{
+	uint32_t size = cq->mask + 1;
+	struct prov_completion *ring = malloc(2 * size * sizeof(*ring));
+
+	if (!ring) {
+		/* To lose a completion silently would be worse than to end here. */
+		FI_WARN(&prov_provider, FI_LOG_CQ, "no memory for completions\n");
+		abort();
+	}
+	for (uint32_t i = 0; i < size; i++)
+		ring[i] = cq->ring[(cq->head + i) & cq->mask];
+	free(cq->ring);
+	cq->ring = ring;
+	cq->head = 0;
+	cq->tail = size;
+	cq->mask = 2 * size - 1;
+}
+
+void prov_cq_error(struct prov_cq *cq, const struct fi_cq_err_entry *entry, fi_addr_t source)
+{
+	struct prov_cq_error *error = malloc(sizeof(*error));
+
+	if (!error) {
+		FI_WARN(&prov_provider, FI_LOG_CQ, "no memory for an error\n");
+		abort();
+	}
+	error->entry = *entry;
+	error->source = source;
+	STAILQ_INSERT_TAIL(&cq->errors, error, link);
+}
+
+int prov_cq_add_endpoint(struct prov_ep ***list, uint32_t *count, struct prov_ep *ep)
+{
+	struct prov_ep **longer;
+
+	for (uint32_t i = 0; i < *count; i++) {
+		if ((*list)[i] == ep)
+			return 0;
+	}
+	longer = realloc(*list, (*count + 1) * sizeof(*longer));
+	if (!longer)
+		return -FI_ENOMEM;
+	longer[(*count)++] = ep;
+	*list = longer;
+	return 0;
+}
+
+void prov_cq_remove_endpoint(struct prov_ep **list, uint32_t *count, struct prov_ep *ep)
+{
+	for (uint32_t i = 0; i < *count; i++) {
+		if (list[i] == ep) {
+			list[i] = list[--*count];
+			return;
+		}
+	}
+}
+
+static size_t take(struct prov_cq *cq, void *buffer, size_t count, fi_addr_t *sources)
+{
+	size_t taken = 0;
+
+	for (; taken < count && cq->head != cq->tail; taken++) {
+		const struct prov_completion *completion = &cq->ring[cq->head++ & cq->mask];
+
+		if (cq->entry_size == sizeof(completion->entry))
+			((struct fi_cq_tagged_entry *)buffer)[taken] = completion->entry;
+		else
+			memcpy((char *)buffer + taken * cq->entry_size, &completion->entry, cq->entry_size);
+		if (sources)
+			sources[taken] = completion->source;
+	}
+	return taken;
+}
+
+static void progress(struct prov_cq *cq)
+{
+	for (uint32_t i = 0; i < cq->endpoint_count; i++)
+		prov_progress(cq->endpoints[i], PROGRESS_BUDGET);
+}
+
+/* Called with the lock held. */
+static ssize_t read_entries(struct prov_cq *cq, void *buffer, size_t count, fi_addr_t *sources)
+{
+	size_t taken;
+
+	if (unlikely(cq->head != cq->tail && count))
+		return take(cq, buffer, count, sources);
+	if (unlikely(!STAILQ_EMPTY(&cq->errors)))
+		return -FI_EAVAIL;
+	if (likely(!sources && cq->entry_size == sizeof(struct fi_cq_tagged_entry))) {
+		struct fi_cq_tagged_entry *entries = buffer;
+
+		cq->direct = entries;
+		cq->direct_end = entries + count;
+		progress(cq);
+		taken = cq->direct - entries;
+		cq->direct = cq->direct_end = NULL;
+	} else {
+		progress(cq);
+		taken = take(cq, buffer, count, sources);
+	}
+	if (taken)
+		return taken;
+	return unlikely(!STAILQ_EMPTY(&cq->errors)) ? -FI_EAVAIL : -FI_EAGAIN;
+}
+
+static ssize_t cq_read(struct fid_cq *fid, void *buffer, size_t count)
+{
+	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
+	ssize_t result;
+
+	prov_lock(cq->domain);
+	result = read_entries(cq, buffer, count, NULL);
+	prov_unlock(cq->domain);
+	return result;
+}
+
+static ssize_t cq_readfrom(struct fid_cq *fid, void *buffer, size_t count, fi_addr_t *sources)
+{
+	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
+	ssize_t result;
+
+	prov_lock(cq->domain);
+	result = read_entries(cq, buffer, count, sources);
+	prov_unlock(cq->domain);
+	return result;
+}
+
+static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, uint64_t flags)
+{
+	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
+	struct prov_cq_error *error;
+
+	(void)flags;
+	prov_lock(cq->domain);
+	error = STAILQ_FIRST(&cq->errors);
+	if (error) {
+		void *data = entry->err_data;
+		size_t room = entry->err_data_size;
+
+		STAILQ_REMOVE_HEAD(&cq->errors, link);
+		*entry = error->entry;
+		/* There is no more to say; a buffer of the caller's for it stays the caller's. */
+		entry->err_data = room ? data : NULL;
+		entry->err_data_size = 0;
+		free(error);
+	}
+	prov_unlock(cq->domain);
+	return error ? 1 : -FI_EAGAIN;
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+/* Sleeps until something may have come. A thread that sleeps in pm_wait uses the endpoint: where others may want to,
+ * or there are several endpoints, it naps instead. */
+static void wait_some(struct prov_cq *cq, int64_t left_ms)
+{
+	static const struct timespec nap = { .tv_nsec = LOCKED_NAP_NS };
+	struct prov_ep *ep = cq->endpoint_count ? cq->endpoints[0] : NULL;
+	int slice = WAIT_SLICE_MS;
+
+	if (!ep || cq->endpoint_count > 1 || cq->domain->locked) {
+		nanosleep(&nap, NULL);
+		return;
+	}
+	if (!TAILQ_EMPTY(&ep->blocked) || !TAILQ_EMPTY(&ep->retries))
+		slice = BUSY_SLICE_MS;
+	if (left_ms >= 0 && left_ms < slice)
+		slice = left_ms;
+	pm_wait(ep->pm, slice);
+}
+
+static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buffer, size_t count, fi_addr_t *sources, const void *condition,
+			    int timeout)
+{
+	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
+	int64_t end = timeout >= 0 ? now_ms() + timeout : -1;
+
+	(void)condition; /* may be answered by fewer than the threshold */
+	for (;;) {
+		int64_t left = -1;
+		ssize_t result;
+
+		prov_lock(cq->domain);
+		result = read_entries(cq, buffer, count, sources);
+		prov_unlock(cq->domain);
+		if (result != -FI_EAGAIN)
+			return result;
+		if (__atomic_exchange_n(&cq->signaled, false, __ATOMIC_ACQ_REL))
+			return -FI_EAGAIN;
+		if (end >= 0) {
+			left = end - now_ms();
+			if (left <= 0)
+				return -FI_EAGAIN;
+		}
+		wait_some(cq, left);
+	}
+}
+
+static ssize_t cq_sread(struct fid_cq *fid, void *buffer, size_t count, const void *condition, int timeout)
+{
+	return cq_sreadfrom(fid, buffer, count, NULL, condition, timeout);
+}
+
+static int cq_signal(struct fid_cq *fid)
+{
+	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
+
+	__atomic_store_n(&cq->signaled, true, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static const char *cq_strerror(struct fid_cq *fid, int number, const void *data, char *text, size_t length)
+{
+	const char *message = fi_strerror(number < 0 ? -number : number);
+
+	(void)fid, (void)data;
+	if (!text || !length)
+		return message;
+	strncpy(text, message, length - 1);
+	text[length - 1] = 0;
+	return text;
+}
+
+static int cq_close(struct fid *fid)
+{
+	struct prov_cq *cq = container_of(fid, struct prov_cq, fid.fid);
+	struct prov_cq_error *error;
+
+	if (cq->users)
+		return -FI_EBUSY;
+	while ((error = STAILQ_FIRST(&cq->errors))) {
+		STAILQ_REMOVE_HEAD(&cq->errors, link);
+		free(error);
+	}
+	__atomic_sub_fetch(&cq->domain->users, 1, __ATOMIC_RELEASE);
+	free(cq->endpoints);
+	free(cq->ring);
+	free(cq);
+	return 0;
+}
+
+static struct fi_ops cq_fid_ops = PROV_FID_OPS(cq_close, prov_no_bind, prov_no_control);
+
+static struct fi_ops_cq cq_ops = {
+	.size = sizeof(struct fi_ops_cq),
+	.read = cq_read,
+	.readfrom = cq_readfrom,
+	.readerr = cq_readerr,
+	.sread = cq_sread,
+	.sreadfrom = cq_sreadfrom,
+	.signal = cq_signal,
+	.strerror = cq_strerror,
+};
+
+static bool can_wait(enum fi_wait_obj wait)
+{
+	return wait == FI_WAIT_NONE || wait == FI_WAIT_UNSPEC || wait == FI_WAIT_YIELD;
+}
+
+int prov_cq_open(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **result, void *context)
+{
+	struct prov_cq *cq;
+
+	if (attr->format > FI_CQ_FORMAT_TAGGED)
+		return -FI_EINVAL;
+	if (!can_wait(attr->wait_obj))
+		return -FI_ENOSYS;
+	cq = calloc(1, sizeof(*cq));
+	if (!cq)
+		return -FI_ENOMEM;
+	cq->ring = malloc(FIRST_RING * sizeof(*cq->ring));
+	if (!cq->ring) {
+		free(cq);
+		return -FI_ENOMEM;
+	}
+	if (attr->format == FI_CQ_FORMAT_UNSPEC)
+		attr->format = FI_CQ_FORMAT_TAGGED;
+	cq->mask = FIRST_RING - 1;
+	cq->entry_size = entry_sizes[attr->format];
+	STAILQ_INIT(&cq->errors);
+	cq->domain = container_of(domain, struct prov_domain, fid);
+	__atomic_add_fetch(&cq->domain->users, 1, __ATOMIC_RELAXED);
+	cq->fid.fid.fclass = FI_CLASS_CQ;
+	cq->fid.fid.context = context;
+	cq->fid.fid.ops = &cq_fid_ops;
+	cq->fid.ops = &cq_ops;
+	*result = &cq->fid;
+	return 0;
+}

@@ -1,0 +1,153 @@
+/* rendezvous.c - sends that wait for a FIN, and the receiver's reading of what was announced. */
+#include <string.h>
+
+#include "prov.h"
+
+/* Sends the header, and what comes after it, of a request whose operation is there. */
+static int send_request(struct prov_operation *operation, uint8_t kind, const struct prov_send *send,
+			const struct iovec *rest, size_t rest_count, uint32_t part_count)
+{
+	struct wire_request request = {
+		.tag = send->tag,
+		.data = send->data,
+		.request = prov_operation_id(operation),
+		.flags = send->flags & (WIRE_IS_TAGGED | WIRE_HAS_DATA),
+		.parts = part_count,
+	};
+	struct iovec parts[1 + PROV_IOV_LIMIT] = { { .iov_base = &request, .iov_len = sizeof(request) } };
+	int status;
+
+	memcpy(&parts[1], rest, rest_count * sizeof(*rest));
+	status = pm_send(operation->peer->pm, kind, parts, 1 + rest_count);
+	if (status) {
+		prov_operation_end(operation);
+		return status;
+	}
+	operation->ended_ok.length = send->length;
+	operation->ended_ok.context = send->context;
+	operation->ended_ok.flags = send->flags;
+	return 0;
+}
+
+int prov_rendezvous_send(struct prov_peer *peer, const struct prov_send *send)
+{
+	struct prov_operation *operation = prov_operation_new(peer, PROV_SEND);
+	struct wire_part parts[WIRE_PARTS];
+	struct iovec rest = { .iov_base = parts };
+	uint32_t count = 0;
+
+	if (!operation)
+		return -FI_ENOMEM;
+	for (size_t i = 0; i < send->count; i++) {
+		const struct iovec *part = &send->parts[i];
+		int status;
+
+		if (!part->iov_len)
+			continue;
+		status = pm_register(peer->endpoint->domain->context, part->iov_base, part->iov_len, PM_REMOTE_READ,
+				     &operation->regions[operation->region_count]);
+		if (status) {
+			prov_operation_end(operation);
+			return status;
+		}
+		parts[count++] = (struct wire_part){
+			.address = (uintptr_t)part->iov_base,
+			.key = pm_region_key(operation->regions[operation->region_count++]),
+			.length = part->iov_len,
+		};
+	}
+	rest.iov_len = count * sizeof(parts[0]);
+	return send_request(operation, WIRE_RTS, send, &rest, 1, count);
+}
+
+int prov_confirm_send(struct prov_peer *peer, const struct prov_send *send)
+{
+	struct prov_operation *operation = prov_operation_new(peer, PROV_SEND);
+
+	if (!operation)
+		return -FI_ENOMEM;
+	return send_request(operation, WIRE_CONFIRM, send, send->parts, send->count, 0);
+}
+
+void prov_report_sent(struct prov_ep *ep, struct prov_cntr *cntr, const struct prov_ended *ended, uint64_t flags)
+{
+	if (unlikely(ended->status)) {
+		struct fi_cq_err_entry error = {
+			.op_context = ended->context,
+			.flags = flags,
+			.err = -ended->status,
+			.prov_errno = -ended->status,
+		};
+
+		if (ep->tx_cq)
+			prov_cq_error(ep->tx_cq, &error, FI_ADDR_NOTAVAIL);
+		if (cntr)
+			cntr->errors++;
+		return;
+	}
+	if (ended->flags & PROV_COMPLETE)
+		prov_cq_put(ep->tx_cq, ended->context, flags, ended->length, NULL, 0, 0, FI_ADDR_NOTAVAIL);
+	if (cntr)
+		cntr->value++;
+}
+
+void prov_send_ended(struct prov_operation *operation, int status)
+{
+	struct prov_ep *ep = operation->peer->endpoint;
+	struct prov_ended ended = operation->ended_ok;
+
+	prov_operation_end(operation);
+	ended.status = status;
+	prov_report_sent(ep, ep->send_cntr, &ended, prov_send_completion(ended.flags));
+}
+
+void prov_fin(struct prov_peer *peer, const struct wire_fin *fin)
+{
+	struct prov_ep *ep = peer->endpoint;
+	struct prov_operation *operation = prov_pool_at(&ep->operations, (uint32_t)fin->request);
+
+	if (!operation || operation->type != PROV_SEND || operation->peer != peer ||
+	    prov_operation_id(operation) != fin->request || fin->status > 0)
+		return prov_drop(ep, "answer to no request");
+	prov_send_ended(operation, fin->status);
+}
+
+void prov_answer(struct prov_peer *peer, uint64_t request, int status)
+{
+	struct wire_fin fin = { .request = request, .status = status };
+
+	prov_peer_control(peer, WIRE_FIN, &fin, sizeof(fin));
+}
+
+void prov_rendezvous_read(const struct prov_arrival *arrival, const struct iovec *parts, size_t count,
+			  const struct prov_ended *ended)
+{
+	struct prov_operation *operation = prov_operation_new(arrival->peer, PROV_RECEIVE_READ);
+
+	if (!operation) {
+		struct prov_ended failed = *ended;
+
+		failed.status = -FI_ENOMEM;
+		prov_answer(arrival->peer, arrival->request, -FI_ENOMEM);
+		prov_read_ended(arrival->peer->endpoint, &failed);
+		return;
+	}
+	operation->ended_ok = *ended;
+	operation->request = arrival->request;
+	prov_operation_lay(operation, parts, count, arrival->parts, arrival->part_count);
+	operation->ended_ok.overflow = arrival->length - operation->ended_ok.length;
+	prov_operation_run(operation);
+}
+
+void prov_rendezvous_ended(struct prov_operation *operation)
+{
+	struct prov_peer *peer = operation->peer;
+	struct prov_ended ended = operation->ended_ok;
+
+	ended.status = operation->status;
+	if (ended.status)
+		ended.length = 0;
+	prov_answer(peer, operation->request, ended.status);
+	prov_operation_end(operation);
+	prov_read_ended(peer->endpoint, &ended);
+}

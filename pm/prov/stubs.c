@@ -1,0 +1,110 @@
+/*
+ * stubs.c - members of operation tables that nothing is done for. libfabric's wrappers call most members without a
+ * look at them, so that none may be missing.
+ */
+#include "prov.h"
+
+int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags)
+{
+	(void)fid, (void)other, (void)flags;
+	return -FI_ENOSYS;
+}
+
+int prov_no_control(struct fid *fid, int command, void *argument)
+{
+	(void)fid, (void)command, (void)argument;
+	return -FI_ENOSYS;
+}
+
+int prov_no_ops_open(struct fid *fid, const char *name, uint64_t flags, void **ops, void *context)
+{
+	(void)fid, (void)name, (void)flags, (void)ops, (void)context;
+	return -FI_ENOSYS;
+}
+
+int prov_no_tostr(const struct fid *fid, char *text, size_t length)
+{
+	(void)fid, (void)text, (void)length;
+	return -FI_ENOSYS;
+}
+
+int prov_no_ops_set(struct fid *fid, const char *name, uint64_t flags, void *ops, void *context)
+{
+	(void)fid, (void)name, (void)flags, (void)ops, (void)context;
+	return -FI_ENOSYS;
+}
+
+/* The members below differ in their arguments, which none of them looks at; on the machines at hand the caller clears
+ * what it passed. One function of the same form as the member stands for each. */
+#define NOTHING { return -FI_ENOSYS; }
+#define UNUSED __attribute__((unused))
+#define TARGET fi_addr_t target UNUSED, uint64_t address UNUSED, uint64_t key UNUSED
+#define KIND enum fi_datatype datatype UNUSED, enum fi_op op UNUSED
+#define LIST(name) const struct fi_ioc *name UNUSED, void **name##_descriptors UNUSED, size_t name##_count UNUSED
+#define RESULTS struct fi_ioc *results UNUSED, void **result_descriptors UNUSED, size_t result_count UNUSED
+#define ENDPOINT struct fid_ep *ep UNUSED
+#define BUFFER const void *buffer UNUSED, size_t count UNUSED, void *descriptor UNUSED
+#define CONTEXT void *context UNUSED
+
+static ssize_t atomic_write(ENDPOINT, BUFFER, TARGET, KIND, CONTEXT) NOTHING
+static ssize_t atomic_writev(ENDPOINT, LIST(parts), TARGET, KIND, CONTEXT) NOTHING
+static ssize_t atomic_msg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, uint64_t flags UNUSED) NOTHING
+static ssize_t atomic_inject(ENDPOINT, const void *buffer UNUSED, size_t count UNUSED, TARGET, KIND) NOTHING
+static ssize_t atomic_fetch(ENDPOINT, BUFFER, void *result UNUSED, void *result_descriptor UNUSED, TARGET, KIND, CONTEXT)
+NOTHING
+static ssize_t atomic_fetchv(ENDPOINT, LIST(parts), RESULTS, TARGET, KIND, CONTEXT) NOTHING
+static ssize_t atomic_fetchmsg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, RESULTS, uint64_t flags UNUSED)
+NOTHING
+static ssize_t atomic_swap(ENDPOINT, BUFFER, const void *compare UNUSED, void *compare_descriptor UNUSED,
+			   void *result UNUSED, void *result_descriptor UNUSED, TARGET, KIND, CONTEXT) NOTHING
+static ssize_t atomic_swapv(ENDPOINT, LIST(parts), LIST(compares), RESULTS, TARGET, KIND, CONTEXT) NOTHING
+static ssize_t atomic_swapmsg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, LIST(compares), RESULTS,
+			      uint64_t flags UNUSED) NOTHING
+static int atomic_valid(ENDPOINT, KIND, size_t *count UNUSED) NOTHING
+
+struct fi_ops_atomic prov_atomic_stubs = {
+	.size = sizeof(struct fi_ops_atomic),
+	.write = atomic_write,
+	.writev = atomic_writev,
+	.writemsg = atomic_msg,
+	.inject = atomic_inject,
+	.readwrite = atomic_fetch,
+	.readwritev = atomic_fetchv,
+	.readwritemsg = atomic_fetchmsg,
+	.compwrite = atomic_swap,
+	.compwritev = atomic_swapv,
+	.compwritemsg = atomic_swapmsg,
+	.writevalid = atomic_valid,
+	.readwritevalid = atomic_valid,
+	.compwritevalid = atomic_valid,
+};
+
+#define GROUP fi_addr_t group UNUSED
+#define RESULT void *result UNUSED, void *result_descriptor UNUSED
+#define TYPE enum fi_datatype datatype UNUSED
+#define FLAGS uint64_t flags UNUSED
+
+static ssize_t barrier(ENDPOINT, GROUP, CONTEXT) NOTHING
+static ssize_t barrier2(ENDPOINT, GROUP, FLAGS, CONTEXT) NOTHING
+static ssize_t broadcast(ENDPOINT, void *buffer UNUSED, size_t count UNUSED, void *descriptor UNUSED, GROUP,
+			 fi_addr_t root UNUSED, TYPE, FLAGS, CONTEXT) NOTHING
+static ssize_t all(ENDPOINT, BUFFER, RESULT, GROUP, TYPE, FLAGS, CONTEXT) NOTHING
+static ssize_t all_reduce(ENDPOINT, BUFFER, RESULT, GROUP, KIND, FLAGS, CONTEXT) NOTHING
+static ssize_t reduce(ENDPOINT, BUFFER, RESULT, GROUP, fi_addr_t root UNUSED, KIND, FLAGS, CONTEXT) NOTHING
+static ssize_t rooted(ENDPOINT, BUFFER, RESULT, GROUP, fi_addr_t root UNUSED, TYPE, FLAGS, CONTEXT) NOTHING
+static ssize_t collective(ENDPOINT, const struct fi_msg_collective *message UNUSED, RESULTS, FLAGS) NOTHING
+
+struct fi_ops_collective prov_collective_stubs = {
+	.size = sizeof(struct fi_ops_collective),
+	.barrier = barrier,
+	.broadcast = broadcast,
+	.alltoall = all,
+	.allreduce = all_reduce,
+	.allgather = all,
+	.reduce_scatter = all_reduce,
+	.reduce = reduce,
+	.scatter = rooted,
+	.gather = rooted,
+	.msg = collective,
+	.barrier2 = barrier2,
+};
