@@ -189,6 +189,7 @@ int prov_progress(struct prov_ep *ep, int budget)
 	struct pm_message message;
 	int taken = 0;
 
+	ep->sends = 0;
 	while (taken < budget && pm_receive(ep->pm, &message) > 0) {
 		take(ep, &message);
 		pm_release(ep->pm, &message);

@@ -268,6 +268,7 @@ struct prov_ep {
 	struct prov_peer **peers; /* by fi_addr_t, filled on first use */
 	uint64_t peer_count;
 	uint32_t send_flags, receive_flags; /* what calls without flags mean: PROV_COMPLETE, PROV_CONFIRM, ... */
+	uint32_t sends;             /* since the endpoint last took what had arrived */
 	struct prov_cq *tx_cq, *rx_cq;
 	struct prov_cntr *send_cntr, *receive_cntr, *read_cntr, *write_cntr;
 	struct prov_side tagged, untagged;

@@ -4,6 +4,7 @@
 #include "prov.h"
 
 #define PROGRESS_BUDGET 16 /* messages taken when there is no room to send, before a second attempt */
+#define SENDS_LIMIT 256    /* sends in a row after which a look is taken whether the peer says HOLD */
 
 static int send_eager(struct prov_ep *ep, struct prov_peer *peer, const struct prov_send *send)
 {
@@ -55,8 +56,11 @@ static __attribute__((noinline)) ssize_t send_any(struct prov_ep *ep, fi_addr_t 
 
 	if (status)
 		return status;
+	if (ep->sends >= SENDS_LIMIT)
+		prov_progress(ep, PROGRESS_BUDGET);
 	if (send->length > PROV_MESSAGE_LIMIT || (send->flags & PROV_INJECT && send->length > ep->eager))
 		return -FI_EMSGSIZE;
+	ep->sends++;
 	status = send_once(ep, peer, send);
 	if (status == -FI_EAGAIN) {
 		prov_progress(ep, PROGRESS_BUDGET);
@@ -79,7 +83,8 @@ static inline __attribute__((always_inline)) ssize_t send_part(struct fid_ep *fi
 
 	prov_lock(ep->domain);
 	if (likely(target < ep->peer_count && (peer = ep->peers[target]) && length < peer->eager_room &&
-		   !(flags & PROV_CONFIRM) && !pm_reserve(peer->pm, header + length, &room))) {
+		   !(flags & PROV_CONFIRM) && ep->sends++ < SENDS_LIMIT &&
+		   !pm_reserve(peer->pm, header + length, &room))) {
 		if (fixed & PROV_TAGGED)
 			*(uint64_t *)room = tag;
 		if (fixed & PROV_DATA)
