@@ -35,7 +35,7 @@ static const char *check_contexts(const struct fi_info *hints)
 		if (tx->msg_order & ~FI_ORDER_SAS)
 			return "order of messages";
 		if (!sizes_fit(tx->size, tx->iov_limit) || tx->rma_iov_limit > PROV_IOV_LIMIT ||
-		    tx->inject_size > prov_tunables.eager)
+		    tx->inject_size > prov_tunables.inject)
 			return "sizes of sending";
 	}
 	if (rx) {

@@ -77,7 +77,7 @@ static void fill_contexts(struct fi_info *info, const struct fi_info *hints)
 
 	tx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE);
 	tx->msg_order = FI_ORDER_SAS;
-	tx->inject_size = prov_tunables.eager;
+	tx->inject_size = prov_tunables.inject;
 	tx->size = PROV_QUEUE_SIZE;
 	tx->iov_limit = PROV_IOV_LIMIT;
 	tx->rma_iov_limit = info->caps & FI_RMA ? PROV_IOV_LIMIT : 0;

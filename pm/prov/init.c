@@ -36,5 +36,6 @@ struct fi_provider *fi_prov_ini(void)
 	fi_param_get_size_t(&prov_provider, "unexpected", &prov_tunables.unexpected);
 	if (prov_tunables.eager > PROV_EAGER_LIMIT)
 		prov_tunables.eager = PROV_EAGER_LIMIT;
+	prov_tunables.inject = prov_tunables.eager > PROV_LEAST_INJECT ? prov_tunables.eager : PROV_LEAST_INJECT;
 	return &prov_provider;
 }

@@ -22,16 +22,30 @@ struct prov_operation *prov_operation_new(struct prov_peer *peer, enum prov_oper
 	return operation;
 }
 
+static void set_retrying(struct prov_operation *operation, bool retrying)
+{
+	struct prov_ep *ep = operation->peer->endpoint;
+
+	if (operation->retrying == retrying)
+		return;
+	operation->retrying = retrying;
+	if (retrying) {
+		TAILQ_INSERT_TAIL(&ep->retries, operation, retry);
+		ep->retry_count++;
+	} else {
+		TAILQ_REMOVE(&ep->retries, operation, retry);
+		ep->retry_count--;
+	}
+}
+
 void prov_operation_end(struct prov_operation *operation)
 {
 	struct prov_ep *ep = operation->peer->endpoint;
 
 	for (uint32_t i = 0; i < operation->region_count; i++)
 		pm_deregister(operation->regions[i]);
-	if (operation->retrying)
-		TAILQ_REMOVE(&ep->retries, operation, retry);
-	if (operation->bounce)
-		prov_pool_give(&ep->payloads, operation->bounce);
+	set_retrying(operation, false);
+	free(operation->copy);
 	TAILQ_REMOVE(&operation->peer->operations, operation, link);
 	operation->type = PROV_FREE;
 	prov_pool_give(&ep->operations, operation);
@@ -92,22 +106,6 @@ static int start(struct prov_operation *operation)
 	if (operation->type == PROV_RMA_WRITE)
 		return pm_write(pm, segment->local, segment->length, segment->address, segment->key, operation);
 	return pm_read(pm, segment->local, segment->length, segment->address, segment->key, operation);
-}
-
-static void set_retrying(struct prov_operation *operation, bool retrying)
-{
-	struct prov_ep *ep = operation->peer->endpoint;
-
-	if (operation->retrying == retrying)
-		return;
-	operation->retrying = retrying;
-	if (retrying) {
-		TAILQ_INSERT_TAIL(&ep->retries, operation, retry);
-		ep->retry_count++;
-	} else {
-		TAILQ_REMOVE(&ep->retries, operation, retry);
-		ep->retry_count--;
-	}
 }
 
 void prov_operation_run(struct prov_operation *operation)

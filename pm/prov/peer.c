@@ -115,7 +115,8 @@ void prov_peer_control(struct prov_peer *peer, uint8_t kind, const void *bytes, 
 	}
 	control->kind = kind;
 	control->length = length;
-	memcpy(control->bytes, bytes, length);
+	if (length)
+		memcpy(control->bytes, bytes, length);
 	if (STAILQ_EMPTY(&peer->controls))
 		TAILQ_INSERT_TAIL(&peer->endpoint->blocked, peer, blocked);
 	STAILQ_INSERT_TAIL(&peer->controls, control, link);

@@ -40,6 +40,7 @@
 #define PROV_SEGMENTS (2 * PROV_IOV_LIMIT - 1) /* pieces when one list of parts is laid over another */
 #define PROV_ADDRESS_FORMAT (FI_PROV_SPECIFIC | 0x504d)
 #define PROV_EAGER_LIMIT (PM_MAX_MESSAGE - sizeof(struct wire_request)) /* FI_PM_EAGER is at most this */
+#define PROV_LEAST_INJECT 512 /* bytes; Intel MPI injects its own headers whatever it was promised */
 #define PROV_MESSAGE_LIMIT ((size_t)1 << 40) /* bytes */
 #define PROV_QUEUE_SIZE 1024                 /* of a context, as promised; the real ones grow */
 #define PROV_QUEUE_LIMIT 65536               /* the most that a caller may ask for */
@@ -50,6 +51,7 @@ extern struct fi_provider prov_provider;
 /* The tunables, read once when the provider is loaded. */
 struct prov_tunables {
 	size_t eager;      /* FI_PM_EAGER: bytes of payload sent along with the header */
+	size_t inject;     /* bytes that may be injected: as many, but no fewer than callers rely on */
 	size_t unexpected; /* FI_PM_UNEXPECTED: bytes of messages kept for receives to come, before senders are told to hold */
 };
 extern struct prov_tunables prov_tunables;
@@ -253,7 +255,7 @@ struct prov_operation {
 	int status;                     /* the first failure */
 	struct prov_ended ended_ok;     /* what to report if there was none */
 	uint64_t request;               /* of a receive: the sender's, to be answered */
-	void *bounce;                   /* of an injected write: the copy */
+	void *copy;                     /* of something injected; freed at the end */
 	struct pm_region *regions[WIRE_PARTS]; /* registered for it */
 	uint32_t region_count;
 	uint32_t count, started, ended; /* of the segments */

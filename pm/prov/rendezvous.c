@@ -1,4 +1,5 @@
 /* rendezvous.c - sends that wait for a FIN, and the receiver's reading of what was announced. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "prov.h"
@@ -29,35 +30,72 @@ static int send_request(struct prov_operation *operation, uint8_t kind, const st
 	return 0;
 }
 
+/* An injected message that is to be held: the caller's buffer is free at once, so a copy waits in its place. Callers
+ * could be told to try again, but some do so without receiving what the others, who do the same, want to get rid of. */
+static int copy_injected(struct prov_operation *operation, const struct prov_send *send, struct iovec *copy)
+{
+	char *to = malloc(send->length ? send->length : 1);
+
+	if (!to)
+		return -FI_ENOMEM;
+	operation->copy = to;
+	*copy = (struct iovec){ .iov_base = to, .iov_len = send->length };
+	for (size_t i = 0; i < send->count; i++) {
+		prov_copy(to, send->parts[i].iov_base, send->parts[i].iov_len);
+		to += send->parts[i].iov_len;
+	}
+	return 0;
+}
+
+/* Registers the parts for the receiver to read; how many there are, or -errno. */
+static int announce(struct prov_operation *operation, const struct iovec *parts, size_t count, struct wire_part *wire)
+{
+	struct pm_context *context = operation->peer->endpoint->domain->context;
+	int announced = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		struct pm_region **region = &operation->regions[operation->region_count];
+		int status;
+
+		if (!parts[i].iov_len)
+			continue;
+		status = pm_register(context, parts[i].iov_base, parts[i].iov_len, PM_REMOTE_READ, region);
+		if (status)
+			return status;
+		operation->region_count++;
+		wire[announced++] = (struct wire_part){
+			.address = (uintptr_t)parts[i].iov_base,
+			.key = pm_region_key(*region),
+			.length = parts[i].iov_len,
+		};
+	}
+	return announced;
+}
+
 int prov_rendezvous_send(struct prov_peer *peer, const struct prov_send *send)
 {
 	struct prov_operation *operation = prov_operation_new(peer, PROV_SEND);
-	struct wire_part parts[WIRE_PARTS];
-	struct iovec rest = { .iov_base = parts };
-	uint32_t count = 0;
+	const struct iovec *parts = send->parts;
+	struct wire_part wire[WIRE_PARTS];
+	struct iovec copy, rest = { .iov_base = wire };
+	size_t count = send->count;
+	int status = 0;
 
 	if (!operation)
 		return -FI_ENOMEM;
-	for (size_t i = 0; i < send->count; i++) {
-		const struct iovec *part = &send->parts[i];
-		int status;
-
-		if (!part->iov_len)
-			continue;
-		status = pm_register(peer->endpoint->domain->context, part->iov_base, part->iov_len, PM_REMOTE_READ,
-				     &operation->regions[operation->region_count]);
-		if (status) {
-			prov_operation_end(operation);
-			return status;
-		}
-		parts[count++] = (struct wire_part){
-			.address = (uintptr_t)part->iov_base,
-			.key = pm_region_key(operation->regions[operation->region_count++]),
-			.length = part->iov_len,
-		};
+	if (send->flags & PROV_INJECT) {
+		status = copy_injected(operation, send, &copy);
+		parts = &copy;
+		count = 1;
 	}
-	rest.iov_len = count * sizeof(parts[0]);
-	return send_request(operation, WIRE_RTS, send, &rest, 1, count);
+	if (!status)
+		status = announce(operation, parts, count, wire);
+	if (status < 0) {
+		prov_operation_end(operation);
+		return status;
+	}
+	rest.iov_len = status * sizeof(wire[0]);
+	return send_request(operation, WIRE_RTS, send, &rest, 1, status);
 }
 
 int prov_confirm_send(struct prov_peer *peer, const struct prov_send *send)
@@ -79,6 +117,8 @@ void prov_report_sent(struct prov_ep *ep, struct prov_cntr *cntr, const struct p
 			.prov_errno = -ended->status,
 		};
 
+		FI_INFO(&prov_provider, FI_LOG_EP_DATA, "%s fails: %s\n",
+			!(flags & FI_RMA) ? "send" : flags & FI_READ ? "read" : "write", fi_strerror(-ended->status));
 		if (ep->tx_cq)
 			prov_cq_error(ep->tx_cq, &error, FI_ADDR_NOTAVAIL);
 		if (cntr)

@@ -1,12 +1,12 @@
 /* rma.c - remote memory access: fi_read, fi_write and their variants. */
-#include <string.h>
+#include <stdlib.h>
 
 #include "prov.h"
 
 #define RETRY_LIMIT 1024 /* operations that wait for room, after which callers have to try again themselves */
 #define PROGRESS_BUDGET 16
 
-static int check(const struct prov_ep *ep, const struct fi_msg_rma *message, uint64_t flags, uint64_t *length)
+static int check(const struct fi_msg_rma *message, uint64_t flags, uint64_t *length)
 {
 	uint64_t local = 0, remote = 0;
 
@@ -18,26 +18,26 @@ static int check(const struct prov_ep *ep, const struct fi_msg_rma *message, uin
 		remote += message->rma_iov[i].len;
 	if (local != remote)
 		return -FI_EINVAL;
-	if (local > PROV_MESSAGE_LIMIT || (flags & FI_INJECT && local > ep->eager))
+	if (local > PROV_MESSAGE_LIMIT || (flags & FI_INJECT && local > prov_tunables.inject))
 		return -FI_EMSGSIZE;
 	*length = local;
 	return 0;
 }
 
 /* An injected write leaves the caller's buffer at once. */
-static int copy_injected(struct prov_operation *operation, const struct fi_msg_rma *message, struct iovec *copy)
+static int copy_injected(struct prov_operation *operation, const struct fi_msg_rma *message, uint64_t length,
+			 struct iovec *copy)
 {
-	char *to = prov_pool_take(&operation->peer->endpoint->payloads);
+	char *to = malloc(length ? length : 1);
 
 	if (!to)
 		return -FI_ENOMEM;
-	operation->bounce = to;
-	copy->iov_base = to;
+	operation->copy = to;
+	*copy = (struct iovec){ .iov_base = to, .iov_len = length };
 	for (size_t i = 0; i < message->iov_count; i++) {
-		memcpy(to, message->msg_iov[i].iov_base, message->msg_iov[i].iov_len);
+		prov_copy(to, message->msg_iov[i].iov_base, message->msg_iov[i].iov_len);
 		to += message->msg_iov[i].iov_len;
 	}
-	copy->iov_len = to - (char *)copy->iov_base;
 	return 0;
 }
 
@@ -49,7 +49,7 @@ static int begin(struct prov_ep *ep, enum prov_operation_type type, const struct
 	struct prov_peer *peer;
 	struct iovec copy;
 	uint64_t length;
-	int status = check(ep, message, flags, &length);
+	int status = check(message, flags, &length);
 
 	if (!status)
 		status = prov_peer_at(ep, message->addr, &peer);
@@ -68,7 +68,7 @@ static int begin(struct prov_ep *ep, enum prov_operation_type type, const struct
 						.key = message->rma_iov[i].key,
 						.length = message->rma_iov[i].len };
 	if (flags & FI_INJECT) {
-		status = copy_injected(operation, message, &copy);
+		status = copy_injected(operation, message, length, &copy);
 		if (status) {
 			prov_operation_end(operation);
 			return status;

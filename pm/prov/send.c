@@ -37,12 +37,8 @@ static int send_once(struct prov_ep *ep, struct prov_peer *peer, const struct pr
 {
 	if (peer->gone)
 		return -FI_EHOSTDOWN;
-	if (send->length >= peer->eager_room) {
-		/* It would fit, but is to be held: there is no place for a copy. */
-		if (send->flags & PROV_INJECT)
-			return -FI_EAGAIN;
+	if (send->length >= peer->eager_room)
 		return prov_rendezvous_send(peer, send);
-	}
 	if (send->flags & PROV_CONFIRM)
 		return prov_confirm_send(peer, send);
 	return send_eager(ep, peer, send);
@@ -58,7 +54,7 @@ static __attribute__((noinline)) ssize_t send_any(struct prov_ep *ep, fi_addr_t 
 		return status;
 	if (ep->sends >= SENDS_LIMIT)
 		prov_progress(ep, PROGRESS_BUDGET);
-	if (send->length > PROV_MESSAGE_LIMIT || (send->flags & PROV_INJECT && send->length > ep->eager))
+	if (send->length > PROV_MESSAGE_LIMIT || (send->flags & PROV_INJECT && send->length > prov_tunables.inject))
 		return -FI_EMSGSIZE;
 	ep->sends++;
 	status = send_once(ep, peer, send);
