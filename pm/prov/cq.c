@@ -7,6 +7,11 @@
 
 #define FIRST_RING 256      /* entries; the ring doubles when it is full, so that nothing is lost */
 #define PROGRESS_BUDGET 64  /* messages taken in one reading, at most */
+#define SPIN_LOOKS 128      /* looks of a reading that finds nothing at first, with few peers */
+#define SPIN_PEERS 8        /* so many more peers make each look so much longer, and their number smaller */
+#define SPIN_CREDIT 16      /* readings in a row that may look on in vain, at most */
+#define SPIN_GAIN 4         /* what one that does not adds to that */
+#define EMPTY_READINGS 64   /* after so many one looks on whatever came of it before */
 #define WAIT_SLICE_MS 10    /* after which a sleeper looks whether somebody signaled */
 #define BUSY_SLICE_MS 1     /* the same with something to be tried again */
 #define LOCKED_NAP_NS 50000 /* between looks where other threads need the lock */
@@ -94,10 +99,38 @@ static size_t take(struct prov_cq *cq, void *buffer, size_t count, fi_addr_t *so
 	return taken;
 }
 
-static void progress(struct prov_cq *cq)
+static int progress(struct prov_cq *cq)
 {
+	int taken = 0;
+
 	for (uint32_t i = 0; i < cq->endpoint_count; i++)
-		prov_progress(cq->endpoints[i], PROGRESS_BUDGET);
+		taken += prov_progress(cq->endpoints[i], PROGRESS_BUDGET);
+	return taken;
+}
+
+/*
+ * A reading that finds nothing looks on for a while, as long as that has paid off lately: callers who wait for an
+ * answer that is on its way often give up the processor between two readings, which takes longer than the answer.
+ * Where it does not pay off, as when the caller computes between readings or has to share its processor, it is tried
+ * again only now and then. Nor is it done right after a reading that found something: such callers only make sure
+ * that there is no more.
+ */
+static void look_on(struct prov_cq *cq)
+{
+	struct prov_ep *ep = cq->endpoints[0];
+
+	if (!cq->spin_credit && ++cq->empty_readings < EMPTY_READINGS)
+		return;
+	cq->empty_readings = 0;
+	for (uint32_t i = 0; i < SPIN_LOOKS / (1 + ep->known_peers / SPIN_PEERS); i++) {
+		if (prov_progress(ep, PROGRESS_BUDGET)) {
+			if (cq->spin_credit < SPIN_CREDIT)
+				cq->spin_credit += SPIN_GAIN;
+			return;
+		}
+	}
+	if (cq->spin_credit)
+		cq->spin_credit--;
 }
 
 /* Called with the lock held. */
@@ -111,11 +144,15 @@ static ssize_t read_entries(struct prov_cq *cq, void *buffer, size_t count, fi_a
 		return -FI_EAVAIL;
 	if (likely(!sources && cq->entry_size == sizeof(struct fi_cq_tagged_entry))) {
 		struct fi_cq_tagged_entry *entries = buffer;
+		bool waiting = cq->endpoint_count == 1 && !cq->domain->locked &&
+			       (cq->was_empty || cq->endpoints[0]->sends);
 
 		cq->direct = entries;
 		cq->direct_end = entries + count;
-		progress(cq);
+		if (!progress(cq) && waiting && cq->direct == entries)
+			look_on(cq);
 		taken = cq->direct - entries;
+		cq->was_empty = !taken;
 		cq->direct = cq->direct_end = NULL;
 	} else {
 		progress(cq);

@@ -21,6 +21,7 @@ struct prov_peer *prov_peer_new(struct prov_ep *ep, struct pm_peer *pm)
 	TAILQ_INIT(&peer->operations);
 	STAILQ_INIT(&peer->controls);
 	TAILQ_INSERT_TAIL(&ep->all_peers, peer, link);
+	ep->known_peers++;
 	pm_peer_set_data(pm, peer);
 	return peer;
 }

@@ -119,6 +119,8 @@ struct prov_cq {
 	struct prov_ep **endpoints;
 	uint32_t endpoint_count;
 	int users; /* bindings */
+	uint32_t spin_credit, empty_readings; /* see look_on */
+	bool was_empty; /* the last reading found nothing */
 	bool signaled;
 	struct prov_cq_error *last_error; /* whose data the caller may still look at */
 };
@@ -279,6 +281,7 @@ struct prov_ep {
 	uint32_t retry_count;
 	uint32_t transfers;                 /* pm_reads and pm_writes under way */
 	TAILQ_HEAD(prov_peers, prov_peer) all_peers;
+	uint32_t known_peers;
 	struct prov_peers blocked;
 	size_t min_multi_receive;
 	uint64_t caps, tx_op_flags, rx_op_flags;
