@@ -369,7 +369,7 @@ int prov_ep_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep 
 		free(ep);
 		return status;
 	}
-	ep->caps = info->caps ? info->caps : prov_capabilities();
+	ep->caps = info->caps ? info->caps : PROV_ALL;
 	ep->tx_op_flags = info->tx_attr ? info->tx_attr->op_flags : 0;
 	ep->rx_op_flags = info->rx_attr ? info->rx_attr->op_flags : 0;
 	ep->eager = prov_tunables.eager;

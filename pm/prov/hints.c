@@ -3,19 +3,11 @@
 
 #include "prov.h"
 
-#define PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_DIRECTED_RECV)
-#define MODIFIERS (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
-#define SECONDARY (FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM)
 /* FI_REMOTE_CQ_DATA is a flag, not a capability in the strict sense, but callers put it there. */
-#define ALL (PRIMARY | MODIFIERS | SECONDARY | FI_REMOTE_CQ_DATA)
+#define ALL (PROV_ALL | FI_REMOTE_CQ_DATA)
 #define OP_FLAGS                                                                                                      \
 	(FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE |               \
 	 FI_MATCH_COMPLETE | FI_MULTI_RECV | FI_REMOTE_CQ_DATA | FI_MORE)
-
-uint64_t prov_capabilities(void)
-{
-	return ALL & ~FI_REMOTE_CQ_DATA;
-}
 
 static bool sizes_fit(size_t size, size_t iov_limit)
 {

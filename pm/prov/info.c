@@ -9,11 +9,6 @@
  * this file was linked to. */
 #define SLACK 256
 
-#define PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_DIRECTED_RECV)
-#define MESSAGES (FI_SEND | FI_RECV)
-#define ACCESSES (FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
-#define SECONDARY (FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM)
-
 #define TAG_FORMAT 0xaaaaaaaaaaaaaaaaull /* every bit a field of its own */
 
 static void free_info(struct fi_info *info)
@@ -61,13 +56,13 @@ static uint64_t granted(const struct fi_info *hints)
 	uint64_t caps;
 
 	if (!hints || !hints->caps)
-		return prov_capabilities();
-	caps = hints->caps & PRIMARY;
+		return PROV_ALL;
+	caps = hints->caps & PROV_PRIMARY;
 	if (caps & (FI_MSG | FI_TAGGED))
-		caps |= hints->caps & MESSAGES ? hints->caps & MESSAGES : MESSAGES;
+		caps |= hints->caps & PROV_MESSAGES ? hints->caps & PROV_MESSAGES : PROV_MESSAGES;
 	if (caps & FI_RMA)
-		caps |= hints->caps & ACCESSES ? hints->caps & ACCESSES : ACCESSES;
-	return caps | (SECONDARY & ~FI_MULTI_RECV) | (caps & FI_MSG ? FI_MULTI_RECV : 0);
+		caps |= hints->caps & PROV_ACCESSES ? hints->caps & PROV_ACCESSES : PROV_ACCESSES;
+	return caps | (PROV_SECONDARY & ~FI_MULTI_RECV) | (caps & FI_MSG ? FI_MULTI_RECV : 0);
 }
 
 static void fill_contexts(struct fi_info *info, const struct fi_info *hints)

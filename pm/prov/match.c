@@ -42,6 +42,11 @@ static void report(struct prov_ep *ep, const struct prov_ended *ended)
 		ep->receive_cntr->value++;
 }
 
+bool prov_used_up(const struct prov_ep *ep, uint64_t left)
+{
+	return !left || left < ep->min_multi_receive;
+}
+
 /* Takes room of a multi-receive for a message, and retires it when too little is left. */
 static struct iovec take_room(struct prov_ep *ep, struct prov_receive *multi, uint64_t length)
 {
@@ -51,7 +56,7 @@ static struct iovec take_room(struct prov_ep *ep, struct prov_receive *multi, ui
 		room.iov_len = length;
 	multi->parts[0].iov_base = (char *)multi->parts[0].iov_base + room.iov_len;
 	multi->parts[0].iov_len -= room.iov_len;
-	if (multi->parts[0].iov_len < ep->min_multi_receive) {
+	if (prov_used_up(ep, multi->parts[0].iov_len)) {
 		TAILQ_REMOVE(&ep->untagged.posted, multi, link);
 		multi->flags |= PROV_RETIRED;
 	}

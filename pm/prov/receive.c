@@ -43,10 +43,10 @@ static void post_multi(struct prov_ep *ep, struct prov_side *side, struct prov_r
 
 	TAILQ_INSERT_TAIL(&side->posted, receive, link);
 	while (!retired && (unexpected = prov_find_unexpected(side, receive))) {
-		uint64_t left = receive->parts[0].iov_len;
+		uint64_t left = receive->parts[0].iov_len, length = unexpected->arrival.length;
 
 		/* After its last message the receive may be gone. */
-		retired = left < unexpected->arrival.length + ep->min_multi_receive;
+		retired = prov_used_up(ep, left > length ? left - length : 0);
 		TAILQ_REMOVE(&side->unexpected, unexpected, link);
 		prov_deliver(ep, receive, &unexpected->arrival);
 		prov_free_unexpected(ep, unexpected);

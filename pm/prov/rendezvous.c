@@ -4,6 +4,8 @@
 
 #include "prov.h"
 
+#define ERRNO_LIMIT 4095 /* the most that an errno may be */
+
 /* Sends the header, and what comes after it, of a request whose operation is there. */
 static int send_request(struct prov_operation *operation, uint8_t kind, const struct prov_send *send,
 			const struct iovec *rest, size_t rest_count, uint32_t part_count)
@@ -147,7 +149,7 @@ void prov_fin(struct prov_peer *peer, const struct wire_fin *fin)
 	struct prov_operation *operation = prov_pool_at(&ep->operations, (uint32_t)fin->request);
 
 	if (!operation || operation->type != PROV_SEND || operation->peer != peer ||
-	    prov_operation_id(operation) != fin->request || fin->status > 0)
+	    prov_operation_id(operation) != fin->request || fin->status > 0 || fin->status < -ERRNO_LIMIT)
 		return prov_drop(ep, "answer to no request");
 	prov_send_ended(operation, fin->status);
 }

@@ -317,88 +317,6 @@ static void multi_receive(void)
 	CHECK_EQUAL(next_error(b, a).err, FI_ECANCELED);
 }
 
-static void remote_memory(void)
-{
-	static char memory[300000], local[300000];
-	struct iovec region = { memory, sizeof(memory) }, parts[3];
-	struct fi_mr_attr attr = { .mr_iov = &region, .iov_count = 1, .access = FI_REMOTE_READ | FI_REMOTE_WRITE };
-	struct fi_cq_tagged_entry entry;
-	struct fid_mr *mr, *read_only;
-	fi_addr_t source;
-
-	CHECK(!fi_mr_regattr(pair.domain, &attr, 0, &mr));
-	CHECK(!fi_mr_reg(pair.domain, memory, sizeof(memory), FI_REMOTE_READ, 0, 0, 0, &read_only, NULL));
-	CHECK(fi_mr_desc(mr));
-	for (size_t i = 0; sizes[i] <= 100000; i++) {
-		size_t size = sizes[i];
-
-		fill(local, size, i);
-		memset(memory, 0, sizeof(memory));
-		AGAIN(fi_write(a->ep, local, size, NULL, a->other, (uintptr_t)memory + 5, fi_mr_key(mr), &out), b);
-		entry = next(a, b, NULL);
-		CHECK(entry.op_context == &out);
-		CHECK_EQUAL(entry.flags, FI_RMA | FI_WRITE);
-		CHECK(filled(memory + 5, size, i) && !memory[size + 5]);
-		memset(local, 0, sizeof(local));
-		AGAIN(fi_read(a->ep, local, size, NULL, a->other, (uintptr_t)memory + 5, fi_mr_key(read_only), &in), b);
-		entry = next(a, b, NULL);
-		CHECK(entry.op_context == &in);
-		CHECK_EQUAL(entry.flags, FI_RMA | FI_READ);
-		CHECK(filled(local, size, i));
-	}
-	fill(local, 9000, 5);
-	for (int i = 0; i < 3; i++)
-		parts[i] = (struct iovec){ local + 3000 * i, 3000 };
-	AGAIN(fi_writev(a->ep, parts, NULL, 3, a->other, (uintptr_t)memory, fi_mr_key(mr), NULL), b);
-	next(a, b, NULL);
-	CHECK(filled(memory, 9000, 5));
-	memset(local, 0, 9000);
-	AGAIN(fi_readv(a->ep, parts, NULL, 3, a->other, (uintptr_t)memory, fi_mr_key(mr), NULL), b);
-	next(a, b, NULL);
-	CHECK(filled(local, 9000, 5));
-	struct fi_rma_iov there[2] = { { (uintptr_t)memory, 4000, fi_mr_key(mr) },
-				       { (uintptr_t)memory + 100000, 5000, fi_mr_key(mr) } };
-	struct fi_msg_rma message = { .msg_iov = parts, .iov_count = 3, .addr = a->other, .rma_iov = there,
-				      .rma_iov_count = 2, .data = 4711 };
-	memset(memory, 0, sizeof(memory));
-	AGAIN(fi_writemsg(a->ep, &message, FI_REMOTE_CQ_DATA | FI_DELIVERY_COMPLETE), b);
-	next(a, b, NULL);
-	CHECK(!memcmp(memory, local, 4000) && !memcmp(memory + 100000, local + 4000, 5000));
-	entry = next(b, a, &source);
-	CHECK_EQUAL(entry.flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
-	CHECK(entry.data == 4711 && source == b->other);
-	memset(local, 0, 9000);
-	AGAIN(fi_readmsg(a->ep, &message, 0), b);
-	next(a, b, NULL);
-	CHECK(filled(local, 9000, 5));
-	AGAIN(fi_writedata(a->ep, local, 9000, NULL, 11, a->other, (uintptr_t)memory, fi_mr_key(mr), NULL), b);
-	next(a, b, NULL);
-	CHECK_EQUAL(next(b, a, NULL).data, 11);
-	fill(local, 500, 9);
-	uint64_t before = fi_cntr_read(a->rma);
-	AGAIN(fi_inject_write(a->ep, local, 500, a->other, (uintptr_t)memory, fi_mr_key(mr)), b);
-	AGAIN(fi_inject_writedata(a->ep, local, 500, 12, a->other, (uintptr_t)memory + 500, fi_mr_key(mr)), b);
-	memset(local, 0, 500);
-	for (long i = 0; i < TRIES && fi_cntr_read(a->rma) < before + 2; i++)
-		fi_cntr_read(b->received);
-	CHECK(!fi_cntr_wait(a->rma, before + 2, 1000));
-	CHECK(filled(memory, 500, 9) && filled(memory + 500, 500, 9));
-	CHECK_EQUAL(next(b, a, NULL).data, 12);
-	/* What is not allowed. */
-	AGAIN(fi_write(a->ep, local, 8, NULL, a->other, (uintptr_t)memory, fi_mr_key(read_only), &in), b);
-	struct fi_cq_err_entry error = next_error(a, b);
-	CHECK(error.op_context == &in && error.err == FI_EACCES);
-	AGAIN(fi_read(a->ep, local, 8, NULL, a->other, (uintptr_t)memory + sizeof(memory) - 7, fi_mr_key(mr), &in), b);
-	CHECK_EQUAL(next_error(a, b).err, FI_EACCES);
-	AGAIN(fi_read(a->ep, local, 8, NULL, a->other, (uintptr_t)memory, 0x123456789, &in), b);
-	CHECK_EQUAL(next_error(a, b).err, FI_EACCES);
-	uint64_t key = fi_mr_key(mr);
-	CHECK(!fi_close(&mr->fid) && !fi_close(&read_only->fid));
-	AGAIN(fi_read(a->ep, local, 8, NULL, a->other, (uintptr_t)memory, key, &in), b);
-	CHECK_EQUAL(next_error(a, b).err, FI_EACCES);
-	nothing(a, b);
-}
-
 static void counters(void)
 {
 	uint64_t sent = fi_cntr_read(a->sent), received = fi_cntr_read(b->received);
@@ -516,86 +434,6 @@ static void selective(void)
 	close_pair(&pair);
 }
 
-static void formats(void)
-{
-	static const size_t entry_sizes[] = { 0, sizeof(struct fi_cq_entry), sizeof(struct fi_cq_msg_entry),
-					      sizeof(struct fi_cq_data_entry), sizeof(struct fi_cq_tagged_entry) };
-
-	for (int format = FI_CQ_FORMAT_CONTEXT; format <= FI_CQ_FORMAT_TAGGED; format++) {
-		struct pair_options options = { .threading = FI_THREAD_DOMAIN, .av_type = FI_AV_MAP, .format = format };
-		struct {
-			struct fi_cq_tagged_entry entry;
-			char guard[8];
-		} read = { .guard = "guard" };
-		char *bytes = (char *)&read.entry;
-		ssize_t got;
-
-		open_pair(&pair, &options);
-		CHECK(!fi_trecv(b->ep, in, 8, NULL, FI_ADDR_UNSPEC, 1, 0, &in));
-		AGAIN(fi_tinjectdata(a->ep, out, 8, 5, a->other, 1), b);
-		memset(&read.entry, 0x11, sizeof(read.entry));
-		while ((got = fi_cq_read(b->cq, &read.entry, 1)) == -FI_EAGAIN)
-			;
-		CHECK_EQUAL(got, 1);
-		CHECK(read.entry.op_context == &in);
-		for (size_t i = entry_sizes[format]; i < sizeof(read.entry); i++)
-			CHECK_EQUAL(bytes[i], 0x11);
-		if (format >= FI_CQ_FORMAT_MSG)
-			CHECK_EQUAL(read.entry.len, 8);
-		if (format >= FI_CQ_FORMAT_DATA)
-			CHECK_EQUAL(read.entry.data, 5);
-		close_pair(&pair);
-	}
-}
-
-/* What getinfo takes and refuses. */
-static int info_status(uint32_t version, struct fi_info *hints)
-{
-	struct fi_info *info = NULL;
-	int status = fi_getinfo(version, NULL, NULL, 0, hints, &info);
-
-	if (!status) {
-		CHECK(!strcmp(info->fabric_attr->prov_name, "pm"));
-		CHECK_EQUAL(info->ep_attr->type, FI_EP_RDM);
-		fi_freeinfo(info);
-	}
-	fi_freeinfo(hints);
-	return status;
-}
-
-#define HINTS(change)                                                                                                 \
-	({                                                                                                            \
-		struct fi_info *h = wanted();                                                                         \
-		change;                                                                                               \
-		h;                                                                                                    \
-	})
-
-static void information(void)
-{
-	uint32_t v = FI_VERSION(1, 9);
-
-	CHECK_EQUAL(info_status(FI_VERSION(1, 5), wanted()), 0);
-	CHECK_EQUAL(info_status(v, wanted()), 0);
-	CHECK_EQUAL(info_status(v, HINTS(h->domain_attr->mr_mode = 0)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS((h->domain_attr->mr_mode = 0, h->caps = FI_TAGGED))), 0);
-	CHECK_EQUAL(info_status(v, HINTS(h->caps |= FI_ATOMIC)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->caps |= FI_RMA_EVENT)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->ep_attr->type = FI_EP_MSG)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->ep_attr->type = FI_EP_DGRAM)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->ep_attr->type = FI_EP_UNSPEC)), 0);
-	CHECK_EQUAL(info_status(v, HINTS(h->domain_attr->data_progress = FI_PROGRESS_AUTO)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->domain_attr->data_progress = FI_PROGRESS_MANUAL)), 0);
-	CHECK_EQUAL(info_status(v, HINTS(h->tx_attr->msg_order = FI_ORDER_SAS)), 0);
-	CHECK_EQUAL(info_status(v, HINTS(h->tx_attr->msg_order = FI_ORDER_RAW)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->tx_attr->inject_size = 1 << 20)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->tx_attr->iov_limit = 5)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->ep_attr->tx_ctx_cnt = 2)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->domain_attr->name = strdup("other"))), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->fabric_attr->name = strdup("pm"))), 0);
-	CHECK_EQUAL(info_status(v, HINTS(h->addr_format = FI_SOCKADDR_IN)), -FI_ENODATA);
-	CHECK_EQUAL(info_status(v, HINTS(h->ep_attr->max_msg_size = ~(size_t)0)), -FI_ENODATA);
-}
-
 static void unclaimed(void)
 {
 	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP };
@@ -613,7 +451,6 @@ static void unclaimed(void)
 
 int main(void)
 {
-	information();
 	for (int i = 0; i < 4; i++) {
 		struct pair_options options = {
 			.threading = i & 1 ? FI_THREAD_SAFE : FI_THREAD_DOMAIN,
@@ -632,7 +469,6 @@ int main(void)
 		cancelling();
 		peeking();
 		multi_receive();
-		remote_memory();
 		counters();
 		overrun();
 		blocking();
@@ -641,6 +477,5 @@ int main(void)
 		close_pair(&pair);
 	}
 	selective();
-	formats();
 	return 0;
 }
