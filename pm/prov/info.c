@@ -76,8 +76,8 @@ static void fill_contexts(struct fi_info *info, const struct fi_info *hints)
 	tx->size = PROV_QUEUE_SIZE;
 	tx->iov_limit = PROV_IOV_LIMIT;
 	tx->rma_iov_limit = info->caps & FI_RMA ? PROV_IOV_LIMIT : 0;
-	rx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV |
-				 FI_SOURCE | FI_DIRECTED_RECV);
+	rx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE |
+				 FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV);
 	rx->msg_order = FI_ORDER_SAS;
 	rx->size = PROV_QUEUE_SIZE;
 	rx->iov_limit = PROV_IOV_LIMIT;

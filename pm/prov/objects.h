@@ -60,7 +60,7 @@ extern struct fi_provider prov_provider;
 struct prov_tunables {
 	size_t eager;      /* FI_PM_EAGER: bytes of payload sent along with the header */
 	size_t inject;     /* bytes that may be injected: as many, but no fewer than callers rely on */
-	size_t unexpected; /* FI_PM_UNEXPECTED: bytes of messages kept for receives to come, before senders are told to hold */
+	size_t unexpected; /* FI_PM_UNEXPECTED: bytes kept for receives to come, before senders are told to hold */
 };
 extern struct prov_tunables prov_tunables;
 

@@ -8,7 +8,8 @@
 void prov_drop(struct prov_ep *ep, const char *why)
 {
 	if (!ep->dropped++)
-		FI_WARN(&prov_provider, FI_LOG_EP_DATA, "a message was dropped: %s (others will be counted only)\n", why);
+		FI_WARN(&prov_provider, FI_LOG_EP_DATA, "a message was dropped: %s; others will be counted only\n",
+			why);
 }
 
 /* An eager message: straight into the receive's buffer if there is one with room for it. */

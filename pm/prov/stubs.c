@@ -50,8 +50,8 @@ static ssize_t atomic_write(ENDPOINT, BUFFER, TARGET, KIND, CONTEXT) NOTHING
 static ssize_t atomic_writev(ENDPOINT, LIST(parts), TARGET, KIND, CONTEXT) NOTHING
 static ssize_t atomic_msg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, uint64_t flags UNUSED) NOTHING
 static ssize_t atomic_inject(ENDPOINT, const void *buffer UNUSED, size_t count UNUSED, TARGET, KIND) NOTHING
-static ssize_t atomic_fetch(ENDPOINT, BUFFER, void *result UNUSED, void *result_descriptor UNUSED, TARGET, KIND, CONTEXT)
-NOTHING
+static ssize_t atomic_fetch(ENDPOINT, BUFFER, void *result UNUSED, void *result_descriptor UNUSED, TARGET, KIND,
+			    CONTEXT) NOTHING
 static ssize_t atomic_fetchv(ENDPOINT, LIST(parts), RESULTS, TARGET, KIND, CONTEXT) NOTHING
 static ssize_t atomic_fetchmsg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, RESULTS, uint64_t flags UNUSED)
 NOTHING

@@ -20,10 +20,13 @@
  * Eager messages are at most FI_PM_EAGER bytes of payload. Longer ones, and all to a peer that said HOLD, are
  * announced by RTS: the sender registers the buffer's parts for reading and names them; the receiver, once a receive
  * of its user matches, reads them straight into the user's buffer (pm_read) and answers FIN; only then the sender's
- * operation completes and its registration ends. What was injected is announced as a copy. A receiver says HOLD to a peer when what came unexpected exceeds
- * FI_PM_UNEXPECTED bytes, and RESUME when half of that is free again: as it never stops receiving, FIN and RTS
- * always pass and nobody waits for somebody who waits for him. What is still on its way after a HOLD is bounded by
- * PM's rings; a peer that goes on regardless has its messages dropped.
+ * operation completes and its registration ends. What was injected meanwhile is announced as a copy of it.
+ *
+ * A receiver says HOLD to a peer when what came unexpected exceeds FI_PM_UNEXPECTED bytes, and RESUME when half of
+ * that is free again: as it never stops receiving, FIN and RTS always pass and nobody waits for somebody who waits
+ * for him; the messages that are too many stay in the memory of those who send them. What is still on its way after
+ * a HOLD is bounded by PM's rings, and by a sender looking for a HOLD at least every 256 sends; a peer that goes on
+ * regardless has its messages dropped.
  *
  * Messages of one peer are matched in the order in which they came, RTS and eager ones alike; that makes
  * FI_ORDER_SAS. FIN, RMA_DATA, HOLD and RESUME may be overtaken by other kinds, and keep their order among
