@@ -3,7 +3,8 @@
 
 #include "prov.h"
 
-/* A peer told to hold, whose messages go on to this many bytes, more than rings have room for, does not care. */
+/* A peer told to hold, whose messages go on to this many bytes of payload, does not care: it is more than rings have
+ * room for, unless PM_RING_BYTES were set as large, and what is sent until the word is heard. */
 #define HELD_LIMIT ((uint64_t)256 << 20)
 
 /* Reports the end of a receive. The last one of a multi-receive tells that its buffer is free. */
@@ -143,7 +144,7 @@ void prov_fail_receive(struct prov_ep *ep, struct prov_side *side, struct prov_r
 }
 
 /* Senders are told to hold when too much is kept. False: not to be kept at all. */
-static bool admit(struct prov_ep *ep, struct prov_peer *peer, uint32_t size, uint32_t flags)
+static bool admit(struct prov_ep *ep, struct prov_peer *peer, uint32_t size, uint32_t payload)
 {
 	ep->unexpected_bytes += size;
 	if (likely(ep->unexpected_bytes <= prov_tunables.unexpected))
@@ -155,9 +156,7 @@ static bool admit(struct prov_ep *ep, struct prov_peer *peer, uint32_t size, uin
 		prov_peer_control(peer, WIRE_HOLD, NULL, 0);
 		FI_INFO(&prov_provider, FI_LOG_EP_DATA, "too much has come unexpected: a peer is told to hold\n");
 	}
-	if (flags & PROV_RTS)
-		return true;
-	peer->held += size;
+	peer->held += payload;
 	if (peer->held <= HELD_LIMIT)
 		return true;
 	ep->unexpected_bytes -= size;
@@ -184,7 +183,7 @@ static void keep(struct prov_ep *ep, struct prov_side *side, const struct prov_a
 	struct prov_unexpected *unexpected;
 	void *place;
 
-	if (!admit(ep, arrival->peer, size, arrival->flags))
+	if (!admit(ep, arrival->peer, size, payload))
 		return prov_drop(ep, "a peer told to hold does not");
 	unexpected = prov_pool_take(&ep->unexpecteds);
 	if (!unexpected)
