@@ -3,9 +3,10 @@
 
 #include "prov.h"
 
-/* A peer told to hold, whose messages go on to this many bytes of payload, does not care: it is more than rings have
+/* A peer told to hold, whose messages go on to this many bytes, does not care: it is more than rings have
  * room for, unless PM_RING_BYTES were set as large, and what is sent until the word is heard. */
 #define HELD_LIMIT ((uint64_t)256 << 20)
+#define HEADER_BYTES 64 /* what a message without payload counts */
 
 /* Reports the end of a receive. The last one of a multi-receive tells that its buffer is free. */
 static void report(struct prov_ep *ep, const struct prov_ended *ended)
@@ -156,7 +157,7 @@ static bool admit(struct prov_ep *ep, struct prov_peer *peer, uint32_t size, uin
 		prov_peer_control(peer, WIRE_HOLD, NULL, 0);
 		FI_INFO(&prov_provider, FI_LOG_EP_DATA, "too much has come unexpected: a peer is told to hold\n");
 	}
-	peer->held += payload;
+	peer->held += HEADER_BYTES + payload;
 	if (peer->held <= HELD_LIMIT)
 		return true;
 	ep->unexpected_bytes -= size;

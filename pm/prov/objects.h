@@ -158,7 +158,7 @@ struct prov_peer {
 	struct prov_ep *endpoint;
 	bool gone;
 	bool holding;       /* we said HOLD to it */
-	uint64_t held;      /* bytes of payload that came from it since */
+	uint64_t held;      /* bytes that came from it since */
 	TAILQ_ENTRY(prov_peer) link;    /* all of the endpoint */
 	TAILQ_ENTRY(prov_peer) blocked; /* those with controls */
 	STAILQ_HEAD(, prov_control) controls;
