@@ -3,6 +3,7 @@ PERF_OBJECTS = $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/perf/*.c))
 TOOLS += $(BUILD)/pm-perf
 
 $(BUILD)/pm-perf: $(PERF_OBJECTS) $(BUILD)/libpm.a
-	$(CC) -pthread -o $@ $^
+	@echo "LD $(@F)"
+	$(Q)$(CC) -pthread -o $@ $^
 
 -include $(PERF_OBJECTS:.o=.d)
