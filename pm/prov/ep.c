@@ -187,10 +187,11 @@ static void log_statistics(struct prov_ep *ep)
 
 	pm_statistics(ep->pm, &figures);
 	FI_INFO(&prov_provider, FI_LOG_EP_CTRL,
-		"messages sent %llu received %llu, reads %llu writes %llu, bytes direct %llu, no room %llu, "
-		"dropped %llu\n",
+		"messages sent %llu received %llu, bytes sent %llu received %llu read %llu written %llu direct %llu, "
+		"no room %llu, dropped %llu\n",
 		(unsigned long long)figures.messages_sent, (unsigned long long)figures.messages_received,
-		(unsigned long long)figures.reads, (unsigned long long)figures.writes,
+		(unsigned long long)figures.message_bytes_sent, (unsigned long long)figures.message_bytes_received,
+		(unsigned long long)figures.read_bytes, (unsigned long long)figures.write_bytes,
 		(unsigned long long)figures.direct_bytes, (unsigned long long)figures.no_room,
 		(unsigned long long)(figures.dropped + ep->dropped));
 }
