@@ -4,9 +4,10 @@ GO ?= build/bin/go
 GOTESTSUM = $(GO) tool gotestsum
 BIN := build/bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build generate demo test test-unit test-full lint docs clean
+.PHONY: help setup build generate demo test test-unit test-pm test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -22,7 +23,7 @@ build: setup ## build watari, watari-agent and watari-guest into build/bin
 demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
 	@scripts/demo.sh
 
-test: lint test-unit ## all tests but the long ones; sets up all it needs (root)
+test: lint test-unit test-pm ## all tests but the long ones; sets up all it needs (root)
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 40m ./test/
 
@@ -30,8 +31,22 @@ test-unit: build
 	@echo "== unit tests"
 	@$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -timeout 30m $$($(GO) list ./... | grep -v '^watari/test$$')
 
+test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI programs (root for Debian packages only)
+	@scripts/setup.sh $$(grep -v '^\#' pm/packages)
+	@echo "== PM: library and provider"
+	@$(PM) -j$$(nproc) all
+	@$(PM) test
+	@echo "== PM: models, all interleavings"
+	@$(PM) model
+	@echo "== PM: fuzzing"
+	@$(PM) FUZZ_SECONDS=$(if $(WATARI_TEST_FULL),60,3) fuzz
+	@echo "== PM: with sanitizers"
+	@$(PM) asan $(if $(WATARI_TEST_FULL),tsan)
+	@echo "== PM: MPI programs over it"
+	@$(PM) test-mpi
+
 test-full: export WATARI_TEST_FULL := 1
-test-full: lint test-unit ## all tests, also every kind of bad luck (root, about half an hour)
+test-full: lint test-unit test-pm ## all tests, also every kind of bad luck (root, about half an hour)
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 
@@ -40,6 +55,7 @@ lint: setup ## formatting, vet, shell scripts
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
 	@$(GO) vet ./...
 	@shellcheck scripts/*.sh
+	@$(PM) lint
 
 generate: setup ## regenerate the Go code of api/ from its protobuf files
 	@$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
@@ -51,4 +67,4 @@ docs: setup ## write the man pages anew, from the commands' own help
 -include bench/*.mk
 
 clean: ## remove what was built
-	rm -rf build
+	rm -rf build pm/build
