@@ -40,6 +40,11 @@ static int set_options(struct pm_context *context, const struct pm_options *give
 	if (bytes < LEAST_RING_BYTES || bytes > MOST_RING_BYTES || bytes & (bytes - 1))
 		return -EINVAL;
 	context->ring_bytes = bytes;
+	const char *rails = getenv("PM_RAILS");
+	context->shm = !rails || strstr(rails, "shm");
+	context->udp = !rails || strstr(rails, "udp");
+	if (!context->shm && !context->udp)
+		return -EINVAL;
 	context->direct = !options.no_direct && !(direct && !strcmp(direct, "0"));
 	return 0;
 }

@@ -132,7 +132,8 @@ static void other_job(struct side *side)
 	pm_peer_address(side->peer, &address);
 	CHECK_IS(pm_peer_get(stranger.endpoint, &address, &stranger.peer), 0);
 	struct iovec part = {"x", 1};
-	CHECK_IS(pm_send(stranger.peer, 0, &part, 1), -EAGAIN);
+	int error = pm_send(stranger.peer, 0, &part, 1);
+	CHECK(error == -EAGAIN || error == -EACCES);
 	CHECK_IS(wait_for_end(&stranger, -EACCES), 0);
 	CHECK_IS(pm_context_close(stranger.context), 0);
 	meet(side);
@@ -148,7 +149,8 @@ static void nobody(void)
 	address.bytes[20] ^= 1;
 	CHECK_IS(pm_peer_get(side.endpoint, &address, &side.peer), 0);
 	struct iovec part = {"x", 1};
-	CHECK_IS(pm_send(side.peer, 0, &part, 1), -EAGAIN);
+	int error = pm_send(side.peer, 0, &part, 1);
+	CHECK(error == -EAGAIN || error == -EHOSTUNREACH);
 	CHECK_IS(wait_for_end(&side, -EHOSTUNREACH), 0);
 	CHECK_IS(pm_send(side.peer, 0, &part, 1), -EHOSTUNREACH);
 	address.bytes[0] = 7;

@@ -3,6 +3,6 @@ PERF_OBJECTS = $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/perf/*.c))
 TOOLS += $(BUILD)/pm-perf
 
 $(BUILD)/pm-perf: $(PERF_OBJECTS) $(BUILD)/libpm.a
-	$(CC) -pthread -o $@ $^
+	$(CC) -pthread -o $@ $^ $(LIBS)
 
 -include $(PERF_OBJECTS:.o=.d)
