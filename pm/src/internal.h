@@ -87,7 +87,7 @@ struct pm_peer {
 	void *data;
 	struct pm_endpoint *endpoint;
 	struct outbound *connecting;       /* asked for and not ready */
-	int status;
+	_Atomic int status;                /* 0, or why nothing arrives any more */
 	_Atomic unsigned copies;           /* operations by copies that wait for an answer */
 	unsigned services;                 /* of this peer, that wait to be answered */
 	bool told_gone;

@@ -375,13 +375,25 @@ int udp_wait_ms(struct pm_endpoint *endpoint)
 	return at <= now_ns ? 0 : (at - now_ns) / 1000000 + 1;
 }
 
+/* Waits until all that was sent has arrived, or for so long as is sensible. */
+static void linger(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	uint64_t until = udp_now_ns() + LINGER_NS;
+	for (bool idle = false; !idle && udp_now_ns() < until;) {
+		udp_progress(endpoint);
+		pthread_mutex_lock(&udp->lock);
+		idle = all_idle(udp);
+		pthread_mutex_unlock(&udp->lock);
+	}
+}
+
 void udp_close(struct pm_endpoint *endpoint)
 {
 	struct udp *udp = endpoint->udp;
 	if (!udp)
 		return;
-	for (uint64_t until = udp_now_ns() + LINGER_NS; !all_idle(udp) && udp_now_ns() < until;)
-		udp_progress(endpoint);
+	linger(endpoint);
 	pthread_mutex_lock(&endpoint->context->lock); /* the keeper looks no more */
 	endpoint->udp = NULL;
 	pthread_mutex_unlock(&endpoint->context->lock);

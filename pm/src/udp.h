@@ -16,6 +16,9 @@
 #include "flow.h"
 #include "internal.h"
 
+/* A packet's way is longer than a message's through memory, and so are the rings: times those of the shm rail. */
+#define UDP_RING_TIMES 4
+
 #define UDP_NONCE 16
 #define UDP_SEAL 32
 #define UDP_SECRET 32

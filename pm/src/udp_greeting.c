@@ -16,13 +16,19 @@ static void seal(const struct pm_context *context, const struct udp_greeting *gr
 	crypto_auth(made, (const uint8_t *)greeting, offsetof(struct udp_greeting, seal), context->job_key);
 }
 
+/* Bytes of a ring that this side would have; the smaller of both sides' is taken. */
+static uint32_t own_ring(const struct pm_context *context)
+{
+	return context->ring_bytes < 1u << 28 ? UDP_RING_TIMES * context->ring_bytes : 1u << 30;
+}
+
 void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns)
 {
 	struct pm_endpoint *endpoint = link->peer->endpoint;
 	struct udp_greeting greeting = {
 		.check = GREETING_MAGIC, .link = GREETING_LINK, .type = UDP_GREETING, .version = GREETING_VERSION,
 		.from = endpoint->address, .to = link->peer->address,
-		.number = link->number, .ring_bytes = endpoint->context->ring_bytes,
+		.number = link->number, .ring_bytes = own_ring(endpoint->context),
 	};
 	memcpy(greeting.nonce, link->nonce, UDP_NONCE);
 	memcpy(greeting.echo, link->far_nonce, UDP_NONCE);
@@ -48,7 +54,8 @@ static uint64_t seed(const struct pm_context *context, const uint8_t *sender, co
 static void open_link(struct udp_link *link, const struct udp_greeting *greeting)
 {
 	const struct pm_context *context = link->peer->endpoint->context;
-	uint32_t bytes = greeting->ring_bytes < context->ring_bytes ? greeting->ring_bytes : context->ring_bytes;
+	uint32_t bytes = own_ring(context);
+	bytes = greeting->ring_bytes < bytes ? greeting->ring_bytes : bytes;
 	if (flow_open(&link->flow, bytes, udp_segment_size(&link->to, link->to_length)))
 		return; /* without memory: the next greeting is another try */
 	memcpy(link->far_nonce, greeting->nonce, UDP_NONCE);
