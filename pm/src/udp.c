@@ -11,9 +11,10 @@
 
 #include "link.h"
 
-/* Datagrams that are taken from the kernel at once; each may be a train of packets of one connection (UDP_GRO). */
+/* Datagrams that are taken in one look, at most; each may be a train of packets of one connection (UDP_GRO). */
 #define TRAINS 8
 #define TRAIN_BYTES 65536
+#define SHORT_TRAIN 4096
 #define SOCKET_BYTES (4 << 20)
 /* An endpoint that is closed stays so long for what it has sent to arrive. */
 #define LINGER_NS 2000000000ull
@@ -21,13 +22,6 @@
 #define PATIENCE_S 600
 /* A peer of which something is awaited is asked whether it is there after so long a silence. */
 #define ASK_NS 1000000000ull
-
-struct udp_batch {
-	struct mmsghdr messages[TRAINS];
-	struct iovec parts[TRAINS];
-	char control[TRAINS][CMSG_SPACE(sizeof(int))];
-	uint8_t data[TRAINS][TRAIN_BYTES];
-};
 
 static int open_socket(struct udp *udp, const struct sockaddr_storage *own, socklen_t length)
 {
@@ -73,17 +67,17 @@ int udp_open(struct pm_endpoint *endpoint)
 	if (!udp)
 		return -ENOMEM;
 	pthread_mutex_init(&udp->lock, NULL);
-	udp->batch = malloc(sizeof(*udp->batch));
+	udp->train = malloc(TRAIN_BYTES);
 	udp->look_at_ns = NEVER;
 	const char *patience = getenv("PM_PATIENCE");
 	udp->patience_ns = (patience ? strtoull(patience, NULL, 10) : PATIENCE_S) * 1000000000ull;
-	error = udp->batch ? open_socket(udp, &own, length) : -ENOMEM;
+	error = udp->train ? open_socket(udp, &own, length) : -ENOMEM;
 	if (!error)
 		error = set_address(udp, &own, &endpoint->address);
 	if (error) {
 		if (udp->fd > 0)
 			close(udp->fd);
-		free(udp->batch);
+		free(udp->train);
 		free(udp);
 		return error;
 	}
@@ -214,17 +208,20 @@ static void take_train(struct pm_endpoint *endpoint, const struct msghdr *messag
 
 static bool take_packets(struct pm_endpoint *endpoint, uint64_t now_ns, bool owner)
 {
-	struct udp_batch *batch = endpoint->udp->batch;
+	struct udp *udp = endpoint->udp;
+	char control[CMSG_SPACE(sizeof(int))];
 	for (int i = 0; i < TRAINS; i++) {
-		batch->parts[i] = (struct iovec){batch->data[i], TRAIN_BYTES};
-		batch->messages[i].msg_hdr = (struct msghdr){
-			.msg_iov = &batch->parts[i], .msg_iovlen = 1, .msg_control = batch->control[i], .msg_controllen = sizeof(batch->control[i]),
-		};
+		struct iovec part = {udp->train, TRAIN_BYTES};
+		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+		ssize_t length = recvmsg(udp->fd, &message, MSG_DONTWAIT);
+		if (length < 0)
+			return i > 0;
+		take_train(endpoint, &message, udp->train, length, now_ns, owner);
+		/* After a short train there is seldom another one just then: it is found by the next look. */
+		if (length < SHORT_TRAIN)
+			return true;
 	}
-	int n = recvmmsg(endpoint->udp->fd, batch->messages, TRAINS, MSG_DONTWAIT, NULL);
-	for (int i = 0; i < n; i++)
-		take_train(endpoint, &batch->messages[i].msg_hdr, batch->data[i], batch->messages[i].msg_len, now_ns, owner);
-	return n > 0;
+	return true;
 }
 
 /* Sends what is due of a connection; when it wants to be looked at next. */
@@ -408,7 +405,7 @@ void udp_close(struct pm_endpoint *endpoint)
 	}
 	close(udp->fd);
 	free(udp->links);
-	free(udp->batch);
+	free(udp->train);
 	pthread_mutex_destroy(&udp->lock);
 	free(udp);
 }

@@ -94,7 +94,7 @@ struct udp {
 	_Atomic uint64_t turns;    /* looks of the owner */
 	uint64_t turns_seen;       /* by the keeper */
 	unsigned quiet;            /* looks on end that found nothing */
-	struct udp_batch *batch;   /* room for what is received at once */
+	uint8_t *train;            /* room for what is received at once */
 };
 
 /* udp.c */
