@@ -162,6 +162,7 @@ struct pm_context {
 	uint32_t ring_bytes;
 	bool direct;
 	bool shm, udp;                     /* the rails that may be used */
+	unsigned long patience_s;
 	bool fenced;                       /* membarrier reaches this process */
 	struct shared_page *page;
 	int page_fd, epoll;

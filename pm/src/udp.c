@@ -18,8 +18,6 @@
 #define SOCKET_BYTES (4 << 20)
 /* An endpoint that is closed stays so long for what it has sent to arrive. */
 #define LINGER_NS 2000000000ull
-/* Without Watari to tell whether a peer lives: silence of so many seconds is taken for its end ($PM_PATIENCE). */
-#define PATIENCE_S 600
 /* A peer of which something is awaited is asked whether it is there after so long a silence. */
 #define ASK_NS 1000000000ull
 
@@ -69,8 +67,7 @@ int udp_open(struct pm_endpoint *endpoint)
 	pthread_mutex_init(&udp->lock, NULL);
 	udp->train = malloc(TRAIN_BYTES);
 	udp->look_at_ns = NEVER;
-	const char *patience = getenv("PM_PATIENCE");
-	udp->patience_ns = (patience ? strtoull(patience, NULL, 10) : PATIENCE_S) * 1000000000ull;
+	udp->patience_ns = endpoint->context->patience_s * 1000000000ull;
 	error = udp->train ? open_socket(udp, &own, length) : -ENOMEM;
 	if (!error)
 		error = set_address(udp, &own, &endpoint->address);

@@ -123,6 +123,7 @@ void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns);
 void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t length, uint64_t now_ns, bool owner);
 
 /* udp_address.c */
+bool udp_address_bad(void);
 int udp_address_own(struct sockaddr_storage *address, socklen_t *length);
 void udp_address_put(struct pm_address *address, const struct sockaddr_storage *from);
 bool udp_address_get(const struct pm_address *address, struct sockaddr_storage *to, socklen_t *length);

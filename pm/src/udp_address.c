@@ -41,6 +41,14 @@ static int parse(const char *text, struct sockaddr_storage *address)
 	return inet_pton(address->ss_family, text, place) == 1 ? 0 : -EINVAL;
 }
 
+/* Whether $PM_ADDRESS is something else than an IP address. */
+bool udp_address_bad(void)
+{
+	struct sockaddr_storage address;
+	const char *given = getenv("PM_ADDRESS");
+	return given && parse(given, &address);
+}
+
 /* The address by which others reach this process: $PM_ADDRESS, else the first of an interface that is up and not the
  * loopback, IPv4 before IPv6. */
 int udp_address_own(struct sockaddr_storage *address, socklen_t *length)
