@@ -9,15 +9,37 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "udp.h"
 
 #define LEAST_RING_BYTES 65536
 #define MOST_RING_BYTES (1u << 30)
 #define DEFAULT_RING_BYTES 262144
+/* Without Watari to tell whether a peer lives: silence of so many seconds is taken for its end on the udp rail. */
+#define DEFAULT_PATIENCE_S 600
+#define MOST_PATIENCE_S 1000000000
 
 EXPORT const char *pm_version(void)
 {
 	return PM_VERSION;
+}
+
+/* $PM_RAILS, names with commas between them; by default shm, and udp where there is a key. */
+static int set_rails(struct pm_context *context, bool have_key)
+{
+	const char *rails = getenv("PM_RAILS");
+	context->shm = !rails;
+	context->udp = !rails && have_key;
+	while (rails && *rails) {
+		size_t length = strcspn(rails, ",");
+		if (length == 3 && !strncmp(rails, "shm", length))
+			context->shm = true;
+		else if (length == 3 && !strncmp(rails, "udp", length))
+			context->udp = true;
+		else
+			return -EINVAL;
+		rails += length + (rails[length] == ',');
+	}
+	return context->shm || context->udp ? 0 : -EINVAL;
 }
 
 static int set_options(struct pm_context *context, const struct pm_options *given)
@@ -26,6 +48,7 @@ static int set_options(struct pm_context *context, const struct pm_options *give
 	if (given)
 		memcpy(&options, given, given->size < sizeof(options) ? given->size : sizeof(options));
 	const char *key = getenv("PM_JOB_KEY"), *ring = getenv("PM_RING_BYTES"), *direct = getenv("PM_CMA");
+	const char *patience = getenv("PM_PATIENCE");
 	if (options.job_key)
 		memcpy(context->job_key, options.job_key, PM_JOB_KEY_SIZE);
 	else if (key && hex_parse(key, context->job_key, PM_JOB_KEY_SIZE))
@@ -40,8 +63,19 @@ static int set_options(struct pm_context *context, const struct pm_options *give
 	if (bytes < LEAST_RING_BYTES || bytes > MOST_RING_BYTES || bytes & (bytes - 1))
 		return -EINVAL;
 	context->ring_bytes = bytes;
+	if (udp_address_bad())
+		return -EINVAL;
 	context->direct = !options.no_direct && !(direct && !strcmp(direct, "0"));
-	return 0;
+	context->patience_s = DEFAULT_PATIENCE_S;
+	if (patience) {
+		char *end;
+		context->patience_s = strtoul(patience, &end, 10);
+		if (*end || end == patience || !context->patience_s || context->patience_s > MOST_PATIENCE_S)
+			return -EINVAL;
+	}
+	/* On a machine the kernel says who somebody is. Beyond it only the key does, so without one nobody from there is
+	 * talked to, unless that is asked for. */
+	return set_rails(context, options.job_key || key);
 }
 
 static int make_page(struct pm_context *context)

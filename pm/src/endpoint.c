@@ -25,6 +25,9 @@ static int enter(struct pm_endpoint *endpoint)
 		endpoint->statistics = &endpoint->shared->statistics;
 		memset(endpoint->statistics, 0, sizeof(*endpoint->statistics));
 		address_make(&endpoint->address, context->id, i, ++context->serial);
+		if (context->udp)
+			udp_open(endpoint); /* without it, the endpoint is one of this machine */
+		endpoint->shared->address = endpoint->address;
 		atomic_store(&endpoint->shared->asleep, 0);
 		atomic_store(&endpoint->shared->serial, context->serial);
 		context->endpoints[i] = endpoint;
@@ -60,6 +63,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 {
 	struct pm_context *context = endpoint->context;
 	struct pm_peer *peer, *next;
+	udp_close(endpoint);
 	pthread_mutex_lock(&context->lock);
 	context->endpoints[endpoint->number] = NULL;
 	atomic_store(&endpoint->shared->serial, 0);
@@ -90,9 +94,9 @@ EXPORT int pm_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
 
 EXPORT void pm_commit(struct pm_peer *peer, uint8_t kind)
 {
-	struct outbound *out = peer->out;
-	count(&out->statistics->messages_sent, 1);
-	count(&out->statistics->message_bytes_sent, out->ring.length);
+	struct pm_statistics *statistics = peer->endpoint->statistics;
+	count(&statistics->messages_sent, 1);
+	count(&statistics->message_bytes_sent, likely(peer->out != NULL) ? peer->out->ring.length : peer->udp->flow.reserved_length);
 	message_commit(peer, kind, MESSAGE);
 }
 
@@ -155,36 +159,71 @@ static inline void take(struct pm_endpoint *endpoint, struct inbound *inbound, u
 	}
 }
 
+static inline int deliver(struct pm_endpoint *endpoint, struct pm_message *message, struct pm_peer *peer,
+			  const struct ring_message *found)
+{
+	message->peer = peer;
+	message->data = found->data;
+	message->length = found->length;
+	message->kind = found->kind;
+	endpoint->current_length = found->length;
+	count(&endpoint->statistics->messages_received, 1);
+	count(&endpoint->statistics->message_bytes_received, found->length);
+	return 1;
+}
+
+/* The next message that came over the udp rail. A look at its socket is a system call: where there are rings, too, it
+ * is made only now and then as long as nothing comes. */
+static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
+{
+	struct udp *udp = endpoint->udp;
+	struct ring_message found;
+	struct udp_link *link;
+	unsigned seldom = !udp->count ? 256 : endpoint->inbound_count && udp->quiet > 16 ? 16 : 1;
+	if (endpoint->turns % seldom == 0)
+		udp_progress(endpoint);
+	while (udp_find(endpoint, &found, &link)) {
+		if (likely(found.type == MESSAGE)) {
+			endpoint->current_udp = link;
+			return deliver(endpoint, message, link->peer, &found);
+		}
+		copied_handle(link->peer, &found);
+		udp_take(link, found.length);
+	}
+	return 0;
+}
+
 EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
 {
 	struct ring_message found;
 	struct inbound *inbound;
-	if (unlikely((++endpoint->turns & (TURNS - 1)) == 0))
+	if (unlikely((++endpoint->turns & (TURNS - 1)) == 0)) {
 		look_around(endpoint);
+		if (endpoint->udp && receive_udp(endpoint, message))
+			return 1;
+	}
 	while ((inbound = find_message(endpoint, &found))) {
 		if (likely(found.type == MESSAGE)) {
-			message->peer = inbound->peer;
-			message->data = found.data;
-			message->length = found.length;
-			message->kind = found.kind;
 			endpoint->current = inbound;
-			endpoint->current_length = found.length;
-			count(&endpoint->statistics->messages_received, 1);
-			count(&endpoint->statistics->message_bytes_received, found.length);
-			return 1;
+			return deliver(endpoint, message, inbound->peer, &found);
 		}
 		copied_handle(inbound->peer, &found);
 		take(endpoint, inbound, found.length);
 	}
 	look_around(endpoint);
-	return 0;
+	return endpoint->udp ? receive_udp(endpoint, message) : 0;
 }
 
 EXPORT void pm_release(struct pm_endpoint *endpoint, const struct pm_message *message)
 {
 	(void)message;
-	take(endpoint, endpoint->current, endpoint->current_length);
-	endpoint->current = NULL;
+	if (likely(endpoint->current != NULL)) {
+		take(endpoint, endpoint->current, endpoint->current_length);
+		endpoint->current = NULL;
+	} else if (endpoint->current_udp) {
+		udp_take(endpoint->current_udp, endpoint->current_length);
+		endpoint->current_udp = NULL;
+	}
 }
 
 EXPORT int pm_next_event(struct pm_endpoint *endpoint, struct pm_event *event)

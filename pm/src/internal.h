@@ -83,11 +83,12 @@ STAILQ_HEAD(event_list, event_node);
 
 struct pm_peer {
 	struct outbound *out;              /* ready to be used, or NULL */
+	struct udp_link *udp;              /* or this way */
 	void *data;
 	struct pm_endpoint *endpoint;
 	struct outbound *connecting;       /* asked for and not ready */
-	int status;
-	unsigned copies;                   /* operations by copies that wait for an answer */
+	_Atomic int status;                /* 0, or why nothing arrives any more */
+	_Atomic unsigned copies;           /* operations by copies that wait for an answer */
 	unsigned services;                 /* of this peer, that wait to be answered */
 	bool told_gone;
 	struct event_node gone;
@@ -124,6 +125,8 @@ struct pm_endpoint {
 	unsigned inbound_count, inbound_at;
 	unsigned streak;                   /* messages taken from that one on end */
 	struct inbound *current;           /* whose message the caller holds */
+	struct udp_link *current_udp;      /* or whose */
+	struct udp *udp;                   /* NULL: without that rail */
 	uint32_t current_length;
 	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
 	bool busy;                         /* there are operations or services */
@@ -158,6 +161,8 @@ struct pm_context {
 	uint8_t job_key[PM_JOB_KEY_SIZE];
 	uint32_t ring_bytes;
 	bool direct;
+	bool shm, udp;                     /* the rails that may be used */
+	unsigned long patience_s;
 	bool fenced;                       /* membarrier reaches this process */
 	struct shared_page *page;
 	int page_fd, epoll;
@@ -165,6 +170,7 @@ struct pm_context {
 	pthread_t keeper;
 	pthread_mutex_t lock;              /* of all below */
 	bool stopping;
+	_Atomic bool ticking;              /* the keeper looks after the udp rail's endpoints */
 	struct pm_endpoint *endpoints[SHARED_ENDPOINTS];
 	uint32_t serial;                   /* of the last endpoint */
 	STAILQ_HEAD(, outbound) connecting;
@@ -197,19 +203,13 @@ int keeper_start(struct pm_context *context);
 void keeper_stop(struct pm_context *context);
 void keeper_connect(struct pm_context *context, struct outbound *outbound);
 void keeper_forget(struct pm_context *context, struct socket *socket);
+void keeper_tick(struct pm_context *context);
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind);
 void endpoint_notice(struct pm_endpoint *endpoint);
 
 /* welcome.c */
 void welcome_stranger(struct pm_context *context, struct socket *socket);
 int welcome_take(struct pm_context *context, struct outbound *outbound);
-
-/* link.c */
-struct outbound *link_want(struct pm_peer *peer);
-int link_no_room(struct pm_peer *peer);
-void link_ring_doorbell(struct outbound *outbound);
-void link_news(struct pm_endpoint *endpoint);
-void link_close_all(struct pm_endpoint *endpoint);
 
 /* operation.c */
 void operation_progress(struct pm_endpoint *endpoint);
@@ -237,7 +237,7 @@ void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from)
 /* Adds to a counter that only this thread writes and others may read. */
 static inline void count(uint64_t *counter, uint64_t more)
 {
-	__atomic_store_n(counter, *counter + more, __ATOMIC_RELAXED);
+	__atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + more, __ATOMIC_RELAXED);
 }
 
 #endif

@@ -10,10 +10,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "udp.h"
 
 /* Where a listener has too many to answer, it is tried again after so many milliseconds. */
 #define RETRY_MS 2
+/* While packets are on their way, each endpoint is looked after so often, ms. */
+#define TICK_MS 2
 
 /* Watches a descriptor, which is closed when it is forgotten; under the lock. */
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind)
@@ -65,6 +67,30 @@ void keeper_connect(struct pm_context *context, struct outbound *outbound)
 	STAILQ_INSERT_TAIL(&context->connecting, outbound, connecting);
 	pthread_mutex_unlock(&context->lock);
 	keeper_wake(context);
+}
+
+/* Has the keeper look after endpoints whose owners may not come by until all they have sent has arrived. */
+void keeper_tick(struct pm_context *context)
+{
+	if (likely(atomic_load_explicit(&context->ticking, memory_order_relaxed)))
+		return;
+	atomic_store(&context->ticking, true);
+	keeper_wake(context);
+}
+
+/* Milliseconds until the next time; -1: nothing is on its way. */
+static int tick_all(struct pm_context *context)
+{
+	bool busy = false;
+	if (!atomic_load(&context->ticking))
+		return -1;
+	atomic_store(&context->ticking, false);
+	for (int i = 0; i < SHARED_ENDPOINTS; i++)
+		if (context->endpoints[i] && context->endpoints[i]->udp)
+			busy |= udp_tick(context->endpoints[i]);
+	if (busy)
+		atomic_store(&context->ticking, true);
+	return busy ? TICK_MS : -1;
 }
 
 static void outbound_failed(struct outbound *outbound, int error)
@@ -190,6 +216,8 @@ static void *keep(void *argument)
 		for (int i = 0; i < n; i++)
 			handle(context, events[i].data.ptr, events[i].events);
 		wait_ms = connect_all(context);
+		if (atomic_load(&context->ticking))
+			wait_ms = tick_all(context) < 0 ? wait_ms : TICK_MS;
 		while (!LIST_EMPTY(&context->closed_sockets)) {
 			struct socket *socket = LIST_FIRST(&context->closed_sockets);
 			LIST_REMOVE(socket, entry);

@@ -4,10 +4,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "link.h"
+#include "udp.h"
 
 /* The peer is gone: its operations end, and the owner is told once. */
-static void peer_gone(struct pm_peer *peer, int status)
+void peer_gone(struct pm_peer *peer, int status)
 {
 	if (peer->status)
 		return;
@@ -29,6 +30,13 @@ static bool still_arriving(const struct pm_peer *peer)
 	return false;
 }
 
+static struct outbound *link_over_udp(struct pm_peer *peer)
+{
+	if (!udp_link_to(peer))
+		peer_gone(peer, -EHOSTUNREACH);
+	return NULL;
+}
+
 /* The way to a peer that has none yet, or whose way has ended; asks for it the first time. NULL: not now, or never
  * (the peer's status). */
 struct outbound *link_want(struct pm_peer *peer)
@@ -36,6 +44,8 @@ struct outbound *link_want(struct pm_peer *peer)
 	struct outbound *outbound = peer->connecting;
 	if (peer->status)
 		return NULL;
+	if (!peer->endpoint->context->shm)
+		return link_over_udp(peer);
 	if (!outbound) {
 		outbound = calloc(1, sizeof(*outbound));
 		if (!outbound)
@@ -48,6 +58,9 @@ struct outbound *link_want(struct pm_peer *peer)
 	}
 	int gone = atomic_load(&outbound->gone);
 	if (gone) {
+		/* Not on this machine. */
+		if (gone == -EHOSTUNREACH && !peer->out && udp_elsewhere(peer))
+			return link_over_udp(peer);
 		if (!still_arriving(peer))
 			peer_gone(peer, gone);
 		return NULL;
@@ -156,7 +169,7 @@ void link_news(struct pm_endpoint *endpoint)
 	if (drop_ended(endpoint))
 		atomic_store(&endpoint->attention, true);
 	HASH_ITER(hh, endpoint->peers, peer, next) {
-		if (peer->connecting && !peer->status && (!peer->out || atomic_load(&peer->connecting->gone)))
+		if (peer->connecting && !peer->status && !peer->udp && (!peer->out || atomic_load(&peer->connecting->gone)))
 			link_want(peer);
 	}
 }

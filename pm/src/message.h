@@ -5,13 +5,16 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "link.h"
+#include "udp.h"
 
 static inline int message_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
 {
 	struct outbound *out = peer->out;
 	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
-		out = link_want(peer);
+		out = peer->udp ? NULL : link_want(peer);
+		if (peer->udp)
+			return udp_reserve(peer, length, buffer);
 		if (!out)
 			return peer->status ? peer->status : -EAGAIN;
 	}
@@ -24,6 +27,10 @@ static inline int message_reserve(struct pm_peer *peer, uint32_t length, void **
 static inline void message_commit(struct pm_peer *peer, uint8_t kind, enum message_type type)
 {
 	struct outbound *out = peer->out;
+	if (unlikely(!out)) {
+		udp_commit(peer, kind, type);
+		return;
+	}
 	ring_commit(&out->ring, kind, type);
 	/* A sleeper says so, makes all senders pass a barrier, and then looks once more (wait.c): the compiler alone has
 	 * to be kept from looking before it writes. */

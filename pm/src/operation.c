@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "link.h"
 
 /* An id is an index into the endpoint's table, and above it a generation that changes with each use. */
 #define ID_BITS 32
@@ -100,11 +100,11 @@ static int step(struct operation *operation)
 	struct pm_peer *peer = operation->node.event.peer;
 	struct outbound *out = peer->out;
 	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
-		out = link_want(peer);
-		if (!out)
+		out = peer->udp ? NULL : link_want(peer);
+		if (!out && !peer->udp)
 			return peer->status;
 	}
-	if (out->direct && !operation->copied) {
+	if (out && out->direct && !operation->copied) {
 		int done = direct_step(out, operation);
 		if (done != -EPERM)
 			return done;

@@ -36,6 +36,7 @@ _Static_assert(1 << REGION_BITS == SHARED_REGIONS, "a key has room for the numbe
 struct shared_endpoint {
 	_Alignas(128) _Atomic uint32_t serial; /* of the endpoint, in its address; 0: there is none */
 	_Atomic uint32_t asleep;               /* ring the doorbell after a message */
+	struct pm_address address;
 	_Alignas(128) struct pm_statistics statistics;
 };
 

@@ -46,16 +46,15 @@ static int ask(const uint8_t id[CONTEXT_ID_SIZE], pid_t *pid, const struct share
 	return error;
 }
 
-static int tell(const uint8_t *id, pid_t pid, const struct shared_page *page,
+static int tell(pid_t pid, const struct shared_page *page,
 		int (*each)(const struct pm_survey_entry *, void *), void *argument)
 {
 	int stop = 0;
 	for (uint32_t i = 0; i < SHARED_ENDPOINTS && !stop; i++) {
 		struct pm_survey_entry entry = {.pid = pid};
-		uint32_t serial = atomic_load(&page->endpoints[i].serial);
-		if (!serial)
+		if (!atomic_load(&page->endpoints[i].serial))
 			continue;
-		address_make(&entry.address, id, i, serial);
+		entry.address = page->endpoints[i].address;
 		statistics_copy(&entry.statistics, &page->endpoints[i].statistics);
 		stop = each(&entry, argument);
 	}
@@ -85,7 +84,7 @@ EXPORT int pm_survey(int (*each)(const struct pm_survey_entry *entry, void *argu
 		pid_t pid;
 		if (ask(id, &pid, &page))
 			continue;
-		stop = tell(id, pid, page, each, argument);
+		stop = tell(pid, page, each, argument);
 		munmap((void *)page, sizeof(*page));
 	}
 	free(line);

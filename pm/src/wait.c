@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "udp.h"
 
 /* How long to sleep at most, ms, when not everything that is awaited wakes the sleeper: room in a ring, a peer that
  * the barrier does not reach. */
@@ -23,7 +23,7 @@ static bool something_there(struct pm_endpoint *endpoint)
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
 		if (ring_ready(&endpoint->inbound[i]->ring))
 			return true;
-	return false;
+	return endpoint->udp && udp_ready(endpoint);
 }
 
 static uint64_t now_ns(void)
@@ -36,9 +36,11 @@ static uint64_t now_ns(void)
 static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
 {
 	uint64_t rung, began = now_ns();
-	struct pollfd doorbell = {.fd = endpoint->doorbell, .events = POLLIN};
-	int woken = poll(&doorbell, 1, timeout_ms), error = woken < 0 ? -errno : 0;
-	if (woken > 0)
+	struct pollfd bells[2] = {{.fd = endpoint->doorbell, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+	if (endpoint->udp)
+		bells[1].fd = endpoint->udp->fd;
+	int woken = poll(bells, 2, timeout_ms), error = woken < 0 ? -errno : 0;
+	if (bells[0].revents)
 		(void)!read(endpoint->doorbell, &rung, sizeof(rung));
 	count(&endpoint->statistics->waits, 1);
 	count(&endpoint->statistics->wait_ns, now_ns() - began);
@@ -59,8 +61,9 @@ EXPORT int pm_wait(struct pm_endpoint *endpoint, int timeout_ms)
 		nap = true;
 	int woken = 1;
 	if (!something_there(endpoint)) {
-		bool napping = nap && (timeout_ms < 0 || timeout_ms > NAP_MS);
-		woken = sleep_until(endpoint, napping ? NAP_MS : timeout_ms);
+		int nap_ms = nap ? NAP_MS : endpoint->udp ? udp_wait_ms(endpoint) : -1;
+		bool napping = nap_ms >= 0 && (timeout_ms < 0 || timeout_ms > nap_ms);
+		woken = sleep_until(endpoint, napping ? nap_ms : timeout_ms);
 		if (woken == 0 && napping)
 			woken = 1;
 	}

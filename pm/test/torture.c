@@ -78,9 +78,14 @@ static int random_below(struct bird *bird, int limit)
 	return random_next(&bird->random) % limit;
 }
 
+static bool all_finished(const struct bird *bird)
+{
+	return atomic_load(&bird->board->finished) >= bird->count - (bird->board->doomed >= 0 ? THREADS : 0);
+}
+
 static void gone(struct bird *bird, struct other *other)
 {
-	CHECK(atomic_load(&bird->board->killed[other - bird->others]));
+	CHECK(atomic_load(&bird->board->killed[other - bird->others]) || all_finished(bird));
 	other->gone = true;
 }
 
@@ -271,8 +276,7 @@ static void *fly(void *argument)
 	}
 	/* The others may still read from here. */
 	atomic_fetch_add(&bird->board->finished, 1);
-	int all = bird->count - (bird->board->doomed >= 0 ? THREADS : 0);
-	while (atomic_load(&bird->board->finished) < all) {
+	while (!all_finished(bird)) {
 		look(bird);
 		pm_wait(bird->endpoint, 1);
 	}

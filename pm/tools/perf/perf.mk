@@ -4,6 +4,6 @@ TOOLS += $(BUILD)/pm-perf
 
 $(BUILD)/pm-perf: $(PERF_OBJECTS) $(BUILD)/libpm.a
 	@echo "LD $(@F)"
-	$(Q)$(CC) -pthread -o $@ $^
+	$(Q)$(CC) -pthread -o $@ $^ $(LIBS)
 
 -include $(PERF_OBJECTS:.o=.d)

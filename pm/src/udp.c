@@ -1,0 +1,408 @@
+/* udp.c - the udp rail of an endpoint: its socket, its connections, and what they do when they get a turn. */
+#include "udp.h"
+
+#include <errno.h>
+#include <netinet/udp.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "link.h"
+
+/* Datagrams that are taken in one look, at most; each may be a train of packets of one connection (UDP_GRO). */
+#define TRAINS 8
+#define TRAIN_BYTES 65536
+#define SHORT_TRAIN 4096
+#define SOCKET_BYTES (4 << 20)
+/* An endpoint that is closed stays so long for what it has sent to arrive. */
+#define LINGER_NS 2000000000ull
+/* A peer of which something is awaited is asked whether it is there after so long a silence. */
+#define ASK_NS 1000000000ull
+
+static int open_socket(struct udp *udp, const struct sockaddr_storage *own, socklen_t length)
+{
+	static const int on = 1, bytes = SOCKET_BYTES, never = IP_PMTUDISC_DO;
+	struct sockaddr_storage any = {.ss_family = own->ss_family};
+	udp->fd = socket(own->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (udp->fd < 0 || bind(udp->fd, (struct sockaddr *)&any, length))
+		return -errno;
+	/* What the kernel does not have, or does not allow, makes this slower, not wrong. */
+	setsockopt(udp->fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
+	setsockopt(udp->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+	setsockopt(udp->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	if (own->ss_family == AF_INET)
+		setsockopt(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, &never, sizeof(never));
+	else
+		setsockopt(udp->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &never, sizeof(never));
+	return 0;
+}
+
+static int set_address(struct udp *udp, struct sockaddr_storage *own, struct pm_address *address)
+{
+	struct sockaddr_storage bound;
+	socklen_t length = sizeof(bound);
+	if (getsockname(udp->fd, (struct sockaddr *)&bound, &length))
+		return -errno;
+	if (own->ss_family == AF_INET)
+		((struct sockaddr_in *)own)->sin_port = ((struct sockaddr_in *)&bound)->sin_port;
+	else
+		((struct sockaddr_in6 *)own)->sin6_port = ((struct sockaddr_in6 *)&bound)->sin6_port;
+	udp_address_put(address, own);
+	return 0;
+}
+
+/* Gives the endpoint a socket, and its address where that is; an endpoint without is one of this machine only. */
+int udp_open(struct pm_endpoint *endpoint)
+{
+	struct sockaddr_storage own;
+	socklen_t length;
+	int error = sodium_init() < 0 ? -EIO : udp_address_own(&own, &length);
+	if (error)
+		return error;
+	struct udp *udp = calloc(1, sizeof(*udp));
+	if (!udp)
+		return -ENOMEM;
+	pthread_mutex_init(&udp->lock, NULL);
+	udp->train = malloc(TRAIN_BYTES);
+	udp->look_at_ns = NEVER;
+	udp->patience_ns = endpoint->context->patience_s * 1000000000ull;
+	error = udp->train ? open_socket(udp, &own, length) : -ENOMEM;
+	if (!error)
+		error = set_address(udp, &own, &endpoint->address);
+	if (error) {
+		if (udp->fd > 0)
+			close(udp->fd);
+		free(udp->train);
+		free(udp);
+		return error;
+	}
+	endpoint->udp = udp;
+	return 0;
+}
+
+/* Whether a peer may be on another machine: there is a way to it, and its IP address is not the own one. */
+bool udp_elsewhere(const struct pm_peer *peer)
+{
+	struct sockaddr_storage to;
+	socklen_t length;
+	const struct pm_endpoint *endpoint = peer->endpoint;
+	return endpoint->udp && udp_address_get(&peer->address, &to, &length) &&
+	       !udp_address_same_host(&peer->address, &endpoint->address);
+}
+
+/* The connection to a peer, made if there is none; NULL: there is no way, or no memory. */
+struct udp_link *udp_link_to_locked(struct pm_peer *peer)
+{
+	struct udp *udp = peer->endpoint->udp;
+	if (peer->udp || !udp)
+		return peer->udp;
+	if (udp->count == udp->room) {
+		uint32_t room = udp->room ? 2 * udp->room : 16;
+		struct udp_link **links = realloc(udp->links, room * sizeof(*links));
+		if (!links)
+			return NULL;
+		udp->links = links;
+		udp->room = room;
+	}
+	struct udp_link *link = calloc(1, sizeof(*link));
+	if (!link || !udp_address_get(&peer->address, &link->to, &link->to_length)) {
+		free(link);
+		return NULL;
+	}
+	link->peer = peer;
+	link->number = udp->count;
+	link->heard_ns = udp_now_ns();
+	randombytes_buf(link->nonce, sizeof(link->nonce));
+	udp->links[udp->count++] = link;
+	peer->udp = link;
+	link->greet_at_ns = 0;
+	udp->look_at_ns = 0;
+	return link;
+}
+
+struct udp_link *udp_link_to(struct pm_peer *peer)
+{
+	struct udp *udp = peer->endpoint->udp;
+	if (peer->udp || !udp)
+		return peer->udp;
+	pthread_mutex_lock(&udp->lock);
+	struct udp_link *link = udp_link_to_locked(peer);
+	pthread_mutex_unlock(&udp->lock);
+	return link;
+}
+
+int udp_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
+{
+	struct udp_link *link = peer->udp;
+	if (peer->status)
+		return peer->status;
+	if (length > PM_MAX_MESSAGE)
+		return -EMSGSIZE;
+	struct udp *udp = peer->endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	*buffer = link->sure ? flow_reserve(&link->flow, length) : NULL;
+	if (!*buffer)
+		udp->look_at_ns = 0;
+	pthread_mutex_unlock(&udp->lock);
+	if (*buffer)
+		return 0;
+	if (link->sure)
+		count(&peer->endpoint->statistics->no_room, 1);
+	udp_progress(peer->endpoint);
+	peer->endpoint->starved = true;
+	return -EAGAIN;
+}
+
+/* A message goes off at once when nothing is on its way, else with others, when a packet is full or at the next turn. */
+void udp_commit(struct pm_peer *peer, uint8_t kind, uint8_t type)
+{
+	struct udp *udp = peer->endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	flow_commit(&peer->udp->flow, kind, type);
+	udp_flush(udp, peer->udp, udp_now_ns(), true);
+	udp->look_at_ns = 0;
+	pthread_mutex_unlock(&udp->lock);
+	keeper_tick(peer->endpoint->context);
+}
+
+/* Gives the room of a message back. */
+void udp_take(struct udp_link *link, uint32_t length)
+{
+	struct udp *udp = link->peer->endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	flow_take(&link->flow, length);
+	pthread_mutex_unlock(&udp->lock);
+}
+
+static void take_train(struct pm_endpoint *endpoint, const struct msghdr *message, const uint8_t *data, uint32_t length, uint64_t now_ns,
+		       bool owner)
+{
+	struct udp *udp = endpoint->udp;
+	uint32_t size = length;
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR((struct msghdr *)message, header)) {
+		int given;
+		memcpy(&given, CMSG_DATA(header), sizeof(given));
+		if (header->cmsg_level == IPPROTO_UDP && header->cmsg_type == UDP_GRO && given > 0)
+			size = given;
+	}
+	for (uint32_t at = 0; at < length; at += size) {
+		uint32_t piece = length - at < size ? length - at : size, number;
+		if (piece < sizeof(struct udp_packet)) {
+			count(&endpoint->statistics->dropped, 1);
+			continue;
+		}
+		memcpy(&number, data + at + offsetof(struct udp_packet, link), sizeof(number));
+		if (number == GREETING_LINK)
+			udp_greeted(endpoint, data + at, piece, now_ns, owner);
+		else if (number < udp->count && udp->links[number]->open)
+			udp_take_packet(endpoint, udp->links[number], data + at, piece, now_ns);
+		else
+			count(&endpoint->statistics->dropped, 1);
+	}
+}
+
+static bool take_packets(struct pm_endpoint *endpoint, uint64_t now_ns, bool owner)
+{
+	struct udp *udp = endpoint->udp;
+	char control[CMSG_SPACE(sizeof(int))];
+	for (int i = 0; i < TRAINS; i++) {
+		struct iovec part = {udp->train, TRAIN_BYTES};
+		struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
+		ssize_t length = recvmsg(udp->fd, &message, MSG_DONTWAIT);
+		if (length < 0)
+			return i > 0;
+		take_train(endpoint, &message, udp->train, length, now_ns, owner);
+		/* After a short train there is seldom another one just then: it is found by the next look. */
+		if (length < SHORT_TRAIN)
+			return true;
+	}
+	return true;
+}
+
+/* Sends what is due of a connection; when it wants to be looked at next. */
+static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t now_ns)
+{
+	if (link->peer->status)
+		return NEVER;
+	if (now_ns >= link->greet_at_ns)
+		udp_greet(udp, link, now_ns);
+	if (!link->open)
+		return link->greet_at_ns;
+	if (flow_alarm(&link->flow, now_ns))
+		udp_say(udp, link, now_ns, UDP_PING);
+	if (link->sure)
+		udp_flush(udp, link, now_ns, false);
+	if (flow_news_due(&link->flow, now_ns))
+		udp_say(udp, link, now_ns, UDP_NEWS);
+	if (link->goodbye && link->flow.in_next >= link->goodbye_at)
+		link->stray = true;
+	uint64_t at = flow_alarm_at(&link->flow);
+	at = at < link->greet_at_ns ? at : link->greet_at_ns;
+	if (flow_idle(&link->flow) && !link->flow.starved && !link->peer->copies) {
+		link->awaited_ns = 0;
+		return at;
+	}
+	if (!link->awaited_ns)
+		link->awaited_ns = now_ns;
+	uint64_t last = link->heard_ns > link->awaited_ns ? link->heard_ns : link->awaited_ns;
+	uint64_t ask = (last > link->asked_ns ? last : link->asked_ns) + ASK_NS;
+	if (now_ns >= ask) {
+		link->asked_ns = now_ns;
+		ask = now_ns + ASK_NS;
+		udp_say(udp, link, now_ns, UDP_PING);
+	}
+	link->silent = now_ns - last > udp->patience_ns;
+	return at < ask ? at : ask;
+}
+
+static void look_at_links(struct udp *udp, uint64_t now_ns)
+{
+	uint64_t at = NEVER;
+	for (uint32_t i = 0; i < udp->count; i++) {
+		uint64_t wants = look_at_link(udp, udp->links[i], now_ns);
+		at = wants < at ? wants : at;
+	}
+	udp->look_at_ns = at;
+}
+
+/* Whether somebody waits for news of what has come. */
+static bool owes_news(const struct udp *udp)
+{
+	for (uint32_t i = 0; i < udp->count; i++)
+		if (udp->links[i]->open && udp->links[i]->flow.unacknowledged)
+			return true;
+	return false;
+}
+
+/* Whether all that was sent has arrived, as far as it can. */
+static bool all_idle(const struct udp *udp)
+{
+	for (uint32_t i = 0; i < udp->count; i++) {
+		const struct udp_link *link = udp->links[i];
+		if (link->sure && !link->goodbye && !link->peer->status && !flow_idle(&link->flow))
+			return false;
+	}
+	return true;
+}
+
+/* Takes what has come, and sends what may be sent. */
+void udp_progress(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	uint64_t now_ns = udp_now_ns();
+	pthread_mutex_lock(&udp->lock);
+	bool came = take_packets(endpoint, now_ns, true);
+	udp->quiet = came ? 0 : udp->quiet + 1;
+	atomic_fetch_add_explicit(&udp->turns, 1, memory_order_relaxed);
+	if (came || now_ns >= udp->look_at_ns)
+		look_at_links(udp, now_ns);
+	pthread_mutex_unlock(&udp->lock);
+	if (came)
+		keeper_tick(endpoint->context);
+}
+
+/* The keeper's turn, in the owner's stead if that has not come by since the last one. False: nobody waits for anything. */
+bool udp_tick(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	uint64_t turns = atomic_load_explicit(&udp->turns, memory_order_relaxed);
+	pthread_mutex_lock(&udp->lock);
+	if (turns == udp->turns_seen) {
+		uint64_t now_ns = udp_now_ns();
+		take_packets(endpoint, now_ns, false);
+		look_at_links(udp, now_ns);
+	}
+	udp->turns_seen = turns;
+	bool busy = !all_idle(udp) || owes_news(udp);
+	pthread_mutex_unlock(&udp->lock);
+	return busy;
+}
+
+/* The next message of any connection. */
+bool udp_find(struct pm_endpoint *endpoint, struct ring_message *found, struct udp_link **of)
+{
+	struct udp *udp = endpoint->udp;
+	struct udp_link *gone = NULL;
+	*of = NULL;
+	pthread_mutex_lock(&udp->lock);
+	for (uint32_t i = 0; i < udp->count && !*of; i++) {
+		struct udp_link *link = udp->links[udp->at];
+		udp->at = udp->at + 1 < udp->count ? udp->at + 1 : 0;
+		if (!link->open || link->peer->status)
+			continue;
+		if (flow_peek(&link->flow, found, PM_MAX_MESSAGE))
+			*of = link;
+		else if (link->stray || link->silent)
+			gone = link;
+	}
+	pthread_mutex_unlock(&udp->lock);
+	if (gone)
+		peer_gone(gone->peer, gone->stray ? -EHOSTDOWN : -ETIMEDOUT);
+	return *of;
+}
+
+/* Whether there is a message that has come already. */
+bool udp_ready(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	struct ring_message found;
+	bool ready = false;
+	pthread_mutex_lock(&udp->lock);
+	for (uint32_t i = 0; i < udp->count && !ready; i++) {
+		struct udp_link *link = udp->links[i];
+		ready = link->open && !link->peer->status &&
+			(link->stray || link->silent || flow_peek(&link->flow, &found, PM_MAX_MESSAGE));
+	}
+	pthread_mutex_unlock(&udp->lock);
+	return ready;
+}
+
+/* How long a sleeper may sleep before the rail needs a turn, ms; -1: for ever. */
+int udp_wait_ms(struct pm_endpoint *endpoint)
+{
+	uint64_t at = endpoint->udp->look_at_ns, now_ns;
+	if (at == NEVER)
+		return -1;
+	now_ns = udp_now_ns();
+	return at <= now_ns ? 0 : (at - now_ns) / 1000000 + 1;
+}
+
+/* Waits until all that was sent has arrived, or for so long as is sensible. */
+static void linger(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	uint64_t until = udp_now_ns() + LINGER_NS;
+	for (bool idle = false; !idle && udp_now_ns() < until;) {
+		udp_progress(endpoint);
+		pthread_mutex_lock(&udp->lock);
+		idle = all_idle(udp);
+		pthread_mutex_unlock(&udp->lock);
+	}
+}
+
+void udp_close(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	if (!udp)
+		return;
+	linger(endpoint);
+	pthread_mutex_lock(&endpoint->context->lock); /* the keeper looks no more */
+	endpoint->udp = NULL;
+	pthread_mutex_unlock(&endpoint->context->lock);
+	for (uint32_t i = 0; i < udp->count; i++) {
+		struct udp_link *link = udp->links[i];
+		if (link->open) {
+			udp_say(udp, link, udp_now_ns(), UDP_BYE);
+			flow_close(&link->flow);
+		}
+		link->peer->udp = NULL;
+		free(link);
+	}
+	close(udp->fd);
+	free(udp->links);
+	free(udp->train);
+	pthread_mutex_destroy(&udp->lock);
+	free(udp);
+}

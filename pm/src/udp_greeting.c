@@ -1,0 +1,113 @@
+/* udp_greeting.c - how a connection of the udp rail is made (udp.h). */
+#include <sodium.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "udp.h"
+
+/* Greetings are repeated after 5 ms, 10 ms and so on, at most every second, for ever: the peer may be stopped. */
+#define FIRST_AGAIN_NS 5000000ull
+#define MOST_DOUBLED 8
+
+_Static_assert(UDP_SEAL == crypto_auth_BYTES && PM_JOB_KEY_SIZE == crypto_auth_KEYBYTES, "libsodium's sizes");
+
+static void seal(const struct pm_context *context, const struct udp_greeting *greeting, uint8_t made[UDP_SEAL])
+{
+	crypto_auth(made, (const uint8_t *)greeting, offsetof(struct udp_greeting, seal), context->job_key);
+}
+
+/* Bytes of a ring that this side would have; the smaller of both sides' is taken. */
+static uint32_t own_ring(const struct pm_context *context)
+{
+	return context->ring_bytes < 1u << 28 ? UDP_RING_TIMES * context->ring_bytes : 1u << 30;
+}
+
+void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns)
+{
+	struct pm_endpoint *endpoint = link->peer->endpoint;
+	struct udp_greeting greeting = {
+		.check = GREETING_MAGIC, .link = GREETING_LINK, .type = UDP_GREETING, .version = GREETING_VERSION,
+		.from = endpoint->address, .to = link->peer->address,
+		.number = link->number, .ring_bytes = own_ring(endpoint->context),
+	};
+	memcpy(greeting.nonce, link->nonce, UDP_NONCE);
+	memcpy(greeting.echo, link->far_nonce, UDP_NONCE);
+	seal(endpoint->context, &greeting, greeting.seal);
+	sendto(udp->fd, &greeting, sizeof(greeting), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&link->to, link->to_length);
+	unsigned doubled = link->greetings < MOST_DOUBLED ? link->greetings : MOST_DOUBLED;
+	link->greetings++;
+	link->greet_at_ns = link->sure ? NEVER : now_ns + (FIRST_AGAIN_NS << doubled);
+}
+
+/* The seed of one direction: from the job key and both nonces, the sender's first. */
+static uint64_t seed(const struct pm_context *context, const uint8_t *sender, const uint8_t *receiver)
+{
+	uint8_t nonces[2 * UDP_NONCE], made[UDP_SEAL];
+	uint64_t value;
+	memcpy(nonces, sender, UDP_NONCE);
+	memcpy(nonces + UDP_NONCE, receiver, UDP_NONCE);
+	crypto_auth(made, nonces, sizeof(nonces), context->job_key);
+	memcpy(&value, made, sizeof(value));
+	return value;
+}
+
+static void open_link(struct udp_link *link, const struct udp_greeting *greeting)
+{
+	const struct pm_context *context = link->peer->endpoint->context;
+	uint32_t bytes = own_ring(context);
+	bytes = greeting->ring_bytes < bytes ? greeting->ring_bytes : bytes;
+	if (flow_open(&link->flow, bytes, udp_segment_size(&link->to, link->to_length)))
+		return; /* without memory: the next greeting is another try */
+	memcpy(link->far_nonce, greeting->nonce, UDP_NONCE);
+	link->far_number = greeting->number;
+	link->seed_out = seed(context, link->nonce, link->far_nonce);
+	link->seed_in = seed(context, link->far_nonce, link->nonce);
+	link->heard_ns = udp_now_ns();
+	link->open = true;
+}
+
+/* The connection that a greeting is about. Only the owner makes new ones; to the keeper a stranger's greeting is as good
+ * as lost, and will be said again. */
+static struct udp_link *link_of(struct pm_endpoint *endpoint, const struct udp_greeting *greeting, bool owner)
+{
+	struct pm_peer *peer;
+	for (uint32_t i = 0; i < endpoint->udp->count; i++)
+		if (!memcmp(&endpoint->udp->links[i]->peer->address, &greeting->from, sizeof(greeting->from)))
+			return endpoint->udp->links[i];
+	return owner && !pm_peer_get(endpoint, &greeting->from, &peer) ? udp_link_to_locked(peer) : NULL;
+}
+
+/* A greeting has come. */
+void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t length, uint64_t now_ns, bool owner)
+{
+	struct udp_greeting greeting;
+	uint8_t wanted[UDP_SEAL];
+	if (length != sizeof(greeting))
+		goto drop;
+	memcpy(&greeting, data, sizeof(greeting));
+	seal(endpoint->context, &greeting, wanted);
+	if (sodium_memcmp(wanted, greeting.seal, UDP_SEAL) || greeting.version != GREETING_VERSION ||
+	    memcmp(&greeting.to, &endpoint->address, sizeof(greeting.to)) ||
+	    greeting.ring_bytes < 2 * PM_MAX_MESSAGE || greeting.ring_bytes & (greeting.ring_bytes - 1))
+		goto drop;
+	struct udp_link *link = link_of(endpoint, &greeting, owner);
+	if (!link)
+		return;
+	if (!link->open)
+		open_link(link, &greeting);
+	if (!link->open || memcmp(link->far_nonce, greeting.nonce, UDP_NONCE))
+		return; /* an old one, that somebody says again */
+	bool echoed = !memcmp(greeting.echo, link->nonce, UDP_NONCE);
+	if (echoed && !link->sure) {
+		link->sure = true;
+		link->greet_at_ns = NEVER;
+		count(&endpoint->statistics->links_out, 1);
+		count(&endpoint->statistics->links_in, 1);
+		udp_greet(endpoint->udp, link, now_ns); /* so that the other is sure, too; unanswered, it asks again */
+	} else if (!echoed) {
+		udp_greet(endpoint->udp, link, now_ns);
+	}
+	return;
+drop:
+	count(&endpoint->statistics->dropped, 1);
+}
