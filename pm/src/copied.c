@@ -189,6 +189,7 @@ void copied_handle(struct pm_peer *peer, const struct ring_message *message)
 		handle_data(peer, message->data, message->length);
 		break;
 	case MESSAGE:
+	case HELP:
 		break;
 	}
 }

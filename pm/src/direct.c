@@ -31,7 +31,7 @@ static int failed(void)
 }
 
 /* Reads the id, and after it, in the same call, length bytes from there to here. */
-static int checked_read(struct outbound *outbound, void *here, uint64_t there, size_t length, size_t *moved)
+int direct_read(struct outbound *outbound, void *here, uint64_t there, size_t length, size_t *moved)
 {
 	uint8_t id[CONTEXT_ID_SIZE];
 	struct iovec to[2] = {{id, sizeof(id)}, {here, length}};
@@ -48,16 +48,11 @@ static int checked_read(struct outbound *outbound, void *here, uint64_t there, s
 	return *moved || !length ? 0 : -EFAULT;
 }
 
-static int write_some(struct outbound *outbound, struct operation *operation, size_t length, size_t *moved)
+/* Writes length bytes from here to there; whose memory that is has been seen before. */
+int direct_write(struct outbound *outbound, const void *here, uint64_t there, size_t length, size_t *moved)
 {
-	if (!operation->checked) {
-		int error = checked_read(outbound, NULL, 0, 0, moved);
-		if (error)
-			return error;
-		operation->checked = true;
-	}
-	struct iovec from = {operation->local + operation->done, length};
-	struct iovec to = {(void *)(uintptr_t)(operation->address + operation->done), length};
+	struct iovec from = {(void *)here, length};
+	struct iovec to = {(void *)(uintptr_t)there, length};
 	ssize_t put = process_vm_writev(outbound->pid, &from, 1, &to, 1, 0);
 	if (put < 0)
 		return failed();
@@ -65,10 +60,23 @@ static int write_some(struct outbound *outbound, struct operation *operation, si
 	return put ? 0 : -EFAULT;
 }
 
+static int write_some(struct outbound *outbound, struct operation *operation, size_t length, size_t *moved)
+{
+	if (!operation->checked) {
+		int error = direct_read(outbound, NULL, 0, 0, moved);
+		if (error)
+			return error;
+		operation->checked = true;
+	}
+	return direct_write(outbound, operation->local + operation->done, operation->address + operation->done, length, moved);
+}
+
 /* Moves a part; 1: all is moved, 0: not yet, -EPERM: this is forbidden here, else the operation's error. */
 int direct_step(struct outbound *outbound, struct operation *operation)
 {
 	bool write = operation->node.event.type == PM_WRITE_DONE;
+	if (unlikely(operation->length >= HELP_LEAST) && !write && (outbound->help.operation == operation || help_ask(outbound, operation)))
+		return help_step(outbound, operation);
 	size_t left = operation->length - operation->done, moved = 0;
 	size_t length = left < CHUNK ? left : CHUNK;
 	uint64_t there = operation->address + operation->done;
@@ -76,7 +84,7 @@ int direct_step(struct outbound *outbound, struct operation *operation)
 	if (error || !length)
 		return error ? error : 1;
 	error = write ? write_some(outbound, operation, length, &moved)
-		      : checked_read(outbound, operation->local + operation->done, there, length, &moved);
+		      : direct_read(outbound, operation->local + operation->done, there, length, &moved);
 	if (error)
 		return error;
 	operation->done += moved;

@@ -63,6 +63,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 {
 	struct pm_context *context = endpoint->context;
 	struct pm_peer *peer, *next;
+	help_settle(endpoint);
 	udp_close(endpoint);
 	pthread_mutex_lock(&context->lock);
 	context->endpoints[endpoint->number] = NULL;
@@ -207,7 +208,10 @@ EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
 			endpoint->current = inbound;
 			return deliver(endpoint, message, inbound->peer, &found);
 		}
-		copied_handle(inbound->peer, &found);
+		if (found.type == HELP)
+			help_handle(inbound, &found);
+		else
+			copied_handle(inbound->peer, &found);
 		take(endpoint, inbound, found.length);
 	}
 	look_around(endpoint);

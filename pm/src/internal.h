@@ -28,6 +28,7 @@ enum message_type {
 	WRITE_DONE = 2,
 	READ_REQUEST = 3,
 	READ_DATA = 4,
+	HELP = 5, /* a request to share a large direct read (help.c) */
 };
 
 /* A connection's socket, watched by the keeper. */
@@ -35,11 +36,31 @@ struct socket {
 	int fd;
 	enum socket_kind { SOCKET_LISTENER, SOCKET_WAKE, SOCKET_STRANGER, SOCKET_IN, SOCKET_OUT } kind;
 	bool closed;                 /* waits for the keeper to free it */
+	pid_t pid;                   /* the process on the other end, of a stranger's and what becomes of it */
 	union {
 		struct inbound *inbound;
 		struct outbound *outbound;
 	};
 	LIST_ENTRY(socket) entry;
+};
+
+/* A read that the peer has been asked to share; under way while there is an operation. */
+struct help_wanted {
+	struct operation *operation;
+	uint32_t serial;
+	uint32_t chunk, chunks;            /* bytes of one, and how many */
+	uint32_t mine, theirs;             /* chunks claimed; theirs is known when nothing can be claimed any more */
+	bool closed;                       /* that is now */
+	bool forbidden;                    /* the peer did what cannot be: it is not asked again */
+	int status;                        /* of what this side has read */
+};
+
+/* A read of the peer's that this side may share. */
+struct help_asked {
+	uint32_t serial;                   /* 0: there is none */
+	uint32_t chunk, chunks, done;
+	uint64_t address, key, length;
+	uint64_t destination;              /* in the peer's memory */
 };
 
 /* The way to a peer. Made by the owner, connected by the keeper, freed with the endpoint. */
@@ -57,6 +78,7 @@ struct outbound {
 	int doorbell;
 	pid_t pid;
 	bool direct;                       /* its memory can be read and written by system call */
+	struct help_wanted help;
 	struct socket *socket;
 	STAILQ_ENTRY(outbound) connecting;
 };
@@ -71,6 +93,8 @@ struct inbound {
 	size_t ring_size;
 	struct pm_endpoint *endpoint;
 	struct pm_address from;
+	pid_t pid;                         /* who has made this connection, whatever it says to be */
+	struct help_asked help;
 	struct socket *socket;             /* the keeper's */
 	struct inbound *next;              /* among the arrivals */
 };
@@ -104,6 +128,7 @@ struct operation {
 	uint64_t address, key;
 	size_t length, done;               /* done: moved, or sent off */
 	bool checked;                      /* whose memory it is, for a direct write */
+	bool alone;                        /* the peer is not, or no longer, asked for help */
 	bool copied;                       /* goes through the rings */
 	bool sent;                         /* all of it has been sent off, and an answer is awaited */
 	bool ended;
@@ -129,13 +154,14 @@ struct pm_endpoint {
 	struct udp *udp;                   /* NULL: without that rail */
 	uint32_t current_length;
 	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
-	bool busy;                         /* there are operations or services */
+	bool busy;                         /* there are operations, services, or peers to help */
 	_Atomic bool attention;            /* the keeper has news */
 	struct pm_statistics *statistics;
 	/* Used seldom. */
 	_Atomic(struct inbound *) arrivals;
 	unsigned inbound_room;
 	unsigned unfenced;                 /* peers that may not wake this endpoint */
+	unsigned helping;                  /* peers whose reads can be shared */
 	bool starved;                      /* somebody was refused for want of room */
 	struct pm_context *context;
 	uint32_t number;
@@ -221,6 +247,18 @@ void operation_free_all(struct pm_endpoint *endpoint);
 
 /* direct.c */
 int direct_step(struct outbound *outbound, struct operation *operation);
+int direct_read(struct outbound *outbound, void *here, uint64_t there, size_t length, size_t *moved);
+int direct_write(struct outbound *outbound, const void *here, uint64_t there, size_t length, size_t *moved);
+
+/* help.c */
+#define HELP_LEAST (128u << 10) /* the shortest read, bytes, that is worth to be shared */
+bool help_ask(struct outbound *outbound, struct operation *operation);
+int help_step(struct outbound *outbound, struct operation *operation);
+void help_peer_gone(struct pm_peer *peer);
+void help_settle(struct pm_endpoint *endpoint);
+void help_handle(struct inbound *inbound, const struct ring_message *message);
+void help_progress(struct pm_endpoint *endpoint);
+void help_forget(struct pm_endpoint *endpoint, struct inbound *inbound);
 
 /* copied.c */
 int copied_step(struct operation *operation);

@@ -143,11 +143,14 @@ static int connect_all(struct pm_context *context)
 static void accept_stranger(struct pm_context *context)
 {
 	pid_t pid;
+	struct socket *socket;
 	int fd = accept4(context->listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	if (fd < 0)
 		return;
-	if (socket_peer(fd, &pid) || !keeper_watch(context, fd, SOCKET_STRANGER))
+	if (socket_peer(fd, &pid) || !(socket = keeper_watch(context, fd, SOCKET_STRANGER)))
 		close(fd);
+	else
+		socket->pid = pid;
 }
 
 /* The other process is gone, or does not want this one. */

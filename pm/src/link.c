@@ -151,6 +151,7 @@ static bool drop_ended(struct pm_endpoint *endpoint)
 			count(&endpoint->statistics->dropped, 1);
 		endpoint->inbound[i] = endpoint->inbound[--endpoint->inbound_count];
 		endpoint->unfenced -= inbound->unfenced;
+		help_forget(endpoint, inbound);
 		free_inbound(endpoint->context, inbound);
 		if (!still_arriving(peer))
 			peer_gone(peer, status);

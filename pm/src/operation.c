@@ -87,6 +87,7 @@ void operation_end(struct operation *operation, int status)
 void operation_peer_gone(struct pm_peer *peer, int status)
 {
 	struct operation *operation, *next;
+	help_peer_gone(peer);
 	for (operation = TAILQ_FIRST(&peer->endpoint->operations); operation; operation = next) {
 		next = TAILQ_NEXT(operation, entry);
 		if (operation->node.event.peer == peer)
@@ -104,10 +105,13 @@ static int step(struct operation *operation)
 		if (!out && !peer->udp)
 			return peer->status;
 	}
-	if (out && out->direct && !operation->copied) {
+	/* A read that the peer shares goes on to its end as such. */
+	if (out && ((out->direct && !operation->copied) || out->help.operation == operation)) {
 		int done = direct_step(out, operation);
 		if (done != -EPERM)
 			return done;
+		if (operation->node.event.type == PM_READ_DONE)
+			operation->done = 0; /* copies come from the beginning */
 		out->direct = false; /* it was possible once, and is forbidden now */
 	}
 	operation->copied = true;
@@ -118,6 +122,8 @@ void operation_progress(struct pm_endpoint *endpoint)
 {
 	struct operation *operation, *next;
 	copied_progress(endpoint);
+	if (endpoint->helping)
+		help_progress(endpoint);
 	for (operation = TAILQ_FIRST(&endpoint->operations); operation; operation = next) {
 		next = TAILQ_NEXT(operation, entry);
 		int done = operation->sent ? 0 : step(operation);
@@ -126,7 +132,7 @@ void operation_progress(struct pm_endpoint *endpoint)
 		if (done)
 			operation_end(operation, done < 0 ? done : 0);
 	}
-	endpoint->busy = !TAILQ_EMPTY(&endpoint->operations) || !TAILQ_EMPTY(&endpoint->services);
+	endpoint->busy = !TAILQ_EMPTY(&endpoint->operations) || !TAILQ_EMPTY(&endpoint->services) || endpoint->helping;
 }
 
 static int start(struct pm_peer *peer, struct pm_event event, void *local, size_t length, uint64_t address, uint64_t key)

@@ -2,7 +2,7 @@
  * ring.h - the queue through which one process sends messages to one other: memory that both map, written by one
  * side and read by the other, without locks, system calls or atomic read-modify-writes.
  *
- * The memory is, in this order: a line that the reader writes (how much it has taken), cells of one cache line each,
+ * The memory is, in this order: a line that the reader writes (how much it has taken), a line for help.c, cells of one cache line each,
  * and data, a byte ring. A message takes one cell. Its control word holds the cell's number, so that what a cell held
  * one lap earlier is never taken for a message, and it is written last: a short message arrives with the one cache
  * line that its reader polls. A message that does not fit into the cell lies in the data ring, whole and in order;
@@ -30,12 +30,19 @@ struct ring_cell {
 
 /* What the reader tells: both count up for ever. */
 struct ring_taken {
-	_Alignas(2 * RING_LINE) _Atomic uint64_t cells;
+	_Alignas(RING_LINE) _Atomic uint64_t cells;
 	_Atomic uint64_t bytes;
 };
 
+/* Who does which part of a large read that both sides share (help.c). Both words have the read's serial above. */
+struct ring_help {
+	_Alignas(RING_LINE) _Atomic uint64_t claim; /* the next part that nobody has claimed */
+	_Atomic uint64_t done;                      /* parts that the ring's reader has claimed and is done with */
+};
+
 struct ring_memory {
-	struct ring_taken taken;
+	_Alignas(2 * RING_LINE) struct ring_taken taken;
+	struct ring_help help;
 	_Alignas(2 * RING_LINE) struct ring_cell cells[];
 };
 

@@ -45,6 +45,7 @@ static int make_inbound(struct pm_context *context, struct socket *socket, const
 	ring_reader_open(&inbound->ring, memory, context->ring_bytes);
 	inbound->from = hello->from;
 	inbound->unfenced = hello->flags & HELLO_UNFENCED;
+	inbound->pid = socket->pid;
 	inbound->socket = socket;
 	*made = inbound;
 	return fd;
