@@ -3,9 +3,12 @@
  * another. The input is a program: overwrite a piece of the memory, have the endpoint receive, ask for remote memory.
  */
 #include <assert.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -25,6 +28,38 @@ struct bed {
 	uint8_t answer[100000];
 };
 
+/* The hostile process, where memory is accessed directly: it is there for its memory only, which may be overwritten. */
+static const uint8_t far_id[CONTEXT_ID_SIZE] = {7};
+static uint8_t *far_memory; /* at the same place in both */
+#define FAR_BYTES (5u << 20)
+
+static pid_t far_process(void)
+{
+	static pid_t pid;
+	if (pid)
+		return pid;
+	far_memory = mmap(NULL, FAR_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (far_memory == MAP_FAILED || (pid = fork()) < 0)
+		abort();
+	if (!pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			pause();
+	}
+	return pid;
+}
+
+/* The page of the hostile process has one region, of which the key is FAR_KEY. */
+#define FAR_KEY (1ull << REGION_BITS)
+static void make_direct(struct bed *bed)
+{
+	bed->out->pid = bed->in->pid = far_process();
+	bed->page.id_address = (uintptr_t)far_id;
+	bed->page.regions[0] = (struct shared_region){1, (uintptr_t)far_memory, FAR_BYTES, PM_REMOTE_READ | PM_REMOTE_WRITE};
+	bed->out->page = &bed->page;
+	bed->out->direct = true;
+}
+
 static void *make_ring(void)
 {
 	void *memory = aligned_alloc(128, ring_size(BYTES));
@@ -41,7 +76,7 @@ static void open_bed(struct bed *bed)
 	    pm_context_open(&options, &bed->context) || pm_endpoint_open(bed->context, &bed->endpoint))
 		abort();
 	pm_endpoint_address(bed->endpoint, &address);
-	address.bytes[9] ^= 1;
+	memcpy(address.bytes + 8, far_id, sizeof(far_id));
 	if (pm_peer_get(bed->endpoint, &address, &bed->peer) ||
 	    pm_register(bed->context, MEMORY, 4096, PM_REMOTE_READ | PM_REMOTE_WRITE, &bed->region))
 		abort();
@@ -97,7 +132,7 @@ static size_t write_message(struct bed *bed, const uint8_t *data, size_t size)
 	struct ring_reader *reader = &bed->in->ring;
 	if (size < 3)
 		return size;
-	uint8_t type = data[0] % 6;
+	uint8_t type = data[0] % 7;
 	uint32_t length = data[1] | (data[2] & 0x3f) << 8, given = size - 3 < length ? size - 3 : length;
 	uint8_t *place = reader->memory->cells[reader->cell & reader->cell_mask].payload;
 	if (length > RING_INLINE)
@@ -118,17 +153,41 @@ static size_t overwrite(struct ring_memory *memory, const uint8_t *data, size_t 
 	return 4 + length;
 }
 
+/* Asks for help with a read that makes sense, but for what the input gives; the words make sense, too, at first. */
+static size_t ask_for_help(struct bed *bed, const uint8_t *data, size_t size)
+{
+	struct { uint32_t serial, chunk; uint64_t address, key, length, destination; } help;
+	struct ring_reader *reader = &bed->in->ring;
+	struct ring_cell *cell = &reader->memory->cells[reader->cell & reader->cell_mask];
+	if (size < 6)
+		return size;
+	help.serial = data[0];
+	help.chunk = 4096 * data[1];
+	help.address = (uintptr_t)MEMORY + data[2];
+	help.key = pm_region_key(bed->region) + (data[3] & 1);
+	help.length = 4096 - 16 * data[4];
+	help.destination = data[5] & 1 ? (uintptr_t)far_memory + 1 : (uint64_t)data[5] << 40;
+	memcpy(cell->payload, &help, sizeof(help));
+	atomic_store(&reader->memory->help.claim, (uint64_t)help.serial << 32);
+	atomic_store(&cell->control, ring_control(reader->cell, 0, HELP, sizeof(help)));
+	return 6;
+}
+
+static uint8_t large[FAR_BYTES];
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct bed *bed = calloc(1, sizeof(*bed));
 	uint64_t key;
 	open_bed(bed);
 	key = pm_region_key(bed->region);
+	if (size && *data & 1)
+		make_direct(bed);
 	while (size && !bed->in->ring.broken) {
 		uint8_t what = *data++;
 		size_t used = 0;
 		size--;
-		switch (what % 6) {
+		switch (what % 7) {
 		case 0:
 			used = write_message(bed, data, size);
 			break;
@@ -145,6 +204,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			pm_write(bed->peer, bed->answer, 70000, 5, key, NULL);
 			break;
 		case 5:
+			if (bed->out->direct && what & 0x10)
+				pm_read(bed->peer, large, sizeof(large), (uintptr_t)far_memory, FAR_KEY, NULL);
+			break;
+		case 6:
+			used = ask_for_help(bed, data, size);
 			break;
 		}
 		data += used;

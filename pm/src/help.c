@@ -6,7 +6,10 @@
  * that the owner has claimed it owes: the read does not end, and its memory is not given back, before the owner has
  * counted it in the second word, {serial, done}, or its process is gone. So no write comes late: who claims, holds
  * the read open, and after the last claim, or when the reader closes it early, the word of that serial gives nothing.
- * A serial comes again only after 2^32 HELPs have passed the ring, so an owner cannot sleep through that.
+ *
+ * The owner tells which HELP it has found in the ring, and until it has the reader asks no more: an owner that computes
+ * finds one HELP when it comes, not a ring full of them, and reads that it does not see are as they would be without
+ * all this. It also means that no owner can sleep until a serial comes again.
  *
  * Checked for all interleavings by model/help.pml.
  */
@@ -21,10 +24,12 @@ struct help {
 	uint64_t address, key, length, destination;
 };
 
-/* A chunk, bytes: small enough for both to end at about the same time, large enough for its system call. */
-#define LEAST_CHUNK (32u << 10)
+/* Chunks, bytes: a read is cut into two at least, then by these, and by larger ones where that makes more than so many.
+ * They are small enough for both sides to end at about the same time, and large enough for a system call each. */
+#define LEAST_CHUNK (HELP_LEAST / 2)
+#define GOOD_CHUNK (64u << 10)
 #define MOST_CHUNK (128u << 10)
-#define CHUNKS 16
+#define MANY 16
 /* Bytes that are copied in one turn: by the reader for itself, and by the owner, which has other things to do. */
 #define OWN_TURN (4u << 20)
 #define HELPING_TURN (256u << 10)
@@ -55,6 +60,13 @@ static uint32_t chunk_length(uint64_t length, uint32_t chunk, uint32_t number)
 	return left < chunk ? left : chunk;
 }
 
+static uint32_t chunk_for(uint64_t length)
+{
+	uint64_t chunk = length < 2 * GOOD_CHUNK ? length / 2 : length < MANY * GOOD_CHUNK ? GOOD_CHUNK : length / MANY;
+	chunk = (chunk + 4095) & ~4095ull;
+	return chunk < MOST_CHUNK ? chunk : MOST_CHUNK;
+}
+
 /* Asks the owner for help with a read that begins; false: it goes on alone. An owner that sleeps is not woken: what it
  * sleeps for may need the processor more. */
 bool help_ask(struct outbound *outbound, struct operation *operation)
@@ -62,11 +74,11 @@ bool help_ask(struct outbound *outbound, struct operation *operation)
 	struct help_wanted *help = &outbound->help;
 	struct ring_help *shared = &outbound->ring.memory->help;
 	if (operation->alone || operation->done || help->operation || help->forbidden ||
+	    atomic_load_explicit(&shared->seen, memory_order_relaxed) != help->serial ||
 	    atomic_load_explicit(&outbound->far->asleep, memory_order_relaxed))
 		return false;
 	operation->alone = true; /* it is asked once */
-	uint64_t chunk = (operation->length / CHUNKS + 4095) & ~4095ull;
-	chunk = chunk < LEAST_CHUNK ? LEAST_CHUNK : chunk > MOST_CHUNK ? MOST_CHUNK : chunk;
+	uint32_t chunk = chunk_for(operation->length);
 	uint64_t chunks = (operation->length + chunk - 1) / chunk;
 	void *buffer = chunks < FAILED ? ring_reserve(&outbound->ring, sizeof(struct help)) : NULL;
 	if (!buffer)
@@ -249,7 +261,10 @@ void help_handle(struct inbound *inbound, const struct ring_message *message)
 	}
 	help_forget(endpoint, inbound);
 	/* Only into the process that asks: who made this connection could have named another as the sender. */
-	if (!outbound || !outbound->direct || outbound->pid != inbound->pid)
+	if (outbound && (!outbound->direct || outbound->pid != inbound->pid))
+		return; /* and is not asked again */
+	atomic_store_explicit(&inbound->ring.memory->help.seen, help.serial, memory_order_relaxed);
+	if (!outbound)
 		return;
 	inbound->help = (struct help_asked){
 		.serial = help.serial, .chunk = help.chunk, .chunks = (help.length + help.chunk - 1) / help.chunk,

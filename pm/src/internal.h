@@ -251,7 +251,7 @@ int direct_read(struct outbound *outbound, void *here, uint64_t there, size_t le
 int direct_write(struct outbound *outbound, const void *here, uint64_t there, size_t length, size_t *moved);
 
 /* help.c */
-#define HELP_LEAST (128u << 10) /* the shortest read, bytes, that is worth to be shared */
+#define HELP_LEAST (32u << 10) /* the shortest read, bytes, that is worth to be shared */
 bool help_ask(struct outbound *outbound, struct operation *operation);
 int help_step(struct outbound *outbound, struct operation *operation);
 void help_peer_gone(struct pm_peer *peer);

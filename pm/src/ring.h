@@ -34,10 +34,11 @@ struct ring_taken {
 	_Atomic uint64_t bytes;
 };
 
-/* Who does which part of a large read that both sides share (help.c). Both words have the read's serial above. */
+/* Who does which part of a large read that both sides share (help.c). Two words have the read's serial above. */
 struct ring_help {
 	_Alignas(RING_LINE) _Atomic uint64_t claim; /* the next part that nobody has claimed */
 	_Atomic uint64_t done;                      /* parts that the ring's reader has claimed and is done with */
+	_Atomic uint32_t seen;                      /* serial of the last request that it has found in the ring */
 };
 
 struct ring_memory {

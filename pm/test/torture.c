@@ -18,6 +18,7 @@
 #define MOST_PROCESSES 16
 #define MOST (MOST_PROCESSES * THREADS)
 #define SLOT 100000 /* bytes that one other may write */
+#define READABLE (1u << 20) /* bytes that all others may read */
 
 enum { PLAIN, WRITTEN, CHECKED, FINISHED };
 
@@ -170,7 +171,7 @@ static void read_there(struct bird *bird, struct other *other)
 {
 	struct board *board = bird->board;
 	int number = other - bird->others;
-	uint32_t length = 1 + random_below(bird, SLOT);
+	uint32_t length = 1 + random_below(bird, random_below(bird, 4) ? 20000 : READABLE);
 	struct reading *reading = malloc(sizeof(*reading) + length);
 	reading->length = length;
 	if (!pm_read(other->peer, reading->data, length, board->memory[number] + MOST * SLOT, board->key[number], reading))
@@ -286,12 +287,12 @@ static void *fly(void *argument)
 static void open_bird(struct bird *bird, struct board *board, int number, struct pm_context *context)
 {
 	struct pm_region *region;
-	size_t size = (MOST + 1) * SLOT;
+	size_t size = MOST * SLOT + READABLE;
 	*bird = (struct bird){
 		.board = board, .number = number, .count = board->processes * THREADS, .random = board->seed + 7919 * number + 1,
 		.context = context, .memory = malloc(size), .others = calloc(MOST, sizeof(struct other)),
 	};
-	fill(bird->memory + MOST * SLOT, SLOT, board->seed + number);
+	fill(bird->memory + MOST * SLOT, READABLE, board->seed + number);
 	CHECK_IS(pm_endpoint_open(context, &bird->endpoint), 0);
 	pm_endpoint_address(bird->endpoint, &board->address[number]);
 	CHECK_IS(pm_register(context, bird->memory, size, PM_REMOTE_READ | PM_REMOTE_WRITE, &region), 0);
