@@ -92,7 +92,7 @@ static void stay_until_told(struct side *side)
 /* Reads of many sizes, one and several at once, while the owner receives: it helps with some. */
 static void shared(struct side *side)
 {
-	enum { MOST = 6 << 20, AT_ONCE = 3 };
+	enum { MOST = 5 << 20, AT_ONCE = 3 };
 	struct offer offer;
 	struct pm_region *region;
 	uint64_t random = 77, chunks = 0;
@@ -105,12 +105,12 @@ static void shared(struct side *side)
 	for (int i = 0; i < AT_ONCE; i++)
 		copies[i] = new_memory(MOST + 2);
 	double began = seconds();
-	for (int round = 0; round < 150 || !chunks; round++) {
+	for (int round = 0; !chunks || (round < 100 && seconds() - began < 5); round++) {
 		int n = 1 + random_next(&random) % AT_ONCE;
 		size_t length[AT_ONCE], from[AT_ONCE];
 		CHECK(seconds() - began < PATIENCE);
 		for (int i = 0; i < n; i++) {
-			length[i] = random_next(&random) % (round % 10 ? 400000 : MOST) + 1;
+			length[i] = random_next(&random) % (round % 20 ? 400000 : MOST) + 1;
 			if (round % 3 == 0 && length[i] < MOST - 4096)
 				length[i] = length[i] & ~4095ull ? length[i] & ~4095ull : 4096;
 			from[i] = random_next(&random) % (MOST - length[i] + 1);
