@@ -1,10 +1,12 @@
 /* init.c - what libfabric finds in this file: the provider, its tunables. */
 #include "prov.h"
 
+_Static_assert(PROV_EAGER_LIMIT == 16352, "the default is as fi_pm(7) and the description below say");
+
 struct fi_provider *fi_prov_ini(void) __attribute__((visibility("default")));
 
 struct prov_tunables prov_tunables = {
-	.eager = 8192,
+	.eager = PROV_EAGER_LIMIT,
 	.unexpected = (size_t)64 << 20,
 };
 
@@ -28,7 +30,7 @@ struct fi_provider *fi_prov_ini(void)
 
 	fi_param_define(&prov_provider, "eager", FI_PARAM_SIZE_T,
 			"Bytes up to which a message is sent at once, and copied; longer ones are read by the receiver "
-			"when it wants them (default: 8192)");
+			"when it wants them (default and most: 16352)");
 	fi_param_define(&prov_provider, "unexpected", FI_PARAM_SIZE_T,
 			"Bytes of messages kept until they are asked for, before senders are told to hold theirs "
 			"(default: 67108864)");

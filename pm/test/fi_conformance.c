@@ -7,7 +7,7 @@
 static struct pair pair;
 static struct side *a = &pair.a, *b = &pair.b;
 static char out[1 << 20], in[1 << 20];
-static const size_t sizes[] = { 0, 1, 8, 48, 56, 57, 1000, 8192, 8193, 16384, 100000, 1 << 20 };
+static const size_t sizes[] = { 0, 1, 8, 48, 56, 57, 1000, 8192, 8193, 16352, 16353, 16384, 100000, 1 << 20 };
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
 static void tagged(void)

@@ -6,7 +6,7 @@ static struct side *a = &pair.a, *b = &pair.b;
 static char out, in;
 static char memory[300000], local[300000];
 static struct fid_mr *mr, *read_only;
-static const size_t sizes[] = { 0, 1, 8, 48, 56, 57, 1000, 8192, 8193, 16384, 100000 };
+static const size_t sizes[] = { 0, 1, 8, 48, 56, 57, 1000, 8192, 8193, 16352, 16353, 16384, 100000 };
 
 static void open_memory(void)
 {
