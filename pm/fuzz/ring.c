@@ -13,7 +13,7 @@
 #include "internal.h"
 
 #define BYTES 65536
-#define MEMORY ((uint8_t *)0x100000000)
+#define MEMORY ((uint8_t *)0x200000000000) /* where the address sanitizer lets programs have memory */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
