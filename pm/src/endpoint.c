@@ -181,9 +181,11 @@ static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
 	struct ring_message found;
 	struct udp_link *link;
 	unsigned seldom = !udp->count ? 256 : endpoint->inbound_count && udp->quiet > 16 ? 16 : 1;
-	if (endpoint->turns % seldom == 0)
+	if ((endpoint->turns & (seldom - 1)) == 0)
 		udp_progress(endpoint);
-	while (udp_find(endpoint, &found, &link)) {
+	else if (!udp->more)
+		return 0;
+	while ((udp->more = udp_find(endpoint, &found, &link))) {
 		if (likely(found.type == MESSAGE)) {
 			endpoint->current_udp = link;
 			return deliver(endpoint, message, link->peer, &found);

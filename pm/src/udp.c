@@ -362,7 +362,10 @@ bool udp_ready(struct pm_endpoint *endpoint)
 /* How long a sleeper may sleep before the rail needs a turn, ms; -1: for ever. */
 int udp_wait_ms(struct pm_endpoint *endpoint)
 {
-	uint64_t at = endpoint->udp->look_at_ns, now_ns;
+	uint64_t at, now_ns;
+	pthread_mutex_lock(&endpoint->udp->lock);
+	at = endpoint->udp->look_at_ns;
+	pthread_mutex_unlock(&endpoint->udp->lock);
 	if (at == NEVER)
 		return -1;
 	now_ns = udp_now_ns();

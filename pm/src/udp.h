@@ -93,6 +93,7 @@ struct udp {
 	uint64_t patience_ns;
 	_Atomic uint64_t turns;    /* looks of the owner */
 	uint64_t turns_seen;       /* by the keeper */
+	bool more;                 /* the last search found a message: the owner's alone */
 	unsigned quiet;            /* looks on end that found nothing */
 	uint8_t *train;            /* room for what is received at once */
 };
