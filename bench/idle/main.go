@@ -110,10 +110,11 @@ func bench(samples int, length time.Duration) error {
 		fmt.Fprintf(w, "%s\t%s\t%d\n", c.Name, c.CPU, c.Memory>>20)
 	}
 	w.Flush()
-	for _, g := range r.Goals {
-		fmt.Println(g)
+	const out = "build/reports/bench-idle.json"
+	if err := report.Write(out, r); err != nil {
+		return err
 	}
-	return report.Write("build/reports/bench-idle.json", r)
+	return report.Tell(r.Goals, out)
 }
 
 // usage is what processes have taken.

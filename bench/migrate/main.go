@@ -84,10 +84,11 @@ func bench(runs int) error {
 	fmt.Fprintf(w, "total, s\tWatari %s\tvirsh %s\tratio %s\n", r.Total, r.PeerTotal, r.TotalRatio)
 	fmt.Fprintf(w, "guest stopped, ms\tWatari %s\nfour together / one by one\t%s\n", r.Downtime, r.TogetherRatio)
 	w.Flush()
-	for _, g := range r.Goals {
-		fmt.Println(g)
+	const out = "build/reports/bench-migrate.json"
+	if err := report.Write(out, r); err != nil {
+		return err
 	}
-	return report.Write("build/reports/bench-migrate.json", r)
+	return report.Tell(r.Goals, out)
 }
 
 // single moves one of two guests to and fro between the hosts of a site while they exchange messages.

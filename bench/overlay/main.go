@@ -130,18 +130,7 @@ func (r *result) print(ways []*way, out string) error {
 		fmt.Printf("  %-32s %s\n", w.name, report.Summarize("", w.runs...))
 	}
 	fmt.Printf("WireGuard in %s; %s; %s, %d cores, Linux %s; commit %s\n", r.WireGuard, r.OpenVPN, r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Commit)
-	missed := 0
-	for _, g := range r.Goals {
-		fmt.Println(" ", g)
-		if !g.Met {
-			missed++
-		}
-	}
-	fmt.Println("report:", out)
-	if missed > 0 {
-		return fmt.Errorf("%d of %d goals not met", missed, len(r.Goals))
-	}
-	return nil
+	return report.Tell(r.Goals, out)
 }
 
 // ready waits until the way carries packets.

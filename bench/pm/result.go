@@ -123,16 +123,5 @@ func (r *result) print(out string) error {
 	}
 	fmt.Printf("Fastest MPI over PM, divided by the fastest otherwise (%s): %s\n", r.Fastest, r.FastestRatio)
 	fmt.Printf("%s, %d cores, Linux %s; commit %s\n", r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Commit)
-	missed := 0
-	for _, g := range r.Goals {
-		fmt.Println(" ", g)
-		if !g.Met {
-			missed++
-		}
-	}
-	fmt.Println("report:", out)
-	if missed > 0 {
-		return fmt.Errorf("%d of %d goals not met", missed, len(r.Goals))
-	}
-	return nil
+	return report.Tell(r.Goals, out)
 }

@@ -164,6 +164,22 @@ func (g Goal) String() string {
 	return fmt.Sprintf("%-20s %8.3g   goal %-8s %s", g.Name, g.Value, bound, verdict)
 }
 
+// Tell prints which goals are met and where the report is; the error says how many are not.
+func Tell(goals []Goal, path string) error {
+	missed := 0
+	for _, g := range goals {
+		fmt.Println(" ", g)
+		if !g.Met {
+			missed++
+		}
+	}
+	fmt.Println("report:", path)
+	if missed > 0 {
+		return fmt.Errorf("%d of %d goals not met", missed, len(goals))
+	}
+	return nil
+}
+
 // Write puts the report v at path as indented JSON, whole or not at all. Folders are made.
 func Write(path string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")

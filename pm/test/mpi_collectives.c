@@ -3,15 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static int rank, ranks;
-
-#define CHECK(condition)                                                                                              \
-	do {                                                                                                          \
-		if (!(condition)) {                                                                                   \
-			fprintf(stderr, "%s:%d: rank %d: not so: %s\n", __FILE__, __LINE__, rank, #condition);         \
-			MPI_Abort(MPI_COMM_WORLD, 1);                                                                 \
-		}                                                                                                     \
-	} while (0)
+#include "mpi_check.h"
 
 static void all_of(int count)
 {

@@ -7,15 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int rank, ranks;
-
-#define CHECK(condition)                                                                                              \
-	do {                                                                                                          \
-		if (!(condition)) {                                                                                   \
-			fprintf(stderr, "%s:%d: rank %d: not so: %s\n", __FILE__, __LINE__, rank, #condition);         \
-			MPI_Abort(MPI_COMM_WORLD, 1);                                                                 \
-		}                                                                                                     \
-	} while (0)
+#include "mpi_check.h"
 
 static void fill(unsigned char *buffer, size_t size, unsigned seed)
 {

@@ -7,15 +7,7 @@
 
 enum { THREADS = 3, ROUNDS = 300, LONGEST = 50000 };
 
-static int rank, ranks;
-
-#define CHECK(condition)                                                                                              \
-	do {                                                                                                          \
-		if (!(condition)) {                                                                                   \
-			fprintf(stderr, "%s:%d: rank %d: not so: %s\n", __FILE__, __LINE__, rank, #condition);         \
-			MPI_Abort(MPI_COMM_WORLD, 1);                                                                 \
-		}                                                                                                     \
-	} while (0)
+#include "mpi_check.h"
 
 static void *run(void *argument)
 {
