@@ -93,7 +93,7 @@ static void drop(struct pm_peer *peer)
 static void serve(struct pm_peer *peer, struct service asked)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
-	struct service *service = peer->services < 2 * MOST_WAITING ? malloc(sizeof(*service)) : NULL;
+	struct service *service = !peer->status && peer->services < 2 * MOST_WAITING ? malloc(sizeof(*service)) : NULL;
 	if (!service) {
 		drop(peer);
 		return;

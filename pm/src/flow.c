@@ -33,7 +33,7 @@ int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size)
 		.mask = ring_bytes - 1, .segment_size = segment_size, .window = FIRST_WINDOW, .threshold = FLOW_SEGMENTS,
 		.alarm_ns = NEVER, .news_at_ns = NEVER, .skip_from = NEVER,
 	};
-	flow->out = malloc(ring_bytes);
+	flow->out = calloc(1, ring_bytes);
 	flow->in = calloc(1, ring_bytes);
 	flow->sent = calloc(FLOW_SEGMENTS, sizeof(*flow->sent));
 	flow->arrived = calloc(FLOW_SEGMENTS, sizeof(*flow->arrived));
@@ -116,6 +116,7 @@ bool flow_peek(struct flow *flow, struct ring_message *message, uint32_t longest
 		}
 		if (frame.mark != MARK || frame.length > longest || frame_size(frame.length) > lap_after(flow, at) - at) {
 			flow->dropped++;
+			flow->broken = true;
 			return false;
 		}
 		if (flow->contiguous - at < frame_size(frame.length))
@@ -211,7 +212,8 @@ static void join(struct flow *flow)
 			return;
 		arrived->here = false;
 		if (arrived->offset != flow->contiguous && arrived->offset != lap_after(flow, flow->contiguous)) {
-			flow->dropped++; /* there is no such stream: it stays where it is */
+			flow->dropped++;
+			flow->broken = true;
 			return;
 		}
 		flow->in_next++;
@@ -340,6 +342,9 @@ bool flow_learn(struct flow *flow, uint64_t now_ns, const struct flow_news *news
 	if (consumed > flow->consumed && consumed <= flow->head) {
 		flow->consumed = consumed;
 		flow->starved = false;
+		flow->timeouts = 0;
+		if (flow->first == flow->next)
+			flow->alarm_ns = NEVER; /* it was to ask for this */
 	}
 	while (flow->first < next)
 		acknowledged += acknowledge(flow, flow->first++);

@@ -87,6 +87,7 @@ struct flow {
 	uint32_t echo_us;
 	unsigned unacknowledged;     /* packets that arrived since the last news */
 	uint64_t news_at_ns;         /* when they are due */
+	bool broken;                 /* what has come is no stream */
 	uint64_t dropped;            /* packets that made no sense */
 	uint64_t sent_again;
 };

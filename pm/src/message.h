@@ -12,8 +12,8 @@ static inline int message_reserve(struct pm_peer *peer, uint32_t length, void **
 {
 	struct outbound *out = peer->out;
 	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
-		out = peer->udp ? NULL : link_want(peer);
-		if (peer->udp)
+		out = peer->udp && !peer->out ? NULL : link_want(peer);
+		if (peer->udp && !peer->out)
 			return udp_reserve(peer, length, buffer);
 		if (!out)
 			return peer->status ? peer->status : -EAGAIN;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <netinet/udp.h>
+#include <poll.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,14 +17,18 @@
 #define TRAIN_BYTES 65536
 #define SHORT_TRAIN 4096
 #define SOCKET_BYTES (4 << 20)
-/* An endpoint that is closed stays so long for what it has sent to arrive. */
+/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
 #define LINGER_NS 2000000000ull
+/* A goodbye is not acknowledged. */
+#define GOODBYES 3
 /* A peer of which something is awaited is asked whether it is there after so long a silence. */
 #define ASK_NS 1000000000ull
+/* So many greetings are said before they are a second apart. */
+#define FIRST_GREETINGS 8
 
 static int open_socket(struct udp *udp, const struct sockaddr_storage *own, socklen_t length)
 {
-	static const int on = 1, bytes = SOCKET_BYTES, never = IP_PMTUDISC_DO;
+	static const int on = 1, bytes = SOCKET_BYTES, want = IP_PMTUDISC_WANT;
 	struct sockaddr_storage any = {.ss_family = own->ss_family};
 	udp->fd = socket(own->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (udp->fd < 0 || bind(udp->fd, (struct sockaddr *)&any, length))
@@ -32,10 +37,11 @@ static int open_socket(struct udp *udp, const struct sockaddr_storage *own, sock
 	setsockopt(udp->fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
 	setsockopt(udp->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
 	setsockopt(udp->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	/* Packets are made to fit; those that were made before the way became narrower are cut by the kernel. */
 	if (own->ss_family == AF_INET)
-		setsockopt(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, &never, sizeof(never));
+		setsockopt(udp->fd, IPPROTO_IP, IP_MTU_DISCOVER, &want, sizeof(want));
 	else
-		setsockopt(udp->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &never, sizeof(never));
+		setsockopt(udp->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &want, sizeof(want));
 	return 0;
 }
 
@@ -67,7 +73,7 @@ int udp_open(struct pm_endpoint *endpoint)
 	pthread_mutex_init(&udp->lock, NULL);
 	udp->train = malloc(TRAIN_BYTES);
 	udp->look_at_ns = NEVER;
-	udp->patience_ns = endpoint->context->patience_s * 1000000000ull;
+	udp->patience = endpoint->context->patience_s;
 	error = udp->train ? open_socket(udp, &own, length) : -ENOMEM;
 	if (!error)
 		error = set_address(udp, &own, &endpoint->address);
@@ -142,13 +148,14 @@ int udp_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
 		return -EMSGSIZE;
 	struct udp *udp = peer->endpoint->udp;
 	pthread_mutex_lock(&udp->lock);
-	*buffer = link->sure ? flow_reserve(&link->flow, length) : NULL;
+	bool sure = link->sure;
+	*buffer = sure ? flow_reserve(&link->flow, length) : NULL;
 	if (!*buffer)
 		udp->look_at_ns = 0;
 	pthread_mutex_unlock(&udp->lock);
 	if (*buffer)
 		return 0;
-	if (link->sure)
+	if (sure)
 		count(&peer->endpoint->statistics->no_room, 1);
 	udp_progress(peer->endpoint);
 	peer->endpoint->starved = true;
@@ -173,6 +180,8 @@ void udp_take(struct udp_link *link, uint32_t length)
 	struct udp *udp = link->peer->endpoint->udp;
 	pthread_mutex_lock(&udp->lock);
 	flow_take(&link->flow, length);
+	if (flow_news_due(&link->flow, NEVER - 1))
+		udp->look_at_ns = 0;
 	pthread_mutex_unlock(&udp->lock);
 }
 
@@ -196,6 +205,8 @@ static void take_train(struct pm_endpoint *endpoint, const struct msghdr *messag
 		memcpy(&number, data + at + offsetof(struct udp_packet, link), sizeof(number));
 		if (number == GREETING_LINK)
 			udp_greeted(endpoint, data + at, piece, now_ns, owner);
+		else if (number < udp->count && udp->links[number]->open && udp->links[number]->peer->status)
+			udp_refuse(endpoint, udp->links[number], data + at, piece, now_ns);
 		else if (number < udp->count && udp->links[number]->open)
 			udp_take_packet(endpoint, udp->links[number], data + at, piece, now_ns);
 		else
@@ -228,6 +239,7 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 		return NEVER;
 	if (now_ns >= link->greet_at_ns)
 		udp_greet(udp, link, now_ns);
+	link->silent = !link->sure && link->greetings > udp->patience + FIRST_GREETINGS;
 	if (!link->open)
 		return link->greet_at_ns;
 	if (flow_alarm(&link->flow, now_ns))
@@ -236,24 +248,28 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 		udp_flush(udp, link, now_ns, false);
 	if (flow_news_due(&link->flow, now_ns))
 		udp_say(udp, link, now_ns, UDP_NEWS);
-	if (link->goodbye && link->flow.in_next >= link->goodbye_at)
-		link->stray = true;
 	uint64_t at = flow_alarm_at(&link->flow);
 	at = at < link->greet_at_ns ? at : link->greet_at_ns;
+	if (link->goodbye) {
+		/* All is here, or what is lacking was lost with its sender. */
+		uint64_t last = link->heard_ns > link->goodbye_ns ? link->heard_ns : link->goodbye_ns;
+		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= last + LINGER_NS;
+		return link->stray || at < last + LINGER_NS ? at : last + LINGER_NS;
+	}
 	if (flow_idle(&link->flow) && !link->flow.starved && !link->peer->copies) {
-		link->awaited_ns = 0;
+		link->asks = 0;
+		link->asked_ns = now_ns;
 		return at;
 	}
-	if (!link->awaited_ns)
-		link->awaited_ns = now_ns;
-	uint64_t last = link->heard_ns > link->awaited_ns ? link->heard_ns : link->awaited_ns;
-	uint64_t ask = (last > link->asked_ns ? last : link->asked_ns) + ASK_NS;
+	/* Something is awaited of the peer. Its silence is counted in asks, so that only time counts in which it was asked. */
+	uint64_t ask = (link->heard_ns > link->asked_ns ? link->heard_ns : link->asked_ns) + ASK_NS;
 	if (now_ns >= ask) {
 		link->asked_ns = now_ns;
 		ask = now_ns + ASK_NS;
+		link->asks++;
 		udp_say(udp, link, now_ns, UDP_PING);
 	}
-	link->silent = now_ns - last > udp->patience_ns;
+	link->silent = link->silent || link->asks > udp->patience;
 	return at < ask ? at : ask;
 }
 
@@ -271,7 +287,7 @@ static void look_at_links(struct udp *udp, uint64_t now_ns)
 static bool owes_news(const struct udp *udp)
 {
 	for (uint32_t i = 0; i < udp->count; i++)
-		if (udp->links[i]->open && udp->links[i]->flow.unacknowledged)
+		if (udp->links[i]->open && !udp->links[i]->peer->status && udp->links[i]->flow.unacknowledged)
 			return true;
 	return false;
 }
@@ -291,8 +307,8 @@ static bool all_idle(const struct udp *udp)
 void udp_progress(struct pm_endpoint *endpoint)
 {
 	struct udp *udp = endpoint->udp;
-	uint64_t now_ns = udp_now_ns();
 	pthread_mutex_lock(&udp->lock);
+	uint64_t now_ns = udp_now_ns();
 	bool came = take_packets(endpoint, now_ns, true);
 	udp->quiet = came ? 0 : udp->quiet + 1;
 	atomic_fetch_add_explicit(&udp->turns, 1, memory_order_relaxed);
@@ -307,16 +323,20 @@ void udp_progress(struct pm_endpoint *endpoint)
 bool udp_tick(struct pm_endpoint *endpoint)
 {
 	struct udp *udp = endpoint->udp;
+	bool took = false;
 	uint64_t turns = atomic_load_explicit(&udp->turns, memory_order_relaxed);
 	pthread_mutex_lock(&udp->lock);
 	if (turns == udp->turns_seen) {
 		uint64_t now_ns = udp_now_ns();
-		take_packets(endpoint, now_ns, false);
+		took = take_packets(endpoint, now_ns, false);
 		look_at_links(udp, now_ns);
 	}
 	udp->turns_seen = turns;
 	bool busy = !all_idle(udp) || owes_news(udp);
 	pthread_mutex_unlock(&udp->lock);
+	/* The owner may sleep for what has just been taken out of its socket. */
+	if (took && udp_ready(endpoint))
+		endpoint_notice(endpoint);
 	return busy;
 }
 
@@ -330,16 +350,16 @@ bool udp_find(struct pm_endpoint *endpoint, struct ring_message *found, struct u
 	for (uint32_t i = 0; i < udp->count && !*of; i++) {
 		struct udp_link *link = udp->links[udp->at];
 		udp->at = udp->at + 1 < udp->count ? udp->at + 1 : 0;
-		if (!link->open || link->peer->status)
+		if (link->peer->status)
 			continue;
-		if (flow_peek(&link->flow, found, PM_MAX_MESSAGE))
+		if (link->open && flow_peek(&link->flow, found, PM_MAX_MESSAGE))
 			*of = link;
-		else if (link->stray || link->silent)
+		else if (link->stray || link->silent || link->flow.broken)
 			gone = link;
 	}
 	pthread_mutex_unlock(&udp->lock);
 	if (gone)
-		peer_gone(gone->peer, gone->stray ? -EHOSTDOWN : -ETIMEDOUT);
+		peer_gone(gone->peer, gone->flow.broken ? -EPROTO : gone->stray ? -EHOSTDOWN : -ETIMEDOUT);
 	return *of;
 }
 
@@ -352,8 +372,8 @@ bool udp_ready(struct pm_endpoint *endpoint)
 	pthread_mutex_lock(&udp->lock);
 	for (uint32_t i = 0; i < udp->count && !ready; i++) {
 		struct udp_link *link = udp->links[i];
-		ready = link->open && !link->peer->status &&
-			(link->stray || link->silent || flow_peek(&link->flow, &found, PM_MAX_MESSAGE));
+		ready = !link->peer->status && (link->stray || link->silent || link->flow.broken ||
+						(link->open && flow_peek(&link->flow, &found, PM_MAX_MESSAGE)));
 	}
 	pthread_mutex_unlock(&udp->lock);
 	return ready;
@@ -372,16 +392,33 @@ int udp_wait_ms(struct pm_endpoint *endpoint)
 	return at <= now_ns ? 0 : (at - now_ns) / 1000000 + 1;
 }
 
-/* Waits until all that was sent has arrived, or for so long as is sensible. */
+/* How much has arrived of what was sent, over all connections. */
+static uint64_t arrived_of_all(const struct udp *udp)
+{
+	uint64_t all = 0;
+	for (uint32_t i = 0; i < udp->count; i++)
+		all += udp->links[i]->open ? udp->links[i]->flow.first + udp->links[i]->flow.consumed : 0;
+	return all;
+}
+
+/* Waits until all that was sent has arrived, or nothing more has for some time. */
 static void linger(struct pm_endpoint *endpoint)
 {
 	struct udp *udp = endpoint->udp;
-	uint64_t until = udp_now_ns() + LINGER_NS;
-	for (bool idle = false; !idle && udp_now_ns() < until;) {
+	struct pollfd socket = {.fd = udp->fd, .events = POLLIN};
+	uint64_t until = 0, arrived = 0;
+	for (;;) {
 		udp_progress(endpoint);
 		pthread_mutex_lock(&udp->lock);
-		idle = all_idle(udp);
+		bool idle = all_idle(udp);
+		uint64_t now = arrived_of_all(udp), now_ns = udp_now_ns();
 		pthread_mutex_unlock(&udp->lock);
+		if (!until || now != arrived)
+			until = now_ns + LINGER_NS;
+		if (idle || now_ns >= until)
+			return;
+		arrived = now;
+		poll(&socket, 1, 1);
 	}
 }
 
@@ -397,7 +434,8 @@ void udp_close(struct pm_endpoint *endpoint)
 	for (uint32_t i = 0; i < udp->count; i++) {
 		struct udp_link *link = udp->links[i];
 		if (link->open) {
-			udp_say(udp, link, udp_now_ns(), UDP_BYE);
+			for (int j = 0; j < GOODBYES && !link->goodbye; j++)
+				udp_say(udp, link, udp_now_ns(), UDP_BYE);
 			flow_close(&link->flow);
 		}
 		link->peer->udp = NULL;

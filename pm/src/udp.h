@@ -68,11 +68,12 @@ struct udp_link {
 	uint32_t number, far_number;
 	bool open;                 /* the other's greeting has come */
 	bool sure;                 /* and has echoed the own nonce */
-	uint64_t awaited_ns;       /* since when something is awaited of the peer, 0: nothing is */
 	uint64_t asked_ns;         /* when the peer was last asked whether it is there */
+	unsigned asks;             /* since it was heard */
 	bool silent;               /* for longer than is waited */
 	bool stray;                /* the peer has said goodbye, and all it had sent is here */
 	bool goodbye;
+	uint64_t goodbye_ns;       /* when there was last something new after it */
 	uint64_t goodbye_at;       /* segments it has sent before it went */
 	uint8_t nonce[UDP_NONCE], far_nonce[UDP_NONCE];
 	uint64_t seed_out, seed_in;
@@ -90,7 +91,8 @@ struct udp {
 	struct udp_link **links;   /* by number */
 	uint32_t count, room, at;
 	uint64_t look_at_ns;       /* when some link wants attention, at the latest */
-	uint64_t patience_ns;
+	unsigned long patience;    /* unanswered asks, one a second, after which a peer is given up */
+	bool no_batches;           /* the kernel cuts no trains on this way */
 	_Atomic uint64_t turns;    /* looks of the owner */
 	uint64_t turns_seen;       /* by the keeper */
 	bool more;                 /* the last search found a message: the owner's alone */
@@ -117,9 +119,11 @@ int udp_wait_ms(struct pm_endpoint *endpoint);
 uint64_t udp_now_ns(void);
 void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool whole);
 void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t type);
+void udp_refuse(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns);
 void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns);
 
 /* udp_greeting.c */
+void udp_sure(struct udp_link *link);
 void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns);
 void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t length, uint64_t now_ns, bool owner);
 

@@ -77,6 +77,18 @@ static struct udp_link *link_of(struct pm_endpoint *endpoint, const struct udp_g
 	return owner && !pm_peer_get(endpoint, &greeting->from, &peer) ? udp_link_to_locked(peer) : NULL;
 }
 
+/* The peer has shown that it knows the own nonce. */
+void udp_sure(struct udp_link *link)
+{
+	struct pm_statistics *statistics = link->peer->endpoint->statistics;
+	if (link->sure)
+		return;
+	link->sure = true;
+	link->greet_at_ns = NEVER;
+	count(&statistics->links_out, 1);
+	count(&statistics->links_in, 1);
+}
+
 /* A greeting has come. */
 void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t length, uint64_t now_ns, bool owner)
 {
@@ -88,7 +100,7 @@ void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t len
 	seal(endpoint->context, &greeting, wanted);
 	if (sodium_memcmp(wanted, greeting.seal, UDP_SEAL) || greeting.version != GREETING_VERSION ||
 	    memcmp(&greeting.to, &endpoint->address, sizeof(greeting.to)) ||
-	    greeting.ring_bytes < 2 * PM_MAX_MESSAGE || greeting.ring_bytes & (greeting.ring_bytes - 1))
+	    greeting.ring_bytes < 4 * PM_MAX_MESSAGE || greeting.ring_bytes & (greeting.ring_bytes - 1))
 		goto drop;
 	struct udp_link *link = link_of(endpoint, &greeting, owner);
 	if (!link)
@@ -99,13 +111,12 @@ void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t len
 		return; /* an old one, that somebody says again */
 	bool echoed = !memcmp(greeting.echo, link->nonce, UDP_NONCE);
 	if (echoed && !link->sure) {
-		link->sure = true;
-		link->greet_at_ns = NEVER;
-		count(&endpoint->statistics->links_out, 1);
-		count(&endpoint->statistics->links_in, 1);
+		udp_sure(link);
 		udp_greet(endpoint->udp, link, now_ns); /* so that the other is sure, too; unanswered, it asks again */
 	} else if (!echoed) {
 		udp_greet(endpoint->udp, link, now_ns);
+	} else {
+		udp_say(endpoint->udp, link, now_ns, UDP_NEWS); /* the answer was lost; this is as good a one, and is not answered */
 	}
 	return;
 drop:

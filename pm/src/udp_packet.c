@@ -52,7 +52,8 @@ void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t t
 		all.packet.length = (news.bits + 63) / 64 * sizeof(uint64_t);
 		memcpy(all.bitmap, news.bitmap, all.packet.length);
 	} else if (type == UDP_BYE) {
-		all.packet.sequence = link->flow.next;
+		/* What was never cut into segments is missing, too. */
+		all.packet.sequence = link->flow.next + (link->flow.cut != link->flow.head);
 	}
 	all.packet.check = check_of(&all.packet, all.bitmap, link->seed_out);
 	sendto(udp->fd, &all, sizeof(all.packet) + all.packet.length, MSG_DONTWAIT | MSG_NOSIGNAL,
@@ -77,9 +78,13 @@ static void send_batch(struct udp *udp, struct udp_link *link, struct iovec *par
 		control.header.cmsg_len = CMSG_LEN(sizeof(uint16_t));
 		memcpy(CMSG_DATA(&control.header), &size, sizeof(size));
 	}
-	/* What the kernel does not take is lost, and sent again as such. */
-	if (sendmsg(udp->fd, &message, MSG_NOSIGNAL) < 0 && errno == EMSGSIZE && link->flow.segment_size > 1024)
-		link->flow.segment_size = (udp_segment_size(&link->to, link->to_length) & ~7u);
+	if (sendmsg(udp->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EAGAIN || errno == ENOBUFS || n == 1)
+		return; /* what the kernel does not take is lost, and sent again as such */
+	/* The way has become narrower, or knows no trains: one by one the kernel cuts what is too long. */
+	udp->no_batches = errno == EIO || errno == EINVAL;
+	link->flow.segment_size = udp_segment_size(&link->to, link->to_length);
+	for (int i = 0; i < n; i++)
+		send_batch(udp, link, parts + 2 * i, 1, 0);
 }
 
 /* Sends all segments that may be sent now; without whole also what does not fill a packet. */
@@ -114,7 +119,7 @@ void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool who
 		parts[2 * n + 1] = (struct iovec){(void *)segment.data, segment.length};
 		n++;
 		bytes += size;
-		if (size < first) {
+		if (size < first || udp->no_batches) {
 			send_batch(udp, link, parts, n, first);
 			n = bytes = 0;
 		}
@@ -134,18 +139,35 @@ static void learn(struct udp_link *link, const struct udp_packet *packet, const 
 	flow_learn(&link->flow, now_ns, &news);
 }
 
+/* Whether a packet is whole, and of who it should be. */
+static bool right(struct pm_endpoint *endpoint, struct udp_link *link, struct udp_packet *packet, const uint8_t *data, uint32_t length)
+{
+	memcpy(packet, data, sizeof(*packet));
+	if (packet->length == length - sizeof(*packet) && check_of(packet, data + sizeof(*packet), link->seed_in) == packet->check)
+		return true;
+	count(&endpoint->statistics->dropped, 1);
+	return false;
+}
+
+/* A packet has come of a peer that has been given up: it is to know. */
+void udp_refuse(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns)
+{
+	struct udp_packet packet;
+	if (right(endpoint, link, &packet, data, length) && packet.type != UDP_BYE)
+		udp_say(endpoint->udp, link, now_ns, UDP_BYE);
+}
+
 /* A packet of an open connection has come. */
 void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns)
 {
 	struct udp_packet packet;
 	const uint8_t *payload = data + sizeof(packet);
-	memcpy(&packet, data, sizeof(packet));
-	if (packet.length != length - sizeof(packet) || check_of(&packet, payload, link->seed_in) != packet.check) {
-		count(&endpoint->statistics->dropped, 1);
+	if (!right(endpoint, link, &packet, data, length))
 		return;
-	}
 	link->flow.echo_us = packet.time_us;
 	link->heard_ns = now_ns;
+	link->asks = 0;
+	udp_sure(link); /* the secret is made of both nonces */
 	learn(link, &packet, payload, now_ns);
 	switch (packet.type) {
 	case UDP_DATA:
@@ -156,6 +178,7 @@ void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const 
 		break;
 	case UDP_BYE:
 		link->goodbye = true;
+		link->goodbye_ns = now_ns;
 		link->goodbye_at = link->flow.in_next + (int32_t)(packet.sequence - (uint32_t)link->flow.in_next);
 		break;
 	}
