@@ -165,6 +165,7 @@ static bool send_lost(struct flow *flow, uint64_t now_ns, struct flow_segment *s
 			continue;
 		flow->lost--;
 		flow->sent_again++;
+		flow->sent[i % FLOW_SEGMENTS].again = true;
 		transmit(flow, now_ns, i, segment);
 		return true;
 	}
@@ -303,8 +304,13 @@ static void find_lost(struct flow *flow)
 {
 	for (uint64_t i = flow->first; i < flow->next; i++) {
 		struct flow_sent *sent = &flow->sent[i % FLOW_SEGMENTS];
-		if (sent->state != SENT_ON_ITS_WAY || sent->stamp + REORDER > flow->stamp_acked)
+		if (sent->state != SENT_ON_ITS_WAY)
 			continue;
+		if (sent->stamp + REORDER > flow->stamp_acked) {
+			if (sent->again)
+				continue;
+			return; /* all that follow were sent later than this one */
+		}
 		sent->state = SENT_LOST;
 		flow->on_its_way--;
 		flow->lost++;

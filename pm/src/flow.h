@@ -45,6 +45,7 @@ struct flow_news {
 struct flow_sent {
 	uint64_t offset, stamp;
 	uint32_t length;
+	bool again;                  /* not for the first time */
 	enum { SENT_ACKED, SENT_ON_ITS_WAY, SENT_LOST } state;
 };
 

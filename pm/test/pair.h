@@ -59,7 +59,7 @@ static inline void pair_run(const struct pm_options *options, void (*body)(struc
 	CHECK(child >= 0);
 	if (!child)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-	alarm(30);
+	alarm(90);
 	struct side side = {.number = !child, .in = child ? back[0] : there[0], .out = child ? there[1] : back[1]};
 	close(child ? back[1] : there[1]);
 	close(child ? there[0] : back[0]);
