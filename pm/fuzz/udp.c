@@ -41,7 +41,7 @@ static void greet(struct pm_endpoint *endpoint, const struct pm_address *far, co
 	for (size_t i = 0; i < size && i < offsetof(struct udp_greeting, seal); i++)
 		((uint8_t *)&greeting)[i] ^= data[i];
 	crypto_auth(greeting.seal, (uint8_t *)&greeting, offsetof(struct udp_greeting, seal), endpoint->context->job_key);
-	udp_greeted(endpoint, (uint8_t *)&greeting, sizeof(greeting), udp_now_ns(), true);
+	udp_greeted(endpoint, (uint8_t *)&greeting, sizeof(greeting), clock_ns(), true);
 }
 
 /* A packet of which the header begins as a good one's would. */
@@ -61,7 +61,7 @@ static void packet(struct pm_endpoint *endpoint, struct udp_link *link, const ui
 	const uint8_t *from = (uint8_t *)&all.header + 8;
 	uint64_t first = XXH3_64bits_withSeed(from, sizeof(all.header) - 8, link->seed_in);
 	all.header.check = payload ? XXH3_64bits_withSeed(all.payload, payload, first) : first;
-	udp_take_packet(endpoint, link, (uint8_t *)&all, sizeof(all.header) + payload, udp_now_ns());
+	udp_take_packet(endpoint, link, (uint8_t *)&all, sizeof(all.header) + payload, clock_ns());
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

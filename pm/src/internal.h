@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <sys/queue.h>
 #include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
 #include <uthash.h>
 
 #include "pm.h"
@@ -271,6 +273,20 @@ int region_check(const struct shared_page *page, uint64_t key, uint64_t address,
 
 /* survey.c */
 void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from);
+
+static inline uint64_t clock_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+/* Wakes who waits for an eventfd. */
+static inline void bell_ring(int fd)
+{
+	uint64_t one = 1;
+	(void)!write(fd, &one, sizeof(one));
+}
 
 /* Adds to a counter that only this thread writes and others may read. */
 static inline void count(uint64_t *counter, uint64_t more)

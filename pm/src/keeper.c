@@ -49,15 +49,13 @@ void keeper_forget(struct pm_context *context, struct socket *socket)
 /* Tells the owner that there is something to look at. */
 void endpoint_notice(struct pm_endpoint *endpoint)
 {
-	uint64_t one = 1;
 	atomic_store(&endpoint->attention, true);
-	(void)!write(endpoint->doorbell, &one, sizeof(one));
+	bell_ring(endpoint->doorbell);
 }
 
 static void keeper_wake(struct pm_context *context)
 {
-	uint64_t one = 1;
-	(void)!write(context->wake->fd, &one, sizeof(one));
+	bell_ring(context->wake->fd);
 }
 
 /* Asks the keeper to connect an outbound. */

@@ -85,12 +85,6 @@ int link_no_room(struct pm_peer *peer)
 	return -EAGAIN;
 }
 
-void link_ring_doorbell(struct outbound *outbound)
-{
-	uint64_t one = 1;
-	(void)!write(outbound->doorbell, &one, sizeof(one));
-}
-
 static int add_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 {
 	if (endpoint->inbound_count == endpoint->inbound_room) {

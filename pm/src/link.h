@@ -6,7 +6,6 @@
 
 struct outbound *link_want(struct pm_peer *peer);
 int link_no_room(struct pm_peer *peer);
-void link_ring_doorbell(struct outbound *outbound);
 void link_news(struct pm_endpoint *endpoint);
 void link_close_all(struct pm_endpoint *endpoint);
 void peer_gone(struct pm_peer *peer, int status);

@@ -36,7 +36,7 @@ static inline void message_commit(struct pm_peer *peer, uint8_t kind, enum messa
 	 * to be kept from looking before it writes. */
 	atomic_signal_fence(memory_order_seq_cst);
 	if (unlikely(atomic_load_explicit(&out->far->asleep, memory_order_relaxed)))
-		link_ring_doorbell(out);
+		bell_ring(out->doorbell);
 }
 
 #endif

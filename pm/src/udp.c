@@ -119,7 +119,7 @@ struct udp_link *udp_link_to_locked(struct pm_peer *peer)
 	}
 	link->peer = peer;
 	link->number = udp->count;
-	link->heard_ns = udp_now_ns();
+	link->heard_ns = clock_ns();
 	randombytes_buf(link->nonce, sizeof(link->nonce));
 	udp->links[udp->count++] = link;
 	peer->udp = link;
@@ -168,7 +168,7 @@ void udp_commit(struct pm_peer *peer, uint8_t kind, uint8_t type)
 	struct udp *udp = peer->endpoint->udp;
 	pthread_mutex_lock(&udp->lock);
 	flow_commit(&peer->udp->flow, kind, type);
-	udp_flush(udp, peer->udp, udp_now_ns(), true);
+	udp_flush(udp, peer->udp, clock_ns(), true);
 	udp->look_at_ns = 0;
 	pthread_mutex_unlock(&udp->lock);
 	keeper_tick(peer->endpoint->context);
@@ -252,9 +252,8 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 	at = at < link->greet_at_ns ? at : link->greet_at_ns;
 	if (link->goodbye) {
 		/* All is here, or what is lacking was lost with its sender. */
-		uint64_t last = link->heard_ns > link->goodbye_ns ? link->heard_ns : link->goodbye_ns;
-		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= last + LINGER_NS;
-		return link->stray || at < last + LINGER_NS ? at : last + LINGER_NS;
+		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= link->heard_ns + LINGER_NS;
+		return link->stray || at < link->heard_ns + LINGER_NS ? at : link->heard_ns + LINGER_NS;
 	}
 	if (flow_idle(&link->flow) && !link->flow.starved && !link->peer->copies) {
 		link->asks = 0;
@@ -308,7 +307,7 @@ void udp_progress(struct pm_endpoint *endpoint)
 {
 	struct udp *udp = endpoint->udp;
 	pthread_mutex_lock(&udp->lock);
-	uint64_t now_ns = udp_now_ns();
+	uint64_t now_ns = clock_ns();
 	bool came = take_packets(endpoint, now_ns, true);
 	udp->quiet = came ? 0 : udp->quiet + 1;
 	atomic_fetch_add_explicit(&udp->turns, 1, memory_order_relaxed);
@@ -327,7 +326,7 @@ bool udp_tick(struct pm_endpoint *endpoint)
 	uint64_t turns = atomic_load_explicit(&udp->turns, memory_order_relaxed);
 	pthread_mutex_lock(&udp->lock);
 	if (turns == udp->turns_seen) {
-		uint64_t now_ns = udp_now_ns();
+		uint64_t now_ns = clock_ns();
 		took = take_packets(endpoint, now_ns, false);
 		look_at_links(udp, now_ns);
 	}
@@ -388,7 +387,7 @@ int udp_wait_ms(struct pm_endpoint *endpoint)
 	pthread_mutex_unlock(&endpoint->udp->lock);
 	if (at == NEVER)
 		return -1;
-	now_ns = udp_now_ns();
+	now_ns = clock_ns();
 	return at <= now_ns ? 0 : (at - now_ns) / 1000000 + 1;
 }
 
@@ -411,7 +410,7 @@ static void linger(struct pm_endpoint *endpoint)
 		udp_progress(endpoint);
 		pthread_mutex_lock(&udp->lock);
 		bool idle = all_idle(udp);
-		uint64_t now = arrived_of_all(udp), now_ns = udp_now_ns();
+		uint64_t now = arrived_of_all(udp), now_ns = clock_ns();
 		pthread_mutex_unlock(&udp->lock);
 		if (!until || now != arrived)
 			until = now_ns + LINGER_NS;
@@ -435,7 +434,7 @@ void udp_close(struct pm_endpoint *endpoint)
 		struct udp_link *link = udp->links[i];
 		if (link->open) {
 			for (int j = 0; j < GOODBYES && !link->goodbye; j++)
-				udp_say(udp, link, udp_now_ns(), UDP_BYE);
+				udp_say(udp, link, clock_ns(), UDP_BYE);
 			flow_close(&link->flow);
 		}
 		link->peer->udp = NULL;

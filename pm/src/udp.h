@@ -73,7 +73,6 @@ struct udp_link {
 	bool silent;               /* for longer than is waited */
 	bool stray;                /* the peer has said goodbye, and all it had sent is here */
 	bool goodbye;
-	uint64_t goodbye_ns;       /* when there was last something new after it */
 	uint64_t goodbye_at;       /* segments it has sent before it went */
 	uint8_t nonce[UDP_NONCE], far_nonce[UDP_NONCE];
 	uint64_t seed_out, seed_in;
@@ -116,7 +115,6 @@ bool udp_ready(struct pm_endpoint *endpoint);
 int udp_wait_ms(struct pm_endpoint *endpoint);
 
 /* udp_packet.c */
-uint64_t udp_now_ns(void);
 void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool whole);
 void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t type);
 void udp_refuse(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns);

@@ -62,7 +62,7 @@ static void open_link(struct udp_link *link, const struct udp_greeting *greeting
 	link->far_number = greeting->number;
 	link->seed_out = seed(context, link->nonce, link->far_nonce);
 	link->seed_in = seed(context, link->far_nonce, link->nonce);
-	link->heard_ns = udp_now_ns();
+	link->heard_ns = clock_ns();
 	link->open = true;
 }
 

@@ -3,7 +3,6 @@
 #include <netinet/udp.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -13,13 +12,6 @@
 /* Packets that are given to the kernel at once, as one that it cuts (UDP_SEGMENT), and their bytes. */
 #define BATCH 64
 #define BATCH_BYTES 65000
-
-uint64_t udp_now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 static uint64_t check_of(const struct udp_packet *packet, const void *payload, uint64_t seed)
 {
@@ -178,7 +170,6 @@ void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const 
 		break;
 	case UDP_BYE:
 		link->goodbye = true;
-		link->goodbye_ns = now_ns;
 		link->goodbye_at = link->flow.in_next + (int32_t)(packet.sequence - (uint32_t)link->flow.in_next);
 		break;
 	}

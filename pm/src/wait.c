@@ -7,7 +7,6 @@
 #include <linux/membarrier.h>
 #include <poll.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "udp.h"
@@ -26,16 +25,9 @@ static bool something_there(struct pm_endpoint *endpoint)
 	return endpoint->udp && udp_ready(endpoint);
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
-
 static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
 {
-	uint64_t rung, began = now_ns();
+	uint64_t rung, began = clock_ns();
 	struct pollfd bells[2] = {{.fd = endpoint->doorbell, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
 	if (endpoint->udp)
 		bells[1].fd = endpoint->udp->fd;
@@ -43,7 +35,7 @@ static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
 	if (bells[0].revents)
 		(void)!read(endpoint->doorbell, &rung, sizeof(rung));
 	count(&endpoint->statistics->waits, 1);
-	count(&endpoint->statistics->wait_ns, now_ns() - began);
+	count(&endpoint->statistics->wait_ns, clock_ns() - began);
 	return error ? error : woken;
 }
 
