@@ -14,28 +14,27 @@ static void progress(struct prov_cntr *cntr)
 		prov_progress(cntr->endpoints[i], PROGRESS_BUDGET);
 }
 
-static uint64_t cntr_read(struct fid_cntr *fid)
+/* One of the two figures, after a look at what has come; locked. */
+static uint64_t look(struct fid_cntr *fid, bool errors)
 {
 	struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid);
 	uint64_t value;
 
 	prov_lock(cntr->domain);
 	progress(cntr);
-	value = cntr->value;
+	value = errors ? cntr->errors : cntr->value;
 	prov_unlock(cntr->domain);
 	return value;
 }
 
+static uint64_t cntr_read(struct fid_cntr *fid)
+{
+	return look(fid, false);
+}
+
 static uint64_t cntr_readerr(struct fid_cntr *fid)
 {
-	struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid);
-	uint64_t errors;
-
-	prov_lock(cntr->domain);
-	progress(cntr);
-	errors = cntr->errors;
-	prov_unlock(cntr->domain);
-	return errors;
+	return look(fid, true);
 }
 
 /* Adds to, or sets, a figure; locked. */
