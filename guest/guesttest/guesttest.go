@@ -3,11 +3,9 @@
 package guesttest
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,29 +13,15 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
-	"connectrpc.com/connect"
-
 	v1 "watari/api/watariv1"
-	"watari/api/watariv1/watariv1connect"
-	"watari/ca"
+	"watari/guest/bare"
 	"watari/guest/image"
-	"watari/guest/link"
 )
 
 // Guest is a running guest.
 type Guest struct {
-	Identity  *v1.Identity
-	Guests    watariv1connect.GuestServiceClient
-	Processes watariv1connect.ProcessServiceClient
-	Console   string // path of its console's log
-
-	t       testing.TB
-	client  *link.Client
-	monitor string // path of QEMU's monitor (QMP)
-	qemu    *exec.Cmd
-	ended   chan struct{}
+	*bare.Guest
+	t testing.TB
 }
 
 // Cache keeps packages and kernel from test to test.
@@ -86,35 +70,12 @@ func Agent(t testing.TB) string {
 
 // Identities makes the identities of a cluster of n guests of which the first serves the home.
 func Identities(t testing.TB, n int) []*v1.Identity {
-	authority, err := ca.New("md")
+	list, err := bare.Identities(n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var list []*v1.Identity
-	var peers []*v1.Peer
-	for i := range n {
-		name, address := fmt.Sprintf("md-%d", i), fmt.Sprintf("10.77.0.%d", 10+i)
-		pair, err := authority.IssueGuest("md", name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		peers = append(peers, &v1.Peer{Name: name, Address: address, Slots: 1})
-		list = append(list, &v1.Identity{
-			GuestUid: fmt.Sprintf("00000000-0000-4000-8000-00000000000%d", i), Name: name, Cluster: "md",
-			Address: address, Prefix: "10.77.0.0/24", Mtu: 1420, Mac: mac(i),
-			Gateway: "169.254.77.1", GatewayMac: mac(1 - i),
-			MachineId: fmt.Sprintf("%032d", i+1), Entropy: make([]byte, 64),
-			CaCertificate: authority.CertificatePEM(), Certificate: pair.Certificate, Key: pair.Key,
-			HomeServer: "10.77.0.10", Epoch: 1, User: "watari", Uid: 1000,
-		})
-	}
-	for _, i := range list {
-		i.Peers = peers
-	}
 	return list
 }
-
-func mac(i int) string { return fmt.Sprintf("02:77:0a:4d:00:%02x", 10+i) }
 
 // Boot boots a guest; index tells the two ends of network apart, a path that both are given.
 func Boot(t testing.TB, image string, identity *v1.Identity, index int, network string) *Guest {
@@ -127,34 +88,11 @@ func Restore(t testing.TB, image string, identity *v1.Identity, index int, netwo
 }
 
 func start(t testing.TB, image string, identity *v1.Identity, index int, network string, more ...string) *Guest {
-	directory := t.TempDir()
-	g := &Guest{Identity: identity, t: t, Console: filepath.Join(directory, "console"), ended: make(chan struct{})}
-	channel := filepath.Join(directory, "channel")
-	ends := []string{network + ".0", network + ".1"}
-	g.monitor = filepath.Join(directory, "monitor")
-	g.qemu = exec.Command("qemu-system-x86_64", append(more,
-		"-qmp", "unix:"+g.monitor+",server=on,wait=off",
-		"-machine", "pc,usb=off", "-cpu", "max", "-accel", "tcg", "-m", "256", "-smp", "1",
-		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "file:"+g.Console,
-		"-kernel", filepath.Join(image, "kernel"), "-initrd", filepath.Join(image, "initrd"),
-		"-append", "console=ttyS0 quiet watari.root=/dev/vda watari.rootfstype=squashfs",
-		"-drive", "file="+filepath.Join(image, "root")+",if=none,id=d,format=raw,readonly=on",
-		"-device", "virtio-blk-pci,drive=d",
-		"-chardev", "socket,path="+channel+",server=on,wait=off,id=c",
-		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=c,name="+link.PortName,
-		"-netdev", fmt.Sprintf("dgram,id=n,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", ends[index], ends[1-index]),
-		"-device", "virtio-net-pci,netdev=n,romfile=,mac=52:54:00:12:34:56", "-device", "virtio-rng-pci")...)
-	g.qemu.Stderr = os.Stderr
-	if err := g.qemu.Start(); err != nil {
+	started, err := bare.Start(identity, bare.Options{Image: image, Directory: t.TempDir(), Network: network, Index: index, More: more})
+	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		g.qemu.Wait()
-		close(g.ended)
-	}()
-	g.client = link.NewClient(func(ctx context.Context) (net.Conn, error) { return link.DialUnix(ctx, channel) })
-	g.Guests = watariv1connect.NewGuestServiceClient(g.client, "http://guest")
-	g.Processes = watariv1connect.NewProcessServiceClient(g.client, "http://guest", connect.WithGRPC())
+	g := &Guest{Guest: started, t: t}
 	t.Cleanup(g.stop)
 	return g
 }
@@ -162,59 +100,16 @@ func start(t testing.TB, image string, identity *v1.Identity, index int, network
 // Move sends the running guest's state to a URI of QEMU's (migrate) and waits until it is there.
 func (g *Guest) Move(uri string) {
 	g.t.Helper()
-	conn, err := net.Dial("unix", g.monitor)
-	if err != nil {
+	if err := g.Guest.Move(uri); err != nil {
 		g.t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(time.Minute))
-	replies := json.NewDecoder(conn)
-	ask := func(command string) (answer struct{ Status string }) {
-		fmt.Fprintln(conn, command)
-		for {
-			var reply struct {
-				Return *struct{ Status string }
-				Error  *struct{ Desc string }
-			}
-			if err := replies.Decode(&reply); err != nil {
-				g.t.Fatalf("%s: %v", command, err)
-			}
-			if reply.Error != nil {
-				g.t.Fatalf("%s: %s", command, reply.Error.Desc)
-			}
-			if reply.Return != nil {
-				return *reply.Return
-			}
-		}
-	}
-	ask(`{"execute": "qmp_capabilities"}`)
-	ask(fmt.Sprintf(`{"execute": "migrate-set-parameters", "arguments": {"max-bandwidth": %d}}`, 1<<33))
-	ask(fmt.Sprintf(`{"execute": "migrate", "arguments": {"uri": %q}}`, uri))
-	for {
-		switch status := ask(`{"execute": "query-migrate"}`).Status; status {
-		case "completed":
-			return
-		case "failed", "cancelled":
-			g.t.Fatalf("moving %s to %s: %s", g.Identity.GetName(), uri, status)
-		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 
 func (g *Guest) stop() {
-	g.qemu.Process.Kill()
-	<-g.ended
-	g.client.Close()
+	g.End()
 	if console, err := os.ReadFile(g.Console); err == nil && g.t.Failed() {
 		g.t.Logf("console of %s:\n%s", g.Identity.GetName(), console)
 	}
-}
-
-// End ends the guest as a crash would.
-func (g *Guest) End() {
-	g.qemu.Process.Kill()
-	<-g.ended
-	g.client.Close()
 }
 
 // Ready waits until the guest answers, and gives it its identity.
@@ -222,32 +117,18 @@ func (g *Guest) Ready(limit time.Duration) *v1.DescribeResponse {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	var r *connect.Response[v1.IdentifyResponse]
-	g.Until(ctx, "identify", func() (err error) {
-		r, err = g.Guests.Identify(ctx, connect.NewRequest(&v1.IdentifyRequest{Identity: g.Identity, Now: timestamppb.Now()}))
-		if c := connect.CodeOf(err); c == connect.CodeInternal || c == connect.CodeInvalidArgument {
-			g.t.Fatalf("identify %s: %v", g.Identity.GetName(), err)
-		}
-		return err
-	})
-	return r.Msg.GetDescription()
+	description, err := g.Identify(ctx)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return description
 }
 
 // Until repeats what fails until it succeeds; the test fails when ctx or the guest ends before.
 func (g *Guest) Until(ctx context.Context, what string, do func() error) {
 	g.t.Helper()
-	for {
-		err := do()
-		if err == nil {
-			return
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			g.t.Fatalf("%s %s: %v", what, g.Identity.GetName(), err)
-		case <-g.ended:
-			g.t.Fatalf("%s %s: QEMU has ended", what, g.Identity.GetName())
-		}
+	if err := g.Guest.Until(ctx, what, do); err != nil {
+		g.t.Fatal(err)
 	}
 }
 
@@ -260,33 +141,9 @@ type Result struct {
 
 // Run runs a command line with sh as a user and waits for its end.
 func (g *Guest) Run(ctx context.Context, user, script string) (Result, error) {
-	id := fmt.Sprintf("t%d", time.Now().UnixNano())
-	_, err := g.Processes.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
-		Id: id, Command: []string{"/bin/sh", "-c", script}, User: user,
-	}))
-	if err != nil {
-		return Result{}, err
-	}
-	stream := g.Processes.Attach(ctx)
-	defer stream.CloseResponse()
-	if err := stream.Send(&v1.AttachRequest{Id: id}); err != nil {
-		return Result{}, err
-	}
-	var r Result
-	for {
-		m, err := stream.Receive()
-		if err != nil {
-			return r, err
-		}
-		r.Stdout += string(m.GetStdout())
-		r.Stderr += string(m.GetStderr())
-		if e := m.GetEnded(); e != nil {
-			r.Code, r.Message = e.GetExitCode(), e.GetMessage()
-			stream.CloseRequest()
-			_, err := g.Processes.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: id}))
-			return r, err
-		}
-	}
+	var stdout, stderr bytes.Buffer
+	ended, err := g.Client.Run(ctx, user, script, &stdout, &stderr)
+	return Result{Stdout: stdout.String(), Stderr: stderr.String(), Code: ended.GetExitCode(), Message: ended.GetMessage()}, err
 }
 
 // MustRun is Run for commands that have to succeed; it returns their output.

@@ -1,0 +1,140 @@
+// Package bare runs guests under bare QEMU, without host and manager: for tests and benchmarks of what is in them. Two
+// guests at most share a network: each is the other's gateway, as a host would be.
+package bare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/guest/link"
+)
+
+// Options say how a guest is made.
+type Options struct {
+	Image     string // folder with kernel, initrd and root (squashfs)
+	Directory string // for the guest's sockets and its console's log; it is there
+	Network   string // a path that both guests of a network are given
+	Index     int    // 0 or 1: which end of the network
+	Memory    int    // MiB; 0: 256
+	CPUs      string // as QEMU's -smp; "": 1
+	More      []string
+}
+
+// Guest is a running guest.
+type Guest struct {
+	*Client
+	Identity *v1.Identity
+	Console  string            // path of its console's log
+	Monitor  string            // path of the socket of QEMU's monitor
+	Link     http.RoundTripper // to the guest's agent
+	Ended    chan struct{}     // closed when QEMU has ended
+
+	link *link.Client
+	qemu *exec.Cmd
+}
+
+// Start starts a guest. It ends with End, or with this process, however that ends.
+func Start(identity *v1.Identity, o Options) (*Guest, error) {
+	channel := filepath.Join(o.Directory, "channel")
+	g := &Guest{
+		Identity: identity, Console: filepath.Join(o.Directory, "console"), Ended: make(chan struct{}),
+		Monitor: filepath.Join(o.Directory, "monitor"),
+	}
+	g.qemu = exec.Command("qemu-system-x86_64", append(o.More, g.arguments(o, channel)...)...)
+	g.qemu.Stderr = os.Stderr
+	g.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := g.qemu.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		g.qemu.Wait()
+		close(g.Ended)
+	}()
+	g.link = link.NewClient(func(ctx context.Context) (net.Conn, error) { return link.DialUnix(ctx, channel) })
+	g.Link, g.Client = g.link, newClient(g.link)
+	return g, nil
+}
+
+// arguments make conventional PCI slots, which take ivshmem while the guest runs.
+func (g *Guest) arguments(o Options, channel string) []string {
+	memory, cpus := o.Memory, o.CPUs
+	if memory == 0 {
+		memory = 256
+	}
+	if cpus == "" {
+		cpus = "1"
+	}
+	ends := []string{o.Network + ".0", o.Network + ".1"}
+	return []string{
+		"-qmp", "unix:" + g.Monitor + ",server=on,wait=off",
+		"-machine", "pc,usb=off", "-cpu", "max", "-accel", "tcg", "-m", fmt.Sprint(memory), "-smp", cpus,
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "file:" + g.Console,
+		"-kernel", filepath.Join(o.Image, "kernel"), "-initrd", filepath.Join(o.Image, "initrd"),
+		"-append", "console=ttyS0 quiet watari.root=/dev/vda watari.rootfstype=squashfs",
+		"-drive", "file=" + filepath.Join(o.Image, "root") + ",if=none,id=d,format=raw,readonly=on",
+		"-device", "virtio-blk-pci,drive=d",
+		"-chardev", "socket,path=" + channel + ",server=on,wait=off,id=c",
+		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=c,name=" + link.PortName,
+		"-netdev", fmt.Sprintf("dgram,id=n,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", ends[o.Index], ends[1-o.Index]),
+		"-device", "virtio-net-pci,netdev=n,romfile=,mac=52:54:00:12:34:56", "-device", "virtio-rng-pci",
+	}
+}
+
+// End ends the guest as a crash would.
+func (g *Guest) End() {
+	g.qemu.Process.Kill()
+	<-g.Ended
+	g.link.Close()
+}
+
+// Identify waits until the guest answers, and gives it its identity.
+func (g *Guest) Identify(ctx context.Context) (*v1.DescribeResponse, error) {
+	var description *v1.DescribeResponse
+	err := g.Until(ctx, "identify", func() error {
+		r, err := g.Guests.Identify(ctx, connect.NewRequest(&v1.IdentifyRequest{Identity: g.Identity, Now: timestamppb.Now()}))
+		if err == nil {
+			description = r.Msg.GetDescription()
+		}
+		if c := connect.CodeOf(err); c == connect.CodeInternal || c == connect.CodeInvalidArgument {
+			return final{err}
+		}
+		return err
+	})
+	return description, err
+}
+
+// final is an error that trying again does not mend.
+type final struct{ error }
+
+// Until repeats what fails until it succeeds, or ctx or the guest ends.
+func (g *Guest) Until(ctx context.Context, what string, do func() error) error {
+	failed := func(err error) error { return fmt.Errorf("%s %s: %w", what, g.Identity.GetName(), err) }
+	for {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		if final, ok := err.(final); ok {
+			return failed(final.error)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return failed(err)
+		case <-g.Ended:
+			return failed(errors.New("QEMU has ended"))
+		}
+	}
+}
