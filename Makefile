@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build generate demo test test-unit test-pm test-full lint docs clean
+.PHONY: help setup build generate demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -23,7 +23,7 @@ build: setup ## build watari, watari-agent and watari-guest into build/bin
 demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
 	@scripts/demo.sh
 
-test: lint test-unit test-pm ## all tests but the long ones; sets up all it needs (root)
+test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up all it needs (root)
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 40m ./test/
 
@@ -45,8 +45,14 @@ test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI prog
 	@echo "== PM: MPI programs over it"
 	@$(PM) test-mpi
 
+test-guests: build ## PM between two real guests, with shared memory and verbs devices (root)
+	@scripts/setup.sh $$(grep -v '^\#' pm/packages)
+	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
+	@echo "== PM: between real guests"
+	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
+
 test-full: export WATARI_TEST_FULL := 1
-test-full: lint test-unit test-pm ## all tests, also every kind of bad luck (root, about half an hour)
+test-full: lint test-unit test-pm test-guests ## all tests, also every kind of bad luck (root, about half an hour)
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 

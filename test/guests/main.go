@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 
 	"watari/guest/bare"
 )
@@ -149,6 +150,8 @@ func run(ctx context.Context, args []string) error {
 	}
 	c := exec.CommandContext(ctx, o.command[0], o.command[1:]...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
+	c.WaitDelay = 5 * time.Second
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.Env = append(os.Environ(), folderVariable+"="+up.folder)
 	err = c.Run()
@@ -166,8 +169,8 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.memory, "memory", 384, "of each, MiB")
 	flags.StringVar(&o.cpus, "cpus", defaultCPUs, "of each, as QEMU's -smp")
 	flags.IntVar(&o.shared, "shared", 16, "size of the memory that can be plugged, MiB, a power of two")
-	flags.StringVar(&o.packages, "packages", "openmpi-bin", "Debian packages in the guests, separated by commas")
-	flags.StringVar(&o.modules, "modules", "", "kernel modules beside the usual ones, separated by commas")
+	flags.StringVar(&o.packages, "packages", "openmpi-bin,ibverbs-utils,ibverbs-providers,perftest", "Debian packages in the guests, separated by commas")
+	flags.StringVar(&o.modules, "modules", "crc32_generic,rdma_rxe,ib_uverbs,rdma_ucm", "kernel modules beside the usual ones, separated by commas")
 	flags.StringVar(&o.folder, "folder", "", "for the guests' sockets and consoles ($"+folderVariable+"), which is removed at the end; by default one in "+os.TempDir())
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return o, status(0)

@@ -109,10 +109,11 @@ func build(ctx context.Context, o options, folder string) error {
 	}
 	recipe := image.Recipe{
 		Packages: strings.Split(o.packages, ","), Cache: guesttest.Cache,
-		GuestAgent: filepath.Join(filepath.Dir(program), "watari-guest"),
+		GuestAgent:  filepath.Join(filepath.Dir(program), "watari-guest"),
+		LateModules: []string{"virtio_rng"}, // those of the shared home take longest to load, and there is none
 	}
 	if o.modules != "" {
-		recipe.LateModules = append(strings.Split(o.modules, ","), initd.LateModules...)
+		recipe.LateModules = append(recipe.LateModules, strings.Split(o.modules, ",")...)
 	}
 	if _, err := image.Build(ctx, recipe, folder, nil); err != nil {
 		return fmt.Errorf("make the guests' image: %w", err)
