@@ -21,6 +21,9 @@ import (
 	"watari/guest/link"
 )
 
+// Cache keeps packages, roots and kernels of images that are made for tests.
+const Cache = "/var/cache/watari/test-images"
+
 // Options say how a guest is made.
 type Options struct {
 	Image     string // folder with kernel, initrd and root (squashfs)
@@ -67,6 +70,9 @@ func Start(identity *v1.Identity, o Options) (*Guest, error) {
 	return g, nil
 }
 
+// kernelArguments are those with which hosts start emulated guests (agent/vm says why), less what is told at boot.
+const kernelArguments = "console=ttyS0 quiet tsc=reliable no_timer_check norandmaps"
+
 // arguments make conventional PCI slots, which take ivshmem while the guest runs.
 func (g *Guest) arguments(o Options, channel string) []string {
 	memory, cpus := o.Memory, o.CPUs
@@ -79,10 +85,10 @@ func (g *Guest) arguments(o Options, channel string) []string {
 	ends := []string{o.Network + ".0", o.Network + ".1"}
 	return []string{
 		"-qmp", "unix:" + g.Monitor + ",server=on,wait=off",
-		"-machine", "pc,usb=off", "-cpu", "max", "-accel", "tcg", "-m", fmt.Sprint(memory), "-smp", cpus,
+		"-machine", "pc,usb=off", "-cpu", "max", "-accel", "tcg,tb-size=128", "-m", fmt.Sprint(memory), "-smp", cpus,
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "file:" + g.Console,
 		"-kernel", filepath.Join(o.Image, "kernel"), "-initrd", filepath.Join(o.Image, "initrd"),
-		"-append", "console=ttyS0 quiet watari.root=/dev/vda watari.rootfstype=squashfs",
+		"-append", kernelArguments + " watari.root=/dev/vda watari.rootfstype=squashfs",
 		"-drive", "file=" + filepath.Join(o.Image, "root") + ",if=none,id=d,format=raw,readonly=on",
 		"-device", "virtio-blk-pci,drive=d",
 		"-chardev", "socket,path=" + channel + ",server=on,wait=off,id=c",

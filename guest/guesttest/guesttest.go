@@ -25,7 +25,7 @@ type Guest struct {
 }
 
 // Cache keeps packages and kernel from test to test.
-const Cache = "/var/cache/watari/test-images"
+const Cache = bare.Cache
 
 var built sync.Once // the image that Image makes
 

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"watari/guest/bare"
-	"watari/guest/guesttest"
 	"watari/guest/image"
 	"watari/guest/initd"
 )
@@ -108,7 +107,7 @@ func build(ctx context.Context, o options, folder string) error {
 		return err
 	}
 	recipe := image.Recipe{
-		Packages: strings.Split(o.packages, ","), Cache: guesttest.Cache,
+		Packages: strings.Split(o.packages, ","), Cache: bare.Cache,
 		GuestAgent:  filepath.Join(filepath.Dir(program), "watari-guest"),
 		LateModules: []string{"virtio_rng"}, // those of the shared home take longest to load, and there is none
 	}
