@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -45,6 +46,7 @@ func (g *Guest) Serve(socket string) error {
 		Rewrite:       func(p *httputil.ProxyRequest) { p.Out.URL.Scheme, p.Out.URL.Host = "http", "guest" },
 		Transport:     g.Link,
 		FlushInterval: -1,
+		ErrorLog:      log.New(io.Discard, "", 0), // callers that are gone; others are answered with the error
 	}
 	server := &http.Server{Handler: proxy, Protocols: new(http.Protocols)}
 	server.Protocols.SetUnencryptedHTTP2(true)
