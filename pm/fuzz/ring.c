@@ -83,6 +83,7 @@ static void open_bed(struct bed *bed)
 	bed->in = calloc(1, sizeof(*bed->in));
 	ring_reader_open(&bed->in->ring, make_ring(), BYTES);
 	bed->in->peer = bed->peer;
+	bed->peer->rings = 1;
 	bed->endpoint->inbound = calloc(1, sizeof(bed->in));
 	bed->endpoint->inbound[0] = bed->in;
 	bed->endpoint->inbound_count = bed->endpoint->inbound_room = 1;
@@ -93,13 +94,13 @@ static void open_bed(struct bed *bed)
 	bed->out->statistics = bed->endpoint->statistics;
 	bed->out->doorbell = -1;
 	atomic_store(&bed->out->ready, true);
-	bed->peer->out = bed->peer->connecting = bed->out;
+	bed->peer->out = bed->peer->outbound = bed->out;
 }
 
 static void close_bed(struct bed *bed)
 {
 	bed->endpoint->inbound_count = 0;
-	bed->peer->out = bed->peer->connecting = NULL;
+	bed->peer->out = bed->peer->outbound = NULL;
 	free(bed->in->ring.memory);
 	free(bed->out->ring.memory);
 	free(bed->in);

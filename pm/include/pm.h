@@ -145,9 +145,26 @@ struct pm_statistics {
 	uint64_t dropped;              /* things from others that made no sense, or were not allowed */
 	uint64_t waits, wait_ns;       /* pm_wait that slept, and for how long */
 	uint64_t links_out, links_in;  /* connections made, and accepted */
+	uint64_t switches;             /* to another rail, of messages to a peer */
 };
 
 void pm_statistics(const struct pm_endpoint *endpoint, struct pm_statistics *statistics);
+
+/* Orders to a process of this user on this machine, named by the address of one of its endpoints; who is root may give
+ * them to anybody's. They return when the order has been carried out: 0, -ETIMEDOUT when it has not been within
+ * timeout_ms milliseconds (-1: no limit; it holds all the same), or why it cannot be. */
+
+/* Leave that rail ("shm"): give all its memory back at once, and go on over the next one. -EOPNOTSUPP: there is none. */
+int pm_order_leave(const struct pm_address *process, const char *rail, int timeout_ms);
+/* The rail may be used again, and is taken again where it can be. */
+int pm_order_join(const struct pm_address *process, const char *rail, int timeout_ms);
+/* Put the endpoint aside: from the answer on it neither sends nor receives anything, and all that it has sent has
+ * arrived. Its calls find nothing and have no room meanwhile. */
+int pm_order_save(const struct pm_address *endpoint, int timeout_ms);
+/* Take it up again, as it was. */
+int pm_order_restore(const struct pm_address *endpoint, int timeout_ms);
+/* The endpoint `gone' is no more: who waits for it waits no longer (PM_PEER_GONE). */
+int pm_order_gone(const struct pm_address *process, const struct pm_address *gone, int timeout_ms);
 
 /* One endpoint of any process of this user on this machine. */
 struct pm_survey_entry {

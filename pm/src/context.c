@@ -27,19 +27,17 @@ EXPORT const char *pm_version(void)
 static int set_rails(struct pm_context *context, bool have_key)
 {
 	const char *rails = getenv("PM_RAILS");
-	context->shm = !rails;
-	context->udp = !rails && have_key;
+	unsigned set = rails ? 0 : 1u << RAIL_SHM | (unsigned)have_key << RAIL_UDP;
 	while (rails && *rails) {
 		size_t length = strcspn(rails, ",");
-		if (length == 3 && !strncmp(rails, "shm", length))
-			context->shm = true;
-		else if (length == 3 && !strncmp(rails, "udp", length))
-			context->udp = true;
-		else
+		enum rail rail;
+		if (rail_find(rails, length, &rail))
 			return -EINVAL;
+		set |= 1u << rail;
 		rails += length + (rails[length] == ',');
 	}
-	return context->shm || context->udp ? 0 : -EINVAL;
+	atomic_store(&context->rails, set);
+	return set ? 0 : -EINVAL;
 }
 
 static int set_options(struct pm_context *context, const struct pm_options *given)
@@ -125,12 +123,15 @@ EXPORT int pm_context_open(const struct pm_options *options, struct pm_context *
 	STAILQ_INIT(&context->connecting);
 	LIST_INIT(&context->sockets);
 	LIST_INIT(&context->closed_sockets);
+	LIST_INIT(&context->orders);
 	int error = set_options(context, options);
 	if (!error)
 		error = make_page(context);
 	if (!error) {
 		/* A sleeper makes the senders' processors pass a barrier, so that they need none for each message. */
 		context->fenced = !syscall(__NR_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
+		/* And the keeper those of this process (seize.c). */
+		syscall(__NR_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
 		/* Where only a parent may look into a process (Yama), the user's other processes may look into this one. */
 		if (context->direct)
 			prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);

@@ -175,7 +175,7 @@ void copied_handle(struct pm_peer *peer, const struct ring_message *message)
 		drop(peer);
 		return;
 	}
-	switch ((enum message_type)message->type) {
+	switch (message->type) {
 	case WRITE_DATA:
 		handle_write(peer, message->data, message->length);
 		break;
@@ -188,8 +188,7 @@ void copied_handle(struct pm_peer *peer, const struct ring_message *message)
 	case READ_DATA:
 		handle_data(peer, message->data, message->length);
 		break;
-	case MESSAGE:
-	case HELP:
+	default:
 		break;
 	}
 }

@@ -25,12 +25,14 @@ static int enter(struct pm_endpoint *endpoint)
 		endpoint->statistics = &endpoint->shared->statistics;
 		memset(endpoint->statistics, 0, sizeof(*endpoint->statistics));
 		address_make(&endpoint->address, context->id, i, ++context->serial);
-		if (context->udp)
+		if (rail_allowed(context, RAIL_UDP))
 			udp_open(endpoint); /* without it, the endpoint is one of this machine */
 		endpoint->shared->address = endpoint->address;
 		atomic_store(&endpoint->shared->asleep, 0);
 		atomic_store(&endpoint->shared->serial, context->serial);
 		context->endpoints[i] = endpoint;
+		if (!LIST_EMPTY(&context->orders))
+			rail_notice(endpoint);
 		error = 0;
 		break;
 	}
@@ -44,6 +46,7 @@ EXPORT int pm_endpoint_open(struct pm_context *context, struct pm_endpoint **ope
 	if (!endpoint)
 		return -ENOMEM;
 	endpoint->context = context;
+	pthread_mutex_init(&endpoint->seat, NULL);
 	STAILQ_INIT(&endpoint->events);
 	TAILQ_INIT(&endpoint->operations);
 	TAILQ_INIT(&endpoint->services);
@@ -52,6 +55,7 @@ EXPORT int pm_endpoint_open(struct pm_context *context, struct pm_endpoint **ope
 	if (error) {
 		if (endpoint->doorbell >= 0)
 			close(endpoint->doorbell);
+		pthread_mutex_destroy(&endpoint->seat);
 		free(endpoint);
 		return error;
 	}
@@ -63,6 +67,10 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 {
 	struct pm_context *context = endpoint->context;
 	struct pm_peer *peer, *next;
+	if (!endpoint_enter(endpoint)) {
+		order_restore(endpoint); /* it was put aside, and now it ends */
+		endpoint_enter(endpoint);
+	}
 	help_settle(endpoint);
 	udp_close(endpoint);
 	pthread_mutex_lock(&context->lock);
@@ -77,6 +85,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 	}
 	operation_free_all(endpoint);
 	close(endpoint->doorbell);
+	pthread_mutex_destroy(&endpoint->seat);
 	free(endpoint->inbound);
 	free(endpoint);
 	return 0;
@@ -90,7 +99,12 @@ EXPORT int pm_endpoint_address(struct pm_endpoint *endpoint, struct pm_address *
 
 EXPORT int pm_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
 {
-	return message_reserve(peer, length, buffer);
+	if (unlikely(!endpoint_enter(peer->endpoint)))
+		return -EAGAIN;
+	int error = message_reserve(peer, length, buffer);
+	if (unlikely(error))
+		endpoint_leave(peer->endpoint);
+	return error; /* it is left by pm_commit */
 }
 
 EXPORT void pm_commit(struct pm_peer *peer, uint8_t kind)
@@ -99,6 +113,7 @@ EXPORT void pm_commit(struct pm_peer *peer, uint8_t kind)
 	count(&statistics->messages_sent, 1);
 	count(&statistics->message_bytes_sent, likely(peer->out != NULL) ? peer->out->ring.length : peer->udp->flow.reserved_length);
 	message_commit(peer, kind, MESSAGE);
+	endpoint_leave(peer->endpoint);
 }
 
 EXPORT int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts, int n)
@@ -110,7 +125,7 @@ EXPORT int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts
 			return -EMSGSIZE;
 		length += parts[i].iov_len;
 	}
-	int error = message_reserve(peer, length, &buffer);
+	int error = pm_reserve(peer, length, &buffer);
 	if (error)
 		return error;
 	for (int i = 0; i < n; i++)
@@ -142,7 +157,7 @@ static struct inbound *find_message(struct pm_endpoint *endpoint, struct ring_me
 			}
 			return inbound;
 		}
-		if (unlikely(inbound->ring.broken))
+		if (unlikely(inbound->ring.broken || inbound->closed))
 			atomic_store(&endpoint->attention, true);
 		if (++at >= endpoint->inbound_count)
 			at = 0;
@@ -196,7 +211,7 @@ static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
 	return 0;
 }
 
-EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
+static inline int receive(struct pm_endpoint *endpoint, struct pm_message *message)
 {
 	struct ring_message found;
 	struct inbound *inbound;
@@ -210,14 +225,23 @@ EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
 			endpoint->current = inbound;
 			return deliver(endpoint, message, inbound->peer, &found);
 		}
-		if (found.type == HELP)
-			help_handle(inbound, &found);
-		else
+		if (found.type != HELP)
 			copied_handle(inbound->peer, &found);
+		else if (!inbound->closed)
+			help_handle(inbound, &found);
 		take(endpoint, inbound, found.length);
 	}
 	look_around(endpoint);
 	return endpoint->udp ? receive_udp(endpoint, message) : 0;
+}
+
+EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
+{
+	if (unlikely(!endpoint_enter(endpoint)))
+		return 0;
+	endpoint->holding = receive(endpoint, message);
+	endpoint_leave(endpoint);
+	return endpoint->holding;
 }
 
 EXPORT void pm_release(struct pm_endpoint *endpoint, const struct pm_message *message)
@@ -230,18 +254,23 @@ EXPORT void pm_release(struct pm_endpoint *endpoint, const struct pm_message *me
 		udp_take(endpoint->current_udp, endpoint->current_length);
 		endpoint->current_udp = NULL;
 	}
+	endpoint->holding = 0;
+	endpoint_leave(endpoint);
 }
 
 EXPORT int pm_next_event(struct pm_endpoint *endpoint, struct pm_event *event)
 {
-	struct event_node *node = STAILQ_FIRST(&endpoint->events);
-	if (likely(!node))
+	if (unlikely(!endpoint_enter(endpoint)))
 		return 0;
-	STAILQ_REMOVE_HEAD(&endpoint->events, entry);
-	*event = node->event;
-	if (event->type != PM_PEER_GONE)
-		operation_free(endpoint, (struct operation *)node);
-	return 1;
+	struct event_node *node = STAILQ_FIRST(&endpoint->events);
+	if (unlikely(node)) {
+		STAILQ_REMOVE_HEAD(&endpoint->events, entry);
+		*event = node->event;
+		if (event->type != PM_PEER_GONE)
+			operation_free(endpoint, (struct operation *)node);
+	}
+	endpoint_leave(endpoint);
+	return node != NULL;
 }
 
 EXPORT void pm_statistics(const struct pm_endpoint *endpoint, struct pm_statistics *statistics)

@@ -217,6 +217,20 @@ void help_peer_gone(struct pm_peer *peer)
 	outbound->help.operation = NULL;
 }
 
+/* A ring is to be left; false: the owner is copying right now. What has been copied is copied again. */
+bool help_leave(struct outbound *outbound)
+{
+	bool failed;
+	if (!outbound->help.operation)
+		return true;
+	close_early(&outbound->ring.memory->help, &outbound->help);
+	if (!settled(&outbound->ring.memory->help, &outbound->help, &failed))
+		return false;
+	outbound->help.operation->done = 0;
+	outbound->help.operation = NULL;
+	return true;
+}
+
 /* Before an endpoint is closed, and the memory of its reads given back: nobody may still be writing there. That takes
  * as long as a chunk takes, unless the owner is stopped right there: then it takes until it goes on, or ends. */
 void help_settle(struct pm_endpoint *endpoint)

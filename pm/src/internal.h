@@ -31,17 +31,27 @@ enum message_type {
 	READ_REQUEST = 3,
 	READ_DATA = 4,
 	HELP = 5, /* a request to share a large direct read (help.c) */
+	/* About rings, on the udp rail alone (rail.c). */
+	RING_OPEN = 6,   /* what follows comes by that ring */
+	RING_END = 7,    /* nothing more comes by it: please close it */
+	RING_CLOSED = 8, /* nothing more is read from it: what was in it from there on is to be sent again */
+	RAIL_JOINED = 9, /* the sender can be reached by that rail again */
 };
+
+/* The rails, the best first. */
+enum rail { RAIL_SHM, RAIL_UDP, RAILS };
 
 /* A connection's socket, watched by the keeper. */
 struct socket {
 	int fd;
-	enum socket_kind { SOCKET_LISTENER, SOCKET_WAKE, SOCKET_STRANGER, SOCKET_IN, SOCKET_OUT } kind;
+	enum socket_kind { SOCKET_LISTENER, SOCKET_WAKE, SOCKET_PACKETS, SOCKET_STRANGER, SOCKET_ORDER, SOCKET_IN, SOCKET_OUT } kind;
 	bool closed;                 /* waits for the keeper to free it */
 	pid_t pid;                   /* the process on the other end, of a stranger's and what becomes of it */
 	union {
 		struct inbound *inbound;
 		struct outbound *outbound;
+		struct order *order;
+		struct pm_endpoint *endpoint;
 	};
 	LIST_ENTRY(socket) entry;
 };
@@ -65,7 +75,7 @@ struct help_asked {
 	uint64_t destination;              /* in the peer's memory */
 };
 
-/* The way to a peer. Made by the owner, connected by the keeper, freed with the endpoint. */
+/* A ring to a peer. Made by the owner, connected by the keeper, freed with the endpoint, or when its rail is left. */
 struct outbound {
 	/* Used for every message. */
 	struct ring_writer ring;
@@ -83,13 +93,22 @@ struct outbound {
 	struct help_wanted help;
 	struct socket *socket;
 	STAILQ_ENTRY(outbound) connecting;
+	enum rail rail;
+	uint32_t generation;               /* which of the rings to this peer it is */
+	bool after_udp;                    /* messages have gone by udp before: it begins with a RING_OPEN there */
+	/* Used while it is being left. */
+	bool own;                          /* the ring is a copy, or none */
+	bool end_told, closed;             /* the peer has been told, and has answered */
+	uint64_t cells_closed, bytes_closed; /* up to where it has read */
 };
 
-/* The way from a peer. Made by the keeper, then the owner's. */
+/* A ring from a peer. Made by the keeper, then the owner's. */
 struct inbound {
 	struct ring_reader ring;
 	struct pm_peer *peer;
 	_Atomic int gone;                  /* not 0: the peer is; what is in the ring is still good */
+	bool closed;                       /* it is a copy, and read to what was in it then (rail.c) */
+	bool closed_told, asked_to_close;
 	bool unfenced;
 	bool ended;                        /* gone, and empty */
 	size_t ring_size;
@@ -98,7 +117,11 @@ struct inbound {
 	pid_t pid;                         /* who has made this connection, whatever it says to be */
 	struct help_asked help;
 	struct socket *socket;             /* the keeper's */
-	struct inbound *next;              /* among the arrivals */
+	struct inbound *next;              /* among the arrivals, those that wait, or those of which the end is to be told */
+	enum rail rail;
+	uint32_t generation;
+	bool waits;                        /* for its RING_OPEN */
+	uint64_t end, end_byte;            /* how far it is read, when closed */
 };
 
 struct event_node {
@@ -108,11 +131,17 @@ struct event_node {
 STAILQ_HEAD(event_list, event_node);
 
 struct pm_peer {
-	struct outbound *out;              /* ready to be used, or NULL */
-	struct udp_link *udp;              /* or this way */
+	struct outbound *out;              /* by which messages go, or NULL */
+	struct udp_link *udp;
 	void *data;
 	struct pm_endpoint *endpoint;
-	struct outbound *connecting;       /* asked for and not ready */
+	_Atomic bool over_udp;             /* messages go that way: out is NULL then */
+	bool leaving;                      /* the ring is being left: nothing is sent until it is */
+	bool join_untold;                  /* that a rail can be used again */
+	bool ring_wanted;                  /* the other can be reached by one again */
+	struct outbound *outbound;         /* in use, asked for and not ready, or being left */
+	unsigned rings;                    /* from it, that are being read: what it sent by udp comes after them */
+	uint32_t generation;               /* of the last ring to it */
 	_Atomic int status;                /* 0, or why nothing arrives any more */
 	_Atomic unsigned copies;           /* operations by copies that wait for an answer */
 	unsigned services;                 /* of this peer, that wait to be answered */
@@ -158,9 +187,18 @@ struct pm_endpoint {
 	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
 	bool busy;                         /* there are operations, services, or peers to help */
 	_Atomic bool attention;            /* the keeper has news */
+	_Atomic uint32_t inside;           /* the owner is in one of the functions, or holds a message (seize.c) */
+	_Atomic uint32_t seized;           /* it has to stay outside */
+	uint32_t holding;                  /* the caller holds a message */
 	struct pm_statistics *statistics;
 	/* Used seldom. */
 	_Atomic(struct inbound *) arrivals;
+	struct inbound *waiting;           /* rings whose RING_OPEN has not come */
+	struct inbound *closing;           /* rings that have been read to their end, of which the peer is to be told */
+	_Atomic bool switching;            /* rails are being left or joined */
+	_Atomic unsigned in_use;           /* rails of which there is memory, a bit for each, as last seen by rail_progress */
+	_Atomic bool held;                 /* it has been put aside */
+	pthread_mutex_t seat;              /* who has seized it holds this */
 	unsigned inbound_room;
 	unsigned unfenced;                 /* peers that may not wake this endpoint */
 	unsigned helping;                  /* peers whose reads can be shared */
@@ -189,7 +227,7 @@ struct pm_context {
 	uint8_t job_key[PM_JOB_KEY_SIZE];
 	uint32_t ring_bytes;
 	bool direct;
-	bool shm, udp;                     /* the rails that may be used */
+	_Atomic unsigned rails;            /* that may be used, a bit for each */
 	unsigned long patience_s;
 	bool fenced;                       /* membarrier reaches this process */
 	struct shared_page *page;
@@ -203,6 +241,7 @@ struct pm_context {
 	uint32_t serial;                   /* of the last endpoint */
 	STAILQ_HEAD(, outbound) connecting;
 	LIST_HEAD(, socket) sockets, closed_sockets;
+	LIST_HEAD(, order) orders;         /* that have not been carried out */
 	struct pm_region *regions;         /* by their place in the table */
 	uint32_t *region_free;             /* stack of entries that are not in use */
 	uint32_t region_free_count;
@@ -233,11 +272,35 @@ void keeper_connect(struct pm_context *context, struct outbound *outbound);
 void keeper_forget(struct pm_context *context, struct socket *socket);
 void keeper_tick(struct pm_context *context);
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind);
+void keeper_watch_again(struct pm_context *context, struct socket *socket);
 void endpoint_notice(struct pm_endpoint *endpoint);
 
 /* welcome.c */
 void welcome_stranger(struct pm_context *context, struct socket *socket);
 int welcome_take(struct pm_context *context, struct outbound *outbound);
+
+/* seize.c */
+bool endpoint_stay_out(struct pm_endpoint *endpoint);
+bool endpoint_seize(struct pm_endpoint *endpoint);
+void endpoint_give_back(struct pm_endpoint *endpoint);
+
+/* rail.c */
+int rail_find(const char *name, size_t length, enum rail *rail);
+void rail_notice(struct pm_endpoint *endpoint);
+void rail_progress(struct pm_endpoint *endpoint);
+bool rail_handle(struct pm_peer *peer, const struct ring_message *message);
+
+/* order.c */
+struct order;
+void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello);
+void order_forget(struct pm_context *context, struct socket *socket);
+void order_restore(struct pm_endpoint *endpoint);
+void order_carry_out(struct pm_endpoint *endpoint);
+bool order_progress(struct pm_context *context);
+void order_forget_all(struct pm_context *context);
+
+/* peer.c */
+int peer_find(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **found);
 
 /* operation.c */
 void operation_progress(struct pm_endpoint *endpoint);
@@ -257,6 +320,7 @@ int direct_write(struct outbound *outbound, const void *here, uint64_t there, si
 bool help_ask(struct outbound *outbound, struct operation *operation);
 int help_step(struct outbound *outbound, struct operation *operation);
 void help_peer_gone(struct pm_peer *peer);
+bool help_leave(struct outbound *outbound);
 void help_settle(struct pm_endpoint *endpoint);
 void help_handle(struct inbound *inbound, const struct ring_message *message);
 void help_progress(struct pm_endpoint *endpoint);
@@ -273,6 +337,25 @@ int region_check(const struct shared_page *page, uint64_t key, uint64_t address,
 
 /* survey.c */
 void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from);
+
+/* The owner comes in: false, if the endpoint has been put aside. While it is inside, nobody else touches what is its
+ * own. Two stores, a load and a branch: who seizes an endpoint makes the owner's processor pass a barrier (seize.c). */
+static inline bool endpoint_enter(struct pm_endpoint *endpoint)
+{
+	atomic_store_explicit(&endpoint->inside, 1, memory_order_relaxed);
+	atomic_signal_fence(memory_order_seq_cst);
+	return likely(!atomic_load_explicit(&endpoint->seized, memory_order_acquire)) || endpoint_stay_out(endpoint);
+}
+
+static inline void endpoint_leave(struct pm_endpoint *endpoint)
+{
+	atomic_store_explicit(&endpoint->inside, endpoint->holding, memory_order_release);
+}
+
+static inline bool rail_allowed(const struct pm_context *context, enum rail rail)
+{
+	return atomic_load_explicit(&context->rails, memory_order_relaxed) & 1u << rail;
+}
 
 static inline uint64_t clock_ns(void)
 {

@@ -10,18 +10,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "link.h"
 #include "udp.h"
 
 /* Where a listener has too many to answer, it is tried again after so many milliseconds. */
 #define RETRY_MS 2
 /* While packets are on their way, each endpoint is looked after so often, ms. */
 #define TICK_MS 2
+/* And so often while rails are being left or joined. */
+#define SWITCH_MS 1
 
 /* Watches a descriptor, which is closed when it is forgotten; under the lock. */
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind)
 {
 	struct socket *socket = calloc(1, sizeof(*socket));
-	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = socket};
+	struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | (kind == SOCKET_PACKETS ? EPOLLONESHOT : 0), .data.ptr = socket};
 	if (!socket)
 		return NULL;
 	socket->fd = fd;
@@ -32,6 +35,13 @@ struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind
 	}
 	LIST_INSERT_HEAD(&context->sockets, socket, entry);
 	return socket;
+}
+
+/* Watches a socket of packets for the next one. */
+void keeper_watch_again(struct pm_context *context, struct socket *socket)
+{
+	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = socket};
+	epoll_ctl(context->epoll, EPOLL_CTL_MOD, socket->fd, &event);
 }
 
 /* Closes a socket; under the lock. The keeper may hold it among its events, so it frees it. */
@@ -76,6 +86,35 @@ void keeper_tick(struct pm_context *context)
 	keeper_wake(context);
 }
 
+/* What comes now is for who computes and does not look. */
+static void watch_packets(struct pm_context *context)
+{
+	for (int i = 0; i < SHARED_ENDPOINTS; i++)
+		if (context->endpoints[i] && context->endpoints[i]->udp)
+			keeper_watch_again(context, context->endpoints[i]->udp->packets);
+}
+
+/* Acts for the owners that are not inside where rails are being left or joined; whether that goes on. */
+static bool look_after(struct pm_context *context)
+{
+	bool more = false;
+	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
+		pthread_mutex_lock(&context->lock);
+		struct pm_endpoint *endpoint = context->endpoints[i];
+		bool wanted = endpoint && atomic_load(&endpoint->switching), seized = wanted && endpoint_seize(endpoint);
+		if (wanted && !seized)
+			atomic_store(&endpoint->attention, true);
+		pthread_mutex_unlock(&context->lock);
+		more |= wanted;
+		if (!seized)
+			continue;
+		link_news(endpoint);
+		endpoint_notice(endpoint);
+		endpoint_give_back(endpoint);
+	}
+	return more;
+}
+
 /* Milliseconds until the next time; -1: nothing is on its way. */
 static int tick_all(struct pm_context *context)
 {
@@ -88,6 +127,8 @@ static int tick_all(struct pm_context *context)
 			busy |= udp_tick(context->endpoints[i]);
 	if (busy)
 		atomic_store(&context->ticking, true);
+	else
+		watch_packets(context);
 	return busy ? TICK_MS : -1;
 }
 
@@ -102,8 +143,9 @@ static int say_hello(struct pm_context *context, struct outbound *outbound)
 	struct pm_endpoint *endpoint = outbound->peer->endpoint;
 	struct hello hello = {
 		.magic = HELLO_MAGIC, .kind = HELLO_CONNECT, .flags = context->fenced ? 0 : HELLO_UNFENCED,
-		.from = endpoint->address, .to = outbound->peer->address,
+		.from = endpoint->address, .to = outbound->peer->address, .generation = outbound->generation, .rail = outbound->rail,
 	};
+	hello.flags |= outbound->after_udp ? HELLO_AFTER_UDP : 0;
 	__builtin_memcpy(hello.job_key, context->job_key, PM_JOB_KEY_SIZE);
 	int fd = socket_connect(address_id(&hello.to));
 	if (fd < 0)
@@ -179,6 +221,12 @@ static void handle(struct pm_context *context, struct socket *socket, uint32_t e
 	case SOCKET_LISTENER:
 		accept_stranger(context);
 		return;
+	case SOCKET_PACKETS:
+		atomic_store(&context->ticking, true);
+		return;
+	case SOCKET_ORDER:
+		order_forget(context, socket);
+		return;
 	case SOCKET_STRANGER:
 		if (events & EPOLLIN)
 			welcome_stranger(context, socket);
@@ -204,29 +252,37 @@ static void handle(struct pm_context *context, struct socket *socket, uint32_t e
 	connection_ended(context, socket);
 }
 
-static void *keep(void *argument)
+/* Handles what has come; how long to wait for more, ms. False: it is to end. */
+static bool keep_once(struct pm_context *context, struct epoll_event *events, int n, int *wait_ms)
 {
-	struct pm_context *context = argument;
-	struct epoll_event events[64];
-	int wait_ms = -1;
-	for (;;) {
-		int n = epoll_wait(context->epoll, events, 64, wait_ms);
-		pthread_mutex_lock(&context->lock);
-		if (context->stopping)
-			break;
-		for (int i = 0; i < n; i++)
-			handle(context, events[i].data.ptr, events[i].events);
-		wait_ms = connect_all(context);
-		if (atomic_load(&context->ticking))
-			wait_ms = tick_all(context) < 0 ? wait_ms : TICK_MS;
-		while (!LIST_EMPTY(&context->closed_sockets)) {
-			struct socket *socket = LIST_FIRST(&context->closed_sockets);
-			LIST_REMOVE(socket, entry);
-			free(socket);
-		}
-		pthread_mutex_unlock(&context->lock);
+	pthread_mutex_lock(&context->lock);
+	bool stop = context->stopping;
+	for (int i = 0; i < n && !stop; i++)
+		handle(context, events[i].data.ptr, events[i].events);
+	*wait_ms = connect_all(context);
+	if (atomic_load(&context->ticking))
+		*wait_ms = tick_all(context) < 0 ? *wait_ms : TICK_MS;
+	while (!LIST_EMPTY(&context->closed_sockets)) {
+		struct socket *socket = LIST_FIRST(&context->closed_sockets);
+		LIST_REMOVE(socket, entry);
+		free(socket);
 	}
 	pthread_mutex_unlock(&context->lock);
+	bool switching = !stop && look_after(context);
+	pthread_mutex_lock(&context->lock);
+	if (order_progress(context) || switching)
+		*wait_ms = SWITCH_MS;
+	pthread_mutex_unlock(&context->lock);
+	return !stop;
+}
+
+static void *keep(void *argument)
+{
+	struct epoll_event events[64];
+	int wait_ms = -1, n;
+	do
+		n = epoll_wait(((struct pm_context *)argument)->epoll, events, 64, wait_ms);
+	while (keep_once(argument, events, n, &wait_ms));
 	return NULL;
 }
 
@@ -287,5 +343,6 @@ void keeper_stop(struct pm_context *context)
 	pthread_mutex_unlock(&context->lock);
 	keeper_wake(context);
 	pthread_join(context->keeper, NULL);
+	order_forget_all(context);
 	free_sockets(context);
 }

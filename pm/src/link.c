@@ -21,57 +21,71 @@ void peer_gone(struct pm_peer *peer, int status)
 	STAILQ_INSERT_TAIL(&peer->endpoint->events, &peer->gone, entry);
 }
 
-static bool still_arriving(const struct pm_peer *peer)
+static int over_udp(struct pm_peer *peer)
 {
-	struct pm_endpoint *endpoint = peer->endpoint;
-	for (unsigned i = 0; i < endpoint->inbound_count; i++)
-		if (endpoint->inbound[i]->peer == peer)
-			return true;
-	return false;
-}
-
-static struct outbound *link_over_udp(struct pm_peer *peer)
-{
-	if (!udp_link_to(peer))
+	if (!udp_link_to(peer)) {
 		peer_gone(peer, -EHOSTUNREACH);
-	return NULL;
+		return -EHOSTUNREACH;
+	}
+	peer->over_udp = true;
+	return 0;
 }
 
-/* The way to a peer that has none yet, or whose way has ended; asks for it the first time. NULL: not now, or never
- * (the peer's status). */
-struct outbound *link_want(struct pm_peer *peer)
+/* Asks for a ring to the peer; false: no memory. */
+bool link_connect(struct pm_peer *peer)
 {
-	struct outbound *outbound = peer->connecting;
+	struct outbound *outbound = calloc(1, sizeof(*outbound));
+	if (!outbound)
+		return false;
+	outbound->peer = peer;
+	outbound->statistics = peer->endpoint->statistics;
+	outbound->doorbell = -1;
+	outbound->rail = RAIL_SHM;
+	outbound->generation = ++peer->generation;
+	outbound->after_udp = peer->over_udp;
+	peer->outbound = outbound;
+	keeper_connect(peer->endpoint->context, outbound);
+	return true;
+}
+
+/* No ring was to be had, or the ring's reader is gone. */
+static int no_ring(struct pm_peer *peer, int gone)
+{
+	if (!peer->out && ((gone == -EHOSTUNREACH && udp_elsewhere(peer)) || gone == -EOPNOTSUPP)) {
+		link_free_outbound(peer);
+		return over_udp(peer);
+	}
+	if (!peer->rings)
+		peer_gone(peer, gone);
+	return peer->status ? peer->status : -EAGAIN;
+}
+
+/* Finds a way to the peer, the first time or when the one it had has ended. 0: it is peer->out, or else udp; -EAGAIN:
+ * not now; else why there is none. */
+int link_want(struct pm_peer *peer)
+{
 	if (peer->status)
-		return NULL;
-	if (!peer->endpoint->context->shm)
-		return link_over_udp(peer);
-	if (!outbound) {
-		outbound = calloc(1, sizeof(*outbound));
-		if (!outbound)
-			return NULL;
-		outbound->peer = peer;
-		outbound->statistics = peer->endpoint->statistics;
-		outbound->doorbell = -1;
-		peer->connecting = outbound;
-		keeper_connect(peer->endpoint->context, outbound);
+		return peer->status;
+	if (peer->over_udp)
+		return 0;
+	peer->endpoint->starved = true;
+	if (peer->leaving)
+		return -EAGAIN;
+	if (!peer->outbound) {
+		if (!rail_allowed(peer->endpoint->context, RAIL_SHM))
+			return over_udp(peer);
+		if (!link_connect(peer))
+			return -EAGAIN;
 	}
-	int gone = atomic_load(&outbound->gone);
-	if (gone) {
-		/* Not on this machine. */
-		if (gone == -EHOSTUNREACH && !peer->out && udp_elsewhere(peer))
-			return link_over_udp(peer);
-		if (!still_arriving(peer))
-			peer_gone(peer, gone);
-		return NULL;
-	}
-	if (!atomic_load(&outbound->ready)) {
-		peer->endpoint->starved = true;
-		return NULL;
-	}
+	int gone = atomic_load(&peer->outbound->gone);
+	if (gone)
+		return no_ring(peer, gone);
+	if (!atomic_load(&peer->outbound->ready))
+		return -EAGAIN;
 	if (!peer->out)
 		count(&peer->endpoint->statistics->links_out, 1);
-	return peer->out = outbound;
+	peer->out = peer->outbound;
+	return 0;
 }
 
 int link_no_room(struct pm_peer *peer)
@@ -85,31 +99,33 @@ int link_no_room(struct pm_peer *peer)
 	return -EAGAIN;
 }
 
-static int add_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
+/* Begins to read a ring; false: no memory. */
+bool link_add_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 {
 	if (endpoint->inbound_count == endpoint->inbound_room) {
 		unsigned room = endpoint->inbound_room ? 2 * endpoint->inbound_room : 16;
 		struct inbound **more = realloc(endpoint->inbound, room * sizeof(*more));
 		if (!more)
-			return -ENOMEM;
+			return false;
 		endpoint->inbound = more;
 		endpoint->inbound_room = room;
 	}
-	int error = pm_peer_get(endpoint, &inbound->from, &inbound->peer);
-	if (error)
-		return error;
 	endpoint->inbound[endpoint->inbound_count++] = inbound;
+	inbound->peer->rings++;
 	endpoint->unfenced += inbound->unfenced;
 	count(&endpoint->statistics->links_in, 1);
-	return 0;
+	return true;
 }
 
-static void free_inbound(struct pm_context *context, struct inbound *inbound)
+void link_free_inbound(struct pm_context *context, struct inbound *inbound)
 {
 	pthread_mutex_lock(&context->lock);
 	keeper_forget(context, inbound->socket);
 	pthread_mutex_unlock(&context->lock);
-	munmap(inbound->ring.memory, inbound->ring_size);
+	if (inbound->closed)
+		free(inbound->ring.memory);
+	else
+		munmap(inbound->ring.memory, inbound->ring_size);
 	free(inbound);
 }
 
@@ -119,39 +135,80 @@ static void take_arrivals(struct pm_endpoint *endpoint)
 	for (; inbound; inbound = next) {
 		next = inbound->next;
 		/* Without memory the stranger is hung up on, and learns it by that. */
-		if (add_inbound(endpoint, inbound))
-			free_inbound(endpoint->context, inbound);
+		if (peer_find(endpoint, &inbound->from, &inbound->peer) || (!inbound->waits && !link_add_inbound(endpoint, inbound))) {
+			link_free_inbound(endpoint->context, inbound);
+		} else if (inbound->waits) {
+			inbound->next = endpoint->waiting;
+			endpoint->waiting = inbound;
+		}
 	}
 }
 
-/* Drops the rings that are empty and whose writer is gone; the last one of a peer ends that peer. */
+/* Reads no more of the ring at that place. */
+static void remove_inbound(struct pm_endpoint *endpoint, unsigned at)
+{
+	struct inbound *inbound = endpoint->inbound[at];
+	endpoint->inbound[at] = endpoint->inbound[--endpoint->inbound_count];
+	if (endpoint->inbound_at >= endpoint->inbound_count)
+		endpoint->inbound_at = 0;
+	endpoint->unfenced -= inbound->unfenced;
+	inbound->peer->rings--;
+	help_forget(endpoint, inbound);
+}
+
+/* A ring whose writer is gone has been read to its end; the last one of a peer ends that peer. */
+static void end_ring(struct pm_endpoint *endpoint, unsigned at)
+{
+	struct inbound *inbound = endpoint->inbound[at];
+	struct pm_peer *peer = inbound->peer;
+	int status = inbound->ring.broken ? -EPROTO : -EHOSTDOWN;
+	if (inbound->ring.broken)
+		count(&endpoint->statistics->dropped, 1);
+	remove_inbound(endpoint, at);
+	link_free_inbound(endpoint->context, inbound);
+	if (!peer->rings)
+		peer_gone(peer, status);
+}
+
+/* A ring that has been left has been read to its end. Its connection stays until the writer has heard of that, and
+ * hangs up: if the reader did so, it would seem to be gone. */
+static void end_copy(struct pm_endpoint *endpoint, unsigned at)
+{
+	struct inbound *inbound = endpoint->inbound[at];
+	remove_inbound(endpoint, at);
+	inbound->next = endpoint->closing;
+	endpoint->closing = inbound;
+}
+
+/* Drops the rings whose writers have heard of their end. */
+static void drop_closed(struct pm_endpoint *endpoint)
+{
+	for (struct inbound **at = &endpoint->closing, *inbound; (inbound = *at);) {
+		if (!atomic_load(&inbound->gone)) {
+			at = &inbound->next;
+			continue;
+		}
+		*at = inbound->next;
+		link_free_inbound(endpoint->context, inbound);
+	}
+}
+
+/* Drops the rings that have been read to their end; whether others will have to be. */
 static bool drop_ended(struct pm_endpoint *endpoint)
 {
 	bool waiting = false;
-	for (unsigned i = 0; i < endpoint->inbound_count;) {
+	for (unsigned i = endpoint->inbound_count; i-- > 0;) {
 		struct inbound *inbound = endpoint->inbound[i];
-		if (!atomic_load(&inbound->gone) && !inbound->ring.broken) {
-			i++;
-			continue;
-		}
-		if ((ring_ready(&inbound->ring) && !inbound->ring.broken) || inbound == endpoint->current) {
-			waiting = true;
-			i++;
-			continue;
-		}
-		struct pm_peer *peer = inbound->peer;
-		int status = inbound->ring.broken ? -EPROTO : -EHOSTDOWN;
-		if (inbound->ring.broken)
-			count(&endpoint->statistics->dropped, 1);
-		endpoint->inbound[i] = endpoint->inbound[--endpoint->inbound_count];
-		endpoint->unfenced -= inbound->unfenced;
-		help_forget(endpoint, inbound);
-		free_inbound(endpoint->context, inbound);
-		if (!still_arriving(peer))
-			peer_gone(peer, status);
+		bool broken = inbound->ring.broken;
+		if (inbound == endpoint->current)
+			waiting |= broken || inbound->closed || atomic_load(&inbound->gone);
+		else if (inbound->closed && !broken && inbound->ring.cell == inbound->end)
+			end_copy(endpoint, i);
+		else if (broken || (atomic_load(&inbound->gone) && !inbound->closed && !ring_ready(&inbound->ring)))
+			end_ring(endpoint, i);
+		else
+			waiting |= atomic_load(&inbound->gone) && !inbound->closed;
 	}
-	if (endpoint->inbound_at >= endpoint->inbound_count)
-		endpoint->inbound_at = 0;
 	return waiting;
 }
 
@@ -161,17 +218,22 @@ void link_news(struct pm_endpoint *endpoint)
 	struct pm_peer *peer, *next;
 	atomic_store(&endpoint->attention, false);
 	take_arrivals(endpoint);
+	if (atomic_load(&endpoint->switching))
+		rail_progress(endpoint);
+	drop_closed(endpoint);
 	if (drop_ended(endpoint))
 		atomic_store(&endpoint->attention, true);
 	HASH_ITER(hh, endpoint->peers, peer, next) {
-		if (peer->connecting && !peer->status && !peer->udp && (!peer->out || atomic_load(&peer->connecting->gone)))
+		if (peer->outbound && !peer->over_udp && !peer->leaving && (!peer->out || atomic_load(&peer->outbound->gone)))
 			link_want(peer);
 	}
 }
 
-static void free_outbound(struct pm_context *context, struct outbound *outbound)
+/* Ends the ring to the peer. */
+void link_free_outbound(struct pm_peer *peer)
 {
-	struct outbound *other;
+	struct pm_context *context = peer->endpoint->context;
+	struct outbound *outbound = peer->outbound, *other;
 	pthread_mutex_lock(&context->lock);
 	STAILQ_FOREACH(other, &context->connecting, connecting) {
 		if (other == outbound) {
@@ -181,13 +243,24 @@ static void free_outbound(struct pm_context *context, struct outbound *outbound)
 	}
 	keeper_forget(context, outbound->socket);
 	pthread_mutex_unlock(&context->lock);
-	if (outbound->ring.memory)
+	if (outbound->own)
+		free(outbound->ring.memory);
+	else if (outbound->ring.memory)
 		munmap(outbound->ring.memory, outbound->ring_size);
 	if (outbound->page)
 		munmap(outbound->page, sizeof(struct shared_page));
 	if (outbound->doorbell >= 0)
 		close(outbound->doorbell);
 	free(outbound);
+	peer->outbound = peer->out = NULL;
+}
+
+static void free_list(struct pm_context *context, struct inbound **list)
+{
+	for (struct inbound *inbound; (inbound = *list);) {
+		*list = inbound->next;
+		link_free_inbound(context, inbound);
+	}
 }
 
 /* Ends all connections of an endpoint that the keeper no longer knows. */
@@ -196,11 +269,11 @@ void link_close_all(struct pm_endpoint *endpoint)
 	struct pm_peer *peer, *next;
 	take_arrivals(endpoint);
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
-		free_inbound(endpoint->context, endpoint->inbound[i]);
+		link_free_inbound(endpoint->context, endpoint->inbound[i]);
 	endpoint->inbound_count = 0;
-	HASH_ITER(hh, endpoint->peers, peer, next) {
-		if (peer->connecting)
-			free_outbound(endpoint->context, peer->connecting);
-		peer->connecting = peer->out = NULL;
-	}
+	free_list(endpoint->context, &endpoint->waiting);
+	free_list(endpoint->context, &endpoint->closing);
+	HASH_ITER(hh, endpoint->peers, peer, next)
+		if (peer->outbound)
+			link_free_outbound(peer);
 }

@@ -12,11 +12,12 @@ static inline int message_reserve(struct pm_peer *peer, uint32_t length, void **
 {
 	struct outbound *out = peer->out;
 	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
-		out = peer->udp && !peer->out ? NULL : link_want(peer);
-		if (peer->udp && !peer->out)
-			return udp_reserve(peer, length, buffer);
+		int error = link_want(peer);
+		if (error)
+			return error;
+		out = peer->out;
 		if (!out)
-			return peer->status ? peer->status : -EAGAIN;
+			return udp_reserve(peer, length, buffer);
 	}
 	if (unlikely(length > PM_MAX_MESSAGE))
 		return -EMSGSIZE;

@@ -101,19 +101,20 @@ static int step(struct operation *operation)
 	struct pm_peer *peer = operation->node.event.peer;
 	struct outbound *out = peer->out;
 	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
-		out = peer->udp ? NULL : link_want(peer);
-		if (!out && !peer->udp)
-			return peer->status;
+		int error = link_want(peer);
+		if (error)
+			return error == -EAGAIN ? 0 : error;
+		out = peer->out;
 	}
 	/* A read that the peer shares goes on to its end as such. */
 	if (out && ((out->direct && !operation->copied) || out->help.operation == operation)) {
 		int done = direct_step(out, operation);
 		if (done != -EPERM)
 			return done;
-		if (operation->node.event.type == PM_READ_DONE)
-			operation->done = 0; /* copies come from the beginning */
 		out->direct = false; /* it was possible once, and is forbidden now */
 	}
+	if (!operation->copied && operation->node.event.type == PM_READ_DONE)
+		operation->done = 0; /* copies come from the beginning */
 	operation->copied = true;
 	return copied_step(operation);
 }
@@ -140,9 +141,13 @@ static int start(struct pm_peer *peer, struct pm_event event, void *local, size_
 	struct pm_endpoint *endpoint = peer->endpoint;
 	if (peer->status)
 		return peer->status;
+	if (!endpoint_enter(endpoint))
+		return -EAGAIN;
 	struct operation *operation = make(endpoint);
-	if (!operation)
+	if (!operation) {
+		endpoint_leave(endpoint);
 		return -ENOMEM;
+	}
 	operation->node.event = event;
 	operation->local = local;
 	operation->length = length;
@@ -153,6 +158,7 @@ static int start(struct pm_peer *peer, struct pm_event event, void *local, size_
 	int done = step(operation);
 	if (done && !operation->ended)
 		operation_end(operation, done < 0 ? done : 0);
+	endpoint_leave(endpoint);
 	return 0;
 }
 

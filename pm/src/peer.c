@@ -4,7 +4,8 @@
 
 #include "internal.h"
 
-EXPORT int pm_peer_get(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **found)
+/* pm_peer_get, by who is inside. */
+int peer_find(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **found)
 {
 	struct pm_peer *peer;
 	HASH_FIND(hh, endpoint->peers, address, sizeof(*address), peer);
@@ -20,6 +21,15 @@ EXPORT int pm_peer_get(struct pm_endpoint *endpoint, const struct pm_address *ad
 	}
 	*found = peer;
 	return 0;
+}
+
+EXPORT int pm_peer_get(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **found)
+{
+	if (!endpoint_enter(endpoint))
+		return -EAGAIN;
+	int error = peer_find(endpoint, address, found);
+	endpoint_leave(endpoint);
+	return error;
 }
 
 EXPORT void pm_peer_address(const struct pm_peer *peer, struct pm_address *address)

@@ -16,7 +16,7 @@
 #include "pm.h"
 
 #define SHARED_MAGIC 0x3130656761704d50ull /* "PMpage01" */
-#define SHARED_VERSION 1
+#define SHARED_VERSION 2
 #define SHARED_ENDPOINTS 64
 #define SHARED_REGIONS 16384
 #define CONTEXT_ID_SIZE 16
@@ -56,10 +56,21 @@ struct shared_page {
 enum hello_kind {
 	HELLO_CONNECT = 1, /* makes a ring */
 	HELLO_SURVEY = 2,  /* asks for the page only, and needs no key */
+	HELLO_ORDER = 3,   /* the control channel (order.c); needs no key, either */
+};
+
+enum order_kind {
+	ORDER_LEAVE = 1,   /* give all memory of the rail back, and use it no more */
+	ORDER_JOIN = 2,    /* the rail may be used again */
+	ORDER_SAVE = 3,    /* put the endpoint `to' aside */
+	ORDER_RESTORE = 4, /* and take it up again */
+	ORDER_GONE = 5,    /* the endpoint `from' is no more */
 };
 
 /* A sender that cannot be reached by membarrier: who receives from it must not rely on being woken. */
 #define HELLO_UNFENCED 1
+/* The ring is not to be read before a RING_OPEN has come by udp. */
+#define HELLO_AFTER_UDP 2
 
 struct hello {
 	uint64_t magic;
@@ -67,6 +78,9 @@ struct hello {
 	uint32_t flags;
 	uint8_t job_key[PM_JOB_KEY_SIZE];
 	struct pm_address from, to;
+	uint32_t generation; /* the sender's number for the ring */
+	uint16_t rail;
+	uint16_t order;
 };
 
 /* With status 0 come the descriptors: page, ring, doorbell; to a survey the page alone. */

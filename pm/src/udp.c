@@ -84,6 +84,7 @@ int udp_open(struct pm_endpoint *endpoint)
 		free(udp);
 		return error;
 	}
+	udp->packets = keeper_watch(endpoint->context, udp->fd, SOCKET_PACKETS);
 	endpoint->udp = udp;
 	return 0;
 }
@@ -214,6 +215,12 @@ static void take_train(struct pm_endpoint *endpoint, const struct msghdr *messag
 	}
 }
 
+/* Whether a message may be handed out: what its sender has put into a ring before is read first. */
+static bool in_turn(const struct udp_link *link, const struct ring_message *found)
+{
+	return !link->peer->rings && found->type < RING_OPEN;
+}
+
 static bool take_packets(struct pm_endpoint *endpoint, uint64_t now_ns, bool owner)
 {
 	struct udp *udp = endpoint->udp;
@@ -255,7 +262,7 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= link->heard_ns + LINGER_NS;
 		return link->stray || at < link->heard_ns + LINGER_NS ? at : link->heard_ns + LINGER_NS;
 	}
-	if (flow_idle(&link->flow) && !link->flow.starved && !link->peer->copies) {
+	if (flow_idle(&link->flow) && !link->flow.starved && (!link->peer->copies || !link->peer->over_udp)) {
 		link->asks = 0;
 		link->asked_ns = now_ns;
 		return at;
@@ -302,6 +309,17 @@ static bool all_idle(const struct udp *udp)
 	return true;
 }
 
+/* Whether a peer has said something about rings that has not been taken. */
+static bool speaks_of_rings(struct udp *udp)
+{
+	struct ring_message found;
+	for (uint32_t i = 0; i < udp->count; i++)
+		if (udp->links[i]->open && !udp->links[i]->peer->status && flow_peek(&udp->links[i]->flow, &found, PM_MAX_MESSAGE) &&
+		    found.type >= RING_OPEN)
+			return true;
+	return false;
+}
+
 /* Takes what has come, and sends what may be sent. */
 void udp_progress(struct pm_endpoint *endpoint)
 {
@@ -331,8 +349,10 @@ bool udp_tick(struct pm_endpoint *endpoint)
 		look_at_links(udp, now_ns);
 	}
 	udp->turns_seen = turns;
-	bool busy = !all_idle(udp) || owes_news(udp);
+	bool busy = !all_idle(udp) || owes_news(udp), rings = speaks_of_rings(udp);
 	pthread_mutex_unlock(&udp->lock);
+	if (rings)
+		rail_notice(endpoint);
 	/* The owner may sleep for what has just been taken out of its socket. */
 	if (took && udp_ready(endpoint))
 		endpoint_notice(endpoint);
@@ -351,10 +371,14 @@ bool udp_find(struct pm_endpoint *endpoint, struct ring_message *found, struct u
 		udp->at = udp->at + 1 < udp->count ? udp->at + 1 : 0;
 		if (link->peer->status)
 			continue;
-		if (link->open && flow_peek(&link->flow, found, PM_MAX_MESSAGE))
-			*of = link;
-		else if (link->stray || link->silent || link->flow.broken)
+		if (link->open && flow_peek(&link->flow, found, PM_MAX_MESSAGE)) {
+			if (in_turn(link, found))
+				*of = link;
+			else if (found->type >= RING_OPEN)
+				rail_notice(endpoint);
+		} else if (!link->peer->rings && (link->stray || link->silent || link->flow.broken)) {
 			gone = link;
+		}
 	}
 	pthread_mutex_unlock(&udp->lock);
 	if (gone)
@@ -372,10 +396,55 @@ bool udp_ready(struct pm_endpoint *endpoint)
 	for (uint32_t i = 0; i < udp->count && !ready; i++) {
 		struct udp_link *link = udp->links[i];
 		ready = !link->peer->status && (link->stray || link->silent || link->flow.broken ||
-						(link->open && flow_peek(&link->flow, &found, PM_MAX_MESSAGE)));
+						(link->open && flow_peek(&link->flow, &found, PM_MAX_MESSAGE) && in_turn(link, &found)));
 	}
 	pthread_mutex_unlock(&udp->lock);
 	return ready;
+}
+
+/* Takes what peers say about rings; whether some of it cannot be taken yet. */
+bool udp_hear_of_rings(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	struct ring_message found;
+	bool later = false;
+	for (uint32_t i = 0; udp && i < udp->count; i++) {
+		struct udp_link *link = udp->links[i];
+		for (bool taken = true; taken;) {
+			pthread_mutex_lock(&udp->lock);
+			taken = link->open && !link->peer->status && flow_peek(&link->flow, &found, PM_MAX_MESSAGE) && found.type >= RING_OPEN;
+			pthread_mutex_unlock(&udp->lock);
+			/* What has been found stays where it is until it is taken. */
+			if (taken && !rail_handle(link->peer, &found)) {
+				later = true;
+				taken = false;
+			}
+			if (taken)
+				udp_take(link, found.length);
+		}
+	}
+	return later;
+}
+
+/* A peer is known to be gone: that is told when what it has sent has been received. */
+void udp_ended(struct pm_peer *peer)
+{
+	struct udp *udp = peer->endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	peer->udp->stray = peer->udp->goodbye = true;
+	pthread_mutex_unlock(&udp->lock);
+}
+
+/* Whether all that was sent has arrived, and nobody waits for news. */
+bool udp_quiet(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	if (!udp)
+		return true;
+	pthread_mutex_lock(&udp->lock);
+	bool quiet = all_idle(udp) && !owes_news(udp);
+	pthread_mutex_unlock(&udp->lock);
+	return quiet;
 }
 
 /* How long a sleeper may sleep before the rail needs a turn, ms; -1: for ever. */
@@ -440,7 +509,9 @@ void udp_close(struct pm_endpoint *endpoint)
 		link->peer->udp = NULL;
 		free(link);
 	}
-	close(udp->fd);
+	pthread_mutex_lock(&endpoint->context->lock);
+	keeper_forget(endpoint->context, udp->packets); /* closes fd */
+	pthread_mutex_unlock(&endpoint->context->lock);
 	free(udp->links);
 	free(udp->train);
 	pthread_mutex_destroy(&udp->lock);

@@ -91,6 +91,7 @@ struct udp {
 	uint32_t count, room, at;
 	uint64_t look_at_ns;       /* when some link wants attention, at the latest */
 	unsigned long patience;    /* unanswered asks, one a second, after which a peer is given up */
+	struct socket *packets;    /* the keeper's eye on fd */
 	bool no_batches;           /* the kernel cuts no trains on this way */
 	_Atomic uint64_t turns;    /* looks of the owner */
 	uint64_t turns_seen;       /* by the keeper */
@@ -113,6 +114,9 @@ void udp_progress(struct pm_endpoint *endpoint);
 bool udp_tick(struct pm_endpoint *endpoint);
 bool udp_ready(struct pm_endpoint *endpoint);
 int udp_wait_ms(struct pm_endpoint *endpoint);
+bool udp_hear_of_rings(struct pm_endpoint *endpoint);
+void udp_ended(struct pm_peer *peer);
+bool udp_quiet(struct pm_endpoint *endpoint);
 
 /* udp_packet.c */
 void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool whole);

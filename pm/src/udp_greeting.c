@@ -74,7 +74,7 @@ static struct udp_link *link_of(struct pm_endpoint *endpoint, const struct udp_g
 	for (uint32_t i = 0; i < endpoint->udp->count; i++)
 		if (!memcmp(&endpoint->udp->links[i]->peer->address, &greeting->from, sizeof(greeting->from)))
 			return endpoint->udp->links[i];
-	return owner && !pm_peer_get(endpoint, &greeting->from, &peer) ? udp_link_to_locked(peer) : NULL;
+	return owner && !peer_find(endpoint, &greeting->from, &peer) ? udp_link_to_locked(peer) : NULL;
 }
 
 /* The peer has shown that it knows the own nonce. */

@@ -31,15 +31,18 @@ static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
 	struct pollfd bells[2] = {{.fd = endpoint->doorbell, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
 	if (endpoint->udp)
 		bells[1].fd = endpoint->udp->fd;
+	/* Meanwhile the endpoint may be seized. */
+	endpoint_leave(endpoint);
 	int woken = poll(bells, 2, timeout_ms), error = woken < 0 ? -errno : 0;
+	endpoint_enter(endpoint);
 	if (bells[0].revents)
 		(void)!read(endpoint->doorbell, &rung, sizeof(rung));
 	count(&endpoint->statistics->waits, 1);
 	count(&endpoint->statistics->wait_ns, clock_ns() - began);
-	return error ? error : woken;
+	return error ? error : woken > 0;
 }
 
-EXPORT int pm_wait(struct pm_endpoint *endpoint, int timeout_ms)
+static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 {
 	bool nap = endpoint->busy || endpoint->starved || endpoint->unfenced;
 	if (something_there(endpoint) || timeout_ms == 0)
@@ -60,5 +63,25 @@ EXPORT int pm_wait(struct pm_endpoint *endpoint, int timeout_ms)
 			woken = 1;
 	}
 	atomic_store(&endpoint->shared->asleep, 0);
+	return woken;
+}
+
+/* An endpoint that has been put aside sleeps until it is taken up again. */
+static int wait_aside(struct pm_endpoint *endpoint, int timeout_ms)
+{
+	struct pollfd bell = {.fd = endpoint->doorbell, .events = POLLIN};
+	uint64_t rung;
+	int woken = poll(&bell, 1, timeout_ms), error = woken < 0 ? -errno : 0;
+	if (bell.revents)
+		(void)!read(endpoint->doorbell, &rung, sizeof(rung));
+	return error ? error : woken;
+}
+
+EXPORT int pm_wait(struct pm_endpoint *endpoint, int timeout_ms)
+{
+	if (!endpoint_enter(endpoint))
+		return wait_aside(endpoint, timeout_ms);
+	int woken = wait_inside(endpoint, timeout_ms);
+	endpoint_leave(endpoint);
 	return woken;
 }

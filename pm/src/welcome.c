@@ -45,6 +45,9 @@ static int make_inbound(struct pm_context *context, struct socket *socket, const
 	ring_reader_open(&inbound->ring, memory, context->ring_bytes);
 	inbound->from = hello->from;
 	inbound->unfenced = hello->flags & HELLO_UNFENCED;
+	inbound->waits = hello->flags & HELLO_AFTER_UDP;
+	inbound->generation = hello->generation;
+	inbound->rail = RAIL_SHM;
 	inbound->pid = socket->pid;
 	inbound->socket = socket;
 	*made = inbound;
@@ -61,6 +64,8 @@ static void connect_stranger(struct pm_context *context, struct socket *socket, 
 		welcome.status = -EACCES;
 	else if (!endpoint)
 		welcome.status = -EHOSTUNREACH;
+	else if (!rail_allowed(context, RAIL_SHM))
+		welcome.status = -EOPNOTSUPP;
 	else if ((ring = make_inbound(context, socket, hello, &inbound)) < 0)
 		welcome.status = ring;
 	int fds[DESCRIPTORS] = {[PAGE] = context->page_fd, [RING] = ring, [DOORBELL] = endpoint ? endpoint->doorbell : -1};
@@ -94,6 +99,8 @@ void welcome_stranger(struct pm_context *context, struct socket *socket)
 		keeper_forget(context, socket);
 	} else if (hello.kind == HELLO_CONNECT) {
 		connect_stranger(context, socket, &hello);
+	} else if (hello.kind == HELLO_ORDER) {
+		order_take(context, socket, &hello);
 	} else {
 		if (hello.kind == HELLO_SURVEY)
 			socket_send(socket->fd, &welcome, sizeof(welcome), &context->page_fd, 1);

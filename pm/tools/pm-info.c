@@ -49,6 +49,7 @@ static const struct column {
 	COLUMN(wait_ns),
 	COLUMN(links_out),
 	COLUMN(links_in),
+	COLUMN(switches),
 };
 
 #define COLUMNS (sizeof columns / sizeof columns[0])

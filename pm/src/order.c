@@ -1,0 +1,257 @@
+/*
+ * order.c - the control channel: what Watari, or whoever else looks after a process of the same user, tells it to do. An
+ * order is a hello of its own kind on the context's socket, and the answer, a welcome, comes when it has been carried
+ * out. What concerns an endpoint is done by whoever has it just then: its owner, or the keeper, which has seized it.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "link.h"
+#include "udp.h"
+
+struct order {
+	LIST_ENTRY(order) entry;
+	struct socket *socket; /* who waits for the answer, or NULL */
+	enum order_kind kind;
+	enum rail rail;
+	uint64_t todo;         /* endpoints that it has not been carried out on, a bit for each */
+	uint64_t all;          /* those it is about */
+	struct pm_address gone;
+};
+
+_Static_assert(SHARED_ENDPOINTS <= 64, "a bit for each endpoint");
+
+/* The process's side. */
+
+static void answer(struct pm_context *context, struct order *order, int status)
+{
+	struct welcome welcome = {.magic = WELCOME_MAGIC, .status = status};
+	if (order->socket) {
+		socket_send(order->socket->fd, &welcome, sizeof(welcome), NULL, 0);
+		keeper_forget(context, order->socket);
+	}
+	LIST_REMOVE(order, entry);
+	free(order);
+}
+
+/* Why an order cannot be carried out, or 0. */
+static int refusal(struct pm_context *context, const struct hello *hello)
+{
+	unsigned endpoint = address_endpoint(&hello->to);
+	switch (hello->order) {
+	case ORDER_LEAVE:
+	case ORDER_JOIN:
+		/* By udp all others meet who leave their rings. */
+		if (hello->rail >= RAILS || hello->rail == RAIL_UDP)
+			return -EINVAL;
+		return rail_allowed(context, RAIL_UDP) ? 0 : -EOPNOTSUPP;
+	case ORDER_SAVE:
+	case ORDER_RESTORE:
+		return !address_valid(&hello->to) || !context->endpoints[endpoint] ||
+		       memcmp(&context->endpoints[endpoint]->address, &hello->to, sizeof(hello->to)) ? -ENOENT : 0;
+	case ORDER_GONE:
+		return address_valid(&hello->from) ? 0 : -EINVAL;
+	default:
+		return -EINVAL;
+	}
+}
+
+/* Takes an endpoint up again that has been put aside. */
+void order_restore(struct pm_endpoint *endpoint)
+{
+	pthread_mutex_lock(&endpoint->seat);
+	atomic_store(&endpoint->held, false);
+	endpoint_give_back(endpoint);
+	endpoint_notice(endpoint);
+}
+
+/* What is done at once. */
+static void begin(struct pm_context *context, struct order *order)
+{
+	if (order->kind == ORDER_LEAVE)
+		atomic_fetch_and(&context->rails, ~(1u << order->rail));
+	else if (order->kind == ORDER_JOIN)
+		atomic_fetch_or(&context->rails, 1u << order->rail);
+	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
+		if (!(order->all >> i & 1))
+			continue;
+		if (order->kind == ORDER_RESTORE)
+			order_restore(context->endpoints[i]);
+		rail_notice(context->endpoints[i]);
+	}
+}
+
+/* Takes an order; under the lock. */
+void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello)
+{
+	struct order *order = calloc(1, sizeof(*order));
+	if (!order) {
+		keeper_forget(context, socket);
+		return;
+	}
+	*order = (struct order){.socket = socket, .kind = hello->order, .rail = hello->rail, .gone = hello->from};
+	LIST_INSERT_HEAD(&context->orders, order, entry);
+	int error = refusal(context, hello);
+	if (error) {
+		answer(context, order, error);
+		return;
+	}
+	for (uint64_t i = 0; i < SHARED_ENDPOINTS; i++)
+		if (context->endpoints[i] && (order->kind < ORDER_SAVE || order->kind > ORDER_RESTORE || i == address_endpoint(&hello->to)))
+			order->all |= 1ull << i;
+	order->todo = order->kind == ORDER_RESTORE ? 0 : order->all;
+	socket->kind = SOCKET_ORDER;
+	socket->order = order;
+	begin(context, order);
+}
+
+/* Who gave an order has hung up; it holds all the same. */
+void order_forget(struct pm_context *context, struct socket *socket)
+{
+	socket->order->socket = NULL;
+	keeper_forget(context, socket);
+}
+
+static void rejoin(struct pm_endpoint *endpoint)
+{
+	struct pm_peer *peer;
+	for (peer = endpoint->peers; peer; peer = peer->hh.next) {
+		peer->ring_wanted = peer->over_udp;
+		peer->join_untold = peer->udp;
+	}
+}
+
+static void let_go_of(struct pm_endpoint *endpoint, const struct pm_address *address)
+{
+	struct pm_peer *peer;
+	HASH_FIND(hh, endpoint->peers, address, sizeof(*address), peer);
+	if (!peer)
+		return;
+	if (peer->outbound)
+		atomic_store(&peer->outbound->gone, -EHOSTDOWN);
+	for (unsigned i = 0; i < endpoint->inbound_count; i++)
+		if (endpoint->inbound[i]->peer == peer)
+			atomic_store(&endpoint->inbound[i]->gone, 1);
+	if (peer->udp)
+		udp_ended(peer);
+	atomic_store(&endpoint->attention, true);
+}
+
+/* Carries out what has been ordered of this endpoint; by who has it. */
+void order_carry_out(struct pm_endpoint *endpoint)
+{
+	struct pm_context *context = endpoint->context;
+	struct order *order;
+	uint64_t bit = 1ull << endpoint->number;
+	pthread_mutex_lock(&context->lock);
+	LIST_FOREACH(order, &context->orders, entry) {
+		if (!(order->todo & bit))
+			continue;
+		order->todo &= ~bit;
+		if (order->kind == ORDER_JOIN) {
+			rejoin(endpoint);
+		} else if (order->kind == ORDER_GONE) {
+			let_go_of(endpoint, &order->gone);
+		} else if (order->kind == ORDER_SAVE) {
+			atomic_store(&endpoint->held, true);
+			atomic_store(&endpoint->seized, 1);
+		}
+	}
+	pthread_mutex_unlock(&context->lock);
+}
+
+static bool carried_out(struct pm_context *context, const struct order *order)
+{
+	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
+		struct pm_endpoint *endpoint = context->endpoints[i];
+		if (!endpoint || !(order->all >> i & 1))
+			continue;
+		if (order->todo >> i & 1 || (order->kind == ORDER_LEAVE && atomic_load(&endpoint->in_use) & 1u << order->rail) ||
+		    (order->kind == ORDER_SAVE && !udp_quiet(endpoint)))
+			return false;
+	}
+	return true;
+}
+
+/* Answers the orders that have been carried out; under the lock. Whether there are others. */
+bool order_progress(struct pm_context *context)
+{
+	struct order *order, *next;
+	for (order = LIST_FIRST(&context->orders); order; order = next) {
+		next = LIST_NEXT(order, entry);
+		if (carried_out(context, order))
+			answer(context, order, 0);
+	}
+	return !LIST_EMPTY(&context->orders);
+}
+
+/* When the context is closed. */
+void order_forget_all(struct pm_context *context)
+{
+	while (!LIST_EMPTY(&context->orders))
+		answer(context, LIST_FIRST(&context->orders), -ESHUTDOWN);
+}
+
+/* The side that gives them. */
+
+static int give(const struct pm_address *to, struct hello *hello, int timeout_ms)
+{
+	struct welcome welcome;
+	pid_t pid;
+	if (!address_valid(to))
+		return -EINVAL;
+	hello->magic = HELLO_MAGIC;
+	hello->kind = HELLO_ORDER;
+	hello->to = *to;
+	int fd = socket_connect(address_id(to));
+	if (fd < 0)
+		return fd == -ECONNREFUSED ? -EHOSTUNREACH : fd;
+	int error = socket_peer(fd, &pid);
+	if (!error)
+		error = socket_send(fd, hello, sizeof(*hello), NULL, 0);
+	struct pollfd reply = {.fd = fd, .events = POLLIN};
+	int came = error ? 0 : poll(&reply, 1, timeout_ms);
+	if (!error && came != 1)
+		error = came ? -errno : -ETIMEDOUT;
+	if (!error)
+		error = socket_receive(fd, &welcome, sizeof(welcome), NULL, 0);
+	close(fd);
+	if (error)
+		return error == -EPIPE ? -EHOSTDOWN : error;
+	return welcome.magic == WELCOME_MAGIC && welcome.status <= 0 ? welcome.status : -EPROTO;
+}
+
+static int order_rail(const struct pm_address *process, enum order_kind kind, const char *name, int timeout_ms)
+{
+	enum rail rail;
+	int error = rail_find(name, strlen(name), &rail);
+	return error ? error : give(process, &(struct hello){.order = kind, .rail = rail}, timeout_ms);
+}
+
+EXPORT int pm_order_leave(const struct pm_address *process, const char *rail, int timeout_ms)
+{
+	return order_rail(process, ORDER_LEAVE, rail, timeout_ms);
+}
+
+EXPORT int pm_order_join(const struct pm_address *process, const char *rail, int timeout_ms)
+{
+	return order_rail(process, ORDER_JOIN, rail, timeout_ms);
+}
+
+EXPORT int pm_order_save(const struct pm_address *endpoint, int timeout_ms)
+{
+	return give(endpoint, &(struct hello){.order = ORDER_SAVE}, timeout_ms);
+}
+
+EXPORT int pm_order_restore(const struct pm_address *endpoint, int timeout_ms)
+{
+	return give(endpoint, &(struct hello){.order = ORDER_RESTORE}, timeout_ms);
+}
+
+EXPORT int pm_order_gone(const struct pm_address *process, const struct pm_address *gone, int timeout_ms)
+{
+	return give(process, &(struct hello){.order = ORDER_GONE, .from = *gone}, timeout_ms);
+}

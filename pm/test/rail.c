@@ -1,0 +1,219 @@
+/*
+ * rail.c - rails are left and joined while messages flow, by orders as Watari gives them: nothing is lost, doubled or
+ * out of order, also when the one who leaves computes, or the other one is stopped. Endpoints are put aside and taken up.
+ */
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "pair.h"
+
+#define SOON 10000 /* ms */
+
+static struct pm_address address_of(struct pm_endpoint *endpoint)
+{
+	struct pm_address address;
+	pm_endpoint_address(endpoint, &address);
+	return address;
+}
+
+static struct pm_statistics statistics_of(const struct side *side)
+{
+	struct pm_statistics statistics;
+	pm_statistics(side->endpoint, &statistics);
+	return statistics;
+}
+
+/* Messages with their number in front, and of a length and content that follow from it. */
+static size_t make_numbered(uint64_t number, uint8_t *data)
+{
+	uint64_t random = number * 0x9e3779b97f4a7c15u + 1;
+	size_t length = 8 + (random_next(&random) % 5 ? random % 100 : random % (PM_MAX_MESSAGE - 8));
+	memcpy(data, &number, 8);
+	memset(data + 8, (int)number, length - 8);
+	return length;
+}
+
+struct stream {
+	uint64_t sent, received;
+};
+
+static bool send_next(struct side *side, struct stream *stream)
+{
+	uint8_t data[PM_MAX_MESSAGE];
+	struct iovec part = {data, make_numbered(stream->sent, data)};
+	int error = pm_send(side->peer, 3, &part, 1);
+	if (error && error != -EAGAIN) { fprintf(stderr, "error %d side %d\n", error, side->number); abort(); }
+	stream->sent += !error;
+	return !error;
+}
+
+static bool take_next(struct side *side, struct stream *stream)
+{
+	uint8_t wanted[PM_MAX_MESSAGE];
+	struct pm_message message;
+	if (!pm_receive(side->endpoint, &message))
+		return false;
+	CHECK_IS(message.length, make_numbered(stream->received, wanted));
+	CHECK(!memcmp(message.data, wanted, message.length));
+	CHECK_IS(message.kind, 3);
+	CHECK(message.peer == side->peer);
+	pm_release(side->endpoint, &message);
+	stream->received++;
+	return true;
+}
+
+/* Until as many have come. */
+static void take_all(struct side *side, struct stream *stream, uint64_t count)
+{
+	while (stream->received < count)
+		take_next(side, stream);
+}
+
+/* Brings both to the rings, which the first messages may not go by yet. */
+static void warm_up(struct side *side, struct stream *stream)
+{
+	for (int i = 0; i < 100; i++) {
+		while (!send_next(side, stream))
+			take_next(side, stream);
+		take_all(side, stream, i + 1);
+	}
+}
+
+/* Gives orders to both processes until told to stop. */
+static void order_about(const struct pm_address addresses[2], _Atomic bool *stop)
+{
+	for (int i = 0; !atomic_load(stop); i++) {
+		CHECK_IS(pm_order_leave(&addresses[i % 3 == 1], "shm", SOON), 0);
+		usleep(i * 37 % 3000);
+		if (i % 5 == 0)
+			CHECK_IS(pm_order_leave(&addresses[i % 3 != 1], "shm", SOON), 0);
+		CHECK_IS(pm_order_join(&addresses[0], "shm", SOON), 0);
+		CHECK_IS(pm_order_join(&addresses[1], "shm", SOON), 0);
+		usleep(i * 53 % 10000);
+	}
+}
+
+struct orders {
+	struct pm_address addresses[2];
+	_Atomic bool stop;
+};
+
+static void *give_orders(void *argument)
+{
+	struct orders *orders = argument;
+	order_about(orders->addresses, &orders->stop);
+	return NULL;
+}
+
+/* Writes to the other's memory and reads it back, one after the other. */
+struct access {
+	uint8_t here[100000], there[100000], back[100000];
+	uint64_t address, key;
+	bool writing, reading;
+	uint64_t rounds;
+};
+
+static bool accessing(const struct access *access)
+{
+	return access->writing || access->reading;
+}
+
+static void begin_access(struct side *side, struct access *access)
+{
+	if (accessing(access))
+		return;
+	memset(access->here, (int)++access->rounds, sizeof(access->here));
+	CHECK_IS(pm_write(side->peer, access->here, sizeof(access->here), access->address, access->key, NULL), 0);
+	access->writing = true;
+}
+
+static void go_on_accessing(struct side *side, struct access *access)
+{
+	struct pm_event event;
+	while (pm_next_event(side->endpoint, &event)) {
+		CHECK_IS(event.status, 0);
+		if (event.type == PM_WRITE_DONE) {
+			access->writing = false;
+			access->reading = true;
+			CHECK_IS(pm_read(side->peer, access->back, sizeof(access->back), access->address, access->key, NULL), 0);
+		} else {
+			CHECK_IS(event.type, PM_READ_DONE);
+			CHECK(!memcmp(access->here, access->back, sizeof(access->here)));
+			access->reading = false;
+		}
+	}
+}
+
+/* Until both have ended what they had begun. */
+static void end_all(struct side *side, struct stream *stream, struct access *access)
+{
+	struct pollfd other = {.fd = side->in, .events = POLLIN};
+	uint64_t theirs = 0;
+	bool said = false, heard = false;
+	while (!said || !heard || stream->received < theirs) {
+		take_next(side, stream);
+		go_on_accessing(side, access);
+		if (!said && !accessing(access)) {
+			tell(side, &stream->sent, sizeof(stream->sent));
+			said = true;
+		}
+		if (!heard && poll(&other, 1, 0) == 1) {
+			hear(side, &theirs, sizeof(theirs));
+			heard = true;
+		}
+	}
+}
+
+static void under_load(struct side *side)
+{
+	struct stream stream = {0};
+	struct access *access = calloc(1, sizeof(*access));
+	struct pm_region *region;
+	struct orders orders = {0};
+	pthread_t thread;
+	warm_up(side, &stream);
+	CHECK_IS(pm_register(side->context, access->there, sizeof(access->there), PM_REMOTE_READ | PM_REMOTE_WRITE, &region), 0);
+	uint64_t mine[2] = {(uintptr_t)access->there, pm_region_key(region)}, other[2];
+	tell(side, mine, sizeof(mine));
+	hear(side, other, sizeof(other));
+	access->address = other[0];
+	access->key = other[1];
+	orders.addresses[0] = address_of(side->endpoint);
+	pm_peer_address(side->peer, &orders.addresses[1]);
+	if (side->number == 0)
+		CHECK(!pthread_create(&thread, NULL, give_orders, &orders));
+	for (double until = seconds() + 2; seconds() < until;) {
+		for (int i = 0; i < 10; i++)
+			send_next(side, &stream);
+		for (int i = 0; i < 12; i++)
+			take_next(side, &stream);
+		begin_access(side, access);
+		go_on_accessing(side, access);
+	}
+	if (side->number == 0) {
+		atomic_store(&orders.stop, true);
+		pthread_join(thread, NULL);
+	}
+	end_all(side, &stream, access);
+	struct pm_statistics statistics = statistics_of(side);
+	printf("%llu messages, %llu writes, %llu switches\n", (unsigned long long)stream.received, (unsigned long long)access->rounds,
+	       (unsigned long long)statistics.switches);
+	CHECK(statistics.switches > 10);
+	CHECK_IS(statistics.dropped, 0);
+	CHECK(access->rounds > 10);
+	meet(side);
+	CHECK_IS(pm_deregister(region), 0);
+	free(access);
+}
+
+int main(void)
+{
+	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
+	setenv("PM_RAILS", "shm,udp", 1);
+	setenv("PM_ADDRESS", "127.0.0.1", 1);
+	pair_run(NULL, under_load);
+	return 0;
+}
