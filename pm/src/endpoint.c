@@ -67,9 +67,11 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 {
 	struct pm_context *context = endpoint->context;
 	struct pm_peer *peer, *next;
-	if (!endpoint_enter(endpoint)) {
-		order_restore(endpoint); /* it was put aside, and now it ends */
-		endpoint_enter(endpoint);
+	while (!endpoint_enter(endpoint)) {
+		/* It was put aside, and now it ends. */
+		pthread_mutex_lock(&endpoint->seat);
+		atomic_store(&endpoint->held, false);
+		endpoint_give_back(endpoint);
 	}
 	help_settle(endpoint);
 	udp_close(endpoint);

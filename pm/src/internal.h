@@ -140,7 +140,7 @@ struct pm_peer {
 	bool join_untold;                  /* that a rail can be used again */
 	bool ring_wanted;                  /* the other can be reached by one again */
 	struct outbound *outbound;         /* in use, asked for and not ready, or being left */
-	unsigned rings;                    /* from it, that are being read: what it sent by udp comes after them */
+	_Atomic unsigned rings;            /* from it, that are being read: what it sent by udp comes after them */
 	uint32_t generation;               /* of the last ring to it */
 	_Atomic int status;                /* 0, or why nothing arrives any more */
 	_Atomic unsigned copies;           /* operations by copies that wait for an answer */
@@ -294,7 +294,6 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message);
 struct order;
 void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello);
 void order_forget(struct pm_context *context, struct socket *socket);
-void order_restore(struct pm_endpoint *endpoint);
 void order_carry_out(struct pm_endpoint *endpoint);
 bool order_progress(struct pm_context *context);
 void order_forget_all(struct pm_context *context);

@@ -59,15 +59,6 @@ static int refusal(struct pm_context *context, const struct hello *hello)
 	}
 }
 
-/* Takes an endpoint up again that has been put aside. */
-void order_restore(struct pm_endpoint *endpoint)
-{
-	pthread_mutex_lock(&endpoint->seat);
-	atomic_store(&endpoint->held, false);
-	endpoint_give_back(endpoint);
-	endpoint_notice(endpoint);
-}
-
 /* What is done at once. */
 static void begin(struct pm_context *context, struct order *order)
 {
@@ -75,13 +66,9 @@ static void begin(struct pm_context *context, struct order *order)
 		atomic_fetch_and(&context->rails, ~(1u << order->rail));
 	else if (order->kind == ORDER_JOIN)
 		atomic_fetch_or(&context->rails, 1u << order->rail);
-	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
-		if (!(order->all >> i & 1))
-			continue;
-		if (order->kind == ORDER_RESTORE)
-			order_restore(context->endpoints[i]);
-		rail_notice(context->endpoints[i]);
-	}
+	for (int i = 0; i < SHARED_ENDPOINTS; i++)
+		if (order->all >> i & 1)
+			rail_notice(context->endpoints[i]);
 }
 
 /* Takes an order; under the lock. */
@@ -102,7 +89,7 @@ void order_take(struct pm_context *context, struct socket *socket, const struct 
 	for (uint64_t i = 0; i < SHARED_ENDPOINTS; i++)
 		if (context->endpoints[i] && (order->kind < ORDER_SAVE || order->kind > ORDER_RESTORE || i == address_endpoint(&hello->to)))
 			order->all |= 1ull << i;
-	order->todo = order->kind == ORDER_RESTORE ? 0 : order->all;
+	order->todo = order->all;
 	socket->kind = SOCKET_ORDER;
 	socket->order = order;
 	begin(context, order);
@@ -158,6 +145,8 @@ void order_carry_out(struct pm_endpoint *endpoint)
 		} else if (order->kind == ORDER_SAVE) {
 			atomic_store(&endpoint->held, true);
 			atomic_store(&endpoint->seized, 1);
+		} else if (order->kind == ORDER_RESTORE) {
+			atomic_store(&endpoint->held, false); /* who has seized it gives it back */
 		}
 	}
 	pthread_mutex_unlock(&context->lock);

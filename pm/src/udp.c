@@ -342,15 +342,18 @@ bool udp_tick(struct pm_endpoint *endpoint)
 	struct udp *udp = endpoint->udp;
 	bool took = false;
 	uint64_t turns = atomic_load_explicit(&udp->turns, memory_order_relaxed);
+	bool away = turns == udp->turns_seen, seized = away && endpoint_seize(endpoint);
 	pthread_mutex_lock(&udp->lock);
-	if (turns == udp->turns_seen) {
+	if (away) {
 		uint64_t now_ns = clock_ns();
-		took = take_packets(endpoint, now_ns, false);
+		took = take_packets(endpoint, now_ns, seized);
 		look_at_links(udp, now_ns);
 	}
 	udp->turns_seen = turns;
 	bool busy = !all_idle(udp) || owes_news(udp), rings = speaks_of_rings(udp);
 	pthread_mutex_unlock(&udp->lock);
+	if (seized)
+		endpoint_give_back(endpoint);
 	if (rings)
 		rail_notice(endpoint);
 	/* The owner may sleep for what has just been taken out of its socket. */

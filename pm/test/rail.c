@@ -209,11 +209,166 @@ static void under_load(struct side *side)
 	free(access);
 }
 
+static struct pm_address other_address(const struct side *side)
+{
+	struct pm_address address;
+	pm_peer_address(side->peer, &address);
+	return address;
+}
+
+static void send_some(struct side *side, struct stream *stream, int count)
+{
+	while (count)
+		if (send_next(side, stream))
+			count--;
+		else
+			take_next(side, stream);
+}
+
+/* One leaves and comes back by itself, between its calls; the other is in none and does not look. */
+static void while_computing(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	warm_up(side, &stream);
+	send_some(side, &stream, 20);
+	meet(side);
+	if (side->number == 0) {
+		struct pm_address other = other_address(side);
+		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+		CHECK_IS(pm_order_leave(&other, "shm", SOON), 0);
+	}
+	meet(side);
+	send_some(side, &stream, 20);
+	take_all(side, &stream, 140);
+	CHECK(statistics_of(side).switches >= 1);
+	meet(side);
+	uint64_t before = statistics_of(side).switches;
+	CHECK_IS(pm_order_join(&own, "shm", SOON), 0);
+	while (statistics_of(side).switches == before) {
+		send_next(side, &stream);
+		take_next(side, &stream);
+	}
+	struct access *none = calloc(1, sizeof(*none));
+	end_all(side, &stream, none);
+	free(none);
+}
+
+/* The other is stopped before its messages have been read, and after: leaving does not wait for it. */
+static void while_stopped(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	pid_t other;
+	warm_up(side, &stream);
+	send_some(side, &stream, 30);
+	tell(side, &(pid_t){getpid()}, sizeof(pid_t));
+	hear(side, &other, sizeof(other));
+	if (side->number == 0) {
+		kill(other, SIGSTOP);
+		for (int i = 0; i < 2; i++) {
+			CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+			take_all(side, &stream, 115);
+			CHECK_IS(pm_order_join(&own, "shm", SOON), 0);
+		}
+		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+		kill(other, SIGCONT);
+	}
+	take_all(side, &stream, 130);
+	send_some(side, &stream, 10);
+	take_all(side, &stream, 140);
+}
+
+/* Watari says that a peer is gone: what it had sent is received first. */
+static void told_gone(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint), other = other_address(side);
+	struct pm_message message;
+	struct pm_event event = {0};
+	warm_up(side, &stream);
+	send_some(side, &stream, 10);
+	if (side->number) {
+		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+		take_all(side, &stream, 110);
+		meet(side);
+		_exit(0);
+	}
+	take_all(side, &stream, 105);
+	meet(side);
+	char end;
+	CHECK_IS(read(side->in, &end, 1), 0);
+	CHECK_IS(pm_order_gone(&own, &other, SOON), 0);
+	take_all(side, &stream, 110);
+	while (!pm_next_event(side->endpoint, &event))
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+	CHECK_IS(event.type, PM_PEER_GONE);
+	CHECK_IS(event.status, -EHOSTDOWN);
+	CHECK_IS(pm_send(side->peer, 0, NULL, 0), -EHOSTDOWN);
+	CHECK_IS(pm_context_close(side->context), 0);
+	side->context = NULL;
+}
+
+/* What is put aside neither sends nor receives, and goes on as it was. */
+static void put_aside(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint), other = other_address(side);
+	struct pm_message message;
+	warm_up(side, &stream);
+	send_some(side, &stream, 20);
+	meet(side);
+	if (side->number == 0) {
+		CHECK_IS(pm_order_save(&own, SOON), 0);
+		CHECK_IS(pm_order_save(&other, SOON), 0);
+	}
+	meet(side);
+	for (int i = 0; i < 1000; i++) {
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+		CHECK(!send_next(side, &stream));
+	}
+	CHECK(pm_wait(side->endpoint, 20) >= 0); /* may wake for nothing */
+	meet(side);
+	if (side->number == 0) {
+		CHECK_IS(pm_order_restore(&other, SOON), 0);
+		CHECK_IS(pm_order_restore(&own, SOON), 0);
+	}
+	meet(side);
+	take_all(side, &stream, 120);
+	send_some(side, &stream, 1000);
+	take_all(side, &stream, 1120);
+	/* One that is aside may be closed. */
+	CHECK_IS(pm_order_save(&own, SOON), 0);
+}
+
+static void refused(struct side *side)
+{
+	struct pm_address own = address_of(side->endpoint);
+	struct stream stream = {0};
+	CHECK_IS(pm_order_leave(&own, "shm", SOON), -EOPNOTSUPP); /* there is no other */
+	CHECK_IS(pm_order_leave(&own, "tram", SOON), -EINVAL);
+	CHECK_IS(pm_order_leave(&own, "udp", SOON), -EINVAL);
+	own.bytes[9] ^= 1;
+	CHECK_IS(pm_order_leave(&own, "shm", SOON), -EHOSTUNREACH);
+	memset(&own, 0, sizeof(own));
+	CHECK_IS(pm_order_save(&own, SOON), -EINVAL);
+	warm_up(side, &stream);
+}
+
 int main(void)
 {
 	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
-	setenv("PM_RAILS", "shm,udp", 1);
 	setenv("PM_ADDRESS", "127.0.0.1", 1);
+	setenv("PM_RAILS", "shm,udp", 1);
+	pair_run(NULL, while_computing);
+	pair_run(NULL, while_stopped);
+	pair_run(NULL, told_gone);
+	pair_run(NULL, put_aside);
 	pair_run(NULL, under_load);
+	pair_run(&(struct pm_options){.size = sizeof(struct pm_options), .no_direct = 1}, under_load);
+	setenv("PM_RAILS", "udp", 1);
+	pair_run(NULL, put_aside);
+	setenv("PM_RAILS", "shm", 1);
+	pair_run(NULL, refused);
 	return 0;
 }
