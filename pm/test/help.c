@@ -167,16 +167,19 @@ static void deregistered(struct side *side)
 	struct pm_region *region;
 	struct pm_message message;
 	struct pm_event event;
+	char c;
 	uint8_t *memory = introduce(side, SIZE, &offer, &region);
 	if (side->number) {
 		for (int i = 0; i < 100000 && !side->endpoint->helping; i++)
 			CHECK_IS(pm_receive(side->endpoint, &message), 0);
 		CHECK_IS(pm_deregister(region), 0);
+		tell(side, "x", 1);
 		stay_until_told(side);
 		return;
 	}
 	CHECK_IS(pm_read(side->peer, memory, SIZE, offer.address, offer.key, NULL), 0);
 	event_surely(side, &event);
+	hear(side, &c, 1); /* the other no longer waits to be asked */
 	CHECK(event.status == 0 || event.status == -EACCES);
 	memset(memory, 0, SIZE);
 	for (double began = seconds(); seconds() - began < 0.05;)
