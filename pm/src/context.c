@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "ivshmem.h"
 #include "udp.h"
 
 #define LEAST_RING_BYTES 65536
@@ -27,7 +28,7 @@ EXPORT const char *pm_version(void)
 static int set_rails(struct pm_context *context, bool have_key)
 {
 	const char *rails = getenv("PM_RAILS");
-	unsigned set = rails ? 0 : 1u << RAIL_SHM | (unsigned)have_key << RAIL_UDP;
+	unsigned set = rails ? 0 : 1u << RAIL_SHM | (unsigned)have_key << RAIL_UDP | (unsigned)have_key << RAIL_IVSHMEM;
 	while (rails && *rails) {
 		size_t length = strcspn(rails, ",");
 		enum rail rail;
@@ -37,7 +38,8 @@ static int set_rails(struct pm_context *context, bool have_key)
 		rails += length + (rails[length] == ',');
 	}
 	atomic_store(&context->rails, set);
-	return set ? 0 : -EINVAL;
+	/* Guests find each other by udp. */
+	return set && !(set & 1u << RAIL_IVSHMEM && !(set & 1u << RAIL_UDP)) ? 0 : -EINVAL;
 }
 
 static int set_options(struct pm_context *context, const struct pm_options *given)
@@ -103,6 +105,7 @@ static int make_page(struct pm_context *context)
 
 static void context_free(struct pm_context *context)
 {
+	ivshmem_close(context);
 	if (context->page)
 		munmap(context->page, sizeof(struct shared_page));
 	if (context->page_fd >= 0)
@@ -127,6 +130,10 @@ EXPORT int pm_context_open(const struct pm_options *options, struct pm_context *
 	int error = set_options(context, options);
 	if (!error)
 		error = make_page(context);
+	if (!error)
+		error = ivshmem_from_environment(context);
+	if (!context->area)
+		atomic_fetch_and(&context->rails, ~(1u << RAIL_IVSHMEM)); /* until it comes */
 	if (!error) {
 		/* A sleeper makes the senders' processors pass a barrier, so that they need none for each message. */
 		context->fenced = !syscall(__NR_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);

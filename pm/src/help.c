@@ -75,7 +75,7 @@ bool help_ask(struct outbound *outbound, struct operation *operation)
 	struct ring_help *shared = &outbound->ring.memory->help;
 	if (operation->alone || operation->done || help->operation || help->forbidden ||
 	    atomic_load_explicit(&shared->seen, memory_order_relaxed) != help->serial ||
-	    atomic_load_explicit(&outbound->far->asleep, memory_order_relaxed))
+	    atomic_load_explicit(outbound->asleep, memory_order_relaxed))
 		return false;
 	operation->alone = true; /* it is asked once */
 	uint32_t chunk = chunk_for(operation->length);

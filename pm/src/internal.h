@@ -36,10 +36,13 @@ enum message_type {
 	RING_END = 7,    /* nothing more comes by it: please close it */
 	RING_CLOSED = 8, /* nothing more is read from it: what was in it from there on is to be sent again */
 	RAIL_JOINED = 9, /* the sender can be reached by that rail again */
+	RING_WANTED = 10,  /* please offer one */
+	RING_OFFER = 11,   /* here it is (ivshmem.c) */
+	RING_REFUSED = 12, /* it is not that of a memory that both have */
 };
 
 /* The rails, the best first. */
-enum rail { RAIL_SHM, RAIL_UDP, RAILS };
+enum rail { RAIL_SHM, RAIL_IVSHMEM, RAIL_UDP, RAILS };
 
 /* A connection's socket, watched by the keeper. */
 struct socket {
@@ -80,7 +83,8 @@ struct outbound {
 	/* Used for every message. */
 	struct ring_writer ring;
 	_Atomic int gone;                  /* -errno: nothing arrives any more */
-	struct shared_endpoint *far;       /* the peer's part of its page */
+	bool remote;                       /* the reader is another machine's process: no barrier reaches it (wait.c) */
+	_Atomic uint32_t *asleep;          /* the reader wants to be woken */
 	struct pm_statistics *statistics;  /* own */
 	/* Used seldom. */
 	_Atomic bool ready;                /* what is below has been filled in, and ring */
@@ -122,6 +126,8 @@ struct inbound {
 	uint32_t generation;
 	bool waits;                        /* for its RING_OPEN */
 	uint64_t end, end_byte;            /* how far it is read, when closed */
+	_Atomic uint32_t *asleep;          /* of a writer that does not see the endpoint's own (ivshmem.c) */
+	uint64_t place;                    /* in that memory */
 };
 
 struct event_node {
@@ -137,8 +143,9 @@ struct pm_peer {
 	struct pm_endpoint *endpoint;
 	_Atomic bool over_udp;             /* messages go that way: out is NULL then */
 	bool leaving;                      /* the ring is being left: nothing is sent until it is */
-	bool join_untold;                  /* that a rail can be used again */
-	bool ring_wanted;                  /* the other can be reached by one again */
+	unsigned joins_untold;             /* rails that can be used again, a bit each */
+	unsigned rings_wanted;             /* rails by which the other may be reached, and has not been tried; a bit each */
+	uint32_t offers;                   /* rings offered to it */
 	struct outbound *outbound;         /* in use, asked for and not ready, or being left */
 	_Atomic unsigned rings;            /* from it, that are being read: what it sent by udp comes after them */
 	uint32_t generation;               /* of the last ring to it */
@@ -228,6 +235,7 @@ struct pm_context {
 	uint32_t ring_bytes;
 	bool direct;
 	_Atomic unsigned rails;            /* that may be used, a bit for each */
+	struct area *area;                 /* memory shared with other guests, or NULL; under the lock */
 	unsigned long patience_s;
 	bool fenced;                       /* membarrier reaches this process */
 	struct shared_page *page;
@@ -237,6 +245,7 @@ struct pm_context {
 	pthread_mutex_t lock;              /* of all below */
 	bool stopping;
 	_Atomic bool ticking;              /* the keeper looks after the udp rail's endpoints */
+	_Atomic bool pacing;               /* and has been told to look after rails that are left or joined */
 	struct pm_endpoint *endpoints[SHARED_ENDPOINTS];
 	uint32_t serial;                   /* of the last endpoint */
 	STAILQ_HEAD(, outbound) connecting;
@@ -271,6 +280,7 @@ void keeper_stop(struct pm_context *context);
 void keeper_connect(struct pm_context *context, struct outbound *outbound);
 void keeper_forget(struct pm_context *context, struct socket *socket);
 void keeper_tick(struct pm_context *context);
+void keeper_pace(struct pm_context *context);
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind);
 void keeper_watch_again(struct pm_context *context, struct socket *socket);
 void endpoint_notice(struct pm_endpoint *endpoint);
@@ -292,7 +302,7 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message);
 
 /* order.c */
 struct order;
-void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello);
+void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello, int memory);
 void order_forget(struct pm_context *context, struct socket *socket);
 void order_carry_out(struct pm_endpoint *endpoint);
 bool order_progress(struct pm_context *context);

@@ -86,6 +86,13 @@ void keeper_tick(struct pm_context *context)
 	keeper_wake(context);
 }
 
+/* Has it act for the owners whose rails are being left or joined, or remind them. */
+void keeper_pace(struct pm_context *context)
+{
+	if (!atomic_exchange(&context->pacing, true))
+		keeper_wake(context);
+}
+
 /* What comes now is for who computes and does not look. */
 static void watch_packets(struct pm_context *context)
 {
@@ -98,6 +105,7 @@ static void watch_packets(struct pm_context *context)
 static bool look_after(struct pm_context *context)
 {
 	bool more = false;
+	atomic_store(&context->pacing, false);
 	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
 		pthread_mutex_lock(&context->lock);
 		struct pm_endpoint *endpoint = context->endpoints[i];

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ivshmem.h"
 #include "link.h"
 #include "udp.h"
 
@@ -28,6 +29,11 @@ static int over_udp(struct pm_peer *peer)
 		return -EHOSTUNREACH;
 	}
 	peer->over_udp = true;
+	/* That is the beginning; a better one may be had. */
+	if (rail_allowed(peer->endpoint->context, RAIL_IVSHMEM)) {
+		peer->rings_wanted |= 1u << RAIL_IVSHMEM;
+		rail_notice(peer->endpoint);
+	}
 	return 0;
 }
 
@@ -117,6 +123,37 @@ bool link_add_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 	return true;
 }
 
+/* Gives the memory of a ring back: to the kernel, or to those who share it. */
+void link_unmap_inbound(struct pm_context *context, struct inbound *inbound)
+{
+	if (inbound->rail == RAIL_IVSHMEM)
+		ivshmem_give_up(context, inbound);
+	else
+		munmap(inbound->ring.memory, inbound->ring_size);
+	inbound->asleep = NULL;
+}
+
+void link_unmap_outbound(struct outbound *outbound)
+{
+	if (outbound->rail == RAIL_IVSHMEM)
+		ivshmem_let_go(outbound);
+	else if (outbound->ring.memory)
+		munmap(outbound->ring.memory, outbound->ring_size);
+	if (outbound->page)
+		munmap(outbound->page, sizeof(struct shared_page));
+	outbound->page = NULL;
+	outbound->asleep = NULL;
+}
+
+/* The ring's reader sleeps: rings its doorbell, or sends it a packet. */
+void link_wake(struct outbound *outbound)
+{
+	if (outbound->remote)
+		udp_wake(outbound->peer);
+	else
+		bell_ring(outbound->doorbell);
+}
+
 void link_free_inbound(struct pm_context *context, struct inbound *inbound)
 {
 	pthread_mutex_lock(&context->lock);
@@ -125,7 +162,7 @@ void link_free_inbound(struct pm_context *context, struct inbound *inbound)
 	if (inbound->closed)
 		free(inbound->ring.memory);
 	else
-		munmap(inbound->ring.memory, inbound->ring_size);
+		link_unmap_inbound(context, inbound);
 	free(inbound);
 }
 
@@ -170,8 +207,8 @@ static void end_ring(struct pm_endpoint *endpoint, unsigned at)
 		peer_gone(peer, status);
 }
 
-/* A ring that has been left has been read to its end. Its connection stays until the writer has heard of that, and
- * hangs up: if the reader did so, it would seem to be gone. */
+/* A ring that has been left has been read to its end. A connection stays until the writer has heard of that, and hangs
+ * up: if the reader did so, it would seem to be gone. */
 static void end_copy(struct pm_endpoint *endpoint, unsigned at)
 {
 	struct inbound *inbound = endpoint->inbound[at];
@@ -184,13 +221,24 @@ static void end_copy(struct pm_endpoint *endpoint, unsigned at)
 static void drop_closed(struct pm_endpoint *endpoint)
 {
 	for (struct inbound **at = &endpoint->closing, *inbound; (inbound = *at);) {
-		if (!atomic_load(&inbound->gone)) {
+		bool heard = inbound->rail == RAIL_SHM ? atomic_load(&inbound->gone) : inbound->closed_told || inbound->peer->status;
+		if (!heard) {
 			at = &inbound->next;
 			continue;
 		}
 		*at = inbound->next;
 		link_free_inbound(endpoint->context, inbound);
 	}
+}
+
+/* A peer whose rings have no sockets is gone: what is in them is still good. */
+void link_ended(struct pm_peer *peer)
+{
+	struct pm_endpoint *endpoint = peer->endpoint;
+	for (unsigned i = 0; i < endpoint->inbound_count; i++)
+		if (endpoint->inbound[i]->peer == peer && !endpoint->inbound[i]->socket)
+			atomic_store(&endpoint->inbound[i]->gone, 1);
+	atomic_store(&endpoint->attention, true);
 }
 
 /* Drops the rings that have been read to their end; whether others will have to be. */
@@ -245,10 +293,8 @@ void link_free_outbound(struct pm_peer *peer)
 	pthread_mutex_unlock(&context->lock);
 	if (outbound->own)
 		free(outbound->ring.memory);
-	else if (outbound->ring.memory)
-		munmap(outbound->ring.memory, outbound->ring_size);
-	if (outbound->page)
-		munmap(outbound->page, sizeof(struct shared_page));
+	else
+		link_unmap_outbound(outbound);
 	if (outbound->doorbell >= 0)
 		close(outbound->doorbell);
 	free(outbound);

@@ -6,12 +6,16 @@
 
 int link_want(struct pm_peer *peer);
 bool link_connect(struct pm_peer *peer);
+void link_wake(struct outbound *outbound);
+void link_unmap_inbound(struct pm_context *context, struct inbound *inbound);
+void link_unmap_outbound(struct outbound *outbound);
 int link_no_room(struct pm_peer *peer);
 bool link_add_inbound(struct pm_endpoint *endpoint, struct inbound *inbound);
 void link_free_inbound(struct pm_context *context, struct inbound *inbound);
 void link_free_outbound(struct pm_peer *peer);
 void link_news(struct pm_endpoint *endpoint);
 void link_close_all(struct pm_endpoint *endpoint);
+void link_ended(struct pm_peer *peer);
 void peer_gone(struct pm_peer *peer, int status);
 
 #endif

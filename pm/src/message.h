@@ -36,8 +36,10 @@ static inline void message_commit(struct pm_peer *peer, uint8_t kind, enum messa
 	/* A sleeper says so, makes all senders pass a barrier, and then looks once more (wait.c): the compiler alone has
 	 * to be kept from looking before it writes. */
 	atomic_signal_fence(memory_order_seq_cst);
-	if (unlikely(atomic_load_explicit(&out->far->asleep, memory_order_relaxed)))
-		bell_ring(out->doorbell);
+	if (unlikely(out->remote))
+		atomic_thread_fence(memory_order_seq_cst);
+	if (unlikely(atomic_load_explicit(out->asleep, memory_order_relaxed)))
+		link_wake(out);
 }
 
 #endif

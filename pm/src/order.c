@@ -4,11 +4,13 @@
  * out. What concerns an endpoint is done by whoever has it just then: its owner, or the keeper, which has seized it.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "ivshmem.h"
 #include "link.h"
 #include "udp.h"
 
@@ -37,8 +39,18 @@ static void answer(struct pm_context *context, struct order *order, int status)
 	free(order);
 }
 
+/* Takes the memory that has come with an order, or that was there when the process began. */
+static int join_memory(struct pm_context *context, const struct hello *hello, int *memory)
+{
+	int error = *memory < 0 ? context->area ? 0 : ivshmem_from_environment(context)
+				: ivshmem_open(context, *memory, hello->part, hello->parts);
+	if (!error)
+		*memory = -1;
+	return error ? error : context->area ? 0 : -ENODEV;
+}
+
 /* Why an order cannot be carried out, or 0. */
-static int refusal(struct pm_context *context, const struct hello *hello)
+static int refusal(struct pm_context *context, const struct hello *hello, int *memory)
 {
 	unsigned endpoint = address_endpoint(&hello->to);
 	switch (hello->order) {
@@ -47,7 +59,9 @@ static int refusal(struct pm_context *context, const struct hello *hello)
 		/* By udp all others meet who leave their rings. */
 		if (hello->rail >= RAILS || hello->rail == RAIL_UDP)
 			return -EINVAL;
-		return rail_allowed(context, RAIL_UDP) ? 0 : -EOPNOTSUPP;
+		if (!rail_allowed(context, RAIL_UDP))
+			return -EOPNOTSUPP;
+		return hello->order == ORDER_JOIN && hello->rail == RAIL_IVSHMEM ? join_memory(context, hello, memory) : 0;
 	case ORDER_SAVE:
 	case ORDER_RESTORE:
 		return !address_valid(&hello->to) || !context->endpoints[endpoint] ||
@@ -71,17 +85,21 @@ static void begin(struct pm_context *context, struct order *order)
 			rail_notice(context->endpoints[i]);
 }
 
-/* Takes an order; under the lock. */
-void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello)
+/* Takes an order, with a descriptor or -1; under the lock. */
+void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello, int memory)
 {
 	struct order *order = calloc(1, sizeof(*order));
 	if (!order) {
+		if (memory >= 0)
+			close(memory);
 		keeper_forget(context, socket);
 		return;
 	}
 	*order = (struct order){.socket = socket, .kind = hello->order, .rail = hello->rail, .gone = hello->from};
 	LIST_INSERT_HEAD(&context->orders, order, entry);
-	int error = refusal(context, hello);
+	int error = refusal(context, hello, &memory);
+	if (memory >= 0)
+		close(memory);
 	if (error) {
 		answer(context, order, error);
 		return;
@@ -102,12 +120,12 @@ void order_forget(struct pm_context *context, struct socket *socket)
 	keeper_forget(context, socket);
 }
 
-static void rejoin(struct pm_endpoint *endpoint)
+static void rejoin(struct pm_endpoint *endpoint, enum rail rail)
 {
 	struct pm_peer *peer;
 	for (peer = endpoint->peers; peer; peer = peer->hh.next) {
-		peer->ring_wanted = peer->over_udp;
-		peer->join_untold = peer->udp;
+		peer->rings_wanted |= 1u << rail;
+		peer->joins_untold |= peer->udp ? 1u << rail : 0;
 	}
 }
 
@@ -139,7 +157,7 @@ void order_carry_out(struct pm_endpoint *endpoint)
 			continue;
 		order->todo &= ~bit;
 		if (order->kind == ORDER_JOIN) {
-			rejoin(endpoint);
+			rejoin(endpoint, order->rail);
 		} else if (order->kind == ORDER_GONE) {
 			let_go_of(endpoint, &order->gone);
 		} else if (order->kind == ORDER_SAVE) {
@@ -171,8 +189,11 @@ bool order_progress(struct pm_context *context)
 	struct order *order, *next;
 	for (order = LIST_FIRST(&context->orders); order; order = next) {
 		next = LIST_NEXT(order, entry);
-		if (carried_out(context, order))
-			answer(context, order, 0);
+		if (!carried_out(context, order))
+			continue;
+		if (order->kind == ORDER_LEAVE && order->rail == RAIL_IVSHMEM && !rail_allowed(context, RAIL_IVSHMEM))
+			ivshmem_close(context);
+		answer(context, order, 0);
 	}
 	return !LIST_EMPTY(&context->orders);
 }
@@ -186,7 +207,7 @@ void order_forget_all(struct pm_context *context)
 
 /* The side that gives them. */
 
-static int give(const struct pm_address *to, struct hello *hello, int timeout_ms)
+static int give(const struct pm_address *to, struct hello *hello, int memory, int timeout_ms)
 {
 	struct welcome welcome;
 	pid_t pid;
@@ -200,7 +221,7 @@ static int give(const struct pm_address *to, struct hello *hello, int timeout_ms
 		return fd == -ECONNREFUSED ? -EHOSTUNREACH : fd;
 	int error = socket_peer(fd, &pid);
 	if (!error)
-		error = socket_send(fd, hello, sizeof(*hello), NULL, 0);
+		error = socket_send(fd, hello, sizeof(*hello), &memory, memory >= 0);
 	struct pollfd reply = {.fd = fd, .events = POLLIN};
 	int came = error ? 0 : poll(&reply, 1, timeout_ms);
 	if (!error && came != 1)
@@ -217,7 +238,7 @@ static int order_rail(const struct pm_address *process, enum order_kind kind, co
 {
 	enum rail rail;
 	int error = rail_find(name, strlen(name), &rail);
-	return error ? error : give(process, &(struct hello){.order = kind, .rail = rail}, timeout_ms);
+	return error ? error : give(process, &(struct hello){.order = kind, .rail = rail}, -1, timeout_ms);
 }
 
 EXPORT int pm_order_leave(const struct pm_address *process, const char *rail, int timeout_ms)
@@ -230,17 +251,28 @@ EXPORT int pm_order_join(const struct pm_address *process, const char *rail, int
 	return order_rail(process, ORDER_JOIN, rail, timeout_ms);
 }
 
+EXPORT int pm_order_join_memory(const struct pm_address *process, const char *path, unsigned part, unsigned parts, int timeout_ms)
+{
+	/* A description of its own for each process: locks on it are how places in the memory are taken (ivshmem.c). */
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	int error = give(process, &(struct hello){.order = ORDER_JOIN, .rail = RAIL_IVSHMEM, .part = part, .parts = parts}, fd, timeout_ms);
+	close(fd);
+	return error;
+}
+
 EXPORT int pm_order_save(const struct pm_address *endpoint, int timeout_ms)
 {
-	return give(endpoint, &(struct hello){.order = ORDER_SAVE}, timeout_ms);
+	return give(endpoint, &(struct hello){.order = ORDER_SAVE}, -1, timeout_ms);
 }
 
 EXPORT int pm_order_restore(const struct pm_address *endpoint, int timeout_ms)
 {
-	return give(endpoint, &(struct hello){.order = ORDER_RESTORE}, timeout_ms);
+	return give(endpoint, &(struct hello){.order = ORDER_RESTORE}, -1, timeout_ms);
 }
 
 EXPORT int pm_order_gone(const struct pm_address *process, const struct pm_address *gone, int timeout_ms)
 {
-	return give(process, &(struct hello){.order = ORDER_GONE, .from = *gone}, timeout_ms);
+	return give(process, &(struct hello){.order = ORDER_GONE, .from = *gone}, -1, timeout_ms);
 }

@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ivshmem.h"
 #include "link.h"
 #include "udp.h"
 
@@ -28,7 +29,7 @@ struct ring_news {
 	uint64_t cells, bytes; /* RING_END: written; RING_CLOSED: read */
 };
 
-static const char *const names[RAILS] = {[RAIL_SHM] = "shm", [RAIL_UDP] = "udp"};
+static const char *const names[RAILS] = {[RAIL_SHM] = "shm", [RAIL_IVSHMEM] = "ivshmem", [RAIL_UDP] = "udp"};
 
 /* The rail of that name, or -EINVAL. */
 int rail_find(const char *name, size_t length, enum rail *rail)
@@ -43,14 +44,19 @@ int rail_find(const char *name, size_t length, enum rail *rail)
 }
 
 /* False: there is no room now. */
-static bool tell(struct pm_peer *peer, enum message_type type, struct ring_news news)
+static bool say(struct pm_peer *peer, enum message_type type, const void *what, uint32_t length)
 {
 	void *buffer;
-	if (!udp_link_to(peer) || udp_reserve(peer, sizeof(news), &buffer))
+	if (!udp_link_to(peer) || udp_reserve(peer, length, &buffer))
 		return false;
-	memcpy(buffer, &news, sizeof(news));
+	memcpy(buffer, what, length);
 	udp_commit(peer, 0, type);
 	return true;
+}
+
+static bool tell(struct pm_peer *peer, enum message_type type, struct ring_news news)
+{
+	return say(peer, type, &news, sizeof(news));
 }
 
 /* A copy of a ring's memory for one side of it alone; NULL: no memory. */
@@ -74,14 +80,10 @@ static bool let_go(struct outbound *outbound)
 	ring_writer_look(ring);
 	if (ring->cells_taken != ring->cell && !(copy = copy_of(ring->memory, outbound->ring_size)))
 		return false;
-	uint32_t data_bytes = ring->data_mask + 1;
-	munmap(ring->memory, outbound->ring_size);
-	munmap(outbound->page, sizeof(struct shared_page));
+	link_unmap_outbound(outbound);
 	ring->memory = copy;
-	ring->data = copy ? ring_data(copy, data_bytes) : NULL;
+	ring->data = copy ? ring_data(copy, ring->data_mask + 1) : NULL;
 	outbound->own = true;
-	outbound->page = NULL;
-	outbound->far = NULL;
 	return true;
 }
 
@@ -155,15 +157,27 @@ static void go_on_leaving(struct pm_peer *peer)
 	}
 }
 
+/* Asks for a ring of the best rail that has not been tried. */
+static void ask_for_ring(struct pm_peer *peer)
+{
+	unsigned wanted = peer->rings_wanted & atomic_load(&peer->endpoint->context->rails);
+	if (wanted & 1u << RAIL_SHM) {
+		if (link_connect(peer))
+			peer->rings_wanted &= ~(1u << RAIL_SHM);
+	} else if (wanted & 1u << RAIL_IVSHMEM) {
+		if (tell(peer, RING_WANTED, (struct ring_news){.rail = RAIL_IVSHMEM}))
+			peer->rings_wanted &= ~(1u << RAIL_IVSHMEM);
+	} else {
+		peer->rings_wanted = 0;
+	}
+}
+
 /* From udp to a ring. */
 static void come_back(struct pm_peer *peer)
 {
 	struct outbound *outbound = peer->outbound;
 	if (!outbound) {
-		bool wanted = peer->ring_wanted && rail_allowed(peer->endpoint->context, RAIL_SHM);
-		peer->ring_wanted = false;
-		if (wanted)
-			link_connect(peer);
+		ask_for_ring(peer);
 	} else if (atomic_load(&outbound->gone) || !rail_allowed(peer->endpoint->context, outbound->rail)) {
 		link_free_outbound(peer);
 	} else if (atomic_load(&outbound->ready) &&
@@ -183,8 +197,9 @@ static bool switch_peer(struct pm_peer *peer)
 			link_free_outbound(peer);
 		return false;
 	}
-	if (peer->join_untold && tell(peer, RAIL_JOINED, (struct ring_news){.rail = RAIL_SHM}))
-		peer->join_untold = false;
+	for (unsigned rail = 0; peer->joins_untold >> rail; rail++)
+		if (peer->joins_untold & 1u << rail && tell(peer, RAIL_JOINED, (struct ring_news){.rail = rail}))
+			peer->joins_untold &= ~(1u << rail);
 	bool more = false;
 	if (peer->out && (!rail_allowed(peer->endpoint->context, peer->out->rail) || peer->out->closed))
 		more = begin_to_leave(peer);
@@ -196,7 +211,7 @@ static bool switch_peer(struct pm_peer *peer)
 		link_want(peer); /* what has been begun is left when it is there */
 	if (peer->status)
 		return false;
-	return more || peer->join_untold || peer->leaving || (peer->outbound && !peer->out);
+	return more || peer->joins_untold || peer->leaving || (peer->outbound ? !peer->out : peer->over_udp && peer->rings_wanted);
 }
 
 /* The reader's side. */
@@ -233,7 +248,7 @@ static bool close_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 			atomic_store(&copy->cells[inbound->end & ring->cell_mask].control, 0);
 	}
 	help_forget(endpoint, inbound);
-	munmap(ring->memory, inbound->ring_size);
+	link_unmap_inbound(endpoint->context, inbound);
 	ring->memory = copy;
 	ring->data = copy ? ring_data(copy, ring->data_mask + 1) : NULL;
 	inbound->closed = true;
@@ -268,23 +283,87 @@ static bool tell_closing(struct pm_endpoint *endpoint)
 	return more;
 }
 
-/* A ring is to be read from now on; false: it is not known. */
-static bool open_ring(struct pm_peer *peer, uint32_t generation)
+static bool is_about(const struct ring_news *news, enum rail rail, uint32_t generation)
+{
+	return news->rail == rail && news->generation == generation;
+}
+
+/* Takes the ring of that number out of those that wait; NULL: it is not known. */
+static struct inbound *take_waiting(struct pm_peer *peer, const struct ring_news *news)
+{
+	for (struct inbound **at = &peer->endpoint->waiting, *inbound; (inbound = *at); at = &inbound->next)
+		if (inbound->peer == peer && is_about(news, inbound->rail, inbound->generation)) {
+			*at = inbound->next;
+			return inbound;
+		}
+	return NULL;
+}
+
+/* Ends the rings before that one which wait still: the peer has thought better of them. */
+static void drop_waiting(struct pm_peer *peer, const struct ring_news *news)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	for (struct inbound **at = &endpoint->waiting, *inbound; (inbound = *at);) {
-		if (inbound->peer != peer || inbound->generation > generation) {
+		if (inbound->peer != peer || inbound->rail != news->rail || inbound->generation > news->generation) {
 			at = &inbound->next;
 			continue;
 		}
 		*at = inbound->next;
-		if (inbound->generation == generation) {
-			inbound->waits = false;
-			return link_add_inbound(endpoint, inbound);
-		}
-		link_free_inbound(endpoint->context, inbound); /* the peer had thought better of it */
+		link_free_inbound(endpoint->context, inbound);
 	}
+}
+
+/* A ring is to be read from now on; false: its connection is not here yet. */
+static bool open_ring(struct pm_peer *peer, const struct ring_news *news)
+{
+	struct inbound *inbound = take_waiting(peer, news);
+	if (!inbound && news->rail != RAIL_SHM)
+		peer_gone(peer, -EPROTO); /* it was never offered */
+	if (!inbound)
+		return news->rail != RAIL_SHM;
+	drop_waiting(peer, news);
+	inbound->waits = false;
+	if (link_add_inbound(peer->endpoint, inbound))
+		return true;
+	inbound->waits = true;
+	inbound->next = peer->endpoint->waiting;
+	peer->endpoint->waiting = inbound;
 	return false;
+}
+
+/* Offers the peer a ring; false: that cannot be said now. */
+static bool offer_ring(struct pm_peer *peer)
+{
+	struct pm_endpoint *endpoint = peer->endpoint;
+	struct ring_offer offer;
+	struct inbound *inbound = rail_allowed(endpoint->context, RAIL_IVSHMEM) ? ivshmem_make(peer, &offer) : NULL;
+	if (!inbound)
+		return true; /* it stays with udp */
+	if (!say(peer, RING_OFFER, &offer, sizeof(offer))) {
+		link_free_inbound(endpoint->context, inbound);
+		return false;
+	}
+	inbound->next = endpoint->waiting;
+	endpoint->waiting = inbound;
+	return true;
+}
+
+/* A peer has offered a ring; false: no answer can be given now. */
+static bool take_offer(struct pm_peer *peer, const struct ring_message *message)
+{
+	struct ring_offer offer;
+	memcpy(&offer, message->data, sizeof(offer));
+	if (peer->over_udp && !peer->outbound && rail_allowed(peer->endpoint->context, RAIL_IVSHMEM) && ivshmem_take(peer, &offer))
+		return true;
+	return tell(peer, RING_REFUSED, (struct ring_news){.generation = offer.generation, .rail = RAIL_IVSHMEM});
+}
+
+/* The peer does not want the ring that it was offered. */
+static void refused(struct pm_peer *peer, const struct ring_news *news)
+{
+	struct inbound *inbound = take_waiting(peer, news);
+	if (inbound)
+		link_free_inbound(peer->endpoint->context, inbound);
 }
 
 /* What a peer says about rings; false: this cannot be done yet. */
@@ -292,28 +371,35 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	struct ring_news news;
-	if (message->length != sizeof(news)) {
+	if (message->length != (message->type == RING_OFFER ? sizeof(struct ring_offer) : sizeof(news))) {
 		count(&endpoint->statistics->dropped, 1);
 		return true;
 	}
 	memcpy(&news, message->data, sizeof(news));
 	switch (message->type) {
 	case RING_OPEN:
-		return !peer->rings && open_ring(peer, news.generation);
+		return !peer->rings && open_ring(peer, &news);
 	case RING_END:
 		for (unsigned i = 0; i < endpoint->inbound_count; i++)
-			if (endpoint->inbound[i]->peer == peer && endpoint->inbound[i]->generation == news.generation)
+			if (endpoint->inbound[i]->peer == peer && is_about(&news, endpoint->inbound[i]->rail, endpoint->inbound[i]->generation))
 				endpoint->inbound[i]->asked_to_close = true;
 		break;
 	case RING_CLOSED:
-		if (!peer->outbound || peer->outbound->generation != news.generation || (!peer->out && !peer->leaving))
+		if (!peer->outbound || !is_about(&news, peer->outbound->rail, peer->outbound->generation) || (!peer->out && !peer->leaving))
 			break;
 		peer->outbound->cells_closed = news.cells;
 		peer->outbound->bytes_closed = news.bytes;
 		peer->outbound->closed = true;
 		break;
 	case RAIL_JOINED:
-		peer->ring_wanted = true;
+		peer->rings_wanted |= news.rail < RAIL_UDP ? 1u << news.rail : 0;
+		break;
+	case RING_WANTED:
+		return offer_ring(peer);
+	case RING_OFFER:
+		return take_offer(peer, message);
+	case RING_REFUSED:
+		refused(peer, &news);
 		break;
 	}
 	return true;
@@ -342,6 +428,7 @@ void rail_notice(struct pm_endpoint *endpoint)
 	atomic_store(&endpoint->in_use, ~0u); /* until that is known */
 	atomic_store(&endpoint->switching, true);
 	atomic_store(&endpoint->attention, true);
+	keeper_pace(endpoint->context);
 }
 
 /* Leaves what is to be left, comes back where that is wanted, and answers those that do. */
@@ -359,8 +446,10 @@ void rail_progress(struct pm_endpoint *endpoint)
 			more |= !close_inbound(endpoint, inbound);
 	HASH_ITER(hh, endpoint->peers, peer, next)
 		more |= switch_peer(peer);
-	if (more)
+	if (more) {
 		atomic_store(&endpoint->switching, true);
+		keeper_pace(endpoint->context);
+	}
 	atomic_store(&endpoint->in_use, in_use(endpoint));
 }
 

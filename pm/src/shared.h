@@ -81,6 +81,8 @@ struct hello {
 	uint32_t generation; /* the sender's number for the ring */
 	uint16_t rail;
 	uint16_t order;
+	uint32_t part, parts; /* ORDER_JOIN of ivshmem, of which the memory comes with it */
+	uint32_t zero;
 };
 
 /* With status 0 come the descriptors: page, ring, doorbell; to a survey the page alone. */

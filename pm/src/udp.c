@@ -379,8 +379,11 @@ bool udp_find(struct pm_endpoint *endpoint, struct ring_message *found, struct u
 				*of = link;
 			else if (found->type >= RING_OPEN)
 				rail_notice(endpoint);
-		} else if (!link->peer->rings && (link->stray || link->silent || link->flow.broken)) {
-			gone = link;
+		} else if (link->stray || link->silent || link->flow.broken) {
+			if (link->peer->rings)
+				link_ended(link->peer);
+			else
+				gone = link;
 		}
 	}
 	pthread_mutex_unlock(&udp->lock);
@@ -435,6 +438,15 @@ void udp_ended(struct pm_peer *peer)
 	struct udp *udp = peer->endpoint->udp;
 	pthread_mutex_lock(&udp->lock);
 	peer->udp->stray = peer->udp->goodbye = true;
+	pthread_mutex_unlock(&udp->lock);
+}
+
+/* A packet for a sleeper that has a message elsewhere. */
+void udp_wake(struct pm_peer *peer)
+{
+	struct udp *udp = peer->endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	udp_say(udp, peer->udp, clock_ns(), UDP_NEWS);
 	pthread_mutex_unlock(&udp->lock);
 }
 

@@ -116,6 +116,7 @@ bool udp_ready(struct pm_endpoint *endpoint);
 int udp_wait_ms(struct pm_endpoint *endpoint);
 bool udp_hear_of_rings(struct pm_endpoint *endpoint);
 void udp_ended(struct pm_peer *peer);
+void udp_wake(struct pm_peer *peer);
 bool udp_quiet(struct pm_endpoint *endpoint);
 
 /* udp_packet.c */

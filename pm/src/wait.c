@@ -42,6 +42,15 @@ static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
 	return error ? error : woken > 0;
 }
 
+/* Tells all writers, wherever they look. */
+static void set_asleep(struct pm_endpoint *endpoint, uint32_t asleep)
+{
+	atomic_store(&endpoint->shared->asleep, asleep);
+	for (unsigned i = 0; i < endpoint->inbound_count; i++)
+		if (endpoint->inbound[i]->asleep)
+			atomic_store(endpoint->inbound[i]->asleep, asleep);
+}
+
 static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 {
 	bool nap = endpoint->busy || endpoint->starved || endpoint->unfenced;
@@ -51,7 +60,7 @@ static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 	/* What has been taken is told, for a sender that waits for room must not wait for this sleeper. */
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
 		ring_tell(&endpoint->inbound[i]->ring);
-	atomic_store(&endpoint->shared->asleep, 1);
+	set_asleep(endpoint, 1);
 	if (syscall(__NR_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
 		nap = true;
 	int woken = 1;
@@ -62,7 +71,7 @@ static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 		if (woken == 0 && napping)
 			woken = 1;
 	}
-	atomic_store(&endpoint->shared->asleep, 0);
+	set_asleep(endpoint, 0);
 	return woken;
 }
 

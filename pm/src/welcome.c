@@ -94,13 +94,15 @@ void welcome_stranger(struct pm_context *context, struct socket *socket)
 {
 	struct hello hello;
 	struct welcome welcome = {.magic = WELCOME_MAGIC};
-	int got = socket_receive(socket->fd, &hello, sizeof(hello), NULL, 0);
-	if (got || hello.magic != HELLO_MAGIC) {
+	int memory = -1, got = socket_receive(socket->fd, &hello, sizeof(hello), &memory, 1);
+	if (got < 0 || hello.magic != HELLO_MAGIC || (got && hello.kind != HELLO_ORDER)) {
+		if (got > 0)
+			close(memory);
 		keeper_forget(context, socket);
 	} else if (hello.kind == HELLO_CONNECT) {
 		connect_stranger(context, socket, &hello);
 	} else if (hello.kind == HELLO_ORDER) {
-		order_take(context, socket, &hello);
+		order_take(context, socket, &hello, memory);
 	} else {
 		if (hello.kind == HELLO_SURVEY)
 			socket_send(socket->fd, &welcome, sizeof(welcome), &context->page_fd, 1);
@@ -130,7 +132,7 @@ static int map_what_was_given(struct pm_context *context, struct outbound *outbo
 	if (outbound->page->magic != SHARED_MAGIC || outbound->page->version != SHARED_VERSION ||
 	    memcmp(outbound->page->id, address_id(address), CONTEXT_ID_SIZE))
 		return -EPROTO;
-	outbound->far = &outbound->page->endpoints[address_endpoint(address)];
+	outbound->asleep = &outbound->page->endpoints[address_endpoint(address)].asleep;
 	size_t size = ring_size(ring_bytes);
 	error = memory_map(fds[RING], size, false, &memory);
 	if (error)

@@ -7,10 +7,13 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #include "pair.h"
 
 #define SOON 10000 /* ms */
+
+static const char *rail_name = "shm";
 
 static struct pm_address address_of(struct pm_endpoint *endpoint)
 {
@@ -80,18 +83,20 @@ static void warm_up(struct side *side, struct stream *stream)
 			take_next(side, stream);
 		take_all(side, stream, i + 1);
 	}
+	while (!strcmp(rail_name, "ivshmem") && !statistics_of(side).switches)
+		take_next(side, stream);
 }
 
 /* Gives orders to both processes until told to stop. */
 static void order_about(const struct pm_address addresses[2], _Atomic bool *stop)
 {
 	for (int i = 0; !atomic_load(stop); i++) {
-		CHECK_IS(pm_order_leave(&addresses[i % 3 == 1], "shm", SOON), 0);
+		CHECK_IS(pm_order_leave(&addresses[i % 3 == 1], rail_name, SOON), 0);
 		usleep(i * 37 % 3000);
 		if (i % 5 == 0)
-			CHECK_IS(pm_order_leave(&addresses[i % 3 != 1], "shm", SOON), 0);
-		CHECK_IS(pm_order_join(&addresses[0], "shm", SOON), 0);
-		CHECK_IS(pm_order_join(&addresses[1], "shm", SOON), 0);
+			CHECK_IS(pm_order_leave(&addresses[i % 3 != 1], rail_name, SOON), 0);
+		CHECK_IS(pm_order_join(&addresses[0], rail_name, SOON), 0);
+		CHECK_IS(pm_order_join(&addresses[1], rail_name, SOON), 0);
 		usleep(i * 53 % 10000);
 	}
 }
@@ -235,8 +240,8 @@ static void while_computing(struct side *side)
 	meet(side);
 	if (side->number == 0) {
 		struct pm_address other = other_address(side);
-		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
-		CHECK_IS(pm_order_leave(&other, "shm", SOON), 0);
+		CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
+		CHECK_IS(pm_order_leave(&other, rail_name, SOON), 0);
 	}
 	meet(side);
 	send_some(side, &stream, 20);
@@ -244,7 +249,7 @@ static void while_computing(struct side *side)
 	CHECK(statistics_of(side).switches >= 1);
 	meet(side);
 	uint64_t before = statistics_of(side).switches;
-	CHECK_IS(pm_order_join(&own, "shm", SOON), 0);
+	CHECK_IS(pm_order_join(&own, rail_name, SOON), 0);
 	while (statistics_of(side).switches == before) {
 		send_next(side, &stream);
 		take_next(side, &stream);
@@ -267,11 +272,11 @@ static void while_stopped(struct side *side)
 	if (side->number == 0) {
 		kill(other, SIGSTOP);
 		for (int i = 0; i < 2; i++) {
-			CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+			CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
 			take_all(side, &stream, 115);
-			CHECK_IS(pm_order_join(&own, "shm", SOON), 0);
+			CHECK_IS(pm_order_join(&own, rail_name, SOON), 0);
 		}
-		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+		CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
 		kill(other, SIGCONT);
 	}
 	take_all(side, &stream, 130);
@@ -289,7 +294,7 @@ static void told_gone(struct side *side)
 	warm_up(side, &stream);
 	send_some(side, &stream, 10);
 	if (side->number) {
-		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+		CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
 		take_all(side, &stream, 110);
 		meet(side);
 		_exit(0);
@@ -345,11 +350,11 @@ static void refused(struct side *side)
 {
 	struct pm_address own = address_of(side->endpoint);
 	struct stream stream = {0};
-	CHECK_IS(pm_order_leave(&own, "shm", SOON), -EOPNOTSUPP); /* there is no other */
+	CHECK_IS(pm_order_leave(&own, rail_name, SOON), -EOPNOTSUPP); /* there is no other */
 	CHECK_IS(pm_order_leave(&own, "tram", SOON), -EINVAL);
 	CHECK_IS(pm_order_leave(&own, "udp", SOON), -EINVAL);
 	own.bytes[9] ^= 1;
-	CHECK_IS(pm_order_leave(&own, "shm", SOON), -EHOSTUNREACH);
+	CHECK_IS(pm_order_leave(&own, rail_name, SOON), -EHOSTUNREACH);
 	memset(&own, 0, sizeof(own));
 	CHECK_IS(pm_order_save(&own, SOON), -EINVAL);
 	warm_up(side, &stream);
@@ -366,6 +371,21 @@ int main(void)
 	pair_run(NULL, put_aside);
 	pair_run(NULL, under_load);
 	pair_run(&(struct pm_options){.size = sizeof(struct pm_options), .no_direct = 1}, under_load);
+	/* A file stands for the memory that guests share. */
+	char file[64];
+	int fd = memfd_create("ivshmem", 0);
+	CHECK(fd >= 0 && !ftruncate(fd, 4 << 20));
+	sprintf(file, "/proc/self/fd/%d", fd);
+	setenv("PM_IVSHMEM", file, 1);
+	setenv("PM_RAILS", "ivshmem,udp", 1);
+	rail_name = "ivshmem";
+	pair_run(NULL, while_computing);
+	pair_run(NULL, while_stopped);
+	pair_run(NULL, told_gone);
+	pair_run(NULL, put_aside);
+	pair_run(NULL, under_load);
+	unsetenv("PM_IVSHMEM");
+	rail_name = "shm";
 	setenv("PM_RAILS", "udp", 1);
 	pair_run(NULL, put_aside);
 	setenv("PM_RAILS", "shm", 1);

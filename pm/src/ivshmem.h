@@ -1,0 +1,35 @@
+/* ivshmem.h - rings in memory that several guests share (ivshmem.c). */
+#ifndef PM_IVSHMEM_H
+#define PM_IVSHMEM_H
+
+#include "internal.h"
+
+#define IVSHMEM_NONCE 16
+
+/* The memory of a context, its part of it, and which of the places there it has taken. Under the context's lock. */
+struct area {
+	int fd;
+	uint8_t *map;
+	size_t size;
+	uint64_t begin;
+	uint32_t places;
+	bool *taken;
+};
+
+/* What a reader offers. */
+struct ring_offer {
+	uint32_t generation, rail;
+	uint64_t offset, size; /* of the place in the memory, and of that */
+	uint32_t data_bytes, zero;
+	uint8_t nonce[IVSHMEM_NONCE];
+};
+
+int ivshmem_open(struct pm_context *context, int fd, uint32_t part, uint32_t parts);
+void ivshmem_close(struct pm_context *context);
+int ivshmem_from_environment(struct pm_context *context);
+struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer);
+void ivshmem_give_up(struct pm_context *context, struct inbound *inbound);
+bool ivshmem_take(struct pm_peer *peer, const struct ring_offer *offer);
+void ivshmem_let_go(struct outbound *outbound);
+
+#endif
