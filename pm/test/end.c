@@ -78,9 +78,12 @@ static void operation_ends(struct side *side)
 	}
 	hear(side, &offer, sizeof(offer));
 	CHECK_IS(pm_read(side->peer, memory, 8, offer.address, offer.key, memory), 0);
-	double began = seconds();
-	while (seconds() - began < 0.05)
+	struct pm_statistics statistics;
+	do {
 		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+		pm_statistics(side->endpoint, &statistics);
+	} while (!statistics.links_out); /* it is asked then */
+	CHECK_IS(pm_receive(side->endpoint, &message), 0);
 	tell(side, "x", 1);
 	while (!pm_next_event(side->endpoint, &event))
 		pm_receive(side->endpoint, &message);
