@@ -84,10 +84,11 @@ struct pm_message {
 };
 
 /* Sends a message of the count parts, copied: they may be changed at once. -EAGAIN: no room now, or the connection
- * is still being made; call pm_receive, then try again. */
+ * is still being made, or leaves its rail, or the endpoint has been put aside; call pm_receive, then try again. */
 int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts, int count);
 /* The same without that copy: gives room for a message of length bytes, to be filled and then sent by pm_commit.
- * Between the two nothing else may be sent to the peer; a reservation that is not committed is just left. */
+ * Between the two nothing else may be done with the endpoint; a reservation that is not committed is just left. As long
+ * as it is open, or a message is held, the endpoint changes no rail. */
 int pm_reserve(struct pm_peer *peer, uint32_t length, void **buffer);
 void pm_commit(struct pm_peer *peer, uint8_t kind);
 
