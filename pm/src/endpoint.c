@@ -197,7 +197,8 @@ static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
 	struct udp *udp = endpoint->udp;
 	struct ring_message found;
 	struct udp_link *link;
-	unsigned seldom = !udp->count ? 256 : endpoint->inbound_count && udp->quiet > 16 ? 16 : 1;
+	unsigned rings = endpoint->inbound_count, quiet = udp->quiet;
+	unsigned seldom = !udp->count || (rings && quiet > 256) ? 256 : rings && quiet > 16 ? 16 : 1;
 	if ((endpoint->turns & (seldom - 1)) == 0)
 		udp_progress(endpoint);
 	else if (!udp->more)

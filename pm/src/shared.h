@@ -82,8 +82,8 @@ struct hello {
 	uint16_t rail;
 	uint16_t order;
 	uint32_t part, parts; /* ORDER_JOIN of ivshmem, of which the memory comes with it */
-	uint32_t zero;
 };
+_Static_assert(sizeof(struct hello) == 160, "no padding");
 
 /* With status 0 come the descriptors: page, ring, doorbell; to a survey the page alone. */
 struct welcome {
