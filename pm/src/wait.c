@@ -14,6 +14,9 @@
 /* How long to sleep at most, ms, when not everything that is awaited wakes the sleeper: room in a ring, a peer that
  * the barrier does not reach. */
 #define NAP_MS 1
+/* And where a wake-up is only nearly sure: an emulator of a single processor (QEMU's TCG) leaves the barriers out that
+ * a writer in another guest needs. */
+#define LONG_NAP_MS 100
 
 static bool something_there(struct pm_endpoint *endpoint)
 {
@@ -42,13 +45,27 @@ static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
 	return error ? error : woken > 0;
 }
 
-/* Tells all writers, wherever they look. */
-static void set_asleep(struct pm_endpoint *endpoint, uint32_t asleep)
+/* Tells all writers, wherever they look; whether some of them are in other guests. */
+static bool set_asleep(struct pm_endpoint *endpoint, uint32_t asleep)
 {
+	bool elsewhere = false;
 	atomic_store(&endpoint->shared->asleep, asleep);
-	for (unsigned i = 0; i < endpoint->inbound_count; i++)
-		if (endpoint->inbound[i]->asleep)
-			atomic_store(endpoint->inbound[i]->asleep, asleep);
+	for (unsigned i = 0; i < endpoint->inbound_count; i++) {
+		if (!endpoint->inbound[i]->asleep)
+			continue;
+		atomic_store(endpoint->inbound[i]->asleep, asleep);
+		elsewhere = true;
+	}
+	return elsewhere;
+}
+
+/* How long to sleep at most, ms; -1: until woken. */
+static int longest_sleep(struct pm_endpoint *endpoint, bool nap, bool elsewhere)
+{
+	int rail_ms = endpoint->udp ? udp_wait_ms(endpoint) : -1;
+	if (nap)
+		return NAP_MS;
+	return elsewhere && (rail_ms < 0 || rail_ms > LONG_NAP_MS) ? LONG_NAP_MS : rail_ms;
 }
 
 static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
@@ -60,12 +77,12 @@ static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 	/* What has been taken is told, for a sender that waits for room must not wait for this sleeper. */
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
 		ring_tell(&endpoint->inbound[i]->ring);
-	set_asleep(endpoint, 1);
+	bool elsewhere = set_asleep(endpoint, 1);
 	if (syscall(__NR_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
 		nap = true;
 	int woken = 1;
 	if (!something_there(endpoint)) {
-		int nap_ms = nap ? NAP_MS : endpoint->udp ? udp_wait_ms(endpoint) : -1;
+		int nap_ms = longest_sleep(endpoint, nap, elsewhere);
 		bool napping = nap_ms >= 0 && (timeout_ms < 0 || timeout_ms > nap_ms);
 		woken = sleep_until(endpoint, napping ? nap_ms : timeout_ms);
 		if (woken == 0 && napping)

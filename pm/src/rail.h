@@ -1,0 +1,35 @@
+/* rail.h - what the two sides of leaving a ring and coming back to it have in common (rail.c). */
+#ifndef PM_RAIL_H
+#define PM_RAIL_H
+
+#include "ivshmem.h"
+#include "link.h"
+#include "udp.h"
+
+/* What is said about a ring. */
+struct ring_news {
+	uint32_t generation, rail;
+	uint64_t cells, bytes; /* RING_END: written; RING_CLOSED: read */
+};
+
+/* rail.c */
+bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, uint32_t length);
+bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news news);
+struct ring_memory *rail_copy(const struct ring_memory *memory, size_t size);
+
+/* rail_write.c */
+bool rail_switch_peer(struct pm_peer *peer);
+bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message);
+
+/* rail_read.c */
+bool rail_switch_inbound(struct pm_endpoint *endpoint);
+bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news);
+bool rail_offer_ring(struct pm_peer *peer);
+void rail_refused(struct pm_peer *peer, const struct ring_news *news);
+
+static inline bool is_about(const struct ring_news *news, enum rail rail, uint32_t generation)
+{
+	return news->rail == rail && news->generation == generation;
+}
+
+#endif

@@ -1,0 +1,159 @@
+/* rail_write.c - leaving rings and coming back to them: the writer's side (rail.c). */
+#include "rail.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Gives the ring's memory back; false: not now. */
+static bool let_go(struct outbound *outbound)
+{
+	struct ring_writer *ring = &outbound->ring;
+	struct ring_memory *copy = NULL;
+	if (!help_leave(outbound))
+		return false;
+	ring_writer_look(ring);
+	if (ring->cells_taken != ring->cell && !(copy = rail_copy(ring->memory, outbound->ring_size)))
+		return false;
+	link_unmap_outbound(outbound);
+	ring->memory = copy;
+	ring->data = copy ? ring_data(copy, ring->data_mask + 1) : NULL;
+	outbound->own = true;
+	return true;
+}
+
+/* Whether it has to be tried again. */
+static bool begin_to_leave(struct pm_peer *peer)
+{
+	struct outbound *outbound = peer->out;
+	if (atomic_load(&outbound->gone) || !udp_link_to(peer))
+		return false;
+	if (!let_go(outbound))
+		return true;
+	peer->out = NULL;
+	peer->leaving = true;
+	return false;
+}
+
+/* Sends what the reader has not found; false: not all of it yet. */
+static bool send_again(struct pm_peer *peer, struct outbound *outbound)
+{
+	struct ring_writer *ring = &outbound->ring;
+	while (outbound->cells_closed != ring->cell) {
+		struct ring_cell *cell = &ring->memory->cells[outbound->cells_closed & ring->cell_mask];
+		uint64_t control = atomic_load(&cell->control);
+		uint32_t length = control & 0xffff;
+		uint8_t type = control >> 16, kind = control >> 24;
+		uint64_t place = ring_place(outbound->bytes_closed, length, ring->data_mask);
+		const void *data = length <= RING_INLINE ? cell->payload : ring->data + (place & ring->data_mask);
+		void *buffer;
+		if (length > PM_MAX_MESSAGE) {
+			peer_gone(peer, -EPROTO); /* the other has written where it should not */
+			return false;
+		}
+		if (type != HELP) {
+			if (udp_reserve(peer, length, &buffer))
+				return false;
+			memcpy(buffer, data, length);
+			udp_commit(peer, kind, type);
+		}
+		outbound->cells_closed++;
+		if (length > RING_INLINE)
+			outbound->bytes_closed = place + ring_lines(length);
+	}
+	return true;
+}
+
+/* Whether what the reader says to have read can be. */
+static bool closed_sensibly(const struct outbound *outbound)
+{
+	const struct ring_writer *ring = &outbound->ring;
+	return outbound->cells_closed - ring->cells_taken <= ring->cell - ring->cells_taken &&
+	       outbound->bytes_closed - ring->bytes_taken <= ring->byte - ring->bytes_taken;
+}
+
+static void go_on_leaving(struct pm_peer *peer)
+{
+	struct outbound *outbound = peer->outbound;
+	if (!outbound->closed) {
+		if (!outbound->end_told)
+			outbound->end_told = rail_tell(peer, RING_END, (struct ring_news){outbound->generation, outbound->rail, outbound->ring.cell, outbound->ring.byte});
+		if (atomic_load(&outbound->gone))
+			udp_ended(peer);
+		return;
+	}
+	if (outbound->ring.broken || !closed_sensibly(outbound))
+		peer_gone(peer, -EPROTO);
+	else if (send_again(peer, outbound)) {
+		link_free_outbound(peer);
+		peer->leaving = false;
+		peer->over_udp = true;
+		count(&peer->endpoint->statistics->switches, 1);
+	}
+}
+
+/* Asks for a ring of the best rail that has not been tried. */
+static void ask_for_ring(struct pm_peer *peer)
+{
+	unsigned wanted = peer->rings_wanted & atomic_load(&peer->endpoint->context->rails);
+	if (wanted & 1u << RAIL_SHM) {
+		if (link_connect(peer))
+			peer->rings_wanted &= ~(1u << RAIL_SHM);
+	} else if (wanted & 1u << RAIL_IVSHMEM) {
+		if (rail_tell(peer, RING_WANTED, (struct ring_news){.rail = RAIL_IVSHMEM}))
+			peer->rings_wanted &= ~(1u << RAIL_IVSHMEM);
+	} else {
+		peer->rings_wanted = 0;
+	}
+}
+
+/* From udp to a ring. */
+static void come_back(struct pm_peer *peer)
+{
+	struct outbound *outbound = peer->outbound;
+	if (!outbound) {
+		ask_for_ring(peer);
+	} else if (atomic_load(&outbound->gone) || !rail_allowed(peer->endpoint->context, outbound->rail)) {
+		link_free_outbound(peer);
+	} else if (atomic_load(&outbound->ready) &&
+		   rail_tell(peer, RING_OPEN, (struct ring_news){.generation = outbound->generation, .rail = outbound->rail})) {
+		peer->over_udp = false;
+		peer->out = outbound;
+		count(&peer->endpoint->statistics->links_out, 1);
+		count(&peer->endpoint->statistics->switches, 1);
+	}
+}
+
+/* Moves the peer's way on; whether there is more to do. */
+bool rail_switch_peer(struct pm_peer *peer)
+{
+	if (peer->status) {
+		if (peer->outbound && !rail_allowed(peer->endpoint->context, peer->outbound->rail))
+			link_free_outbound(peer);
+		return false;
+	}
+	for (unsigned rail = 0; peer->joins_untold >> rail; rail++)
+		if (peer->joins_untold & 1u << rail && rail_tell(peer, RAIL_JOINED, (struct ring_news){.rail = rail}))
+			peer->joins_untold &= ~(1u << rail);
+	bool more = false;
+	if (peer->out && (!rail_allowed(peer->endpoint->context, peer->out->rail) || peer->out->closed))
+		more = begin_to_leave(peer);
+	if (peer->leaving)
+		go_on_leaving(peer);
+	else if (peer->over_udp)
+		come_back(peer);
+	else if (peer->outbound && !peer->out)
+		link_want(peer); /* what has been begun is left when it is there */
+	if (peer->status)
+		return false;
+	return more || peer->joins_untold || peer->leaving || (peer->outbound ? !peer->out : peer->over_udp && peer->rings_wanted);
+}
+
+/* A peer has offered a ring; false: no answer can be given now. */
+bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message)
+{
+	struct ring_offer offer;
+	memcpy(&offer, message->data, sizeof(offer));
+	if (peer->over_udp && !peer->outbound && rail_allowed(peer->endpoint->context, RAIL_IVSHMEM) && ivshmem_take(peer, &offer))
+		return true;
+	return rail_tell(peer, RING_REFUSED, (struct ring_news){.generation = offer.generation, .rail = RAIL_IVSHMEM});
+}
