@@ -19,6 +19,6 @@ bench-idle: build ## CPU time and memory of manager and agent with sixteen idle 
 	@$(GO) run ./bench/idle
 
 .PHONY: bench-pm
-bench-pm: setup ## PM, and MPI over it, against shared memory and sockets of three MPIs and libfabric
-	@scripts/setup.sh openmpi-bin libopenmpi-dev mpich libmpich-dev libfabric-bin gnuplot-nox python3-venv pkg-config
+bench-pm: setup ## PM, and MPI over it, against what three MPIs and libfabric have, on one machine and between two (root)
+	@scripts/setup.sh $$(grep -v '^\#' pm/packages) mpich libmpich-dev gnuplot-nox
 	@$(GO) run ./bench/pm

@@ -1,7 +1,7 @@
-// Command pm measures PM and MPI over it against what else there is on one machine: an 8-byte half round trip and the
-// bandwidth of a 1 MiB ping-pong between two processes, and for PM alone its curves. The ways take turns, so that a
-// slow moment of the machine falls on all of them. It needs root for Debian packages only, and writes
-// build/reports/bench-pm.json and plots beside it.
+// Command pm measures PM and MPI over it against what else there is, on one machine and between two, for which network
+// namespaces stand: an 8-byte half round trip and the bandwidth of a 1 MiB ping-pong between two processes, and for PM
+// alone its curves. The ways take turns, so that a slow moment of the machine falls on all of them. It needs root for
+// Debian packages and for the namespaces, and writes build/reports/bench-pm.json and plots beside it.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 const (
@@ -25,7 +26,7 @@ func main() {
 	out := flag.String("out", "build/reports/bench-pm.json", "report to write; plots go beside it")
 	only := flag.String("only", "", "measure only ways with this in their names, and write no report")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	if err := measure(ctx, *runs, *out, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench-pm:", err)
@@ -33,38 +34,54 @@ func main() {
 	}
 }
 
-func measure(ctx context.Context, runs int, out, only string) error {
+func measure(ctx context.Context, runs int, out, only string) (err error) {
 	b, err := prepare(ctx)
 	if err != nil {
 		return err
+	}
+	defer func() { err = errors.Join(err, b.removeCables(ctx)) }()
+	if err := b.layCables(ctx); err != nil {
+		return err
+	}
+	for path, lack := range b.skipped {
+		fmt.Printf("== SKIPPED: %s: this machine lacks %s\n", path, lack)
 	}
 	ways := slices.DeleteFunc(b.ways(), func(w *way) bool { return !strings.Contains(w.name(), only) })
 	if len(ways) == 0 {
 		return fmt.Errorf("no way has %q in its name", only)
 	}
-	order := slices.Clone(ways)
-	for turn := range runs {
-		for _, w := range order {
-			if err := w.measure(ctx, b); err != nil {
-				return fmt.Errorf("%s: %w", w.name(), err)
-			}
-			if w.command == nil && w.perf == nil {
-				continue
-			}
-			fmt.Printf("turn %d of %d: %-40s %s\n", turn+1, runs, w.name(), w.last())
-		}
-		slices.Reverse(order) // nobody always comes after the same
-	}
-	if only != "" {
-		return nil
+	if err := b.takeTurns(ctx, ways, runs); err != nil || only != "" {
+		return err
 	}
 	fmt.Println("== PM's curves")
 	plots, err := b.plot(ctx, out, ways)
 	if err != nil {
 		return err
 	}
-	r := newResult(ways, plots)
+	r := newResult(ways, plots, b.skipped)
 	r.Command = fmt.Sprintf("make bench-pm (runs %d)", runs)
 	r.Versions = b.versions
 	return errors.Join(r.write(out), r.print(out))
+}
+
+// takeTurns measures all ways, those over cables, which take longer, in the first half of the turns only.
+func (b *bench) takeTurns(ctx context.Context, ways []*way, runs int) error {
+	order := slices.Clone(ways)
+	for turn := range runs {
+		for _, w := range order {
+			if w.command == nil && w.perf == nil || w.cable != nil && turn >= (runs+1)/2 {
+				continue
+			}
+			err := w.measure(ctx, b)
+			if ctx.Err() != nil {
+				return errors.New("interrupted")
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", w.name(), err)
+			}
+			fmt.Printf("turn %d of %d: %-56s %s\n", turn+1, runs, w.name(), w.last())
+		}
+		slices.Reverse(order) // nobody always comes after the same
+	}
+	return nil
 }

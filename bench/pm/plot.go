@@ -1,4 +1,4 @@
-// plot.go makes the pictures: PM's curves by pm-perf, and a bar for each way.
+// plot.go makes the pictures: PM's curves by pm-perf, and a bar for each way, of one machine and over the cables.
 package main
 
 import (
@@ -10,49 +10,78 @@ import (
 	"strings"
 )
 
+// panel is a part of a picture.
+type panel struct {
+	path, title, scale string
+	of                 key
+}
+
+const (
+	latencyTitle   = "8 bytes: half round trip, {/Symbol m}s (less is better)"
+	bandwidthTitle = "1 MiB: ping-pong, MB/s (more is better)"
+	fromZero       = "unset logscale y\nset yrange [0:*]"
+)
+
 // plot gives the names of the files made, beside the report out.
 func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return nil, err
 	}
 	base := strings.TrimSuffix(out, ".json")
-	curves := base + "-curves.svg"
-	if _, err := run(ctx, filepath.Join(b.build, "pm-perf"), "--plot", curves, "--csv", base+"-curves.csv"); err != nil {
+	plots := []string{base + "-curves.svg", base + "-mpi.svg"}
+	if _, err := b.perf(ctx, nil, "--plot", plots[0], "--csv", base+"-curves.csv"); err != nil {
 		return nil, err
 	}
-	bars := base + "-mpi.svg"
-	gnuplot := exec.CommandContext(ctx, "gnuplot")
-	gnuplot.Stdin = strings.NewReader(barScript(bars, ways))
-	if complaint, err := gnuplot.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("gnuplot (Debian package gnuplot-nox): %w\n%s", err, complaint)
+	err := draw(ctx, plots[1], ways, []panel{
+		{oneMachine, latencyTitle, "set logscale y", keys[0]}, {oneMachine, bandwidthTitle, fromZero, keys[1]},
+	})
+	if err != nil || b.cables[whole] == nil {
+		return plots, err
 	}
-	return []string{curves, bars}, nil
+	plots = append(plots, base+"-udp-curves.svg", base+"-udp.svg")
+	if _, err := b.perf(ctx, b.cables[whole], "--curves", "message,message-copies,write,read", "--repeat", "11",
+		"--plot", plots[2], "--csv", base+"-udp-curves.csv"); err != nil {
+		return nil, err
+	}
+	panels := []panel{{whole, latencyTitle, fromZero, keys[0]}, {whole, bandwidthTitle, fromZero, keys[1]}}
+	if b.cables[lossy] != nil {
+		panels = append(panels, panel{lossy, "1 % of packets lost: 1 MiB, MB/s", fromZero, keys[2]})
+	}
+	return plots, draw(ctx, plots[3], ways, panels)
+}
+
+func draw(ctx context.Context, file string, ways []*way, panels []panel) error {
+	gnuplot := exec.CommandContext(ctx, "gnuplot")
+	gnuplot.Stdin = strings.NewReader(barScript(file, ways, panels))
+	if complaint, err := gnuplot.CombinedOutput(); err != nil {
+		return fmt.Errorf("gnuplot (Debian package gnuplot-nox): %w\n%s", err, complaint)
+	}
+	return nil
 }
 
 // barScript has a panel for each metric, and in it a bar with its spread for each way, PM's in another colour.
-func barScript(file string, ways []*way) string {
+func barScript(file string, ways []*way, panels []panel) string {
 	var script strings.Builder
 	fmt.Fprintf(&script, "set terminal svg size 1200,700 dynamic background rgb 'white'\nset output '%s'\n", file)
-	script.WriteString("set multiplot layout 1,2\nset boxwidth 0.7\nset style fill solid 0.6\nset xtics rotate by -60 noenhanced\nset grid y\nunset key\n")
-	titles := map[key]string{keys[0]: "8 bytes: half round trip, {/Symbol m}s (less is better)", keys[1]: "1 MiB: ping-pong, MB/s (more is better)"}
-	scales := map[key]string{keys[0]: "set logscale y", keys[1]: "unset logscale y\nset yrange [0:*]"}
-	for panel, k := range keys {
-		fmt.Fprintf(&script, "$data%d << END\n", panel)
+	fmt.Fprintf(&script, "set multiplot layout 1,%d\nset boxwidth 0.7\nset style fill solid 0.6\nset xtics rotate by -60 noenhanced\nset grid y\nunset key\n", len(panels))
+	for i, p := range panels {
+		fmt.Fprintf(&script, "$data%d << END\n", i)
 		count := 0
 		for _, w := range ways {
-			if len(w.figures[k]) == 0 {
+			if w.path != p.path || len(w.figures[p.of]) == 0 {
 				continue
 			}
 			colour := "0x7799bb"
 			if w.carrier == "pm" {
 				colour = "0xcc5533"
 			}
-			s := w.stat(k)
-			fmt.Fprintf(&script, "%d %g %g %g \"%s\" %s\n", count, s.Median, s.Min, s.Max, w.name(), colour)
+			s := w.stat(p.of)
+			name, _, _ := strings.Cut(w.name(), ", "+w.path)
+			fmt.Fprintf(&script, "%d %g %g %g \"%s\" %s\n", count, s.Median, s.Min, s.Max, name, colour)
 			count++
 		}
-		fmt.Fprintf(&script, "END\nset title '%s'\nset xrange [-1:%d]\n%s\n", titles[k], count, scales[k])
-		fmt.Fprintf(&script, "plot $data%d using 1:2:6:xtic(5) with boxes linecolor rgb variable, '' using 1:2:3:4 with yerrorbars linecolor 'black' pointtype -1\n", panel)
+		fmt.Fprintf(&script, "END\nset title '%s'\nset xrange [-1:%d]\n%s\n", p.title, count, p.scale)
+		fmt.Fprintf(&script, "plot $data%d using 1:2:6:xtic(5) with boxes linecolor rgb variable, '' using 1:2:3:4 with yerrorbars linecolor 'black' pointtype -1\n", i)
 	}
 	return script.String()
 }

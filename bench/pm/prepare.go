@@ -4,6 +4,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -19,6 +21,9 @@ type bench struct {
 	venvs     string // a folder for each MPI of PyPI
 	versions  map[string]string
 	pingpongs map[string]string // by the ABI: "openmpi", "mpich" (Debian's name for it), "mpich-abi"
+	jobKey    string            // of processes that are apart
+	cables    map[string]*cable // by path
+	skipped   map[string]string // path: what the machine lacks for it
 }
 
 func prepare(ctx context.Context) (*bench, error) {
@@ -44,6 +49,9 @@ func prepare(ctx context.Context) (*bench, error) {
 	if err := b.debianVersions(ctx); err != nil {
 		return nil, err
 	}
+	var key [32]byte
+	rand.Read(key[:])
+	b.jobKey = hex.EncodeToString(key[:])
 	return b, b.compile(ctx)
 }
 

@@ -11,6 +11,7 @@ import (
 
 // row is one way's figures of one size.
 type row struct {
+	Path    string      `json:"path"` // from process to process
 	Rail    string      `json:"rail"`
 	MPI     string      `json:"mpi,omitempty"` // "": none
 	Peer    string      `json:"peer"`          // what carries the messages
@@ -22,12 +23,15 @@ type row struct {
 	Ratio   float64     `json:"ratio,omitempty"` // the same MPI's over PM, or PM's without MPI, divided by this; median of ratios turn by turn
 	Spread  report.Stat `json:"spread"`
 	RatioOf report.Stat `json:"ratio_spread"`
+	// Of the turns in which it had to be ended, what was seen; Value has what it did until then.
+	Unfinished []string `json:"unfinished,omitempty"`
 }
 
 // result is the report.
 type result struct {
 	report.Header
 	Versions map[string]string `json:"versions"`
+	Skipped  map[string]string `json:"skipped,omitempty"` // by path: what the machine lacks for it
 	Rows     []row             `json:"rows"`
 	// The fastest way without PM, and how much more than it the fastest over PM takes: what is aimed at beyond the goals.
 	Fastest      string        `json:"fastest"`
@@ -36,46 +40,52 @@ type result struct {
 	Goals        []report.Goal `json:"goals"`
 }
 
-var keys = []key{{small, latency}, {large, bandwidth}}
+var keys = []key{{small, latency}, {large, bandwidth}, {large, meanBandwidth}}
 
-func find(ways []*way, mpi, carrier string) *way {
-	i := slices.IndexFunc(ways, func(w *way) bool { return w.mpi == mpi && w.carrier == carrier })
+func find(ways []*way, path, mpi, carrier string) *way {
+	i := slices.IndexFunc(ways, func(w *way) bool { return w.path == path && w.mpi == mpi && w.carrier == carrier })
 	if i < 0 {
 		return &way{}
 	}
 	return ways[i]
 }
 
-func newResult(ways []*way, plots []string) *result {
-	r := &result{Header: report.NewHeader("bench-pm", ""), Plots: plots}
+func newResult(ways []*way, plots []string, skipped map[string]string) *result {
+	r := &result{Header: report.NewHeader("bench-pm", ""), Plots: plots, Skipped: skipped}
 	for _, w := range ways {
-		over := find(ways, w.mpi, "pm")
+		over := find(ways, w.path, w.mpi, "pm")
 		for _, k := range keys {
 			if len(w.figures[k]) == 0 {
 				continue
 			}
 			line := row{
-				Rail: w.rail, MPI: w.mpi, Peer: w.carrier, Size: k.size, Metric: k.metric, Unit: units[k.metric],
+				Path: w.path, Rail: w.rail, MPI: w.mpi, Peer: w.carrier, Size: k.size, Metric: k.metric, Unit: units[k.metric],
 				Value: w.stat(k).Median, Best: w.best[k], Spread: w.stat(k),
 			}
 			if over != w {
 				line.RatioOf = report.Ratios(over.figures[k], w.figures[k])
 				line.Ratio = line.RatioOf.Median
 			}
+			for _, seen := range w.unfinished {
+				if seen != "" {
+					line.Unfinished = append(line.Unfinished, seen)
+				}
+			}
 			r.Rows = append(r.Rows, line)
 		}
 	}
 	r.fastest(ways)
 	r.goals(ways)
+	r.cableGoals(ways)
 	return r
 }
 
-// fastest finds the MPI with the shortest way for short messages, over PM and not.
+// fastest finds the MPI with the shortest way for short messages, over PM and not, on one machine.
 func (r *result) fastest(ways []*way) {
 	k := key{small, latency}
 	var pm, other *way
 	for _, w := range ways {
-		if w.mpi == "" {
+		if w.mpi == "" || w.path != oneMachine {
 			continue
 		}
 		least := &other
@@ -93,8 +103,8 @@ func (r *result) fastest(ways []*way) {
 func (r *result) goals(ways []*way) {
 	atMost := map[string]float64{pypiMPICH: 0.6, intelMPI: 1.0, debianOpenMPI: 1.5}
 	for _, mpi := range []string{pypiMPICH, intelMPI, debianOpenMPI} {
-		pm := find(ways, mpi, "pm")
-		other := find(ways, mpi, pm.against)
+		pm := find(ways, oneMachine, mpi, "pm")
+		other := find(ways, oneMachine, mpi, pm.against)
 		l, b := key{small, latency}, key{large, bandwidth}
 		short := strings.ToLower(strings.ReplaceAll(mpi, " ", "_"))
 		r.Goals = append(r.Goals,
@@ -102,8 +112,28 @@ func (r *result) goals(ways []*way) {
 			report.AtLeast(short+"_bandwidth", report.Ratios(pm.figures[b], other.figures[b]).Median, 1))
 	}
 	l := key{small, latency}
-	flag, pm := find(ways, "", "flag in a cache line"), find(ways, "", "pm")
+	flag, pm := find(ways, oneMachine, "", "flag in a cache line"), find(ways, oneMachine, "", "pm")
 	r.Goals = append(r.Goals, report.AtMost("pm_against_flag", report.Ratios(pm.figures[l], flag.figures[l]).Median, 1.5))
+}
+
+// cableGoals are of Open MPI over the cables that there are; the others' paths are skipped as a whole.
+func (r *result) cableGoals(ways []*way) {
+	ratio := func(path, carrier string, k key) float64 {
+		return report.Ratios(find(ways, path, debianOpenMPI, "pm").figures[k], find(ways, path, debianOpenMPI, carrier).figures[k]).Median
+	}
+	if r.Skipped[whole] == "" {
+		best := find(ways, whole, debianOpenMPI, "tcp BTL")
+		if b := find(ways, whole, debianOpenMPI, "libfabric tcp"); b.stat(keys[1]).Median > best.stat(keys[1]).Median {
+			best = b
+		}
+		r.Goals = append(r.Goals,
+			report.AtMost("udp_latency_against_tcp_btl", ratio(whole, "tcp BTL", keys[0]), 0.7),
+			report.AtMost("udp_latency_against_libfabric_tcp", ratio(whole, "libfabric tcp", keys[0]), 0.7),
+			report.AtLeast("udp_bandwidth_against_best_tcp", ratio(whole, best.carrier, keys[1]), 1))
+	}
+	if r.Skipped[lossy] == "" {
+		r.Goals = append(r.Goals, report.AtLeast("udp_bandwidth_at_loss_against_rxd", ratio(lossy, "libfabric udp;ofi_rxd", keys[2]), 5))
+	}
 }
 
 func (r *result) write(out string) error { return report.Write(out, r) }
@@ -111,17 +141,34 @@ func (r *result) write(out string) error { return report.Write(out, r) }
 // print shows the table; a goal that is not met is an error.
 func (r *result) print(out string) error {
 	fmt.Printf("\n%d bytes: half round trip, us; %d bytes: ping-pong, MB/s (without MPI: one write or copy after another)\n", small, large)
-	fmt.Printf("median (least..greatest) of %d turns, each the median of 101 batches; best batch; PM's divided by this\n", len(r.Rows[0].Spread.Runs))
-	fmt.Printf("  %-4s %-16s %-22s %8s  %-26s %8s %6s\n", "rail", "MPI", "carrier", "bytes", "median", "best", "ratio")
+	fmt.Println("median (least..greatest) of the turns, each the median of 101 batches; best batch; PM's divided by this")
+	path := ""
 	for _, line := range r.Rows {
+		if line.Path != path {
+			path = line.Path
+			fmt.Printf("%s, %d turns:\n", headings[path], len(line.Spread.Runs))
+			fmt.Printf("  %-4s %-16s %-22s %8s  %-26s %8s %6s\n", "rail", "MPI", "carrier", "bytes", "median", "best", "ratio")
+		}
 		ratio := ""
 		if line.Ratio != 0 {
 			ratio = fmt.Sprintf("%.2f", line.Ratio)
 		}
 		fmt.Printf("  %-4s %-16s %-22s %8d  %-26s %8.3g %6s\n", line.Rail, line.MPI, line.Peer, line.Size,
 			fmt.Sprintf("%.4g (%.4g..%.4g)", line.Value, line.Spread.Min, line.Spread.Max), line.Best, ratio)
+		for _, seen := range line.Unfinished {
+			fmt.Printf("%32s%s\n", "", seen)
+		}
 	}
-	fmt.Printf("Fastest MPI over PM, divided by the fastest otherwise (%s): %s\n", r.Fastest, r.FastestRatio)
+	for path, lack := range r.Skipped {
+		fmt.Printf("%s: SKIPPED, this machine lacks %s\n", headings[path], lack)
+	}
+	fmt.Printf("Fastest MPI over PM on one machine, divided by the fastest otherwise (%s): %s\n", r.Fastest, r.FastestRatio)
 	fmt.Printf("%s, %d cores, Linux %s; commit %s\n", r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Commit)
 	return report.Tell(r.Goals, out)
+}
+
+var headings = map[string]string{
+	oneMachine: "Two processes of one machine",
+	whole:      "In two network namespaces joined by a cable",
+	lossy:      "The same, 1 % of the packets lost; all bytes by all time",
 }

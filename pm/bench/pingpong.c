@@ -1,12 +1,13 @@
 /*
  * pingpong.c - half round trip between ranks 0 and 1 of an MPI program, by message size.
  *
- * pingpong SIZE:ROUNDS [...]: for each size, in bytes, BATCHES batches of ROUNDS round trips each, of which rank 0
- * prints the median and the best (batches are best short, so that most are not disturbed by other programs): "result SIZE MEDIAN_US BEST_US ROUND_TRIPS". It is an ordinary MPI program, which
- * knows nothing of what carries its messages.
+ * pingpong SIZE:ROUNDS[:BATCHES] [...]: for each size, in bytes, BATCHES batches (101) of ROUNDS round trips each, of
+ * which rank 0 prints "result SIZE MEDIAN_US BEST_US ROUND_TRIPS MEAN_US". Batches are best short, so that most are not
+ * disturbed by other programs. It is an ordinary MPI program, which knows nothing of what carries its messages.
  *
  * With $PINGPONG_HOLD, the name of a file that exists, the ranks stay after the last line, "done", until that file
- * is gone: so what they have done can be looked at from outside.
+ * is gone: so what they have done can be looked at from outside. With $PINGPONG_TELL rank 0 also prints after each batch
+ * "so far SIZE MEAN_US BATCH BATCHES", for who may have to end it before its time.
  */
 #define _GNU_SOURCE
 #include <mpi.h>
@@ -16,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BATCHES 101
+#define BATCHES 101 /* at most */
 
 static int rank;
 
@@ -58,26 +59,38 @@ static int compare(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void measure(int size, long rounds)
+static void tell_result(int size, double *half, int batches, long rounds)
 {
-	double half[BATCHES];
+	double sum = 0;
+	for (int i = 0; i < batches; i++)
+		sum += half[i];
+	qsort(half, (size_t)batches, sizeof half[0], compare);
+	printf("result %d %.4f %.4f %ld %.4f\n", size, half[batches / 2], half[0], rounds * (batches + 1), sum / batches);
+	fflush(stdout);
+}
+
+static void measure(int size, long rounds, int batches)
+{
+	double half[BATCHES], sum = 0;
 	char *buffer = malloc((size_t)size);
 	if (!buffer)
 		fail("no memory");
 	memset(buffer, 0, (size_t)size);
 	MPI_Barrier(MPI_COMM_WORLD);
 	round_trips(buffer, size, rounds); /* to warm up */
-	for (int i = 0; i < BATCHES; i++) {
+	for (int i = 0; i < batches; i++) {
 		double begin = MPI_Wtime();
 		round_trips(buffer, size, rounds);
 		half[i] = (MPI_Wtime() - begin) / (double)rounds / 2 * 1e6;
+		sum += half[i];
+		if (rank == 0 && getenv("PINGPONG_TELL")) {
+			printf("so far %d %.4f %d %d\n", size, sum / (i + 1), i + 1, batches);
+			fflush(stdout);
+		}
 	}
 	free(buffer);
-	qsort(half, BATCHES, sizeof half[0], compare);
-	if (rank == 0) {
-		printf("result %d %.4f %.4f %ld\n", size, half[BATCHES / 2], half[0], rounds * (BATCHES + 1));
-		fflush(stdout);
-	}
+	if (rank == 0)
+		tell_result(size, half, batches, rounds);
 }
 
 static void hold(void)
@@ -102,11 +115,11 @@ int main(int argc, char **argv)
 		fail("two processes are needed");
 	pin();
 	for (int i = 1; i < argc; i++) {
-		int size;
+		int size, batches = BATCHES;
 		long rounds;
-		if (sscanf(argv[i], "%d:%ld", &size, &rounds) != 2 || size < 1 || rounds < 1)
-			fail("arguments are SIZE:ROUNDS");
-		measure(size, rounds);
+		if (sscanf(argv[i], "%d:%ld:%d", &size, &rounds, &batches) < 2 || size < 1 || rounds < 1 || batches < 1 || batches > BATCHES)
+			fail("arguments are SIZE:ROUNDS[:BATCHES]");
+		measure(size, rounds, batches);
 	}
 	hold();
 	MPI_Finalize();
