@@ -87,7 +87,7 @@ int copied_step(struct operation *operation)
 
 static void drop(struct pm_peer *peer)
 {
-	count(&peer->endpoint->statistics->dropped, 1);
+	count_both(&peer->endpoint->statistics->dropped, 1);
 }
 
 static void serve(struct pm_peer *peer, struct service asked)

@@ -265,12 +265,12 @@ void help_handle(struct inbound *inbound, const struct ring_message *message)
 	struct outbound *outbound = inbound->peer->out;
 	struct help help;
 	if (message->length != sizeof(help)) {
-		count(&endpoint->statistics->dropped, 1);
+		count_both(&endpoint->statistics->dropped, 1);
 		return;
 	}
 	memcpy(&help, message->data, sizeof(help));
 	if (!help.serial || help.chunk < LEAST_CHUNK || help.chunk > MOST_CHUNK || help.length / help.chunk >= FAILED - 1) {
-		count(&endpoint->statistics->dropped, 1);
+		count_both(&endpoint->statistics->dropped, 1);
 		return;
 	}
 	help_forget(endpoint, inbound);

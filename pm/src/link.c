@@ -89,7 +89,7 @@ int link_want(struct pm_peer *peer)
 	if (!atomic_load(&peer->outbound->ready))
 		return -EAGAIN;
 	if (!peer->out)
-		count(&peer->endpoint->statistics->links_out, 1);
+		count_both(&peer->endpoint->statistics->links_out, 1);
 	peer->out = peer->outbound;
 	return 0;
 }
@@ -119,7 +119,7 @@ bool link_add_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 	endpoint->inbound[endpoint->inbound_count++] = inbound;
 	inbound->peer->rings++;
 	endpoint->unfenced += inbound->unfenced;
-	count(&endpoint->statistics->links_in, 1);
+	count_both(&endpoint->statistics->links_in, 1);
 	return true;
 }
 
@@ -200,7 +200,7 @@ static void end_ring(struct pm_endpoint *endpoint, unsigned at)
 	struct pm_peer *peer = inbound->peer;
 	int status = inbound->ring.broken ? -EPROTO : -EHOSTDOWN;
 	if (inbound->ring.broken)
-		count(&endpoint->statistics->dropped, 1);
+		count_both(&endpoint->statistics->dropped, 1);
 	remove_inbound(endpoint, at);
 	link_free_inbound(endpoint->context, inbound);
 	if (!peer->rings)

@@ -65,7 +65,7 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 	struct pm_endpoint *endpoint = peer->endpoint;
 	struct ring_news news;
 	if (message->length != (message->type == RING_OFFER ? sizeof(struct ring_offer) : sizeof(news))) {
-		count(&endpoint->statistics->dropped, 1);
+		count_both(&endpoint->statistics->dropped, 1);
 		return true;
 	}
 	memcpy(&news, message->data, sizeof(news));

@@ -118,7 +118,7 @@ static void come_back(struct pm_peer *peer)
 		   rail_tell(peer, RING_OPEN, (struct ring_news){.generation = outbound->generation, .rail = outbound->rail})) {
 		peer->over_udp = false;
 		peer->out = outbound;
-		count(&peer->endpoint->statistics->links_out, 1);
+		count_both(&peer->endpoint->statistics->links_out, 1);
 		count(&peer->endpoint->statistics->switches, 1);
 	}
 }

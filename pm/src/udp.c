@@ -200,7 +200,7 @@ static void take_train(struct pm_endpoint *endpoint, const struct msghdr *messag
 	for (uint32_t at = 0; at < length; at += size) {
 		uint32_t piece = length - at < size ? length - at : size, number;
 		if (piece < sizeof(struct udp_packet)) {
-			count(&endpoint->statistics->dropped, 1);
+			count_both(&endpoint->statistics->dropped, 1);
 			continue;
 		}
 		memcpy(&number, data + at + offsetof(struct udp_packet, link), sizeof(number));
@@ -211,7 +211,7 @@ static void take_train(struct pm_endpoint *endpoint, const struct msghdr *messag
 		else if (number < udp->count && udp->links[number]->open)
 			udp_take_packet(endpoint, udp->links[number], data + at, piece, now_ns);
 		else
-			count(&endpoint->statistics->dropped, 1);
+			count_both(&endpoint->statistics->dropped, 1);
 	}
 }
 

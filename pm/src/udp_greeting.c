@@ -85,8 +85,8 @@ void udp_sure(struct udp_link *link)
 		return;
 	link->sure = true;
 	link->greet_at_ns = NEVER;
-	count(&statistics->links_out, 1);
-	count(&statistics->links_in, 1);
+	count_both(&statistics->links_out, 1);
+	count_both(&statistics->links_in, 1);
 }
 
 /* A greeting has come. */
@@ -120,5 +120,5 @@ void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t len
 	}
 	return;
 drop:
-	count(&endpoint->statistics->dropped, 1);
+	count_both(&endpoint->statistics->dropped, 1);
 }

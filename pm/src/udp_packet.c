@@ -137,7 +137,7 @@ static bool right(struct pm_endpoint *endpoint, struct udp_link *link, struct ud
 	memcpy(packet, data, sizeof(*packet));
 	if (packet->length == length - sizeof(*packet) && check_of(packet, data + sizeof(*packet), link->seed_in) == packet->check)
 		return true;
-	count(&endpoint->statistics->dropped, 1);
+	count_both(&endpoint->statistics->dropped, 1);
 	return false;
 }
 
