@@ -28,7 +28,7 @@ int poll(struct pollfd *fds, nfds_t n, int timeout_ms)
 	struct pollfd *volatile all = fds; /* it is declared as if it did not read them */
 	if (sleeper && n == 2)
 		have_it_taken(all[1].fd);
-	return (int)syscall(__NR_ppoll, fds, n, timeout_ms < 0 ? NULL : &timeout, NULL, 0);
+	return (int)wire_call(SYS_ppoll, fds, n, timeout_ms < 0 ? NULL : &timeout, NULL, 0);
 }
 
 static void wake(struct side *side)

@@ -1,11 +1,14 @@
 /*
- * wire.h - what a test's processes send by UDP goes through the test's hands: the library calls sendto and sendmsg, and
- * these are found before the C library's. Where packets are to be looked at, trains (UDP_SEGMENT) are taken apart.
+ * wire.h - what a test's processes send by UDP goes through the test's hands: the library calls sendto, sendmsg and
+ * syscall, and these are found before the C library's. Where packets are to be looked at, trains (UDP_SEGMENT) are taken
+ * apart.
  */
 #ifndef WIRE_H
 #define WIRE_H
 
+#include <dlfcn.h>
 #include <netinet/udp.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -15,7 +18,7 @@
 #include "udp.h"
 
 /* Called for each packet by whichever thread sends it; false: it is lost. It may send others the same way. */
-static bool (*wire)(const struct udp_packet *packet, size_t length);
+static bool (*_Atomic wire)(const struct udp_packet *packet, size_t length);
 static _Thread_local struct {
 	int fd;
 	const struct sockaddr *to;
@@ -25,6 +28,21 @@ static _Thread_local struct {
 static _Atomic int wire_no_trains;
 /* The longest packet that was sent lately. */
 static _Atomic size_t wire_longest;
+
+/* The C library's syscall; arguments that are not given are not looked at. */
+static long wire_call(long number, ...)
+{
+	static long (*_Atomic call)(long, ...);
+	long a[6];
+	va_list arguments;
+	va_start(arguments, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(arguments, long);
+	va_end(arguments);
+	if (!call)
+		call = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+	return (*call)(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
 
 static void wire_measure(size_t length)
 {
@@ -38,12 +56,12 @@ static ssize_t wire_put(int fd, const void *packet, size_t length, int flags, co
 	wire_way = (typeof(wire_way)){fd, to, to_length};
 	if (wire && length >= sizeof(struct udp_packet) && !wire(packet, length))
 		return (ssize_t)length;
-	return syscall(__NR_sendto, fd, packet, length, flags, to, to_length);
+	return wire_call(SYS_sendto, fd, packet, length, flags, to, to_length);
 }
 
 static inline void wire_send(const void *packet, size_t length)
 {
-	syscall(__NR_sendto, wire_way.fd, packet, length, 0, wire_way.to, wire_way.to_length);
+	wire_call(SYS_sendto, wire_way.fd, packet, length, 0, wire_way.to, wire_way.to_length);
 }
 
 ssize_t sendto(int fd, const void *packet, size_t length, int flags, const struct sockaddr *to, socklen_t to_length)
@@ -65,14 +83,17 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	static _Thread_local uint8_t train[65536];
 	size_t length = 0, size = wire_train(message);
-	if (!message->msg_name) /* not the udp rail's */
-		return syscall(__NR_sendmsg, fd, message, flags);
+	int domain = AF_UNIX;
+	socklen_t room = sizeof(domain);
+	getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &room);
+	if (domain == AF_UNIX) /* not the udp rail's */
+		return wire_call(SYS_sendmsg, fd, message, flags);
 	if (size && atomic_load(&wire_no_trains)) {
 		errno = atomic_load(&wire_no_trains);
 		return -1;
 	}
 	if (!wire) {
-		ssize_t sent = syscall(__NR_sendmsg, fd, message, flags);
+		ssize_t sent = wire_call(SYS_sendmsg, fd, message, flags);
 		wire_measure(sent > 0 && size ? size : sent > 0 ? (size_t)sent : 0);
 		return sent;
 	}
@@ -87,6 +108,21 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 			return -1;
 	}
 	return (ssize_t)length;
+}
+
+long syscall(long number, ...)
+{
+	long a[6];
+	va_list arguments;
+	va_start(arguments, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(arguments, long);
+	va_end(arguments);
+	if (number == SYS_sendto)
+		return sendto((int)a[0], (void *)a[1], (size_t)a[2], (int)a[3], (struct sockaddr *)a[4], (socklen_t)a[5]);
+	if (number == SYS_sendmsg)
+		return sendmsg((int)a[0], (struct msghdr *)a[1], (int)a[2]);
+	return wire_call(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 /* A job of its own over the loopback, so that no process of the machine's takes part. */
