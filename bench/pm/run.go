@@ -16,10 +16,11 @@ import (
 	"time"
 )
 
-// patience is the longest that one run may take. Where packets are lost, some carriers stop for ever or nearly so: what
-// takes longer than losingPatience is ended.
+// patience is the longest that one run may take. Over a cable some carriers stop for ever or nearly so, where packets are
+// lost more often than not: what takes longer than the others' patience is ended.
 const (
-	patience       = 60 * time.Second
+	patience       = 120 * time.Second
+	cablePatience  = 30 * time.Second
 	losingPatience = 10 * time.Second
 )
 
@@ -72,8 +73,11 @@ func (w *way) measureMPI(ctx context.Context, b *bench) error {
 	}
 	defer os.Remove(hold)
 	longest := patience
-	if w.losing {
+	switch {
+	case w.mayStop() && w.losing:
 		longest = losingPatience
+	case w.mayStop():
+		longest = cablePatience
 	}
 	limited, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
@@ -99,8 +103,12 @@ func (w *way) measureMPI(ctx context.Context, b *bench) error {
 	seen, proof := w.read(limited, bufio.NewScanner(out), b, hold)
 	os.Remove(hold)
 	err = command.Wait()
-	if w.losing && ctx.Err() == nil && errors.Is(limited.Err(), context.DeadlineExceeded) {
-		w.giveUp(seen, longest)
+	switch {
+	case w.mayStop() && ctx.Err() == nil && errors.Is(limited.Err(), context.DeadlineExceeded):
+		w.giveUp(seen, fmt.Sprintf("ended after %v", longest))
+		return nil
+	case w.mayStop() && ctx.Err() == nil && err != nil:
+		w.giveUp(seen, fmt.Sprintf("failed: %v", err))
 		return nil
 	}
 	w.unfinished = append(w.unfinished, "")
@@ -117,18 +125,28 @@ type soFar struct {
 	finished       bool    // all has been measured
 }
 
-// giveUp notes what was seen of a run that had to be ended. The figure is that of the time in which it went on.
-func (w *way) giveUp(seen soFar, after time.Duration) {
+// mayStop is of what PM is compared with over a cable: that it stops is a result. That PM does is an error.
+func (w *way) mayStop() bool { return w.cable != nil && !w.overPM() }
+
+// giveUp notes what was seen of a run that had to be ended. The figure is that of the time in which it went on; what was
+// not measured is 0.
+func (w *way) giveUp(seen soFar, why string) {
+	turn := len(w.unfinished)
 	if seen.finished {
-		w.unfinished = append(w.unfinished, fmt.Sprintf("has measured, but did not end within %v", after))
+		w.unfinished = append(w.unfinished, "did not end after all was measured, "+why)
 		return
 	}
-	figure := 0.0
-	if seen.batch > 0 {
-		figure = large / seen.mean
+	for _, k := range w.keys() {
+		if len(w.figures[k]) > turn {
+			continue
+		}
+		figure := 0.0
+		if w.losing && seen.batch > 0 {
+			figure = large / seen.mean
+		}
+		w.add(k, figure, figure)
 	}
-	w.add(key{large, meanBandwidth}, figure, figure)
-	w.unfinished = append(w.unfinished, fmt.Sprintf("did not finish: %d of %d round trips within %v", seen.batch, seen.batches, after))
+	w.unfinished = append(w.unfinished, fmt.Sprintf("did not finish (%d of %d round trips), %s", seen.batch, seen.batches, why))
 }
 
 // read takes the figures, and when the last has come, sees what PM has moved.
@@ -152,10 +170,10 @@ func (w *way) read(ctx context.Context, lines *bufio.Scanner, b *bench, hold str
 				w.add(key{small, latency}, median, best)
 			case w.losing:
 				w.add(key{large, meanBandwidth}, float64(size)/mean, float64(size)/best)
-				seen.finished = true
 			default:
 				w.add(key{large, bandwidth}, float64(size)/median, float64(size)/best)
 			}
+			seen.finished = size == large
 		}
 	}
 	return seen, proof

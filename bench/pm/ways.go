@@ -167,12 +167,26 @@ func (w *way) add(k key, value, best float64) {
 		w.figures, w.best = map[key][]float64{}, map[key]float64{}
 	}
 	before, known := w.best[k]
-	if !known || (k.metric == latency) == (best < before) {
+	// 0 is no figure: it has not been measured.
+	if !known || before == 0 || best != 0 && (k.metric == latency) == (best < before) {
 		w.best[k] = best
 	}
 	w.figures[k] = append(w.figures[k], value)
 }
 
+// stat leaves out times that were not measured; a bandwidth of 0 counts.
 func (w *way) stat(k key) report.Stat {
-	return report.Summarize(units[k.metric], w.figures[k]...)
+	runs := slices.Clone(w.figures[k])
+	if k.metric == latency {
+		runs = slices.DeleteFunc(runs, func(us float64) bool { return us == 0 })
+	}
+	return report.Summarize(units[k.metric], runs...)
+}
+
+// keys are what is measured of it.
+func (w *way) keys() []key {
+	if w.losing {
+		return []key{{large, meanBandwidth}}
+	}
+	return []key{{small, latency}, {large, bandwidth}}
 }
