@@ -170,7 +170,7 @@ int pm_order_restore(const struct pm_address *endpoint, int timeout_ms);
 /* The endpoint `gone' is no more: who waits for it waits no longer (PM_PEER_GONE). */
 int pm_order_gone(const struct pm_address *process, const struct pm_address *gone, int timeout_ms);
 
-/* One endpoint of any process of this user on this machine. */
+/* One endpoint of any process of this user on this machine; root sees those of all users. */
 struct pm_survey_entry {
 	struct pm_address address;
 	int pid;

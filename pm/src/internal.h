@@ -49,6 +49,7 @@ struct socket {
 	int fd;
 	enum socket_kind { SOCKET_LISTENER, SOCKET_WAKE, SOCKET_PACKETS, SOCKET_STRANGER, SOCKET_ORDER, SOCKET_IN, SOCKET_OUT } kind;
 	bool closed;                 /* waits for the keeper to free it */
+	bool root;                   /* a stranger's that is root, and not of this user: no messages */
 	pid_t pid;                   /* the process on the other end, of a stranger's and what becomes of it */
 	union {
 		struct inbound *inbound;
@@ -271,6 +272,8 @@ int memory_map(int fd, size_t size, bool read_only, void **memory);
 int socket_listen(const uint8_t id[CONTEXT_ID_SIZE]);
 int socket_connect(const uint8_t id[CONTEXT_ID_SIZE]);
 int socket_peer(int fd, pid_t *pid);
+int socket_subject(int fd, pid_t *pid);
+int socket_stranger(int fd, pid_t *pid, bool *root);
 int socket_send(int fd, const void *data, size_t length, const int *fds, int count);
 int socket_receive(int fd, void *data, size_t length, int *fds, int count);
 

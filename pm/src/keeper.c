@@ -191,14 +191,17 @@ static int connect_all(struct pm_context *context)
 static void accept_stranger(struct pm_context *context)
 {
 	pid_t pid;
+	bool root;
 	struct socket *socket;
 	int fd = accept4(context->listener->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	if (fd < 0)
 		return;
-	if (socket_peer(fd, &pid) || !(socket = keeper_watch(context, fd, SOCKET_STRANGER)))
+	if (socket_stranger(fd, &pid, &root) || !(socket = keeper_watch(context, fd, SOCKET_STRANGER))) {
 		close(fd);
-	else
+	} else {
 		socket->pid = pid;
+		socket->root = root;
+	}
 }
 
 /* The other process is gone, or does not want this one. */

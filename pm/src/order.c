@@ -219,7 +219,7 @@ static int give(const struct pm_address *to, struct hello *hello, int memory, in
 	int fd = socket_connect(address_id(to));
 	if (fd < 0)
 		return fd == -ECONNREFUSED ? -EHOSTUNREACH : fd;
-	int error = socket_peer(fd, &pid);
+	int error = socket_subject(fd, &pid);
 	if (!error)
 		error = socket_send(fd, hello, sizeof(*hello), &memory, memory >= 0);
 	struct pollfd reply = {.fd = fd, .events = POLLIN};

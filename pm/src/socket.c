@@ -52,17 +52,35 @@ int socket_connect(const uint8_t id[CONTEXT_ID_SIZE])
 	return fd;
 }
 
-/* The process on the other end; -EPERM if it is another user's. */
-int socket_peer(int fd, pid_t *pid)
+static int peer_is(int fd, uid_t user, pid_t *pid)
 {
 	struct ucred credentials;
 	socklen_t length = sizeof(credentials);
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length))
 		return -errno;
-	if (credentials.uid != geteuid())
-		return -EPERM;
 	*pid = credentials.pid;
-	return 0;
+	return credentials.uid == user ? 0 : -EPERM;
+}
+
+/* The process on the other end; -EPERM if it is another user's. */
+int socket_peer(int fd, pid_t *pid)
+{
+	return peer_is(fd, geteuid(), pid);
+}
+
+/* As seen by who surveys or gives orders: root may to everybody's. */
+int socket_subject(int fd, pid_t *pid)
+{
+	int error = socket_peer(fd, pid);
+	return error == -EPERM && geteuid() == 0 ? 0 : error;
+}
+
+/* As seen by who is surveyed or given orders: root may, whoever's process this is; that is told. */
+int socket_stranger(int fd, pid_t *pid, bool *root)
+{
+	int error = socket_peer(fd, pid);
+	*root = error == -EPERM && !peer_is(fd, 0, pid);
+	return *root ? 0 : error;
 }
 
 int socket_send(int fd, const void *data, size_t length, const int *fds, int count)

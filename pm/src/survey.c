@@ -1,4 +1,4 @@
-/* survey.c - which endpoints this user's processes have on this machine, and what they have done. */
+/* survey.c - which endpoints this user's processes have on this machine, root sees everybody's, and what they have done. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static int ask(const uint8_t id[CONTEXT_ID_SIZE], pid_t *pid, const struct share
 	int fd = socket_connect(id);
 	if (fd < 0)
 		return fd;
-	int error = socket_peer(fd, pid);
+	int error = socket_subject(fd, pid);
 	if (!error)
 		error = socket_send(fd, &hello, sizeof(hello), NULL, 0);
 	struct pollfd answer = {.fd = fd, .events = POLLIN};

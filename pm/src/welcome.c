@@ -99,7 +99,7 @@ void welcome_stranger(struct pm_context *context, struct socket *socket)
 		if (got > 0)
 			close(memory);
 		keeper_forget(context, socket);
-	} else if (hello.kind == HELLO_CONNECT) {
+	} else if (hello.kind == HELLO_CONNECT && !socket->root) {
 		connect_stranger(context, socket, &hello);
 	} else if (hello.kind == HELLO_ORDER) {
 		order_take(context, socket, &hello, memory);
