@@ -159,9 +159,9 @@ void pm_statistics(const struct pm_endpoint *endpoint, struct pm_statistics *sta
 int pm_order_leave(const struct pm_address *process, const char *rail, int timeout_ms);
 /* The rail may be used again, and is taken again where it can be. */
 int pm_order_join(const struct pm_address *process, const char *rail, int timeout_ms);
-/* The same of the rail ivshmem: the memory that this guest shares with others is that file (resource2 of the PCI
- * device), cut into parts, one for each guest, of which this guest's is the given one, from 0. -EBUSY: it has one. */
-int pm_order_join_memory(const struct pm_address *process, const char *path, unsigned part, unsigned parts, int timeout_ms);
+/* The same of the rail ivshmem, with the memory that this guest shares with others: a path, a colon, and which part of
+ * how many is this guest's, as in $PM_IVSHMEM (pm(7)). -EBUSY: the process has one. */
+int pm_order_join_memory(const struct pm_address *process, const char *memory, int timeout_ms);
 /* Put the endpoint aside: from the answer on it neither sends nor receives anything, and all that it has sent has
  * arrived. Its calls find nothing and have no room meanwhile. */
 int pm_order_save(const struct pm_address *endpoint, int timeout_ms);

@@ -99,25 +99,34 @@ void ivshmem_close(struct pm_context *context)
 	free(area);
 }
 
-/* $PM_IVSHMEM: a path, and where there are several guests a colon and which one of how many this is, from 0: 0/2. */
-int ivshmem_from_environment(struct pm_context *context)
+/* Opens memory that is written as in $PM_IVSHMEM: a path, and where there are several guests a colon and which one of
+ * how many this is, from 0: 0/2. The descriptor, or -errno. */
+int ivshmem_find(const char *given, uint32_t *part, uint32_t *parts)
 {
-	const char *given = getenv("PM_IVSHMEM"), *colon = given ? strrchr(given, ':') : NULL;
-	unsigned part = 0, parts = 1;
+	const char *colon = strrchr(given, ':');
 	int end = 0;
-	if (!given)
-		return 0;
-	if (!colon || sscanf(colon, ":%u/%u%n", &part, &parts, &end) != 2 || colon[end]) {
+	if (!colon || sscanf(colon, ":%u/%u%n", part, parts, &end) != 2 || colon[end]) {
 		colon = given + strlen(given); /* names of PCI devices have colons, too */
-		part = 0;
-		parts = 1;
+		*part = 0;
+		*parts = 1;
 	}
 	char *path = strndup(given, colon - given);
 	if (!path)
 		return -ENOMEM;
-	int fd = open(path, O_RDWR | O_CLOEXEC), error = fd < 0 ? -errno : 0;
+	int fd = open(path, O_RDWR | O_CLOEXEC), error = -errno;
 	free(path);
-	if (!error && (error = ivshmem_open(context, fd, part, parts)))
+	return fd < 0 ? error : fd;
+}
+
+int ivshmem_from_environment(struct pm_context *context)
+{
+	const char *given = getenv("PM_IVSHMEM");
+	uint32_t part, parts;
+	int fd = given ? ivshmem_find(given, &part, &parts) : 0;
+	if (!given || fd < 0)
+		return fd;
+	int error = ivshmem_open(context, fd, part, parts);
+	if (error)
 		close(fd);
 	return error;
 }

@@ -26,6 +26,7 @@ struct ring_offer {
 
 int ivshmem_open(struct pm_context *context, int fd, uint32_t part, uint32_t parts);
 void ivshmem_close(struct pm_context *context);
+int ivshmem_find(const char *given, uint32_t *part, uint32_t *parts);
 int ivshmem_from_environment(struct pm_context *context);
 struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer);
 void ivshmem_give_up(struct pm_context *context, struct inbound *inbound);

@@ -251,13 +251,14 @@ EXPORT int pm_order_join(const struct pm_address *process, const char *rail, int
 	return order_rail(process, ORDER_JOIN, rail, timeout_ms);
 }
 
-EXPORT int pm_order_join_memory(const struct pm_address *process, const char *path, unsigned part, unsigned parts, int timeout_ms)
+EXPORT int pm_order_join_memory(const struct pm_address *process, const char *memory, int timeout_ms)
 {
+	struct hello hello = {.order = ORDER_JOIN, .rail = RAIL_IVSHMEM};
 	/* A description of its own for each process: locks on it are how places in the memory are taken (ivshmem.c). */
-	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int fd = ivshmem_find(memory, &hello.part, &hello.parts);
 	if (fd < 0)
-		return -errno;
-	int error = give(process, &(struct hello){.order = ORDER_JOIN, .rail = RAIL_IVSHMEM, .part = part, .parts = parts}, fd, timeout_ms);
+		return fd;
+	int error = give(process, &hello, fd, timeout_ms);
 	close(fd);
 	return error;
 }

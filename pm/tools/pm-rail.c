@@ -19,6 +19,7 @@ enum {
 static const struct argp_option options[] = {
 	{ "pid", 'p', "PID", 0, "this process; may be given several times", 0 },
 	{ "all", OPTION_ALL, NULL, 0, "all processes of this user, or for root of all users", 0 },
+	{ "memory", 'm', "PATH[:PART/PARTS]", 0, "join ivshmem with this memory, of which that part is this guest's", 0 },
 	{ "timeout", 't', "SECONDS", 0, "how long to wait for each answer (10)", 0 },
 	{ "json", OPTION_JSON, NULL, 0, "print one line of JSON: what became of each order", 0 },
 	{ 0 },
@@ -45,6 +46,7 @@ struct target {
 struct settings {
 	const struct verb *verb;
 	const char *argument;
+	const char *memory;          /* of join, or NULL */
 	struct pm_address gone;
 	bool json, all;
 	double timeout; /* seconds */
@@ -107,7 +109,13 @@ static const char *reason(const struct settings *settings, int error)
 		return "it has no other rail to go on by; start the job with PM_JOB_KEY set (and udp in PM_RAILS, if that is set)";
 	case EINVAL:
 		return settings->verb == &verbs[GONE] ? "that is no address of an endpoint"
-						      : "that is no rail that can be left and joined; only shm can";
+						      : "that is no rail that can be left and joined, which shm and ivshmem can, or no part of that memory";
+	case EBUSY:
+		return "it has such memory already; it has to leave the rail first";
+	case ENODEV:
+		return "it has no such memory; name it by --memory";
+	case ENOSPC:
+		return "the part of the memory is too small for a ring";
 	case ENOENT:
 		return "the endpoint has been closed meanwhile; nothing is to be done";
 	case EHOSTUNREACH:
@@ -132,7 +140,7 @@ static int give(const struct settings *settings, const struct pm_address *to)
 	case LEAVE:
 		return pm_order_leave(to, settings->argument, ms);
 	case JOIN:
-		return pm_order_join(to, settings->argument, ms);
+		return settings->memory ? pm_order_join_memory(to, settings->memory, ms) : pm_order_join(to, settings->argument, ms);
 	case SAVE:
 		return pm_order_save(to, ms);
 	case RESTORE:
@@ -217,6 +225,8 @@ static void check(struct settings *settings, struct argp_state *state)
 		argp_error(state, "%s: %s is missing", settings->verb->name, settings->verb->argument);
 	else if (settings->verb == &verbs[GONE] && pm_address_parse(settings->argument, &settings->gone))
 		argp_error(state, "gone: \"%s\" is no address, which is %zu hexadecimal digits", settings->argument, PM_ADDRESS_TEXT - 1);
+	else if (settings->memory && (settings->verb != &verbs[JOIN] || strcmp(settings->argument, "ivshmem")))
+		argp_error(state, "--memory: that goes with join ivshmem");
 	else if (settings->all == (settings->pid_count > 0))
 		argp_error(state, "say which processes: --pid or --all");
 }
@@ -237,6 +247,9 @@ static error_t parse(int key, char *value, struct argp_state *state)
 		settings->pids[settings->pid_count++] = (int)strtol(value, &end, 10);
 		if (end == value || *end || settings->pids[settings->pid_count - 1] <= 0)
 			argp_error(state, "--pid: \"%s\" is no number of a process", value);
+		return 0;
+	case 'm':
+		settings->memory = value;
 		return 0;
 	case 't':
 		settings->timeout = strtod(value, &end);
