@@ -187,6 +187,13 @@ struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer)
 	return inbound;
 }
 
+/* The writer has not begun, and will not. */
+void ivshmem_unused(struct inbound *inbound)
+{
+	struct place *place = (struct place *)((uint8_t *)inbound->ring.memory - offsetof(struct place, ring));
+	atomic_store(&place->writer, NONE_YET);
+}
+
 /* Reads no more there. The place stays this context's until the writer has let go of it, too, or the memory is given
  * back. */
 void ivshmem_give_up(struct pm_context *context, struct inbound *inbound)

@@ -29,6 +29,7 @@ void ivshmem_close(struct pm_context *context);
 int ivshmem_find(const char *given, uint32_t *part, uint32_t *parts);
 int ivshmem_from_environment(struct pm_context *context);
 struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer);
+void ivshmem_unused(struct inbound *inbound);
 void ivshmem_give_up(struct pm_context *context, struct inbound *inbound);
 bool ivshmem_take(struct pm_peer *peer, const struct ring_offer *offer);
 void ivshmem_let_go(struct outbound *outbound);

@@ -130,6 +130,7 @@ bool rail_offer_ring(struct pm_peer *peer)
 	if (!inbound)
 		return true; /* it stays with udp */
 	if (!rail_say(peer, RING_OFFER, &offer, sizeof(offer))) {
+		ivshmem_unused(inbound);
 		link_free_inbound(endpoint->context, inbound);
 		return false;
 	}
@@ -142,6 +143,9 @@ bool rail_offer_ring(struct pm_peer *peer)
 void rail_refused(struct pm_peer *peer, const struct ring_news *news)
 {
 	struct inbound *inbound = take_waiting(peer, news);
-	if (inbound)
-		link_free_inbound(peer->endpoint->context, inbound);
+	if (!inbound)
+		return;
+	if (!inbound->closed && inbound->rail == RAIL_IVSHMEM)
+		ivshmem_unused(inbound);
+	link_free_inbound(peer->endpoint->context, inbound);
 }

@@ -374,7 +374,7 @@ int main(void)
 	/* A file stands for the memory that guests share. */
 	char file[64];
 	int fd = memfd_create("ivshmem", 0);
-	CHECK(fd >= 0 && !ftruncate(fd, 4 << 20));
+	CHECK(fd >= 0 && !ftruncate(fd, 64 << 20));
 	sprintf(file, "/proc/self/fd/%d", fd);
 	setenv("PM_IVSHMEM", file, 1);
 	setenv("PM_RAILS", "ivshmem,udp", 1);
