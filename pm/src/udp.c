@@ -386,6 +386,8 @@ bool udp_find(struct pm_endpoint *endpoint, struct ring_message *found, struct u
 				gone = link;
 		}
 	}
+	if (gone && gone->open && !gone->goodbye)
+		udp_say(udp, gone, clock_ns(), UDP_BYE); /* if it is lost, the next packet of the peer is answered by another */
 	pthread_mutex_unlock(&udp->lock);
 	if (gone)
 		peer_gone(gone->peer, gone->flow.broken ? -EPROTO : gone->stray ? -EHOSTDOWN : -ETIMEDOUT);
