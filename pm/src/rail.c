@@ -78,7 +78,8 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 				endpoint->inbound[i]->asked_to_close = true;
 		break;
 	case RING_CLOSED:
-		if (!peer->outbound || !is_about(&news, peer->outbound->rail, peer->outbound->generation) || (!peer->out && !peer->leaving))
+		/* It may be left before this side has used it. */
+		if (!peer->outbound || !is_about(&news, peer->outbound->rail, peer->outbound->generation))
 			break;
 		peer->outbound->cells_closed = news.cells;
 		peer->outbound->bytes_closed = news.bytes;

@@ -55,7 +55,7 @@ static bool tell_closed(struct inbound *inbound)
 /* Moves a ring's end on; whether there is more to do. */
 static bool switch_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 {
-	bool leave = inbound->asked_to_close || !rail_allowed(endpoint->context, inbound->rail);
+	bool leave = inbound->closed || inbound->asked_to_close || !rail_allowed(endpoint->context, inbound->rail);
 	if (inbound->ring.broken || !leave || !udp_link_to(inbound->peer))
 		return false;
 	if (!inbound->closed && !close_inbound(endpoint, inbound))

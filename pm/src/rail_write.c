@@ -25,10 +25,13 @@ static bool let_go(struct outbound *outbound)
 static bool begin_to_leave(struct pm_peer *peer)
 {
 	struct outbound *outbound = peer->out;
-	if (atomic_load(&outbound->gone) || !udp_link_to(peer))
+	bool gone = atomic_load(&outbound->gone);
+	if (outbound->own || (!gone && !udp_link_to(peer)))
 		return false;
 	if (!let_go(outbound))
 		return true;
+	if (gone)
+		return false; /* the memory is given back; the rest is told when what it had sent has been read */
 	peer->out = NULL;
 	peer->leaving = true;
 	return false;
@@ -123,6 +126,12 @@ static void come_back(struct pm_peer *peer)
 	}
 }
 
+static bool has_to_leave(const struct pm_peer *peer)
+{
+	const struct outbound *out = peer->out;
+	return out && !out->own && (out->closed || !rail_allowed(peer->endpoint->context, out->rail));
+}
+
 /* Moves the peer's way on; whether there is more to do. */
 bool rail_switch_peer(struct pm_peer *peer)
 {
@@ -135,7 +144,7 @@ bool rail_switch_peer(struct pm_peer *peer)
 		if (peer->joins_untold & 1u << rail && rail_tell(peer, RAIL_JOINED, (struct ring_news){.rail = rail}))
 			peer->joins_untold &= ~(1u << rail);
 	bool more = false;
-	if (peer->out && (!rail_allowed(peer->endpoint->context, peer->out->rail) || peer->out->closed))
+	if (has_to_leave(peer))
 		more = begin_to_leave(peer);
 	if (peer->leaving)
 		go_on_leaving(peer);
@@ -145,7 +154,8 @@ bool rail_switch_peer(struct pm_peer *peer)
 		link_want(peer); /* what has been begun is left when it is there */
 	if (peer->status)
 		return false;
-	return more || peer->joins_untold || peer->leaving || (peer->outbound ? !peer->out : peer->over_udp && peer->rings_wanted);
+	return more || peer->joins_untold || peer->leaving || (has_to_leave(peer) && udp_link_to(peer)) ||
+	       (peer->outbound ? !peer->out : peer->over_udp && peer->rings_wanted);
 }
 
 /* A peer has offered a ring; false: no answer can be given now. */

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -54,6 +53,17 @@ static int make_inbound(struct pm_context *context, struct socket *socket, const
 	return fd;
 }
 
+/* Before the other learns of the ring: what it then says about it by udp must find it here. */
+static void hand_over(struct pm_endpoint *endpoint, struct inbound *inbound)
+{
+	inbound->endpoint = endpoint;
+	inbound->socket->kind = SOCKET_IN;
+	inbound->socket->inbound = inbound;
+	inbound->next = atomic_load(&endpoint->arrivals);
+	while (!atomic_compare_exchange_weak(&endpoint->arrivals, &inbound->next, inbound))
+		;
+}
+
 static void connect_stranger(struct pm_context *context, struct socket *socket, const struct hello *hello)
 {
 	struct welcome welcome = {.magic = WELCOME_MAGIC, .ring_bytes = context->ring_bytes};
@@ -69,24 +79,19 @@ static void connect_stranger(struct pm_context *context, struct socket *socket, 
 	else if ((ring = make_inbound(context, socket, hello, &inbound)) < 0)
 		welcome.status = ring;
 	int fds[DESCRIPTORS] = {[PAGE] = context->page_fd, [RING] = ring, [DOORBELL] = endpoint ? endpoint->doorbell : -1};
+	if (inbound)
+		hand_over(endpoint, inbound);
 	int error = socket_send(socket->fd, &welcome, sizeof(welcome), fds, welcome.status ? 0 : DESCRIPTORS);
 	if (ring >= 0)
 		close(ring);
-	if (welcome.status || error) {
-		if (inbound) {
-			munmap(inbound->ring.memory, inbound->ring_size);
-			free(inbound);
-		}
-		keeper_forget(context, socket);
-		return;
+	if (error && inbound) {
+		inbound->socket = NULL;
+		atomic_store(&inbound->gone, 1);
 	}
-	inbound->endpoint = endpoint;
-	socket->kind = SOCKET_IN;
-	socket->inbound = inbound;
-	inbound->next = atomic_load(&endpoint->arrivals);
-	while (!atomic_compare_exchange_weak(&endpoint->arrivals, &inbound->next, inbound))
-		;
-	endpoint_notice(endpoint);
+	if (error || !inbound)
+		keeper_forget(context, socket);
+	if (inbound)
+		endpoint_notice(endpoint);
 }
 
 /* Answers a hello; under the lock. */

@@ -346,6 +346,49 @@ static void put_aside(struct side *side)
 	CHECK_IS(pm_order_save(&own, SOON), 0);
 }
 
+/* A ring that has been asked for is left by its reader before its writer, who computes, has put it to use. */
+static void before_use(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	if (side->number) {
+		CHECK(!send_next(side, &stream));
+		meet(side);
+		meet(side);
+		usleep(100000); /* for what the other's keeper says about it to come */
+		send_some(side, &stream, 2000);
+		return;
+	}
+	meet(side);
+	while (!statistics_of(side).links_in)
+		CHECK(!take_next(side, &stream));
+	CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+	meet(side);
+	take_all(side, &stream, 2000);
+}
+
+/* Who ends while rails are being joined, and its messages go by one rail and the other's by another, is heard out. */
+static void last_words(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	struct pm_event event;
+	warm_up(side, &stream);
+	if (side->number) {
+		CHECK_IS(pm_order_leave(&own, "shm", SOON), 0);
+		send_some(side, &stream, 5);
+		CHECK_IS(pm_order_join(&own, "shm", SOON), 0);
+		send_some(side, &stream, 5);
+	} else {
+		while (!pm_next_event(side->endpoint, &event))
+			take_next(side, &stream);
+		CHECK_IS(event.type, PM_PEER_GONE);
+		CHECK_IS(stream.received, 110);
+	}
+	CHECK_IS(pm_context_close(side->context), 0);
+	side->context = NULL;
+}
+
 static void refused(struct side *side)
 {
 	struct pm_address own = address_of(side->endpoint);
@@ -368,6 +411,9 @@ int main(void)
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
 	pair_run(NULL, told_gone);
+	pair_run(NULL, before_use);
+	for (int i = 0; i < 20; i++)
+		pair_run(NULL, last_words);
 	pair_run(NULL, put_aside);
 	pair_run(NULL, under_load);
 	pair_run(&(struct pm_options){.size = sizeof(struct pm_options), .no_direct = 1}, under_load);
