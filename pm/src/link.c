@@ -61,7 +61,9 @@ static int no_ring(struct pm_peer *peer, int gone)
 		link_free_outbound(peer);
 		return over_udp(peer);
 	}
-	if (!peer->rings)
+	if (gone == -EHOSTDOWN && peer->udp)
+		udp_ended(peer); /* it may have sent something that way */
+	else if (!peer->rings)
 		peer_gone(peer, gone);
 	return peer->status ? peer->status : -EAGAIN;
 }
@@ -203,7 +205,9 @@ static void end_ring(struct pm_endpoint *endpoint, unsigned at)
 		count_both(&endpoint->statistics->dropped, 1);
 	remove_inbound(endpoint, at);
 	link_free_inbound(endpoint->context, inbound);
-	if (!peer->rings)
+	if (!peer->rings && status == -EHOSTDOWN && peer->udp)
+		udp_ended(peer);
+	else if (!peer->rings)
 		peer_gone(peer, status);
 }
 

@@ -19,6 +19,8 @@
 #define SOCKET_BYTES (4 << 20)
 /* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
 #define LINGER_NS 2000000000ull
+/* What has come of a peer that is gone is taken by so many looks, unless others send very much. */
+#define LAST_LOOKS 64
 /* A goodbye is not acknowledged. */
 #define GOODBYES 3
 /* A peer of which something is awaited is asked whether it is there after so long a silence. */
@@ -439,6 +441,8 @@ void udp_ended(struct pm_peer *peer)
 {
 	struct udp *udp = peer->endpoint->udp;
 	pthread_mutex_lock(&udp->lock);
+	for (int i = 0; i < LAST_LOOKS && !peer->udp->stray && take_packets(peer->endpoint, clock_ns(), true); i++)
+		;
 	peer->udp->stray = peer->udp->goodbye = true;
 	pthread_mutex_unlock(&udp->lock);
 }
