@@ -77,6 +77,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 	udp_close(endpoint);
 	pthread_mutex_lock(&context->lock);
 	context->endpoints[endpoint->number] = NULL;
+	order_endpoint_closed(context, endpoint->number);
 	atomic_store(&endpoint->shared->serial, 0);
 	pthread_mutex_unlock(&context->lock);
 	link_close_all(endpoint);

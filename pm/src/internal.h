@@ -308,6 +308,7 @@ struct order;
 void order_take(struct pm_context *context, struct socket *socket, const struct hello *hello, int memory);
 void order_forget(struct pm_context *context, struct socket *socket);
 void order_carry_out(struct pm_endpoint *endpoint);
+void order_endpoint_closed(struct pm_context *context, uint32_t number);
 bool order_progress(struct pm_context *context);
 void order_forget_all(struct pm_context *context);
 

@@ -124,7 +124,7 @@ static void rejoin(struct pm_endpoint *endpoint, enum rail rail)
 {
 	struct pm_peer *peer;
 	for (peer = endpoint->peers; peer; peer = peer->hh.next) {
-		peer->rings_wanted |= 1u << rail;
+		peer->rings_wanted |= peer->over_udp || peer->leaving ? 1u << rail : 0;
 		peer->joins_untold |= peer->udp ? 1u << rail : 0;
 	}
 }
@@ -142,6 +142,8 @@ static void let_go_of(struct pm_endpoint *endpoint, const struct pm_address *add
 			atomic_store(&endpoint->inbound[i]->gone, 1);
 	if (peer->udp)
 		udp_ended(peer);
+	else if (!peer->outbound && !peer->rings)
+		peer->status = -EHOSTDOWN; /* nobody waits for it, and nobody shall */
 	atomic_store(&endpoint->attention, true);
 }
 
@@ -170,14 +172,26 @@ void order_carry_out(struct pm_endpoint *endpoint)
 	pthread_mutex_unlock(&context->lock);
 }
 
+/* Nothing is to be done about an endpoint any more; under the lock. */
+void order_endpoint_closed(struct pm_context *context, uint32_t number)
+{
+	struct order *order;
+	LIST_FOREACH(order, &context->orders, entry) {
+		order->todo &= ~(1ull << number);
+		order->all &= ~(1ull << number);
+	}
+}
+
 static bool carried_out(struct pm_context *context, const struct order *order)
 {
 	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
 		struct pm_endpoint *endpoint = context->endpoints[i];
 		if (!endpoint || !(order->all >> i & 1))
 			continue;
-		if (order->todo >> i & 1 || (order->kind == ORDER_LEAVE && atomic_load(&endpoint->in_use) & 1u << order->rail) ||
-		    (order->kind == ORDER_SAVE && !udp_quiet(endpoint)))
+		if (order->todo >> i & 1 || (order->kind == ORDER_LEAVE && atomic_load(&endpoint->in_use) & 1u << order->rail))
+			return false;
+		/* The owner, if it has carried it out by itself, has to come out first. */
+		if (order->kind == ORDER_SAVE && (atomic_load(&endpoint->inside) || !udp_quiet(endpoint)))
 			return false;
 	}
 	return true;
