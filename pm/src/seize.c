@@ -2,7 +2,8 @@
  * seize.c - an endpoint is its owner's, who takes no lock; the keeper may act in the owner's stead while that computes,
  * to leave a rail or to answer a peer that leaves one. So the owner says when it is inside, by plain stores, and looks
  * whether it may be; who seizes an endpoint says so, makes every thread of the process pass a barrier (membarrier(2)),
- * and then looks whether the owner is inside: either it sees that, or the owner sees that it has to wait.
+ * and then looks whether the owner is inside: either it sees that, or the owner sees that it has to wait. Checked for all
+ * interleavings by model/seize.pml; the context's lock is held where an endpoint is seized or put aside.
  */
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
