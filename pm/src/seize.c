@@ -38,9 +38,13 @@ bool endpoint_seize(struct pm_endpoint *endpoint)
 	return false;
 }
 
-/* An endpoint that has been put aside stays seized. */
+/* An endpoint that has been put aside stays seized: by its owner perhaps, right now, which says so in that order. */
 void endpoint_give_back(struct pm_endpoint *endpoint)
 {
-	atomic_store(&endpoint->seized, atomic_load(&endpoint->held));
+	bool held;
+	do {
+		held = atomic_load(&endpoint->held);
+		atomic_store(&endpoint->seized, held);
+	} while (held != atomic_load(&endpoint->held));
 	pthread_mutex_unlock(&endpoint->seat);
 }
