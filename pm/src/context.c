@@ -126,7 +126,7 @@ EXPORT int pm_context_open(const struct pm_options *options, struct pm_context *
 	STAILQ_INIT(&context->connecting);
 	LIST_INIT(&context->sockets);
 	LIST_INIT(&context->closed_sockets);
-	LIST_INIT(&context->orders);
+	TAILQ_INIT(&context->orders);
 	int error = set_options(context, options);
 	if (!error)
 		error = make_page(context);

@@ -31,7 +31,7 @@ static int enter(struct pm_endpoint *endpoint)
 		atomic_store(&endpoint->shared->asleep, 0);
 		atomic_store(&endpoint->shared->serial, context->serial);
 		context->endpoints[i] = endpoint;
-		if (!LIST_EMPTY(&context->orders))
+		if (!TAILQ_EMPTY(&context->orders))
 			rail_notice(endpoint);
 		error = 0;
 		break;

@@ -251,7 +251,7 @@ struct pm_context {
 	uint32_t serial;                   /* of the last endpoint */
 	STAILQ_HEAD(, outbound) connecting;
 	LIST_HEAD(, socket) sockets, closed_sockets;
-	LIST_HEAD(, order) orders;         /* that have not been carried out */
+	TAILQ_HEAD(, order) orders;        /* that have not been carried out */
 	struct pm_region *regions;         /* by their place in the table */
 	uint32_t *region_free;             /* stack of entries that are not in use */
 	uint32_t region_free_count;

@@ -15,7 +15,7 @@
 #include "udp.h"
 
 struct order {
-	LIST_ENTRY(order) entry;
+	TAILQ_ENTRY(order) entry;
 	struct socket *socket; /* who waits for the answer, or NULL */
 	enum order_kind kind;
 	enum rail rail;
@@ -35,7 +35,7 @@ static void answer(struct pm_context *context, struct order *order, int status)
 		socket_send(order->socket->fd, &welcome, sizeof(welcome), NULL, 0);
 		keeper_forget(context, order->socket);
 	}
-	LIST_REMOVE(order, entry);
+	TAILQ_REMOVE(&context->orders, order, entry);
 	free(order);
 }
 
@@ -96,7 +96,7 @@ void order_take(struct pm_context *context, struct socket *socket, const struct 
 		return;
 	}
 	*order = (struct order){.socket = socket, .kind = hello->order, .rail = hello->rail, .gone = hello->from};
-	LIST_INSERT_HEAD(&context->orders, order, entry);
+	TAILQ_INSERT_TAIL(&context->orders, order, entry); /* one that is to be taken back comes first */
 	int error = refusal(context, hello, &memory);
 	if (memory >= 0)
 		close(memory);
@@ -154,7 +154,7 @@ void order_carry_out(struct pm_endpoint *endpoint)
 	struct order *order;
 	uint64_t bit = 1ull << endpoint->number;
 	pthread_mutex_lock(&context->lock);
-	LIST_FOREACH(order, &context->orders, entry) {
+	TAILQ_FOREACH(order, &context->orders, entry) {
 		if (!(order->todo & bit))
 			continue;
 		order->todo &= ~bit;
@@ -176,7 +176,7 @@ void order_carry_out(struct pm_endpoint *endpoint)
 void order_endpoint_closed(struct pm_context *context, uint32_t number)
 {
 	struct order *order;
-	LIST_FOREACH(order, &context->orders, entry) {
+	TAILQ_FOREACH(order, &context->orders, entry) {
 		order->todo &= ~(1ull << number);
 		order->all &= ~(1ull << number);
 	}
@@ -201,22 +201,22 @@ static bool carried_out(struct pm_context *context, const struct order *order)
 bool order_progress(struct pm_context *context)
 {
 	struct order *order, *next;
-	for (order = LIST_FIRST(&context->orders); order; order = next) {
-		next = LIST_NEXT(order, entry);
+	for (order = TAILQ_FIRST(&context->orders); order; order = next) {
+		next = TAILQ_NEXT(order, entry);
 		if (!carried_out(context, order))
 			continue;
 		if (order->kind == ORDER_LEAVE && order->rail == RAIL_IVSHMEM && !rail_allowed(context, RAIL_IVSHMEM))
 			ivshmem_close(context);
 		answer(context, order, 0);
 	}
-	return !LIST_EMPTY(&context->orders);
+	return !TAILQ_EMPTY(&context->orders);
 }
 
 /* When the context is closed. */
 void order_forget_all(struct pm_context *context)
 {
-	while (!LIST_EMPTY(&context->orders))
-		answer(context, LIST_FIRST(&context->orders), -ESHUTDOWN);
+	while (!TAILQ_EMPTY(&context->orders))
+		answer(context, TAILQ_FIRST(&context->orders), -ESHUTDOWN);
 }
 
 /* The side that gives them. */
