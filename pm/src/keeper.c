@@ -170,7 +170,7 @@ static int say_hello(struct pm_context *context, struct outbound *outbound)
 		error = -ENOMEM;
 	}
 	close(fd);
-	return error;
+	return error == -EPIPE ? -EHOSTUNREACH : error;
 }
 
 /* Connects those that wait for it; how long to wait until the next try, ms. */

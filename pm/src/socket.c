@@ -83,6 +83,12 @@ int socket_stranger(int fd, pid_t *pid, bool *root)
 	return *root ? 0 : error;
 }
 
+/* Whether the other had read all before it ended or not, it has ended. */
+static int failed(void)
+{
+	return errno == ECONNRESET ? -EPIPE : -errno;
+}
+
 int socket_send(int fd, const void *data, size_t length, const int *fds, int count)
 {
 	union {
@@ -100,7 +106,7 @@ int socket_send(int fd, const void *data, size_t length, const int *fds, int cou
 		header->cmsg_len = CMSG_LEN(count * sizeof(int));
 		memcpy(CMSG_DATA(header), fds, count * sizeof(int));
 	}
-	return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+	return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? failed() : 0;
 }
 
 /* Takes a message of exactly length bytes; the number of descriptors that came with it, at most count, or -EPROTO
@@ -115,7 +121,7 @@ int socket_receive(int fd, void *data, size_t length, int *fds, int count)
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
 	ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (got <= 0)
-		return got ? -errno : -EPIPE;
+		return got ? failed() : -EPIPE;
 	int found = 0;
 	bool wrong = got != (ssize_t)length || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
 	for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
