@@ -2,6 +2,10 @@
  * torture.c - processes with several threads, each with an endpoint, send each other messages of random sizes and read
  * and write each other's memory at random, while processes are stopped and one is killed; every byte is checked.
  *
+ * Where both rails and a key are given ($PM_RAILS, $PM_JOB_KEY), the processes are also told to leave the ring's rail and
+ * to join it, and their endpoints are put aside and taken up, at random; and who is left is told that the killed one is
+ * gone, which over udp nobody else tells.
+ *
  * torture [SECONDS [SEED [PROCESSES]]]; default 3 s, a seed of the clock, 4 processes of 2 threads.
  */
 #include <pm.h>
@@ -15,6 +19,8 @@
 #include "test.h"
 
 #define THREADS 2
+#define ORDERERS 2
+#define ORDER_MS 20000
 #define MOST_PROCESSES 16
 #define MOST (MOST_PROCESSES * THREADS)
 #define SLOT 100000 /* bytes that one other may write */
@@ -24,7 +30,8 @@ enum { PLAIN, WRITTEN, CHECKED, FINISHED };
 
 /* What all processes see. */
 struct board {
-	_Atomic int present, finished;
+	_Atomic int present, flying, finished;
+	_Atomic bool no_orders; /* any more */
 	_Atomic bool killed[MOST];
 	struct pm_address address[MOST];
 	uint64_t memory[MOST], key[MOST];
@@ -156,7 +163,9 @@ static void write_there(struct bird *bird, struct other *other)
 	other->write = header;
 	int error = pm_write(other->peer, other->copy, header.length, board->memory[number] + bird->number * SLOT + header.where,
 			     board->key[number], other);
-	if (error) {
+	if (error)
+		other->write.length = 0;
+	if (error && error != -EAGAIN) { /* put aside */
 		CHECK(error == -EHOSTDOWN || error == -EHOSTUNREACH);
 		gone(bird, other);
 	}
@@ -319,6 +328,7 @@ static void process(struct board *board, int number)
 			CHECK_IS(pm_peer_get(birds[i].endpoint, &board->address[j], &birds[i].others[j].peer), 0);
 		CHECK(!pthread_create(&threads[i], NULL, fly, &birds[i]));
 	}
+	atomic_fetch_add(&board->flying, 1);
 	for (int i = 0; i < THREADS; i++) {
 		struct pm_statistics statistics;
 		pthread_join(threads[i], NULL);
@@ -331,6 +341,68 @@ static void process(struct board *board, int number)
 		free(birds[i].memory);
 		free(birds[i].others);
 	}
+}
+
+static bool rails_are_left(void)
+{
+	const char *rails = getenv("PM_RAILS");
+	return rails && strstr(rails, "shm") && strstr(rails, "udp") && getenv("PM_JOB_KEY");
+}
+
+/* An order is carried out, by who computes and who is stopped for a moment as well. */
+static void check_order(const struct board *board, int number, const char *what, int error)
+{
+	if (!error || atomic_load(&board->killed[number]))
+		return;
+	if (atomic_load(&board->finished) && (error == -EHOSTUNREACH || error == -EHOSTDOWN || error == -ESHUTDOWN || error == -ENOENT))
+		return;
+	fprintf(stderr, "order to %s to %d: %s\n", what, number, strerror(-error));
+	exit(1);
+}
+
+static void order_one(struct board *board, int number, int what, int pause_us)
+{
+	const struct pm_address *address = &board->address[number];
+	if (what < 4) {
+		check_order(board, number, "leave", pm_order_leave(address, "shm", ORDER_MS));
+		usleep(pause_us);
+	}
+	if (what < 8)
+		check_order(board, number, "join", pm_order_join(address, "shm", ORDER_MS));
+	if (what == 8) {
+		/* Whether that has been waited for or not. */
+		int error = pm_order_save(address, pause_us & 1 ? ORDER_MS : 0);
+		check_order(board, number, "save", error == -ETIMEDOUT && !(pause_us & 1) ? 0 : error);
+		usleep(pause_us);
+		check_order(board, number, "restore", pm_order_restore(address, ORDER_MS));
+	}
+	usleep(pause_us);
+}
+
+struct orders {
+	struct board *board;
+	uint64_t random;
+};
+
+static void *give_orders(void *argument)
+{
+	struct orders *orders = argument;
+	struct board *board = orders->board;
+	int count = board->processes * THREADS;
+	while (atomic_load(&board->flying) < board->processes)
+		usleep(1000);
+	while (!atomic_load(&board->no_orders)) {
+		int number = random_next(&orders->random) % count, what = random_next(&orders->random) % 9;
+		order_one(board, number, what, random_next(&orders->random) % (random_next(&orders->random) % 4 ? 3000 : 30000));
+	}
+	return NULL;
+}
+
+static void tell_gone(struct board *board, int number)
+{
+	for (int i = 0; i < board->processes; i++)
+		if (i != board->doomed)
+			check_order(board, i * THREADS, "let go", pm_order_gone(&board->address[i * THREADS], &board->address[number], ORDER_MS));
 }
 
 /* Stops processes for a moment, and kills the doomed one in the middle. */
@@ -349,6 +421,8 @@ static void trouble(struct board *board, const pid_t *children)
 			for (int i = 0; i < THREADS; i++)
 				atomic_store(&board->killed[board->doomed * THREADS + i], true);
 			kill(children[board->doomed], SIGKILL);
+			for (int i = 0; i < THREADS && rails_are_left(); i++)
+				tell_gone(board, board->doomed * THREADS + i);
 			killed = true;
 		}
 	}
@@ -379,7 +453,16 @@ int main(int argc, char **argv)
 	}
 	while (atomic_load(&board->present) < board->processes)
 		usleep(1000);
+	struct orders orders[ORDERERS];
+	pthread_t orderers[ORDERERS];
+	for (int i = 0; i < ORDERERS && rails_are_left(); i++) {
+		orders[i] = (struct orders){board, board->seed + 104729 * i + 3};
+		CHECK(!pthread_create(&orderers[i], NULL, give_orders, &orders[i]));
+	}
 	trouble(board, children);
+	atomic_store(&board->no_orders, true);
+	for (int i = 0; i < ORDERERS && rails_are_left(); i++)
+		pthread_join(orderers[i], NULL);
 	for (int i = 0; i < board->processes; i++) {
 		int status = child_status(children[i]);
 		CHECK_IS(status, i == board->doomed ? 128 + SIGKILL : 0);
