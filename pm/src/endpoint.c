@@ -100,23 +100,33 @@ EXPORT int pm_endpoint_address(struct pm_endpoint *endpoint, struct pm_address *
 	return 0;
 }
 
-EXPORT int pm_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
+static inline int reserve(struct pm_peer *peer, uint32_t length, void **buffer)
 {
 	if (unlikely(!endpoint_enter(peer->endpoint)))
 		return -EAGAIN;
 	int error = message_reserve(peer, length, buffer);
 	if (unlikely(error))
 		endpoint_leave(peer->endpoint);
-	return error; /* it is left by pm_commit */
+	return error; /* it is left by commit */
 }
 
-EXPORT void pm_commit(struct pm_peer *peer, uint8_t kind)
+static inline void commit(struct pm_peer *peer, uint8_t kind)
 {
 	struct pm_statistics *statistics = peer->endpoint->statistics;
 	count(&statistics->messages_sent, 1);
 	count(&statistics->message_bytes_sent, likely(peer->out != NULL) ? peer->out->ring.length : peer->udp->flow.reserved_length);
 	message_commit(peer, kind, MESSAGE);
 	endpoint_leave(peer->endpoint);
+}
+
+EXPORT int pm_reserve(struct pm_peer *peer, uint32_t length, void **buffer)
+{
+	return reserve(peer, length, buffer);
+}
+
+EXPORT void pm_commit(struct pm_peer *peer, uint8_t kind)
+{
+	commit(peer, kind);
 }
 
 EXPORT int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts, int n)
@@ -128,13 +138,13 @@ EXPORT int pm_send(struct pm_peer *peer, uint8_t kind, const struct iovec *parts
 			return -EMSGSIZE;
 		length += parts[i].iov_len;
 	}
-	int error = pm_reserve(peer, length, &buffer);
+	int error = reserve(peer, length, &buffer);
 	if (error)
 		return error;
 	for (int i = 0; i < n; i++)
 		if (parts[i].iov_len)
 			buffer = mempcpy(buffer, parts[i].iov_base, parts[i].iov_len);
-	pm_commit(peer, kind);
+	commit(peer, kind);
 	return 0;
 }
 
@@ -161,7 +171,7 @@ static struct inbound *find_message(struct pm_endpoint *endpoint, struct ring_me
 			return inbound;
 		}
 		if (unlikely(inbound->ring.broken || inbound->closed))
-			atomic_store(&endpoint->attention, true);
+			atomic_store_explicit(&endpoint->attention, true, memory_order_relaxed); /* for this thread */
 		if (++at >= endpoint->inbound_count)
 			at = 0;
 	}
@@ -207,6 +217,7 @@ static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
 	while ((udp->more = udp_find(endpoint, &found, &link))) {
 		if (likely(found.type == MESSAGE)) {
 			endpoint->current_udp = link;
+			endpoint->current = INBOUND_UDP;
 			return deliver(endpoint, message, link->peer, &found);
 		}
 		copied_handle(link->peer, &found);
@@ -243,22 +254,20 @@ EXPORT int pm_receive(struct pm_endpoint *endpoint, struct pm_message *message)
 {
 	if (unlikely(!endpoint_enter(endpoint)))
 		return 0;
-	endpoint->holding = receive(endpoint, message);
+	if (receive(endpoint, message))
+		return 1; /* it is left by pm_release */
 	endpoint_leave(endpoint);
-	return endpoint->holding;
+	return 0;
 }
 
 EXPORT void pm_release(struct pm_endpoint *endpoint, const struct pm_message *message)
 {
 	(void)message;
-	if (likely(endpoint->current != NULL)) {
+	if (likely(endpoint->current > INBOUND_UDP))
 		take(endpoint, endpoint->current, endpoint->current_length);
-		endpoint->current = NULL;
-	} else if (endpoint->current_udp) {
+	else if (endpoint->current)
 		udp_take(endpoint->current_udp, endpoint->current_length);
-		endpoint->current_udp = NULL;
-	}
-	endpoint->holding = 0;
+	endpoint->current = NULL;
 	endpoint_leave(endpoint);
 }
 

@@ -183,21 +183,22 @@ struct service {
 	TAILQ_ENTRY(service) entry;
 };
 
+#define INBOUND_UDP ((struct inbound *)1)
+
 struct pm_endpoint {
 	/* Used for every message. */
 	struct inbound **inbound;
 	unsigned inbound_count, inbound_at;
 	unsigned streak;                   /* messages taken from that one on end */
-	struct inbound *current;           /* whose message the caller holds */
-	struct udp_link *current_udp;      /* or whose */
+	struct inbound *current;           /* whose message the caller holds, or INBOUND_UDP, or NULL */
+	struct udp_link *current_udp;      /* whose it then is */
 	struct udp *udp;                   /* NULL: without that rail */
 	uint32_t current_length;
 	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
 	bool busy;                         /* there are operations, services, or peers to help */
 	_Atomic bool attention;            /* the keeper has news */
-	_Atomic uint32_t inside;           /* the owner is in one of the functions, or holds a message (seize.c) */
+	_Atomic uintptr_t inside;          /* the owner is in one of the functions, or holds a message (seize.c) */
 	_Atomic uint32_t seized;           /* it has to stay outside */
-	uint32_t holding;                  /* the caller holds a message */
 	struct pm_statistics *statistics;
 	/* Used seldom. */
 	_Atomic(struct inbound *) arrivals;
@@ -355,6 +356,9 @@ void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from)
  * own. Two stores, a load and a branch: who seizes an endpoint makes the owner's processor pass a barrier (seize.c). */
 static inline bool endpoint_enter(struct pm_endpoint *endpoint)
 {
+#ifdef PM_FIXED_RAILS /* only to measure what it costs (bench/cost): no orders may be given then */
+	return true;
+#endif
 	atomic_store_explicit(&endpoint->inside, 1, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
 	return likely(!atomic_load_explicit(&endpoint->seized, memory_order_acquire)) || endpoint_stay_out(endpoint);
@@ -362,7 +366,10 @@ static inline bool endpoint_enter(struct pm_endpoint *endpoint)
 
 static inline void endpoint_leave(struct pm_endpoint *endpoint)
 {
-	atomic_store_explicit(&endpoint->inside, endpoint->holding, memory_order_release);
+#ifdef PM_FIXED_RAILS
+	return;
+#endif
+	atomic_store_explicit(&endpoint->inside, (uintptr_t)endpoint->current, memory_order_release);
 }
 
 static inline bool rail_allowed(const struct pm_context *context, enum rail rail)

@@ -15,7 +15,7 @@
 bool endpoint_stay_out(struct pm_endpoint *endpoint)
 {
 	do {
-		atomic_store_explicit(&endpoint->inside, endpoint->holding, memory_order_release);
+		atomic_store_explicit(&endpoint->inside, (uintptr_t)endpoint->current, memory_order_release);
 		if (atomic_load(&endpoint->held))
 			return false;
 		pthread_mutex_lock(&endpoint->seat);
