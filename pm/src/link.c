@@ -147,13 +147,12 @@ void link_unmap_outbound(struct outbound *outbound)
 	outbound->asleep = NULL;
 }
 
-/* The ring's reader sleeps: rings its doorbell, or sends it a packet. */
-void link_wake(struct outbound *outbound)
+/* The reader in another guest may sleep: no barrier of its own reaches this processor, so it has one here. */
+void link_wake_remote(struct outbound *outbound)
 {
-	if (outbound->remote)
+	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_load_explicit(outbound->asleep, memory_order_relaxed))
 		udp_wake(outbound->peer);
-	else
-		bell_ring(outbound->doorbell);
 }
 
 void link_free_inbound(struct pm_context *context, struct inbound *inbound)

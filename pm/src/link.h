@@ -6,7 +6,7 @@
 
 int link_want(struct pm_peer *peer);
 bool link_connect(struct pm_peer *peer);
-void link_wake(struct outbound *outbound);
+void link_wake_remote(struct outbound *outbound);
 void link_unmap_inbound(struct pm_context *context, struct inbound *inbound);
 void link_unmap_outbound(struct outbound *outbound);
 int link_no_room(struct pm_peer *peer);

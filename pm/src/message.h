@@ -37,9 +37,9 @@ static inline void message_commit(struct pm_peer *peer, uint8_t kind, enum messa
 	 * to be kept from looking before it writes. */
 	atomic_signal_fence(memory_order_seq_cst);
 	if (unlikely(out->remote))
-		atomic_thread_fence(memory_order_seq_cst);
-	if (unlikely(atomic_load_explicit(out->asleep, memory_order_relaxed)))
-		link_wake(out);
+		link_wake_remote(out);
+	else if (unlikely(atomic_load_explicit(out->asleep, memory_order_relaxed)))
+		bell_ring(out->doorbell);
 }
 
 #endif
