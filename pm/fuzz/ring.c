@@ -90,7 +90,7 @@ static void open_bed(struct bed *bed)
 	bed->out = calloc(1, sizeof(*bed->out));
 	ring_writer_open(&bed->out->ring, make_ring(), BYTES);
 	bed->out->peer = bed->peer;
-	bed->out->far = &bed->page.endpoints[0];
+	bed->out->asleep = &bed->page.endpoints[0].asleep;
 	bed->out->statistics = bed->endpoint->statistics;
 	bed->out->doorbell = -1;
 	atomic_store(&bed->out->ready, true);
