@@ -242,6 +242,9 @@ static bool all_done(struct bird *bird)
 		struct other *other = &bird->others[i];
 		if (i == bird->number || other->gone)
 			continue;
+		/* Of a peer that was killed before it could answer, PM knows only if something is said to it. */
+		if (other->asked && random_below(bird, 100) == 0)
+			say(bird, other, PLAIN, (struct header){.seed = random_next(&bird->random)});
 		if (!other->told && !other->write.length && !other->checked && !bird->reading)
 			other->told = say(bird, other, FINISHED, (struct header){0});
 		done = done && other->told && other->finished;
