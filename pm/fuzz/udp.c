@@ -2,13 +2,12 @@
  * udp.c - fuzzing: what can come in packets of the udp rail. The input is a train of packets, greetings among them,
  * whose checksums and seals are made right here, as a process of the same job could.
  */
+#include <netinet/udp.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include <sys/socket.h>
 
 #include "udp.h"
 
@@ -44,24 +43,71 @@ static void greet(struct pm_endpoint *endpoint, const struct pm_address *far, co
 	udp_greeted(endpoint, (uint8_t *)&greeting, sizeof(greeting), clock_ns(), true);
 }
 
-/* A packet of which the header begins as a good one's would. */
-static void packet(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, size_t size)
+#define MOST_PAYLOAD 300
+/* Octets of the input that a packet takes: what its header differs by from a good one's, of bulk, and how long it is. */
+#define TAKEN (24 + sizeof(struct udp_bulk) - sizeof(struct udp_packet) + 1)
+
+/* A packet of which the header begins as a good one's would; its length. */
+static uint32_t make(struct udp_link *link, uint64_t key, const uint8_t *data, uint8_t made[sizeof(struct udp_bulk) + MOST_PAYLOAD])
 {
-	struct {
-		struct udp_packet header;
-		uint8_t payload[300];
-	} all = {.header = {.type = UDP_DATA, .sequence = link->flow.in_next, .offset = link->flow.contiguous}};
-	size_t payload = size > 24 ? size - 24 : 0;
-	if (payload > sizeof(all.payload))
-		payload = sizeof(all.payload);
-	for (size_t i = 0; i < size && i < 24; i++)
-		((uint8_t *)&all.header)[12 + i] ^= data[i];
-	all.header.length = payload;
-	memcpy(all.payload, data + size - payload, payload);
-	const uint8_t *from = (uint8_t *)&all.header + 8;
-	uint64_t first = XXH3_64bits_withSeed(from, sizeof(all.header) - 8, link->seed_in);
-	all.header.check = payload ? XXH3_64bits_withSeed(all.payload, payload, first) : first;
-	udp_take_packet(endpoint, link, (uint8_t *)&all, sizeof(all.header) + payload, clock_ns());
+	struct udp_bulk head = {
+		.packet = {.link = link->number, .type = UDP_DATA, .sequence = link->flow.in_next, .offset = link->flow.contiguous},
+	};
+	const struct operation *read = TAILQ_FIRST(&link->peer->reads);
+	for (size_t i = 0; i < 24; i++)
+		((uint8_t *)&head.packet)[12 + i] ^= data[i];
+	if (head.packet.type == UDP_WRITE) {
+		head.name = key;
+		head.at = (uintptr_t)MEMORY;
+	} else if (read) {
+		head.name = read->id;
+	}
+	for (size_t i = 24; i < TAKEN - 1; i++)
+		((uint8_t *)&head.name)[i - 24] ^= data[i];
+	uint32_t size = udp_header_size(head.packet.type);
+	head.packet.length = data[TAKEN - 1] < 250 ? data[TAKEN - 1] : MOST_PAYLOAD;
+	memset(made + size, data[TAKEN - 1], head.packet.length);
+	memcpy(made, &head, size);
+	size += head.packet.length;
+	uint64_t check = hash_secret(made + 8, size - 8, link->secret_in);
+	memcpy(made, &check, 8);
+	return size;
+}
+
+static void packet(struct pm_endpoint *endpoint, struct udp_link *link, uint64_t key, const uint8_t *data, size_t size)
+{
+	uint8_t taken[TAKEN] = {0}, made[sizeof(struct udp_bulk) + MOST_PAYLOAD];
+	memcpy(taken, data, size < TAKEN ? size : TAKEN);
+	uint32_t length = make(link, key, taken, made);
+	pthread_mutex_lock(&endpoint->udp->lock);
+	udp_take_packet(endpoint, link, made, length, clock_ns());
+	pthread_mutex_unlock(&endpoint->udp->lock);
+}
+
+/* Packets on end, as the socket gives a train of them. */
+static void train(struct pm_endpoint *endpoint, struct udp_link *link, uint64_t key, const uint8_t *data, size_t size)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET};
+	uint8_t all[8 * (sizeof(struct udp_bulk) + MOST_PAYLOAD)];
+	uint32_t length = 0, first = 0;
+	for (int i = 0; i < 8 && size >= TAKEN; i++, data += TAKEN, size -= TAKEN) {
+		length += make(link, key, data, all + length);
+		first = first ? first : length;
+	}
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(uint16_t))];
+	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof(uint16_t))}};
+	struct iovec part = {all, length};
+	struct msghdr message = {
+		.msg_name = &to, .msg_namelen = sizeof(to), .msg_iov = &part, .msg_iovlen = 1,
+		.msg_control = &control, .msg_controllen = sizeof(control),
+	};
+	memcpy(CMSG_DATA(&control.header), &(uint16_t){first}, sizeof(uint16_t));
+	memcpy(&to.sin_addr, endpoint->address.bytes + 36, 4);
+	memcpy(&to.sin_port, endpoint->address.bytes + 40, 2);
+	if (length)
+		sendmsg(endpoint->udp->fd, &message, MSG_DONTWAIT);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -71,7 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct pm_endpoint *endpoint;
 	struct pm_address far;
 	struct pm_region *region;
-	static uint8_t answer[70000];
+	static uint8_t answer[300 * 256];
 	setenv("PM_RAILS", "udp", 1);
 	setenv("PM_ADDRESS", "127.0.0.1", 1);
 	if (mmap(MEMORY, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MEMORY ||
@@ -90,9 +136,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (what % 8 == 0)
 			greet(endpoint, &far, data + 2, length);
 		else if (what % 8 == 1)
-			pm_read(link->peer, answer, sizeof(answer), (uintptr_t)MEMORY, pm_region_key(region), NULL);
+			pm_read(link->peer, answer, length * 300, (uintptr_t)MEMORY, pm_region_key(region), NULL);
+		else if (what % 8 == 2)
+			pm_write(link->peer, answer, length * 300, (uintptr_t)MEMORY, pm_region_key(region), NULL);
+		else if (what % 8 == 3 && link->open)
+			train(endpoint, link, pm_region_key(region), data + 2, length);
 		else if (link->open)
-			packet(endpoint, link, data + 2, length);
+			packet(endpoint, link, pm_region_key(region), data + 2, length);
 		receive(endpoint);
 		data += 2 + length;
 		size -= 2 + length;

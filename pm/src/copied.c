@@ -3,7 +3,8 @@
  * when it next receives. A write is a train of WRITE_DATA, each of which says where the whole belongs and which part
  * of it this is, answered by WRITE_DONE after the last one. (The key is looked at for each; a key that has become
  * bad stays bad, so the answer to the last one holds for all.) A read is a READ_REQUEST, answered by a train of
- * READ_DATA. What a peer says is checked against the table of regions, the operation it names, and that operation's
+ * READ_DATA. Over the udp rail the bytes of large ones go beside the messages (udp_bulk.c): of a write there is then the
+ * last WRITE_DATA, without bytes, and of a read only the request. What a peer says is checked against the table of regions, the operation it names, and that operation's
  * bounds.
  */
 #include <errno.h>
@@ -36,10 +37,24 @@ struct read_data {
 /* Operations with one peer that wait for an answer; a peer that asks for more at once is not one of ours. */
 #define MOST_WAITING 64
 
+/* Whether a write's bytes go beside the messages: not when a ring is about to be gone over to, which waits for those
+ * that do, as what is said after them has to go by the udp rail, too. */
+static bool write_by_bulk(const struct operation *operation)
+{
+	const struct pm_peer *peer = operation->node.event.peer;
+	return operation->begun ||
+	       (peer->over_udp && !peer->outbound && !operation->done && operation->length > UDP_BULK_LEAST);
+}
+
 static int send_write(struct operation *operation)
 {
 	struct pm_peer *peer = operation->node.event.peer;
 	void *buffer;
+	if (write_by_bulk(operation)) {
+		if (!udp_write_numbered(operation))
+			return 0;
+		operation->done = operation->length;
+	}
 	while (!operation->sent) {
 		size_t left = operation->length - operation->done;
 		size_t length = left < MOST_WRITTEN ? left : MOST_WRITTEN;
@@ -67,6 +82,8 @@ static int send_read(struct operation *operation)
 	if (error)
 		return error == -EAGAIN ? 0 : error;
 	struct read_request request = {operation->id, operation->address, operation->key, operation->length};
+	if (peer->endpoint->udp && operation->length)
+		udp_expect(operation); /* whichever way this is said, the answer may go that one */
 	memcpy(buffer, &request, sizeof(request));
 	message_commit(peer, 0, READ_REQUEST);
 	operation->sent = true;
@@ -82,6 +99,8 @@ int copied_step(struct operation *operation)
 	int error = operation->node.event.type == PM_WRITE_DONE ? send_write(operation) : send_read(operation);
 	if (operation->sent)
 		peer->copies++;
+	if (operation->sent && operation->begun)
+		peer->bulk_writes--;
 	return error;
 }
 
@@ -90,10 +109,16 @@ static void drop(struct pm_peer *peer)
 	count_both(&peer->endpoint->statistics->dropped, 1);
 }
 
+/* What waits to be answered, at most. Over the udp rail an answer stays until all of its segments are acknowledged. */
+static unsigned most_services(const struct pm_peer *peer)
+{
+	return 2 * MOST_WAITING + (peer->udp ? FLOW_SEGMENTS : 0);
+}
+
 static void serve(struct pm_peer *peer, struct service asked)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
-	struct service *service = !peer->status && peer->services < 2 * MOST_WAITING ? malloc(sizeof(*service)) : NULL;
+	struct service *service = !peer->status && peer->services < most_services(peer) ? malloc(sizeof(*service)) : NULL;
 	if (!service) {
 		drop(peer);
 		return;
@@ -149,6 +174,8 @@ static void handle_data(struct pm_peer *peer, const uint8_t *data, uint32_t leng
 	memcpy(&header, data, sizeof(header));
 	length -= sizeof(header);
 	struct operation *operation = operation_find(peer, header.id);
+	if (!operation && header.status)
+		return; /* the region is gone, but what was read of it is all here */
 	if (!operation || operation->node.event.type != PM_READ_DONE) {
 		drop(peer);
 	} else if (header.status) {
@@ -226,8 +253,30 @@ static int answer_read(struct service *service)
 	return 0;
 }
 
+/* The same by bulk; only that the region is gone takes a message. */
+static int answer_read_by_bulk(struct service *service)
+{
+	if (!service->status)
+		service->status = udp_answer(service);
+	if (service->status != -EACCES) {
+		int status = service->status;
+		service->status = 0;
+		return status;
+	}
+	return answer_read(service);
+}
+
+static int answer(struct service *service)
+{
+	if (service->answer == WRITE_DONE)
+		return answer_write(service);
+	bool by_bulk = service->begun || (service->peer->over_udp && !service->done && service->length > UDP_BULK_LEAST);
+	return by_bulk ? answer_read_by_bulk(service) : answer_read(service);
+}
+
 static void service_free(struct service *service)
 {
+	udp_answer_forget(service);
 	TAILQ_REMOVE(&service->peer->endpoint->services, service, entry);
 	service->peer->services--;
 	free(service);
@@ -240,7 +289,7 @@ void copied_progress(struct pm_endpoint *endpoint)
 	for (service = TAILQ_FIRST(&endpoint->services); service; service = next) {
 		struct pm_peer *peer = service->peer;
 		next = TAILQ_NEXT(service, entry);
-		int error = service->answer == WRITE_DONE ? answer_write(service) : answer_read(service);
+		int error = answer(service);
 		if (peer->status)
 			break; /* its services are gone with it */
 		if (!error)

@@ -210,11 +210,10 @@ static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
 	struct udp_link *link;
 	unsigned rings = endpoint->inbound_count, quiet = udp->quiet;
 	unsigned seldom = !udp->count || (rings && quiet > 256) ? 256 : rings && quiet > 16 ? 16 : 1;
-	if ((endpoint->turns & (seldom - 1)) == 0)
-		udp_progress(endpoint);
-	else if (!udp->more)
+	bool look = (endpoint->turns & (seldom - 1)) == 0;
+	if (!look && !udp->more)
 		return 0;
-	while ((udp->more = udp_find(endpoint, &found, &link))) {
+	for (; (udp->more = udp_receive(endpoint, look, &found, &link)); look = false) {
 		if (likely(found.type == MESSAGE)) {
 			endpoint->current_udp = link;
 			endpoint->current = INBOUND_UDP;

@@ -1,17 +1,11 @@
-/* flow.c - reliable ordered streams out of packets (flow.h). */
+/* flow.c - reliable ordered streams out of packets (flow.h): the rings, and what arrives. What is sent is in flow_send.c. */
 #include "flow.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Something sent so many transmissions later has arrived: it is lost, not late. */
-#define REORDER 4
 #define FIRST_WINDOW 32
-#define LEAST_WINDOW 4
-#define SHRINK 0.7
-#define LEAST_TIMEOUT_US 2000
-#define MOST_TIMEOUT_US 1000000
 /* News wait so long for a packet that they can travel with. */
 #define NEWS_WAIT_NS 100000
 #define NEWS_PACKETS 16
@@ -27,12 +21,15 @@ struct frame {
 
 _Static_assert(sizeof(struct frame) == FLOW_FRAME, "a frame's header");
 
-int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size)
+int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size, uint32_t most_window)
 {
+	uint32_t most = most_window < FLOW_SEGMENTS ? most_window : FLOW_SEGMENTS;
 	*flow = (struct flow){
 		.mask = ring_bytes - 1, .segment_size = segment_size, .window = FIRST_WINDOW, .threshold = FLOW_SEGMENTS,
-		.alarm_ns = NEVER, .news_at_ns = NEVER, .skip_from = NEVER,
+		.most_window = most < FIRST_WINDOW ? FIRST_WINDOW : most,
+		.alarm_ns = NEVER, .late_ns = NEVER, .news_at_ns = NEVER, .skip_from = NEVER,
 	};
+	TAILQ_INIT(&flow->bulks);
 	flow->out = calloc(1, ring_bytes);
 	flow->in = calloc(1, ring_bytes);
 	flow->sent = calloc(FLOW_SEGMENTS, sizeof(*flow->sent));
@@ -59,12 +56,6 @@ static uint64_t size_of(const struct flow *flow)
 	return (uint64_t)flow->mask + 1;
 }
 
-/* The beginning of the ring's next lap, seen from an offset. */
-static uint64_t lap_after(const struct flow *flow, uint64_t offset)
-{
-	return (offset | flow->mask) + 1;
-}
-
 static uint32_t frame_size(uint32_t length)
 {
 	return (FLOW_FRAME + length + 7) & ~7u;
@@ -73,8 +64,8 @@ static uint32_t frame_size(uint32_t length)
 void *flow_reserve(struct flow *flow, uint32_t length)
 {
 	uint64_t at = flow->head;
-	if (lap_after(flow, at) - at < frame_size(length))
-		at = lap_after(flow, at);
+	if (flow_lap_after(flow, at) - at < frame_size(length))
+		at = flow_lap_after(flow, at);
 	if (at + frame_size(length) - flow->consumed > size_of(flow)) {
 		flow->starved = true;
 		return NULL;
@@ -109,12 +100,12 @@ bool flow_peek(struct flow *flow, struct ring_message *message, uint32_t longest
 			return false;
 		memcpy(&frame, flow->in + (at & flow->mask), sizeof(frame));
 		if (frame.mark == MARK && frame.type == SKIP) {
-			flow->in_consumed = lap_after(flow, at);
+			flow->in_consumed = flow_lap_after(flow, at);
 			if (flow->in_consumed > flow->contiguous)
 				flow->contiguous = flow->in_consumed;
 			continue;
 		}
-		if (frame.mark != MARK || frame.length > longest || frame_size(frame.length) > lap_after(flow, at) - at) {
+		if (frame.mark != MARK || frame.length > longest || frame_size(frame.length) > flow_lap_after(flow, at) - at) {
 			flow->dropped++;
 			flow->broken = true;
 			return false;
@@ -138,72 +129,6 @@ void flow_take(struct flow *flow, uint32_t length)
 	}
 }
 
-static uint64_t timeout_ns(const struct flow *flow)
-{
-	double us = flow->rtt_us ? flow->rtt_us + 4 * flow->rtt_deviation_us : 0;
-	us = us < LEAST_TIMEOUT_US ? LEAST_TIMEOUT_US : us;
-	for (unsigned i = 0; i < flow->timeouts && us < MOST_TIMEOUT_US; i++)
-		us *= 2;
-	return (uint64_t)((us < MOST_TIMEOUT_US ? us : MOST_TIMEOUT_US) * 1000);
-}
-
-static void transmit(struct flow *flow, uint64_t now_ns, uint64_t sequence, struct flow_segment *segment)
-{
-	struct flow_sent *sent = &flow->sent[sequence % FLOW_SEGMENTS];
-	sent->state = SENT_ON_ITS_WAY;
-	sent->stamp = ++flow->stamp;
-	flow->on_its_way++;
-	if (flow->alarm_ns == NEVER)
-		flow->alarm_ns = now_ns + timeout_ns(flow);
-	*segment = (struct flow_segment){sequence, sent->offset, flow->out + (sent->offset & flow->mask), sent->length};
-}
-
-static bool send_lost(struct flow *flow, uint64_t now_ns, struct flow_segment *segment)
-{
-	for (uint64_t i = flow->first; i < flow->next; i++) {
-		if (flow->sent[i % FLOW_SEGMENTS].state != SENT_LOST)
-			continue;
-		flow->lost--;
-		flow->sent_again++;
-		flow->sent[i % FLOW_SEGMENTS].again = true;
-		transmit(flow, now_ns, i, segment);
-		return true;
-	}
-	return false;
-}
-
-bool flow_send(struct flow *flow, uint64_t now_ns, bool flush, struct flow_segment *segment)
-{
-	if (flow->on_its_way >= (uint32_t)flow->window && !flow->probe)
-		return false;
-	flow->probe = false;
-	if (flow->lost)
-		return send_lost(flow, now_ns, segment);
-	if (flow->cut == flow->skip_from) {
-		flow->cut = flow->skip_to;
-		flow->skip_from = NEVER;
-	}
-	if (flow->cut == flow->head || flow->next - flow->first >= FLOW_SEGMENTS)
-		return false;
-	uint64_t end = flow->head, lap = lap_after(flow, flow->cut);
-	end = end < lap ? end : lap;
-	end = end < flow->skip_from ? end : flow->skip_from;
-	if (end - flow->cut > flow->segment_size)
-		end = flow->cut + flow->segment_size;
-	else if (!flush && flow->on_its_way && end == flow->head && end - flow->cut < flow->segment_size)
-		return false;
-	flow->sent[flow->next % FLOW_SEGMENTS] = (struct flow_sent){.offset = flow->cut, .length = end - flow->cut};
-	flow->cut = end;
-	transmit(flow, now_ns, flow->next++, segment);
-	return true;
-}
-
-/* The 64-bit number near a known one that ends in these 32 bits. */
-static uint64_t widen(uint64_t near, uint32_t low)
-{
-	return near + (int32_t)(low - (uint32_t)near);
-}
-
 /* Takes what is here into the contiguous part. */
 static void join(struct flow *flow)
 {
@@ -212,7 +137,11 @@ static void join(struct flow *flow)
 		if (!arrived->here)
 			return;
 		arrived->here = false;
-		if (arrived->offset != flow->contiguous && arrived->offset != lap_after(flow, flow->contiguous)) {
+		if (!arrived->stream) {
+			flow->in_next++;
+			continue;
+		}
+		if (arrived->offset != flow->contiguous && arrived->offset != flow_lap_after(flow, flow->contiguous)) {
 			flow->dropped++;
 			flow->broken = true;
 			return;
@@ -230,27 +159,53 @@ void flow_answer(struct flow *flow, uint64_t now_ns)
 		flow->news_at_ns = now_ns;
 }
 
-bool flow_arrive(struct flow *flow, uint64_t now_ns, uint32_t low_sequence, uint32_t low_offset, const uint8_t *data, uint32_t length)
+/* Whether a segment can be and has not arrived before. */
+static bool is_new(struct flow *flow, uint64_t now_ns, uint64_t sequence)
 {
-	uint64_t sequence = widen(flow->in_next, low_sequence), offset = widen(flow->contiguous, low_offset);
 	if (sequence < flow->in_next || (sequence < flow->in_most && flow->arrived[sequence % FLOW_SEGMENTS].here)) {
 		flow->unacknowledged++;
 		flow->news_at_ns = now_ns; /* it came twice: the sender lacks news */
-		return true;
-	}
-	if (sequence - flow->in_next >= FLOW_SEGMENTS || !length || offset < flow->in_consumed ||
-	    offset + length - flow->in_consumed > size_of(flow) || (offset & flow->mask) + length > size_of(flow)) {
-		flow->dropped++;
 		return false;
 	}
-	memcpy(flow->in + (offset & flow->mask), data, length);
-	flow->arrived[sequence % FLOW_SEGMENTS] = (struct flow_arrived){offset, length, true};
+	return sequence - flow->in_next < FLOW_SEGMENTS;
+}
+
+static void take_in(struct flow *flow, uint64_t now_ns, uint64_t sequence, struct flow_arrived arrived)
+{
+	flow->arrived[sequence % FLOW_SEGMENTS] = arrived;
 	if (sequence >= flow->in_most)
 		flow->in_most = sequence + 1;
 	join(flow);
 	flow_answer(flow, now_ns);
 	if (flow->in_most > flow->in_next)
 		flow->news_at_ns = now_ns; /* there is a gap */
+}
+
+bool flow_arrive(struct flow *flow, uint64_t now_ns, uint32_t low_sequence, uint32_t low_offset, const uint8_t *data, uint32_t length)
+{
+	uint64_t sequence = flow_widen(flow->in_next, low_sequence), offset = flow_widen(flow->contiguous, low_offset);
+	if (!is_new(flow, now_ns, sequence)) {
+		flow->dropped += sequence >= flow->in_next + FLOW_SEGMENTS;
+		return sequence < flow->in_next + FLOW_SEGMENTS;
+	}
+	if (!length || offset < flow->in_consumed || offset + length - flow->in_consumed > size_of(flow) ||
+	    (offset & flow->mask) + length > size_of(flow)) {
+		flow->dropped++;
+		return false;
+	}
+	memcpy(flow->in + (offset & flow->mask), data, length);
+	take_in(flow, now_ns, sequence, (struct flow_arrived){offset, length, true, true});
+	return true;
+}
+
+bool flow_arrive_bulk(struct flow *flow, uint64_t now_ns, uint32_t low_sequence)
+{
+	uint64_t sequence = flow_widen(flow->in_next, low_sequence);
+	if (!is_new(flow, now_ns, sequence)) {
+		flow->dropped += sequence >= flow->in_next + FLOW_SEGMENTS;
+		return false;
+	}
+	take_in(flow, now_ns, sequence, (struct flow_arrived){.here = true});
 	return true;
 }
 
@@ -283,129 +238,4 @@ void flow_tell(struct flow *flow, struct flow_news *news)
 bool flow_news_due(const struct flow *flow, uint64_t now_ns)
 {
 	return flow->unacknowledged && now_ns >= flow->news_at_ns;
-}
-
-static unsigned acknowledge(struct flow *flow, uint64_t sequence)
-{
-	struct flow_sent *sent = &flow->sent[sequence % FLOW_SEGMENTS];
-	if (sent->state == SENT_ACKED)
-		return 0;
-	if (sent->state == SENT_LOST)
-		flow->lost--;
-	else
-		flow->on_its_way--;
-	sent->state = SENT_ACKED;
-	if (sent->stamp > flow->stamp_acked)
-		flow->stamp_acked = sent->stamp;
-	return 1;
-}
-
-static void find_lost(struct flow *flow)
-{
-	for (uint64_t i = flow->first; i < flow->next; i++) {
-		struct flow_sent *sent = &flow->sent[i % FLOW_SEGMENTS];
-		if (sent->state != SENT_ON_ITS_WAY)
-			continue;
-		if (sent->stamp + REORDER > flow->stamp_acked) {
-			if (sent->again)
-				continue;
-			return; /* all that follow were sent later than this one */
-		}
-		sent->state = SENT_LOST;
-		flow->on_its_way--;
-		flow->lost++;
-		if (sent->stamp >= flow->recovery) {
-			flow->recovery = flow->stamp + 1;
-			flow->window = flow->window * SHRINK < LEAST_WINDOW ? LEAST_WINDOW : flow->window * SHRINK;
-			flow->threshold = flow->window;
-		}
-	}
-}
-
-static void measure(struct flow *flow, uint64_t now_ns, uint32_t echo_us)
-{
-	double us = (uint32_t)(now_ns / 1000) - echo_us;
-	if (us > 10e6)
-		return;
-	double off = us - flow->rtt_us;
-	if (!flow->rtt_us) {
-		flow->rtt_us = us + 1;
-		flow->rtt_deviation_us = us / 2;
-		return;
-	}
-	flow->rtt_us += off / 8;
-	flow->rtt_deviation_us += ((off < 0 ? -off : off) - flow->rtt_deviation_us) / 4;
-}
-
-bool flow_learn(struct flow *flow, uint64_t now_ns, const struct flow_news *news)
-{
-	uint64_t next = widen(flow->first, news->next), consumed = widen(flow->consumed, news->consumed);
-	unsigned acknowledged = 0;
-	if (next > flow->next || news->bits > FLOW_BITS) {
-		flow->dropped++;
-		return false;
-	}
-	if (consumed > flow->consumed && consumed <= flow->head) {
-		flow->consumed = consumed;
-		flow->starved = false;
-		flow->timeouts = 0;
-		if (flow->first == flow->next)
-			flow->alarm_ns = NEVER; /* it was to ask for this */
-	}
-	while (flow->first < next)
-		acknowledged += acknowledge(flow, flow->first++);
-	for (uint32_t i = 0; i < news->bits; i++)
-		if (news->bitmap[i / 64] >> i % 64 & 1 && next + 1 + i >= flow->first && next + 1 + i < flow->next)
-			acknowledged += acknowledge(flow, next + 1 + i);
-	if (acknowledged) {
-		measure(flow, now_ns, news->echo_us);
-		flow->timeouts = 0;
-		flow->window += flow->window < flow->threshold ? acknowledged : acknowledged / flow->window;
-		if (flow->window > FLOW_SEGMENTS)
-			flow->window = FLOW_SEGMENTS;
-		flow->alarm_ns = flow->first < flow->next ? now_ns + timeout_ns(flow) : NEVER;
-	}
-	if (flow->first < flow->next)
-		find_lost(flow);
-	return true;
-}
-
-uint64_t flow_alarm_at(const struct flow *flow)
-{
-	uint64_t at = flow->alarm_ns;
-	if (flow->unacknowledged && flow->news_at_ns < at)
-		at = flow->news_at_ns;
-	return at;
-}
-
-bool flow_alarm(struct flow *flow, uint64_t now_ns)
-{
-	if (flow->starved && flow->alarm_ns == NEVER)
-		flow->alarm_ns = now_ns + timeout_ns(flow);
-	if (now_ns < flow->alarm_ns)
-		return false;
-	flow->timeouts++;
-	flow->alarm_ns = now_ns + timeout_ns(flow);
-	if (flow->first == flow->next) {
-		flow->alarm_ns = flow->starved ? flow->alarm_ns : NEVER;
-		return flow->starved;
-	}
-	struct flow_sent *sent = &flow->sent[flow->first % FLOW_SEGMENTS];
-	if (sent->state == SENT_ON_ITS_WAY) {
-		sent->state = SENT_LOST;
-		flow->on_its_way--;
-		flow->lost++;
-	}
-	flow->probe = true;
-	/* Not one probe but several have found no answer: what was known of the way is old. */
-	if (flow->timeouts == 6) {
-		flow->window = LEAST_WINDOW;
-		flow->threshold = flow->threshold / 2 < LEAST_WINDOW ? LEAST_WINDOW : flow->threshold / 2;
-	}
-	return false;
-}
-
-bool flow_idle(const struct flow *flow)
-{
-	return flow->cut == flow->head && flow->first == flow->next;
 }

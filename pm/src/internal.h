@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <uthash.h>
 
+#include "flow.h"
 #include "pm.h"
 #include "ring.h"
 #include "shared.h"
@@ -153,6 +154,8 @@ struct pm_peer {
 	_Atomic int status;                /* 0, or why nothing arrives any more */
 	_Atomic unsigned copies;           /* operations by copies that wait for an answer */
 	unsigned services;                 /* of this peer, that wait to be answered */
+	unsigned bulk_writes;              /* to it, that are beside the messages and not yet told by one */
+	TAILQ_HEAD(, operation) reads;     /* from it, that bulk may come for: under the udp rail's lock */
 	bool told_gone;
 	struct event_node gone;
 	struct pm_address address;
@@ -171,6 +174,12 @@ struct operation {
 	bool copied;                       /* goes through the rings */
 	bool sent;                         /* all of it has been sent off, and an answer is awaited */
 	bool ended;
+	bool udp;                          /* the udp rail knows of it */
+	bool begun;                        /* a write: handed over to that */
+	/* Under that rail's lock. */
+	uint64_t placed;                   /* a read: bytes that have come as bulk */
+	struct flow_bulk bulk;             /* a write's bytes */
+	TAILQ_ENTRY(operation) bulk_entry;
 	TAILQ_ENTRY(operation) entry;
 };
 
@@ -180,6 +189,8 @@ struct service {
 	uint64_t id, address, key, length, done;
 	int status;
 	uint8_t answer;                    /* WRITE_DONE or READ_DATA */
+	bool begun;                        /* handed over to the udp rail */
+	struct flow_bulk bulk;             /* under that one's lock */
 	TAILQ_ENTRY(service) entry;
 };
 
@@ -221,7 +232,7 @@ struct pm_endpoint {
 	TAILQ_HEAD(, operation) operations;
 	TAILQ_HEAD(, service) services;
 	struct operation **table;          /* of operations by index */
-	uint32_t *table_generation, *table_free;
+	uint32_t *table_free;
 	uint32_t table_room, table_free_count;
 	struct shared_endpoint *shared;
 };

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "link.h"
+#include "udp.h"
 
 /* An id is an index into the endpoint's table, and above it a generation that changes with each use. */
 #define ID_BITS 32
@@ -73,10 +74,14 @@ void operation_end(struct operation *operation, int status)
 	struct pm_endpoint *endpoint = peer->endpoint;
 	bool write = operation->node.event.type == PM_WRITE_DONE;
 	TAILQ_REMOVE(&endpoint->operations, operation, entry);
+	if (operation->udp)
+		udp_forget(operation);
 	operation->ended = true;
 	operation->node.event.status = status;
 	if (operation->sent)
 		peer->copies--;
+	else if (operation->begun)
+		peer->bulk_writes--;
 	if (!status) {
 		count(write ? &endpoint->statistics->writes : &endpoint->statistics->reads, 1);
 		count(write ? &endpoint->statistics->write_bytes : &endpoint->statistics->read_bytes, operation->length);

@@ -17,6 +17,7 @@ int peer_find(struct pm_endpoint *endpoint, const struct pm_address *address, st
 			return -ENOMEM;
 		peer->endpoint = endpoint;
 		peer->address = *address;
+		TAILQ_INIT(&peer->reads);
 		HASH_ADD(hh, endpoint->peers, address, sizeof(peer->address), peer);
 	}
 	*found = peer;

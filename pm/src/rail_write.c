@@ -117,7 +117,7 @@ static void come_back(struct pm_peer *peer)
 		ask_for_ring(peer);
 	} else if (atomic_load(&outbound->gone) || !rail_allowed(peer->endpoint->context, outbound->rail)) {
 		link_free_outbound(peer);
-	} else if (atomic_load(&outbound->ready) &&
+	} else if (atomic_load(&outbound->ready) && !peer->bulk_writes &&
 		   rail_tell(peer, RING_OPEN, (struct ring_news){.generation = outbound->generation, .rail = outbound->rail})) {
 		peer->over_udp = false;
 		peer->out = outbound;

@@ -1,7 +1,7 @@
 /* region.c - memory that others may read or write: a table in the context's page, which they look at themselves. */
 #include <errno.h>
 
-#include "internal.h"
+#include "udp.h"
 
 EXPORT int pm_register(struct pm_context *context, void *base, size_t length, unsigned access, struct pm_region **made)
 {
@@ -34,6 +34,7 @@ EXPORT int pm_deregister(struct pm_region *region)
 	atomic_store_explicit(&context->page->regions[index].generation, (region->key >> REGION_BITS) + 1,
 			      memory_order_seq_cst);
 	pthread_mutex_lock(&context->lock);
+	udp_region_gone(context, region->key);
 	context->region_free[context->region_free_count++] = index;
 	pthread_mutex_unlock(&context->lock);
 	return 0;

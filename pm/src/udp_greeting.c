@@ -28,12 +28,12 @@ void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns)
 	struct udp_greeting greeting = {
 		.check = GREETING_MAGIC, .link = GREETING_LINK, .type = UDP_GREETING, .version = GREETING_VERSION,
 		.from = endpoint->address, .to = link->peer->address,
-		.number = link->number, .ring_bytes = own_ring(endpoint->context),
+		.number = link->number, .ring_bytes = own_ring(endpoint->context), .socket_bytes = udp->socket_bytes,
 	};
 	memcpy(greeting.nonce, link->nonce, UDP_NONCE);
 	memcpy(greeting.echo, link->far_nonce, UDP_NONCE);
 	seal(endpoint->context, &greeting, greeting.seal);
-	sendto(udp->fd, &greeting, sizeof(greeting), MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&link->to, link->to_length);
+	udp_send(udp, link, &greeting, sizeof(greeting));
 	unsigned doubled = link->greetings < MOST_DOUBLED ? link->greetings : MOST_DOUBLED;
 	link->greetings++;
 	link->greet_at_ns = link->sure ? NEVER : now_ns + (FIRST_AGAIN_NS << doubled);
@@ -56,12 +56,14 @@ static void open_link(struct udp_link *link, const struct udp_greeting *greeting
 	const struct pm_context *context = link->peer->endpoint->context;
 	uint32_t bytes = own_ring(context);
 	bytes = greeting->ring_bytes < bytes ? greeting->ring_bytes : bytes;
-	if (flow_open(&link->flow, bytes, udp_segment_size(&link->to, link->to_length)))
+	uint32_t segment = udp_segment_size(&link->to, link->to_length);
+	/* Half of what the kernel says it is, for what it needs itself. */
+	if (flow_open(&link->flow, bytes, segment, greeting->socket_bytes / 2 / segment))
 		return; /* without memory: the next greeting is another try */
 	memcpy(link->far_nonce, greeting->nonce, UDP_NONCE);
 	link->far_number = greeting->number;
-	link->seed_out = seed(context, link->nonce, link->far_nonce);
-	link->seed_in = seed(context, link->far_nonce, link->nonce);
+	hash_grow(link->secret_out, seed(context, link->nonce, link->far_nonce));
+	hash_grow(link->secret_in, seed(context, link->far_nonce, link->nonce));
 	link->heard_ns = clock_ns();
 	link->open = true;
 }

@@ -3,21 +3,23 @@
 #include <netinet/udp.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "hash.h"
 #include "udp.h"
 
 /* Packets that are given to the kernel at once, as one that it cuts (UDP_SEGMENT), and their bytes. */
-#define BATCH 64
-#define BATCH_BYTES 65000
+#define TRAIN 64
+#define TRAIN_BYTES 65000
 
-static uint64_t check_of(const struct udp_packet *packet, const void *payload, uint64_t seed)
+uint32_t udp_header_size(uint16_t type)
 {
-	const uint8_t *header = (const uint8_t *)packet + sizeof(packet->check);
-	uint64_t first = XXH3_64bits_withSeed(header, sizeof(*packet) - sizeof(packet->check), seed);
-	return packet->length ? XXH3_64bits_withSeed(payload, packet->length, first) : first;
+	return type == UDP_READ || type == UDP_WRITE ? sizeof(struct udp_bulk) : sizeof(struct udp_packet);
+}
+
+static uint64_t check_of(const uint8_t *data, uint32_t length, const uint8_t *secret)
+{
+	return hash_secret(data + sizeof(uint64_t), length - sizeof(uint64_t), secret);
 }
 
 static void fill(struct udp_link *link, struct udp_packet *packet, const struct flow_news *news, uint64_t now_ns)
@@ -27,6 +29,17 @@ static void fill(struct udp_link *link, struct udp_packet *packet, const struct 
 	packet->consumed = news->consumed;
 	packet->echo_us = news->echo_us;
 	packet->time_us = now_ns / 1000;
+}
+
+/* The system calls are made without what the C library puts around them: they never block, and must not be where a
+ * thread is cancelled. A connected socket tells of a peer's closed port in place of sending. */
+void udp_send(struct udp *udp, const struct udp_link *link, const void *packet, size_t length)
+{
+	int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
+	if (link->fd < 0)
+		syscall(SYS_sendto, udp->fd, packet, length, flags, &link->to, link->to_length);
+	else if (syscall(SYS_sendto, link->fd, packet, length, flags, NULL, 0) < 0 && errno == ECONNREFUSED)
+		syscall(SYS_sendto, link->fd, packet, length, flags, NULL, 0);
 }
 
 /* Sends a packet that is no segment. */
@@ -45,83 +58,112 @@ void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t t
 		memcpy(all.bitmap, news.bitmap, all.packet.length);
 	} else if (type == UDP_BYE) {
 		/* What was never cut into segments is missing, too. */
-		all.packet.sequence = link->flow.next + (link->flow.cut != link->flow.head);
+		all.packet.sequence = link->flow.next + (link->flow.cut != link->flow.head || link->flow.bulk);
 	}
-	all.packet.check = check_of(&all.packet, all.bitmap, link->seed_out);
-	sendto(udp->fd, &all, sizeof(all.packet) + all.packet.length, MSG_DONTWAIT | MSG_NOSIGNAL,
-	       (struct sockaddr *)&link->to, link->to_length);
+	uint32_t size = sizeof(all.packet) + all.packet.length;
+	all.packet.check = check_of((const uint8_t *)&all, size, link->secret_out);
+	udp_send(udp, link, &all, size);
 }
 
-/* Gives n packets to the kernel, all of them of one size but the last, which may be smaller. */
-static void send_batch(struct udp *udp, struct udp_link *link, struct iovec *parts, int n, uint16_t size)
+/* Gives a train of packets to the kernel, all of them of one size but the last, which may be smaller. */
+static int send_train(struct udp *udp, struct udp_link *link, const uint8_t *train, uint32_t length, uint16_t size)
 {
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(uint16_t))];
-	} control = {0};
-	struct msghdr message = {
-		.msg_name = &link->to, .msg_namelen = link->to_length, .msg_iov = parts, .msg_iovlen = 2 * n,
-	};
-	if (n > 1) {
-		message.msg_control = &control;
-		message.msg_controllen = sizeof(control);
-		control.header.cmsg_level = IPPROTO_UDP;
-		control.header.cmsg_type = UDP_SEGMENT;
-		control.header.cmsg_len = CMSG_LEN(sizeof(uint16_t));
-		memcpy(CMSG_DATA(&control.header), &size, sizeof(size));
+	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof(uint16_t))}};
+	struct iovec part = {(void *)train, length};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	if (link->fd < 0) {
+		message.msg_name = &link->to;
+		message.msg_namelen = link->to_length;
 	}
-	if (sendmsg(udp->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno == EAGAIN || errno == ENOBUFS || n == 1)
-		return; /* what the kernel does not take is lost, and sent again as such */
-	/* The way has become narrower, or knows no trains: one by one the kernel cuts what is too long. */
-	udp->no_batches = errno == EIO || errno == EINVAL;
-	link->flow.segment_size = udp_segment_size(&link->to, link->to_length);
-	for (int i = 0; i < n; i++)
-		send_batch(udp, link, parts + 2 * i, 1, 0);
+	memcpy(CMSG_DATA(&control.header), &size, sizeof(size));
+	return syscall(SYS_sendmsg, link->fd < 0 ? udp->fd : link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+}
+
+static void send_packets(struct udp *udp, struct udp_link *link, const uint8_t *train, uint32_t length, uint16_t size)
+{
+	if (length > size) {
+		int error = send_train(udp, link, train, length, size);
+		if (error == -ECONNREFUSED)
+			error = send_train(udp, link, train, length, size);
+		if (!error || error == -EAGAIN || error == -ENOBUFS)
+			return; /* what the kernel does not take is lost, and sent again as such */
+		/* The way has become narrower, or knows no trains: one by one the kernel cuts what is too long. */
+		udp->no_trains = error == -EIO || error == -EINVAL;
+		link->flow.segment_size = udp_segment_size(&link->to, link->to_length);
+	}
+	for (uint32_t at = 0; at < length; at += size)
+		udp_send(udp, link, train + at, length - at < size ? length - at : size);
+}
+
+/* Makes a segment's packet; its size. The bytes are copied to behind their header, for the kernel is slow with many short
+ * pieces, and then hashed where they are near. */
+static uint32_t make(struct udp_link *link, uint8_t *to, const struct flow_segment *segment, const struct flow_news *news,
+		     uint64_t now_ns)
+{
+	struct udp_bulk head = {.packet = {.type = UDP_DATA, .length = segment->length, .sequence = segment->sequence}};
+	if (segment->kind == FLOW_EMPTY) {
+		head.packet.type = UDP_EMPTY;
+	} else if (segment->kind == FLOW_STREAM) {
+		head.packet.offset = segment->offset;
+	} else {
+		head.packet.type = segment->bulk->type;
+		head.name = segment->bulk->name;
+		head.at = segment->bulk->at + segment->offset;
+	}
+	uint32_t size = udp_header_size(head.packet.type);
+	fill(link, &head.packet, news, now_ns);
+	memcpy(to, &head, size);
+	if (segment->length)
+		memcpy(to + size, segment->data, segment->length);
+	size += segment->length;
+	uint64_t check = check_of(to, size, link->secret_out);
+	memcpy(to, &check, sizeof(check));
+	return size;
 }
 
 /* Sends all segments that may be sent now; without whole also what does not fill a packet. */
 void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool whole)
 {
-	struct udp_packet packets[BATCH];
-	struct iovec parts[2 * BATCH];
 	struct flow_segment segment;
 	struct flow_news news;
-	int n = 0;
-	uint32_t first = 0, bytes = 0;
+	uint8_t *train = udp->train_out;
+	uint32_t packets = 0, length = 0, first = 0;
 	while (flow_send(&link->flow, now_ns, !whole, &segment)) {
-		uint32_t size = sizeof(packets[0]) + segment.length;
-		if (n && (size > first || n == BATCH || bytes + size > BATCH_BYTES)) {
-			send_batch(udp, link, parts, n, first);
-			n = bytes = 0;
-		}
-		if (!n) {
+		if (!packets) {
 			/* Only what is in order goes along; gaps are told by a packet of its own. */
 			if (link->flow.in_most == link->flow.in_next)
 				flow_tell(&link->flow, &news);
 			else
 				flow_look(&link->flow, &news);
-			first = size;
 		}
-		packets[n] = (struct udp_packet){
-			.type = UDP_DATA, .length = segment.length, .sequence = segment.sequence, .offset = segment.offset,
-		};
-		fill(link, &packets[n], &news, now_ns);
-		packets[n].check = check_of(&packets[n], segment.data, link->seed_out);
-		parts[2 * n] = (struct iovec){&packets[n], sizeof(packets[n])};
-		parts[2 * n + 1] = (struct iovec){(void *)segment.data, segment.length};
-		n++;
-		bytes += size;
-		if (size < first || udp->no_batches) {
-			send_batch(udp, link, parts, n, first);
-			n = bytes = 0;
+		uint32_t size = make(link, train + length, &segment, &news, now_ns);
+		if (packets && size > first) {
+			send_packets(udp, link, train, length, first);
+			memmove(train, train + length, size);
+			packets = length = 0;
+		}
+		first = packets ? first : size;
+		packets++;
+		length += size;
+		if (size < first || packets == TRAIN || length + first > TRAIN_BYTES || udp->no_trains) {
+			send_packets(udp, link, train, length, first);
+			packets = length = 0;
 		}
 	}
-	if (n)
-		send_batch(udp, link, parts, n, first);
+	if (packets)
+		send_packets(udp, link, train, length, first);
 }
 
 static void learn(struct udp_link *link, const struct udp_packet *packet, const uint8_t *payload, uint64_t now_ns)
 {
+	/* The packets of a train all say the same. */
+	if (packet->type != UDP_NEWS && packet->next == link->told_next && packet->consumed == link->told_consumed)
+		return;
+	link->told_next = packet->next;
+	link->told_consumed = packet->consumed;
 	struct flow_news news = {.next = packet->next, .consumed = packet->consumed, .echo_us = packet->echo_us};
 	if (packet->type == UDP_NEWS && packet->sequence <= FLOW_BITS &&
 	    packet->length == (packet->sequence + 63) / 64 * sizeof(uint64_t)) {
@@ -135,7 +177,7 @@ static void learn(struct udp_link *link, const struct udp_packet *packet, const 
 static bool right(struct pm_endpoint *endpoint, struct udp_link *link, struct udp_packet *packet, const uint8_t *data, uint32_t length)
 {
 	memcpy(packet, data, sizeof(*packet));
-	if (packet->length == length - sizeof(*packet) && check_of(packet, data + sizeof(*packet), link->seed_in) == packet->check)
+	if (udp_header_size(packet->type) + packet->length == length && check_of(data, length, link->secret_in) == packet->check)
 		return true;
 	count_both(&endpoint->statistics->dropped, 1);
 	return false;
@@ -152,18 +194,28 @@ void udp_refuse(struct pm_endpoint *endpoint, struct udp_link *link, const uint8
 /* A packet of an open connection has come. */
 void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns)
 {
+	struct udp_bulk bulk;
 	struct udp_packet packet;
-	const uint8_t *payload = data + sizeof(packet);
 	if (!right(endpoint, link, &packet, data, length))
 		return;
+	const uint8_t *payload = data + udp_header_size(packet.type);
 	link->flow.echo_us = packet.time_us;
 	link->heard_ns = now_ns;
 	link->asks = 0;
+	endpoint->udp->came = link;
 	udp_sure(link); /* the secret is made of both nonces */
 	learn(link, &packet, payload, now_ns);
 	switch (packet.type) {
 	case UDP_DATA:
 		flow_arrive(&link->flow, now_ns, packet.sequence, packet.offset, payload, packet.length);
+		break;
+	case UDP_READ:
+	case UDP_WRITE:
+		memcpy(&bulk, data, sizeof(bulk));
+		udp_take_bulk(endpoint, link, &bulk, payload, now_ns);
+		break;
+	case UDP_EMPTY:
+		flow_arrive_bulk(&link->flow, now_ns, packet.sequence);
 		break;
 	case UDP_PING:
 		udp_say(endpoint->udp, link, now_ns, UDP_NEWS);

@@ -14,6 +14,8 @@
 struct packet {
 	uint64_t at;
 	bool data;
+	enum flow_kind kind;
+	uint64_t name, bulk_offset;
 	uint32_t sequence, offset, length, time_us;
 	struct flow_news news;
 	uint8_t bytes[SEGMENT];
@@ -28,7 +30,22 @@ struct network {
 	uint64_t sent;
 };
 
+/* Bulk, at its sender and its receiver; a message of kind BULK_END follows each. */
+#define BULKS 60
+#define LONGEST_BULK 100000
+#define BULK_END 0x100
+
+struct transfer {
+	struct flow_bulk bulk;
+	uint8_t *memory;    /* the sender's */
+	uint8_t *placed;    /* the receiver's, and how often each byte was put there */
+	bool begun, told, given_up, ended;
+};
+
 struct end {
+	struct transfer transfers[BULKS];
+	int bulks;          /* that this end is to send */
+	uint64_t bulk_random;
 	struct flow flow;
 	struct network network; /* towards this end */
 	uint64_t random, other_random;
@@ -63,6 +80,69 @@ static void say_news(struct end *end, struct end *other, uint64_t now)
 	put(&other->network, now, &packet);
 }
 
+static uint8_t byte_of(const struct transfer *transfer, uint64_t i)
+{
+	return transfer->bulk.name * 31 + i * 7 + (i >> 8);
+}
+
+static void place(struct transfer *transfer, const struct packet *packet)
+{
+	CHECK(!transfer->ended);
+	for (uint32_t i = 0; i < packet->length; i++) {
+		uint64_t at = packet->bulk_offset + i;
+		CHECK(at < transfer->bulk.length);
+		CHECK_IS(packet->bytes[i], byte_of(transfer, at));
+		CHECK_IS(transfer->placed[at]++, 0);
+	}
+}
+
+/* Now and then bulk begins, or is taken away; when all of it has a number, its end is told. */
+static void work_bulk(struct end *end)
+{
+	for (int i = 0; i < end->bulks; i++) {
+		struct transfer *transfer = &end->transfers[i];
+		struct flow_bulk *bulk = &transfer->bulk;
+		if (!transfer->begun && random_next(&end->bulk_random) % 200 == 0) {
+			*bulk = (struct flow_bulk){.name = i, .length = 1 + random_next(&end->bulk_random) % LONGEST_BULK};
+			bulk->memory = transfer->memory = malloc(bulk->length);
+			transfer->placed = calloc(1, bulk->length);
+			for (uint64_t at = 0; at < bulk->length; at++)
+				transfer->memory[at] = byte_of(transfer, at);
+			flow_bulk_add(&end->flow, bulk);
+			transfer->begun = true;
+		} else if (transfer->begun && !transfer->told && !transfer->given_up && random_next(&end->bulk_random) % 1000 == 0) {
+			flow_bulk_remove(&end->flow, bulk);
+			free(transfer->memory); /* who looks at it now is found by the address sanitizer */
+			transfer->memory = NULL;
+			transfer->given_up = true;
+		}
+		if (transfer->begun && !transfer->told && (transfer->given_up || bulk->cut == bulk->length)) {
+			uint32_t *room = flow_reserve(&end->flow, sizeof(*room));
+			if (!room)
+				return;
+			*room = i;
+			flow_commit(&end->flow, 0, 1);
+			transfer->told = true;
+		}
+	}
+}
+
+static void end_of_bulk(struct transfer *transfer)
+{
+	CHECK(transfer->told && !transfer->ended);
+	for (uint64_t i = 0; i < transfer->bulk.length && !transfer->given_up; i++)
+		CHECK_IS(transfer->placed[i], 1);
+	transfer->ended = true;
+}
+
+static bool all_ended(const struct end *end)
+{
+	for (int i = 0; i < end->bulks; i++)
+		if (!end->transfers[i].ended)
+			return false;
+	return true;
+}
+
 static void receive_packets(struct end *end, struct end *other, uint64_t now)
 {
 	struct packet *packet;
@@ -70,7 +150,10 @@ static void receive_packets(struct end *end, struct end *other, uint64_t now)
 		end->network.packets = packet->next;
 		end->flow.echo_us = packet->time_us;
 		CHECK(flow_learn(&end->flow, now, &packet->news));
-		if (packet->data)
+		if (packet->data && packet->kind != FLOW_STREAM) {
+			if (flow_arrive_bulk(&end->flow, now, packet->sequence) && packet->kind == FLOW_BULK)
+				place(&other->transfers[packet->name], packet);
+		} else if (packet->data)
 			CHECK(flow_arrive(&end->flow, now, packet->sequence, packet->offset, packet->bytes, packet->length));
 		else if (packet->sequence)
 			flow_answer(&end->flow, now);
@@ -93,7 +176,7 @@ static void fill(uint8_t *data, uint32_t length, uint64_t number)
 		data[i] = (uint8_t)(number * 17 + i * 5);
 }
 
-static void work(struct end *end, uint64_t messages)
+static void work(struct end *end, struct end *other, uint64_t messages)
 {
 	struct ring_message message;
 	static uint8_t wanted[LONGEST];
@@ -109,7 +192,14 @@ static void work(struct end *end, uint64_t messages)
 		flow_commit(&end->flow, end->sent & 0xff, 0);
 		end->sent++;
 	}
+	work_bulk(end);
 	while (flow_peek(&end->flow, &message, LONGEST)) {
+		if (message.type == 1) {
+			CHECK_IS(message.length, 4);
+			end_of_bulk(&other->transfers[*(const uint32_t *)message.data]);
+			flow_take(&end->flow, 4);
+			continue;
+		}
 		uint32_t length = next_length(&end->other_random);
 		CHECK_IS(message.length, length);
 		CHECK_IS(message.kind, end->received & 0xff);
@@ -130,10 +220,15 @@ static void send_packets(struct end *end, struct end *other, uint64_t now)
 	}
 	while (flow_send(&end->flow, now, true, &segment)) {
 		struct packet packet = {
-			.data = true, .sequence = segment.sequence, .offset = segment.offset, .length = segment.length, .time_us = now / 1000,
+			.data = true, .kind = segment.kind, .sequence = segment.sequence, .offset = segment.offset, .length = segment.length, .time_us = now / 1000,
 		};
 		flow_tell(&end->flow, &packet.news);
-		memcpy(packet.bytes, segment.data, segment.length);
+		if (segment.kind == FLOW_BULK) {
+			packet.name = segment.bulk->name;
+			packet.bulk_offset = segment.offset;
+		}
+		if (segment.length)
+			memcpy(packet.bytes, segment.data, segment.length);
 		put(&other->network, now, &packet);
 	}
 }
@@ -143,16 +238,20 @@ static void step(struct end *end, struct end *other, uint64_t now, uint64_t mess
 	if (end->frozen)
 		return;
 	receive_packets(end, other, now);
-	work(end, messages);
+	work(end, other, messages);
 	send_packets(end, other, now);
 }
 
 static void open_ends(struct end ends[2], struct network network, uint64_t seed)
 {
 	for (int i = 0; i < 2; i++) {
-		ends[i] = (struct end){.network = network, .random = seed + i + 1, .other_random = seed + 2 - i};
+		memset(&ends[i], 0, sizeof(ends[i]));
+		ends[i].network = network;
+		ends[i].random = seed + i + 1;
+		ends[i].other_random = seed + 2 - i;
+		ends[i].bulk_random = seed * 5 + i + 1;
 		ends[i].network.random = seed * 77 + i + 3;
-		CHECK_IS(flow_open(&ends[i].flow, RING, SEGMENT), 0);
+		CHECK_IS(flow_open(&ends[i].flow, RING, SEGMENT, FLOW_SEGMENTS), 0);
 	}
 }
 
@@ -164,6 +263,10 @@ static void close_ends(struct end ends[2])
 			ends[i].network.packets = packet->next;
 			free(packet);
 		}
+		for (int j = 0; j < BULKS; j++) {
+			free(ends[i].transfers[j].memory);
+			free(ends[i].transfers[j].placed);
+		}
 		CHECK_IS(ends[i].flow.dropped, 0);
 		flow_close(&ends[i].flow);
 	}
@@ -172,11 +275,13 @@ static void close_ends(struct end ends[2])
 /* Both ends send until all has arrived; how long it took, s. */
 static double converse(struct network network, uint64_t seed, uint64_t messages)
 {
-	struct end ends[2];
+	static struct end ends[2];
 	uint64_t now = 1000000;
 	uint64_t tick = network.delay / 50 < 5000 ? 5000 : network.delay / 50;
 	open_ends(ends, network, seed);
-	while (ends[0].received < messages || ends[1].received < messages) {
+	ends[0].bulks = BULKS;
+	ends[1].bulks = BULKS / 2;
+	while (ends[0].received < messages || ends[1].received < messages || !all_ended(&ends[0]) || !all_ended(&ends[1])) {
 		now += tick;
 		CHECK(now < 3600ull * 1000000000);
 		for (int i = 0; i < 2; i++)
@@ -189,7 +294,7 @@ static double converse(struct network network, uint64_t seed, uint64_t messages)
 /* One end stands still for five minutes. */
 static void frozen_peer(void)
 {
-	struct end ends[2];
+	static struct end ends[2];
 	uint64_t now = 1000000;
 	open_ends(ends, (struct network){.delay = 20000}, 5);
 	for (; now < 100000000; now += 5000)
@@ -210,6 +315,41 @@ static void frozen_peer(void)
 	close_ends(ends);
 }
 
+/* The end of what is sent is lost, and its being sent again has to wait for nobody: how long it takes, us. */
+static double lost_end(int segments, int lost)
+{
+	static struct end ends[2];
+	static uint8_t memory[20 * SEGMENT];
+	struct flow_bulk bulk = {.memory = memory, .length = segments * (SEGMENT - FLOW_BULK_HEADER)};
+	uint64_t now = 1000000, began = 0;
+	open_ends(ends, (struct network){.delay = 20000}, 7);
+	for (; now < 20000000; now += 5000) /* the way is known */
+		for (int i = 0; i < 2; i++)
+			step(&ends[i], &ends[!i], now, 20);
+	ends[0].transfers[0].placed = calloc(1, sizeof(memory));
+	ends[0].transfers[0].bulk.length = sizeof(memory);
+	for (size_t i = 0; i < sizeof(memory); i++)
+		memory[i] = byte_of(&ends[0].transfers[0], i);
+	struct flow_segment segment;
+	began = now;
+	flow_bulk_add(&ends[0].flow, &bulk);
+	for (int i = 0; flow_send(&ends[0].flow, now, true, &segment); i++) {
+		struct packet packet = {.data = true, .kind = FLOW_EMPTY, .sequence = segment.sequence, .time_us = now / 1000};
+		flow_tell(&ends[0].flow, &packet.news);
+		if (i < segments - lost)
+			put(&ends[1].network, now, &packet);
+	}
+	CHECK_IS(bulk.cut, bulk.length);
+	while (bulk.listed) {
+		now += 5000;
+		CHECK(now < began + 1000000000);
+		for (int i = 0; i < 2; i++)
+			step(&ends[i], &ends[!i], now, 20);
+	}
+	close_ends(ends);
+	return (now - began) * 1e-3;
+}
+
 int main(void)
 {
 	converse((struct network){.delay = 20000}, 1, MESSAGES);
@@ -221,5 +361,9 @@ int main(void)
 			.delay = seed * 1000, .loss = seed * 7 % 100, .twice = seed * 5 % 50, .jitter = seed * 31 % 7 * 50000,
 		}, seed, 500);
 	frozen_peer();
+	/* Two round trips and the wait for news, and some more for what is found out about by what was probed with. */
+	CHECK(lost_end(20, 1) < 600);
+	CHECK(lost_end(20, 3) < 900);
+	CHECK(lost_end(20, 20) < 1200);
 	return 0;
 }

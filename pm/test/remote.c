@@ -1,5 +1,6 @@
 /* remote.c - remote memory is read and written whole, directly and by copies, and only where a key allows it. */
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #include "pair.h"
 
@@ -166,6 +167,47 @@ static void stale(struct side *side)
 	finished(side);
 }
 
+/* A region is taken away while it is read, and its memory with it: the read ends well or is refused, and who had the
+ * memory looks there no more. */
+static void taken_away(struct side *side)
+{
+	enum { LENGTH = 2 << 20, TIMES = 50 };
+	uint64_t random = 11;
+	uint8_t *copy = malloc(LENGTH);
+	for (int i = 0; i < TIMES; i++) {
+		struct offer offer;
+		if (side->number) {
+			struct pm_region *region;
+			struct pm_message message;
+			uint8_t *memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			CHECK(memory != MAP_FAILED);
+			for (size_t j = 0; j < LENGTH; j++)
+				memory[j] = pattern(j, i);
+			CHECK_IS(pm_register(side->context, memory, LENGTH, PM_REMOTE_READ, &region), 0);
+			offer = (struct offer){(uintptr_t)memory, pm_region_key(region)};
+			tell(side, &offer, sizeof(offer));
+			for (int looks = random_next(&random) % 2000; looks; looks--)
+				CHECK_IS(pm_receive(side->endpoint, &message), 0);
+			CHECK_IS(pm_deregister(region), 0);
+			CHECK(!munmap(memory, LENGTH));
+			tell(side, "x", 1);
+			receive_surely(side, &message);
+			pm_release(side->endpoint, &message);
+		} else {
+			char gone;
+			hear(side, &offer, sizeof(offer));
+			CHECK_IS(pm_read(side->peer, copy, LENGTH, offer.address, offer.key, copy), 0);
+			int status = status_of(side, PM_READ_DONE, copy);
+			CHECK(!status || status == -EACCES);
+			for (size_t j = 0; !status && j < LENGTH; j++)
+				CHECK_IS(copy[j], pattern(j, i));
+			hear(side, &gone, 1);
+			finished(side);
+		}
+	}
+	free(copy);
+}
+
 /* The table of regions is finite, and comes back. */
 static void table(void)
 {
@@ -199,5 +241,6 @@ int main(void)
 	pair_run(&copies, refused);
 	pair_run(NULL, stale);
 	pair_run(&copies, stale);
+	pair_run(&copies, taken_away);
 	return 0;
 }

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include "pair.h"
@@ -102,6 +103,52 @@ static void noise(struct side *side)
 	close(thrower);
 }
 
+struct offer {
+	uint64_t address, key;
+};
+
+/* A process ends in the middle of accesses to its memory, and nobody tells: they end all the same, and then what they
+ * were from and to is not touched any more. */
+static void vanished(struct side *side)
+{
+	enum { LENGTH = 64 << 20 };
+	struct pm_region *region;
+	struct pm_message message;
+	struct pm_event event;
+	struct offer offer;
+	uint8_t *memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(memory != MAP_FAILED);
+	if (side->number) {
+		CHECK_IS(pm_register(side->context, memory, LENGTH, PM_REMOTE_READ | PM_REMOTE_WRITE, &region), 0);
+		offer = (struct offer){(uintptr_t)memory, pm_region_key(region)};
+		tell(side, &offer, sizeof(offer));
+		char begun;
+		hear(side, &begun, 1);
+		for (int i = 0; i < 20; i++)
+			CHECK_IS(pm_receive(side->endpoint, &message), 0);
+		_exit(0);
+	}
+	memset(memory, 1, LENGTH);
+	hear(side, &offer, sizeof(offer));
+	CHECK_IS(pm_read(side->peer, memory + LENGTH / 2, LENGTH / 2, offer.address + LENGTH / 2, offer.key, NULL), 0);
+	CHECK_IS(pm_write(side->peer, memory, LENGTH / 2, offer.address, offer.key, NULL), 0);
+	tell(side, "x", 1);
+	int ended = 0;
+	while (ended < 3) { /* both, and the peer */
+		if (!pm_next_event(side->endpoint, &event)) {
+			CHECK_IS(pm_receive(side->endpoint, &message), 0);
+			continue;
+		}
+		CHECK(event.status == -ETIMEDOUT || event.type == PM_READ_DONE);
+		ended++;
+	}
+	CHECK(!munmap(memory, LENGTH));
+	for (int i = 0; i < 1000; i++)
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+	CHECK_IS(pm_context_close(side->context), 0);
+	side->context = NULL;
+}
+
 int main(void)
 {
 	setenv("PM_RAILS", "udp", 1);
@@ -109,5 +156,7 @@ int main(void)
 	pair_run(NULL, goodbye);
 	pair_run(NULL, other_job);
 	pair_run(NULL, noise);
+	setenv("PM_PATIENCE", "1", 1);
+	pair_run(NULL, vanished);
 	return 0;
 }

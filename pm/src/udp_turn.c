@@ -1,0 +1,219 @@
+/* udp_turn.c - what the connections of the udp rail do when they get a turn: the owner's, or the keeper's in its stead. */
+#include <poll.h>
+#include <time.h>
+
+#include "udp.h"
+
+/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
+#define LINGER_NS 2000000000ull
+/* A peer of which something is awaited is asked whether it is there after so long a silence. */
+#define ASK_NS 1000000000ull
+/* So many greetings are said before they are a second apart. */
+#define FIRST_GREETINGS 8
+
+/* Sends what is due of a connection; when it wants to be looked at next. */
+static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t now_ns)
+{
+	if (link->peer->status)
+		return NEVER;
+	if (now_ns >= link->greet_at_ns)
+		udp_greet(udp, link, now_ns);
+	link->silent = !link->sure && link->greetings > udp->patience + FIRST_GREETINGS;
+	if (!link->open)
+		return link->greet_at_ns;
+	if (flow_alarm(&link->flow, now_ns))
+		udp_say(udp, link, now_ns, UDP_PING);
+	if (link->sure)
+		udp_flush(udp, link, now_ns, false);
+	if (flow_news_due(&link->flow, now_ns))
+		udp_say(udp, link, now_ns, UDP_NEWS);
+	uint64_t at = flow_alarm_at(&link->flow);
+	at = at < link->greet_at_ns ? at : link->greet_at_ns;
+	if (link->goodbye) {
+		/* All is here, or what is lacking was lost with its sender. */
+		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= link->heard_ns + LINGER_NS;
+		return link->stray || at < link->heard_ns + LINGER_NS ? at : link->heard_ns + LINGER_NS;
+	}
+	if (flow_idle(&link->flow) && !link->flow.starved && (!link->peer->copies || !link->peer->over_udp)) {
+		link->asks = 0;
+		link->asked_ns = now_ns;
+		return at;
+	}
+	/* Something is awaited of the peer. Its silence is counted in asks, so that only time counts in which it was asked. */
+	uint64_t ask = (link->heard_ns > link->asked_ns ? link->heard_ns : link->asked_ns) + ASK_NS;
+	if (now_ns >= ask) {
+		link->asked_ns = now_ns;
+		ask = now_ns + ASK_NS;
+		link->asks++;
+		udp_say(udp, link, now_ns, UDP_PING);
+	}
+	link->silent = link->silent || link->asks > udp->patience;
+	return at < ask ? at : ask;
+}
+
+static void look_at_links(struct udp *udp, uint64_t now_ns)
+{
+	uint64_t at = NEVER;
+	for (uint32_t i = 0; i < udp->count; i++) {
+		uint64_t wants = look_at_link(udp, udp->links[i], now_ns);
+		at = wants < at ? wants : at;
+	}
+	udp->look_at_ns = at;
+}
+
+/* Whether somebody waits for news of what has come. */
+static bool owes_news(const struct udp *udp)
+{
+	for (uint32_t i = 0; i < udp->count; i++)
+		if (udp->links[i]->open && !udp->links[i]->peer->status && udp->links[i]->flow.unacknowledged)
+			return true;
+	return false;
+}
+
+/* Whether all that was sent has arrived, as far as it can. */
+static bool all_idle(const struct udp *udp)
+{
+	for (uint32_t i = 0; i < udp->count; i++) {
+		const struct udp_link *link = udp->links[i];
+		if (link->sure && !link->goodbye && !link->peer->status && !flow_idle(&link->flow))
+			return false;
+	}
+	return true;
+}
+
+/* Whether a message may be handed out: what its sender has put into a ring before is read first. */
+bool udp_in_turn(const struct udp_link *link, const struct ring_message *found)
+{
+	return !link->peer->rings && found->type < RING_OPEN;
+}
+
+/* Whether a peer has said something about rings that has not been taken. */
+static bool speaks_of_rings(struct udp *udp)
+{
+	struct ring_message found;
+	for (uint32_t i = 0; i < udp->count; i++)
+		if (udp->links[i]->open && !udp->links[i]->peer->status && flow_peek(&udp->links[i]->flow, &found, PM_MAX_MESSAGE) &&
+		    found.type >= RING_OPEN)
+			return true;
+	return false;
+}
+
+/* Takes what has come, and sends what may be sent; under the lock. Whether something came. */
+bool udp_look(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	uint64_t now_ns = clock_ns();
+	bool came = udp_take_packets(endpoint, now_ns, true);
+	udp->quiet = came ? 0 : udp->quiet + 1;
+	atomic_store_explicit(&udp->turns, atomic_load_explicit(&udp->turns, memory_order_relaxed) + 1, memory_order_relaxed);
+	if (came || now_ns >= udp->look_at_ns)
+		look_at_links(udp, now_ns);
+	return came;
+}
+
+void udp_progress(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	bool came = udp_look(endpoint);
+	pthread_mutex_unlock(&udp->lock);
+	if (came)
+		keeper_tick(endpoint->context);
+}
+
+/* The keeper's turn, in the owner's stead if that has not come by since the last one. False: nobody waits for anything. */
+bool udp_tick(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	bool took = false;
+	uint64_t turns = atomic_load_explicit(&udp->turns, memory_order_relaxed);
+	bool away = turns == udp->turns_seen, seized = away && endpoint_seize(endpoint);
+	pthread_mutex_lock(&udp->lock);
+	if (away) {
+		uint64_t now_ns = clock_ns();
+		took = udp_take_packets(endpoint, now_ns, seized);
+		look_at_links(udp, now_ns);
+	}
+	udp->turns_seen = turns;
+	bool busy = !all_idle(udp) || owes_news(udp), rings = speaks_of_rings(udp);
+	pthread_mutex_unlock(&udp->lock);
+	if (seized)
+		endpoint_give_back(endpoint);
+	if (rings)
+		rail_notice(endpoint);
+	/* The owner may sleep for what has just been taken out of its socket. */
+	if (took && udp_ready(endpoint))
+		endpoint_notice(endpoint);
+	return busy;
+}
+
+/* Whether there is a message that has come already. */
+bool udp_ready(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	struct ring_message found;
+	pthread_mutex_lock(&udp->lock);
+	bool ready = !TAILQ_EMPTY(&udp->placed);
+	for (uint32_t i = 0; i < udp->count && !ready; i++) {
+		struct udp_link *link = udp->links[i];
+		ready = !link->peer->status && (link->stray || link->silent || link->flow.broken ||
+						(link->open && flow_peek(&link->flow, &found, PM_MAX_MESSAGE) && udp_in_turn(link, &found)));
+	}
+	pthread_mutex_unlock(&udp->lock);
+	return ready;
+}
+
+/* Whether all that was sent has arrived, and nobody waits for news. */
+bool udp_quiet(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	if (!udp)
+		return true;
+	pthread_mutex_lock(&udp->lock);
+	bool quiet = all_idle(udp) && !owes_news(udp);
+	pthread_mutex_unlock(&udp->lock);
+	return quiet;
+}
+
+/* How long a sleeper may sleep before the rail needs a turn, ms; -1: for ever. */
+int udp_wait_ms(struct pm_endpoint *endpoint)
+{
+	uint64_t at, now_ns;
+	pthread_mutex_lock(&endpoint->udp->lock);
+	at = endpoint->udp->look_at_ns;
+	pthread_mutex_unlock(&endpoint->udp->lock);
+	if (at == NEVER)
+		return -1;
+	now_ns = clock_ns();
+	return at <= now_ns ? 0 : (at - now_ns) / 1000000 + 1;
+}
+
+/* How much has arrived of what was sent, over all connections. */
+static uint64_t arrived_of_all(const struct udp *udp)
+{
+	uint64_t all = 0;
+	for (uint32_t i = 0; i < udp->count; i++)
+		all += udp->links[i]->open ? udp->links[i]->flow.first + udp->links[i]->flow.consumed : 0;
+	return all;
+}
+
+/* Waits until all that was sent has arrived, or nothing more has for some time. */
+void udp_linger(struct pm_endpoint *endpoint)
+{
+	struct udp *udp = endpoint->udp;
+	struct pollfd socket = {.fd = udp->fd, .events = POLLIN};
+	uint64_t until = 0, arrived = 0;
+	for (;;) {
+		udp_progress(endpoint);
+		pthread_mutex_lock(&udp->lock);
+		bool idle = all_idle(udp);
+		uint64_t now = arrived_of_all(udp), now_ns = clock_ns();
+		pthread_mutex_unlock(&udp->lock);
+		if (!until || now != arrived)
+			until = now_ns + LINGER_NS;
+		if (idle || now_ns >= until)
+			return;
+		arrived = now;
+		poll(&socket, 1, 1);
+	}
+}
