@@ -19,6 +19,7 @@ bench-idle: build ## CPU time and memory of manager and agent with sixteen idle 
 	@$(GO) run ./bench/idle
 
 .PHONY: bench-pm
-bench-pm: setup ## PM, and MPI over it, against what three MPIs and libfabric have, on one machine and between two (root)
+bench-pm: build ## PM, and MPI over it, against what three MPIs and libfabric have: on one machine, between two, between guests (root)
 	@scripts/setup.sh $$(grep -v '^\#' pm/packages) mpich libmpich-dev gnuplot-nox
+	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@$(GO) run ./bench/pm

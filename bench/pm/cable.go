@@ -70,6 +70,12 @@ func lacking(path string) string {
 	return strings.Join(missing, ", ")
 }
 
+// skip notes, and says, why a path is not measured.
+func (b *bench) skip(path, why string) {
+	fmt.Printf("== SKIPPED: %s: %s\n", path, why)
+	b.skipped[path] = why
+}
+
 // layCables makes those that can be made here, and notes the others as skipped. removeCables is to be called in any case.
 func (b *bench) layCables(ctx context.Context) error {
 	b.cables, b.skipped = map[string]*cable{}, map[string]string{}
@@ -87,17 +93,19 @@ func (b *bench) layCables(ctx context.Context) error {
 		for side := range c.hosts {
 			c.hosts[side] = fmt.Sprintf("pm-bench-%d-%c", os.Getpid(), 'a'+2*i+side)
 		}
-		missing := lacking(path)
-		if missing == "" {
+		why := lacking(path)
+		if why != "" {
+			why = "this machine lacks " + why
+		} else {
 			if err := c.lay(ctx, path == lossy); err != nil {
 				if ctx.Err() != nil {
 					return err
 				}
-				missing = err.Error() // root without the right to do so, or a kernel without
+				why = err.Error() // root without the right to do so, or a kernel without
 			}
 		}
-		if missing != "" {
-			b.skipped[path] = missing
+		if why != "" {
+			b.skip(path, why)
 			continue
 		}
 		b.cables[path] = c

@@ -1,7 +1,8 @@
-// Command pm measures PM and MPI over it against what else there is, on one machine and between two, for which network
-// namespaces stand: an 8-byte half round trip and the bandwidth of a 1 MiB ping-pong between two processes, and for PM
-// alone its curves. The ways take turns, so that a slow moment of the machine falls on all of them. It needs root for
-// Debian packages and for the namespaces, and writes build/reports/bench-pm.json and plots beside it.
+// Command pm measures PM and MPI over it against what else there is, on one machine, between two, for which network
+// namespaces stand, and between two guests of one host: an 8-byte half round trip and the bandwidth of a 1 MiB ping-pong
+// between two processes, and for PM alone its curves. The ways take turns, so that a slow moment of the machine falls on
+// all of them. It needs root for Debian packages, namespaces and the guests' image, and writes
+// build/reports/bench-pm.json and plots beside it.
 package main
 
 import (
@@ -43,12 +44,16 @@ func measure(ctx context.Context, runs int, out, only string) (err error) {
 	if err := b.layCables(ctx); err != nil {
 		return err
 	}
-	for path, lack := range b.skipped {
-		fmt.Printf("== SKIPPED: %s: this machine lacks %s\n", path, lack)
-	}
-	ways := slices.DeleteFunc(b.ways(), func(w *way) bool { return !strings.Contains(w.name(), only) })
+	all := b.ways()
+	ways := slices.DeleteFunc(slices.Clone(all), func(w *way) bool { return !strings.Contains(w.name(), only) })
 	if len(ways) == 0 {
 		return fmt.Errorf("no way has %q in its name", only)
+	}
+	if slices.ContainsFunc(ways, betweenGuests) {
+		fmt.Println("== bringing up two guests")
+		if err := b.measureGuests(ctx, all, fewer(runs)); err != nil {
+			return err
+		}
 	}
 	if err := b.takeTurns(ctx, ways, runs); err != nil || only != "" {
 		return err
@@ -64,12 +69,15 @@ func measure(ctx context.Context, runs int, out, only string) (err error) {
 	return errors.Join(r.write(out), r.print(out))
 }
 
-// takeTurns measures all ways, those over cables, which take longer, in the first half of the turns only.
+// fewer is how many turns those ways get that take longer.
+func fewer(runs int) int { return (runs + 1) / 2 }
+
+// takeTurns measures all ways but those between guests, and those over cables in the first turns only.
 func (b *bench) takeTurns(ctx context.Context, ways []*way, runs int) error {
 	order := slices.Clone(ways)
 	for turn := range runs {
 		for _, w := range order {
-			if w.command == nil && w.perf == nil || w.cable != nil && turn >= (runs+1)/2 {
+			if w.command == nil && w.perf == nil || w.cable != nil && turn >= fewer(runs) {
 				continue
 			}
 			err := w.measure(ctx, b)

