@@ -79,6 +79,10 @@ active proctype owner()
 				!buffered;
 				held = true;
 				seized = true;
+				if
+				:: held = false; seized = false /* and the one to take it up again */
+				:: true
+				fi;
 				lock = false
 			:: true
 			fi;

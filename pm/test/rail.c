@@ -389,6 +389,23 @@ static void last_words(struct side *side)
 	side->context = NULL;
 }
 
+/* Orders that could not be carried out at once are, in their order: what is put aside and taken up again is not aside. */
+static void put_off(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	struct pm_message message;
+	warm_up(side, &stream);
+	send_some(side, &stream, 1);
+	receive_surely(side, &message);
+	CHECK_IS(pm_order_save(&own, 50), -ETIMEDOUT);
+	CHECK_IS(pm_order_restore(&own, 50), -ETIMEDOUT);
+	pm_release(side->endpoint, &message);
+	stream.received++;
+	send_some(side, &stream, 100);
+	take_all(side, &stream, 201);
+}
+
 static void refused(struct side *side)
 {
 	struct pm_address own = address_of(side->endpoint);
@@ -412,6 +429,7 @@ int main(void)
 	pair_run(NULL, while_stopped);
 	pair_run(NULL, told_gone);
 	pair_run(NULL, before_use);
+	pair_run(NULL, put_off);
 	for (int i = 0; i < 20; i++)
 		pair_run(NULL, last_words);
 	pair_run(NULL, put_aside);
