@@ -138,9 +138,10 @@ int udp_answer(struct service *service)
 	struct pm_peer *peer = service->peer;
 	struct udp *udp = peer->endpoint->udp;
 	struct flow_bulk *bulk = &service->bulk;
-	int status = 0;
 	pthread_mutex_lock(&udp->lock);
-	if (!service->begun) {
+	/* It may have been asked for by a ring before greetings have been exchanged. */
+	int status = peer->udp->open ? 0 : -EAGAIN;
+	if (!status && !service->begun) {
 		status = region_check(peer->endpoint->context->page, service->key, service->address, service->length, PM_REMOTE_READ);
 		*bulk = (struct flow_bulk){
 			.memory = (uint8_t *)(uintptr_t)service->address, .length = service->length, .type = UDP_READ,
