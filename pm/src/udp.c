@@ -246,6 +246,7 @@ bool udp_receive(struct pm_endpoint *endpoint, bool look, struct ring_message *f
 	bool came = look && udp_look(endpoint);
 	*of = find(endpoint, found, &gone);
 	bool placed = !TAILQ_EMPTY(&udp->placed);
+	int status = !gone ? 0 : gone->flow.broken ? -EPROTO : gone->stray ? -EHOSTDOWN : -ETIMEDOUT;
 	if (gone && gone->open && !gone->goodbye)
 		udp_say(udp, gone, clock_ns(), UDP_BYE); /* if it is lost, the next packet of the peer is answered by another */
 	pthread_mutex_unlock(&udp->lock);
@@ -254,7 +255,7 @@ bool udp_receive(struct pm_endpoint *endpoint, bool look, struct ring_message *f
 	if (placed)
 		udp_end_placed(endpoint);
 	if (gone)
-		peer_gone(gone->peer, gone->flow.broken ? -EPROTO : gone->stray ? -EHOSTDOWN : -ETIMEDOUT);
+		peer_gone(gone->peer, status);
 	return *of;
 }
 
