@@ -239,7 +239,7 @@ void link_ended(struct pm_peer *peer)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
-		if (endpoint->inbound[i]->peer == peer && !endpoint->inbound[i]->socket)
+		if (endpoint->inbound[i]->peer == peer && endpoint->inbound[i]->rail != RAIL_SHM)
 			atomic_store(&endpoint->inbound[i]->gone, 1);
 	atomic_store(&endpoint->attention, true);
 }
