@@ -49,6 +49,11 @@ static struct place *place_at(const struct area *area, uint64_t offset)
 	return (struct place *)(area->map + offset);
 }
 
+static struct place *place_of(struct ring_memory *ring)
+{
+	return (struct place *)((uint8_t *)ring - offsetof(struct place, ring));
+}
+
 static int map_area(struct area *area, int fd, uint32_t part, uint32_t parts)
 {
 	struct stat status;
@@ -190,12 +195,10 @@ struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer)
 /* The writer has not begun, and will not. */
 void ivshmem_unused(struct inbound *inbound)
 {
-	struct place *place = (struct place *)((uint8_t *)inbound->ring.memory - offsetof(struct place, ring));
-	atomic_store(&place->writer, NONE_YET);
+	atomic_store(&place_of(inbound->ring.memory)->writer, NONE_YET);
 }
 
-/* Reads no more there. The place stays this context's until the writer has let go of it, too, or the memory is given
- * back. */
+/* Reads no more there. Anybody may have the place when its writer has let go of it, too. */
 void ivshmem_give_up(struct pm_context *context, struct inbound *inbound)
 {
 	pthread_mutex_lock(&context->lock);
@@ -238,6 +241,5 @@ bool ivshmem_take(struct pm_peer *peer, const struct ring_offer *offer)
 /* Writes no more there. */
 void ivshmem_let_go(struct outbound *outbound)
 {
-	struct place *place = (struct place *)((uint8_t *)outbound->ring.memory - offsetof(struct place, ring));
-	atomic_store(&place->writer, HAS_LET_GO);
+	atomic_store(&place_of(outbound->ring.memory)->writer, HAS_LET_GO);
 }

@@ -99,16 +99,19 @@ int udp_open(struct pm_endpoint *endpoint)
 	udp->look_at_ns = NEVER;
 	udp->patience = endpoint->context->patience_s;
 	error = udp->train ? open_socket(udp, &own, length) : -ENOMEM;
+	if (!error && !(udp->packets = keeper_watch(endpoint->context, udp->fd, SOCKET_PACKETS)))
+		error = -ENOMEM;
 	if (!error)
 		error = set_address(udp, &own, &endpoint->address);
 	if (error) {
-		if (udp->fd > 0)
+		if (udp->packets)
+			keeper_forget(endpoint->context, udp->packets); /* closes fd */
+		else if (udp->fd > 0)
 			close(udp->fd);
 		free(udp->train);
 		free(udp);
 		return error;
 	}
-	udp->packets = keeper_watch(endpoint->context, udp->fd, SOCKET_PACKETS);
 	endpoint->udp = udp;
 	return 0;
 }
