@@ -134,6 +134,21 @@ int pm_next_event(struct pm_endpoint *endpoint, struct pm_event *event);
  * again, 0: the time is over, -EINTR: a signal came. Costs nothing while it sleeps; may wake for nothing. */
 int pm_wait(struct pm_endpoint *endpoint, int timeout_ms);
 
+/* The rails, of which pm(7) tells: places in pm_statistics.rails. */
+enum pm_rail {
+	PM_RAIL_SHM,
+	PM_RAIL_IVSHMEM,
+	PM_RAIL_UDP,
+	PM_RAILS, /* how many there are; there is room for PM_RAILS_ROOM */
+};
+#define PM_RAILS_ROOM 8
+
+/* What has gone by one of them. */
+struct pm_rail_statistics {
+	uint64_t messages, message_bytes; /* sent */
+	uint64_t accesses, access_bytes;  /* remote reads and writes of this side that have ended */
+};
+
 /* What an endpoint has done so far. Counted without atomic operations: a reader in another thread or process sees
  * each figure soon, not all of one instant. */
 struct pm_statistics {
@@ -147,6 +162,10 @@ struct pm_statistics {
 	uint64_t waits, wait_ns;       /* pm_wait that slept, and for how long */
 	uint64_t links_out, links_in;  /* connections made, and accepted */
 	uint64_t switches;             /* to another rail, of messages to a peer */
+	uint64_t pin_hits, pin_misses; /* memory of remote accesses that was found pinned for a device, or was not */
+	uint64_t pinned_bytes;         /* that are now */
+	uint64_t reserved[13];         /* 0 */
+	struct pm_rail_statistics rails[PM_RAILS_ROOM]; /* by enum pm_rail */
 };
 
 void pm_statistics(const struct pm_endpoint *endpoint, struct pm_statistics *statistics);

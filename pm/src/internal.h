@@ -43,7 +43,8 @@ enum message_type {
 };
 
 /* The rails, the best first. */
-enum rail { RAIL_SHM, RAIL_IVSHMEM, RAIL_UDP, RAILS };
+enum rail { RAIL_SHM = PM_RAIL_SHM, RAIL_IVSHMEM = PM_RAIL_IVSHMEM, RAIL_UDP = PM_RAIL_UDP, RAILS = PM_RAILS };
+_Static_assert(PM_RAILS <= PM_RAILS_ROOM, "each rail has a place in the statistics");
 
 /* A connection's socket, watched by the keeper. */
 struct socket {

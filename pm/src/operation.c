@@ -73,6 +73,7 @@ void operation_end(struct operation *operation, int status)
 	struct pm_peer *peer = operation->node.event.peer;
 	struct pm_endpoint *endpoint = peer->endpoint;
 	bool write = operation->node.event.type == PM_WRITE_DONE;
+	struct pm_rail_statistics *rail = &endpoint->statistics->rails[peer->out ? peer->out->rail : RAIL_UDP];
 	TAILQ_REMOVE(&endpoint->operations, operation, entry);
 	if (operation->udp)
 		udp_forget(operation);
@@ -85,6 +86,8 @@ void operation_end(struct operation *operation, int status)
 	if (!status) {
 		count(write ? &endpoint->statistics->writes : &endpoint->statistics->reads, 1);
 		count(write ? &endpoint->statistics->write_bytes : &endpoint->statistics->read_bytes, operation->length);
+		count(&rail->accesses, 1);
+		count(&rail->access_bytes, operation->length);
 	}
 	STAILQ_INSERT_TAIL(&endpoint->events, &operation->node, entry);
 }

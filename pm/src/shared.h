@@ -16,7 +16,7 @@
 #include "pm.h"
 
 #define SHARED_MAGIC 0x3130656761704d50ull /* "PMpage01" */
-#define SHARED_VERSION 2
+#define SHARED_VERSION 3
 #define SHARED_ENDPOINTS 64
 #define SHARED_REGIONS 16384
 #define CONTEXT_ID_SIZE 16
@@ -39,6 +39,8 @@ struct shared_endpoint {
 	struct pm_address address;
 	_Alignas(128) struct pm_statistics statistics;
 };
+
+_Static_assert(sizeof(struct shared_endpoint) == 640, "as pm(7) says");
 
 struct shared_page {
 	uint64_t magic;

@@ -12,11 +12,27 @@
 /* A process that does not answer within so many milliseconds, because it is stopped for instance, is left out. */
 #define PATIENCE_MS 1000
 
+/* Messages of shm are not counted for themselves, as that would cost each of them some instructions: they are what the
+ * other rails leave of all. */
+static void fill_in_shm(struct pm_statistics *statistics)
+{
+	uint64_t messages = 0, bytes = 0;
+	for (unsigned i = 0; i < PM_RAILS_ROOM; i++) {
+		messages += i == PM_RAIL_SHM ? 0 : statistics->rails[i].messages;
+		bytes += i == PM_RAIL_SHM ? 0 : statistics->rails[i].message_bytes;
+	}
+	struct pm_rail_statistics *shm = &statistics->rails[PM_RAIL_SHM];
+	/* Figures of different instants may seem to be more than all. */
+	shm->messages = statistics->messages_sent > messages ? statistics->messages_sent - messages : 0;
+	shm->message_bytes = statistics->message_bytes_sent > bytes ? statistics->message_bytes_sent - bytes : 0;
+}
+
 void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from)
 {
 	_Static_assert(sizeof(*to) % sizeof(uint64_t) == 0, "counters only");
 	for (size_t i = 0; i < sizeof(*to) / sizeof(uint64_t); i++)
 		((uint64_t *)to)[i] = __atomic_load_n((const uint64_t *)from + i, __ATOMIC_RELAXED);
+	fill_in_shm(to);
 }
 
 /* Asks a context for its page; 0, or -errno. */
@@ -42,8 +58,13 @@ static int ask(const uint8_t id[CONTEXT_ID_SIZE], pid_t *pid, const struct share
 		return error;
 	error = memory_map(given, sizeof(struct shared_page), true, &memory);
 	close(given);
+	if (error)
+		return error;
 	*page = memory;
-	return error;
+	if ((*page)->magic == SHARED_MAGIC && (*page)->version == SHARED_VERSION)
+		return 0;
+	munmap(memory, sizeof(struct shared_page));
+	return -EPROTO;
 }
 
 static int tell(pid_t pid, const struct shared_page *page,

@@ -207,6 +207,13 @@ static void under_load(struct side *side)
 	printf("%llu messages, %llu writes, %llu switches\n", (unsigned long long)stream.received, (unsigned long long)access->rounds,
 	       (unsigned long long)statistics.switches);
 	CHECK(statistics.switches > 10);
+	const struct pm_rail_statistics *ring = &statistics.rails[strcmp(rail_name, "shm") ? PM_RAIL_IVSHMEM : PM_RAIL_SHM];
+	const struct pm_rail_statistics *udp = &statistics.rails[PM_RAIL_UDP];
+	CHECK(ring->messages && udp->messages);
+	CHECK_IS(ring->messages + udp->messages, (long long)statistics.messages_sent);
+	CHECK_IS(ring->message_bytes + udp->message_bytes, (long long)statistics.message_bytes_sent);
+	CHECK_IS(ring->accesses + udp->accesses, (long long)(statistics.writes + statistics.reads));
+	CHECK_IS(ring->access_bytes + udp->access_bytes, (long long)(statistics.write_bytes + statistics.read_bytes));
 	CHECK_IS(statistics.dropped, 0);
 	CHECK(access->rounds > 10);
 	meet(side);

@@ -114,6 +114,11 @@ static void many(struct side *side)
 	CHECK_IS(pm_deregister(region), 0);
 	free(memory);
 	free(copy);
+	struct pm_statistics statistics;
+	pm_statistics(side->endpoint, &statistics);
+	CHECK_IS(statistics.reads, COUNT);
+	CHECK_IS(statistics.rails[only_rail()].accesses, COUNT);
+	CHECK_IS(statistics.rails[only_rail()].access_bytes, (long long)statistics.read_bytes);
 }
 
 static void refused(struct side *side)

@@ -50,10 +50,20 @@ static const struct column {
 	COLUMN(links_out),
 	COLUMN(links_in),
 	COLUMN(switches),
+	COLUMN(pin_hits),
+	COLUMN(pin_misses),
+	COLUMN(pinned_bytes),
 };
 
 #define COLUMNS (sizeof columns / sizeof columns[0])
-_Static_assert(COLUMNS * sizeof(uint64_t) == sizeof(struct pm_statistics), "pm-info does not show all statistics");
+_Static_assert(COLUMNS * sizeof(uint64_t) == offsetof(struct pm_statistics, reserved), "pm-info does not show all statistics");
+
+static const char *const rail_names[] = {
+	[PM_RAIL_SHM] = "shm",
+	[PM_RAIL_IVSHMEM] = "ivshmem",
+	[PM_RAIL_UDP] = "udp",
+};
+_Static_assert(sizeof rail_names / sizeof rail_names[0] == PM_RAILS, "pm-info does not show all rails");
 
 static uint64_t figure(const struct pm_statistics *statistics, size_t column)
 {
@@ -88,7 +98,14 @@ static int print_json(const struct pm_survey_entry *entry, void *argument)
 	printf("%s{\"pid\":%d,\"address\":\"%s\"", (*printed)++ ? "," : "", entry->pid, text);
 	for (size_t i = 0; i < COLUMNS; i++)
 		printf(",\"%s\":%llu", columns[i].name, (unsigned long long)figure(&entry->statistics, i));
-	putchar('}');
+	printf(",\"rails\":{");
+	for (unsigned i = 0; i < PM_RAILS; i++) {
+		const struct pm_rail_statistics *rail = &entry->statistics.rails[i];
+		printf("%s\"%s\":{\"messages\":%llu,\"message_bytes\":%llu,\"accesses\":%llu,\"access_bytes\":%llu}",
+			i ? "," : "", rail_names[i], (unsigned long long)rail->messages, (unsigned long long)rail->message_bytes,
+			(unsigned long long)rail->accesses, (unsigned long long)rail->access_bytes);
+	}
+	printf("}}");
 	return 0;
 }
 
@@ -115,6 +132,21 @@ static void short_address(const struct pm_address *address, char text[24])
 	snprintf(text, 24, "%02x%02x%02x%02x.%u", bytes[8], bytes[9], bytes[10], bytes[11], serial);
 }
 
+/* The rails that have been used, with what has gone by each: bytes of messages and of remote accesses. */
+static void print_rails(const struct pm_statistics *statistics)
+{
+	bool none = true;
+	char cell[16];
+	for (unsigned i = 0; i < PM_RAILS; i++) {
+		const struct pm_rail_statistics *rail = &statistics->rails[i];
+		if (!rail->messages && !rail->accesses)
+			continue;
+		printf("%s%s:%s", none ? " " : ",", rail_names[i], short_number(rail->message_bytes + rail->access_bytes, cell));
+		none = false;
+	}
+	puts(none ? " -" : "");
+}
+
 static int print_row(const struct pm_survey_entry *entry, void *argument)
 {
 	int *printed = argument;
@@ -126,18 +158,19 @@ static int print_row(const struct pm_survey_entry *entry, void *argument)
 		statistics->writes, statistics->write_bytes, statistics->reads, statistics->read_bytes,
 		statistics->direct_bytes, statistics->no_room, statistics->dropped, statistics->waits,
 		statistics->links_out, statistics->links_in,
+		statistics->pin_hits, statistics->pin_misses, statistics->pinned_bytes,
 	};
 	if ((*printed)++ == 0)
-		printf("%7s %-15s %-16s %5s %5s %5s %5s %5s %5s %5s %5s %6s %7s %7s %5s %4s %4s\n", "PID", "COMMAND", "ADDRESS",
+		printf("%7s %-15s %-16s %5s %5s %5s %5s %5s %5s %5s %5s %6s %7s %7s %5s %4s %4s %5s %5s %6s RAILS\n", "PID", "COMMAND", "ADDRESS",
 			"SENT", "BYTES", "RECV", "BYTES", "WRITE", "BYTES", "READ", "BYTES", "DIRECT", "NO-ROOM", "DROPPED", "WAITS",
-			"OUT", "IN");
-	static const int widths[] = { 5, 5, 5, 5, 5, 5, 5, 5, 6, 7, 7, 5, 4, 4 };
+			"OUT", "IN", "HITS", "MISS", "PINNED");
+	static const int widths[] = { 5, 5, 5, 5, 5, 5, 5, 5, 6, 7, 7, 5, 4, 4, 5, 5, 6 };
 	command_of(entry->pid, command, sizeof command);
 	short_address(&entry->address, address);
 	printf("%7d %-15s %-16s", entry->pid, command, address);
 	for (size_t i = 0; i < sizeof cells / sizeof cells[0]; i++)
 		printf(" %*s", widths[i], short_number(cells[i], cell));
-	putchar('\n');
+	print_rails(statistics);
 	return 0;
 }
 
