@@ -1,9 +1,8 @@
 /* stub_verbs.c - the stub of libibverbs does what a device does: between two processes, and within one. With a real
  * library and TEST_VERBS_DEVICE, what real devices do, but for what they can't be asked to do. */
-#include "verbs_side.h"
+#include "verbs_pair.h"
 
-#include <pthread.h>
-#include <signal.h>
+#include <fcntl.h>
 
 static void fill(uint8_t *data, size_t length, unsigned seed)
 {
@@ -55,106 +54,293 @@ static void writes(struct side *side)
 	}
 }
 
-/* The peer's queue pair, or its process, is gone. */
-static void gone(struct side *side)
+/* What is sent is gathered from several places, or copied when it is posted. */
+static void gathers(struct side *side)
 {
-	struct ibv_sge sge[2];
 	connect_side(side);
 	if (side->number == 1) {
-		CHECK_IS(verbs.ibv_destroy_qp(side->qp), 0);
-		CHECK((side->qp = create_qp(side)));
+		post_receive(side, 1, 0, 0);
+		post_receive(side, 2, 0, 0);
+		await_well(side->receive_cq);
+		CHECK(filled(side->memory + 1000, 70003, 3));
+		await_well(side->receive_cq);
+		CHECK(filled(side->memory + 500000, INLINE, 4));
+		return;
+	}
+	struct ibv_sge parts[3], part;
+	struct ibv_send_wr wr = request(side, &part, IBV_WR_RDMA_WRITE_WITH_IMM, 1000, 0);
+	uint8_t whole[70003], small[INLINE];
+	fill(whole, sizeof whole, 3);
+	for (uint32_t i = 0, at = 0, length; i < 3; i++, at += length) {
+		length = (uint32_t[]){3, 69000, 1000}[i];
+		parts[i] = (struct ibv_sge){(uintptr_t)side->memory + (3 - i) * 100000, length, side->mr->lkey};
+		memcpy(side->memory + (3 - i) * 100000, whole + at, length);
+	}
+	wr.sg_list = parts;
+	wr.num_sge = 3;
+	CHECK_IS(post(side, &wr), 0);
+	await_well(side->send_cq);
+	wr = request(side, &part, IBV_WR_RDMA_WRITE_WITH_IMM, 500000, INLINE);
+	part = (struct ibv_sge){.addr = (uintptr_t)small, .length = INLINE};
+	wr.send_flags |= IBV_SEND_INLINE;
+	fill(small, INLINE, 4);
+	CHECK_IS(post(side, &wr), 0);
+	memset(small, 0, INLINE);
+	await_well(side->send_cq);
+	part.length = 4096;
+	if (with_stub())
+		CHECK_IS(post(side, &wr), EINVAL);
+}
+
+static void sends(struct side *side)
+{
+	static const uint32_t lengths[] = {0, 1, 16, INLINE, 3000, 200000};
+	connect_side(side);
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+		if (side->number == 0) {
+			struct ibv_sge sge;
+			struct ibv_send_wr wr = request(side, &sge, IBV_WR_SEND_WITH_IMM, 0, lengths[i]);
+			wr.imm_data = i;
+			wr.send_flags |= lengths[i] <= INLINE ? IBV_SEND_INLINE : 0;
+			fill(side->memory, lengths[i], i);
+			CHECK_IS(post(side, &wr), 0);
+			CHECK_IS(await_well(side->send_cq).opcode, IBV_WC_SEND);
+		} else {
+			post_receive(side, i, 1000, lengths[i]);
+			struct ibv_wc wc = await_well(side->receive_cq);
+			CHECK_IS(wc.opcode, IBV_WC_RECV);
+			CHECK_IS(wc.wr_id, i);
+			CHECK_IS(wc.byte_len, lengths[i]);
+			CHECK_IS(wc.imm_data, i);
+			CHECK(filled(side->memory + 1000, lengths[i], i));
+		}
 		meet(side);
+	}
+}
+
+static void reads(struct side *side)
+{
+	static const uint32_t lengths[] = {0, 1, 100, 65536, 500001};
+	connect_side(side);
+	fill(side->memory + side->number * MEMORY / 2, MEMORY / 2, side->number);
+	meet(side);
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths && side->number == 0; i++) {
+		struct ibv_sge sge;
+		struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_READ, 0, lengths[i]);
+		memset(side->memory, 0xee, MEMORY / 2);
+		wr.wr.rdma.remote_addr = side->there.address + MEMORY / 2;
+		CHECK_IS(post(side, &wr), 0);
+		struct ibv_wc wc = await_well(side->send_cq);
+		CHECK_IS(wc.opcode, IBV_WC_RDMA_READ);
+		CHECK_IS(wc.byte_len, lengths[i]);
+		CHECK(filled(side->memory, lengths[i], 1));
+		CHECK_IS(side->memory[lengths[i]], 0xee);
+	}
+}
+
+/* Completions come in the order of posting, of signaled requests only. */
+static void order(struct side *side)
+{
+	enum { COUNT = 10, EVERY = 3 };
+	struct ibv_sge sge[COUNT];
+	struct ibv_send_wr wr[COUNT];
+	connect_side(side);
+	if (side->number == 1)
+		return;
+	for (int i = 0; i < COUNT; i++) {
+		wr[i] = request(side, &sge[i], IBV_WR_RDMA_WRITE, i * 1000, i % 2 ? 100 : 100000);
+		wr[i].send_flags = i % EVERY ? 0 : IBV_SEND_SIGNALED;
+		wr[i].next = i + 1 < COUNT ? &wr[i + 1] : NULL;
+	}
+	CHECK_IS(post(side, wr), 0);
+	for (int i = 0; i < COUNT; i += EVERY)
+		CHECK_IS(await_well(side->send_cq).wr_id, i * 1000);
+	struct ibv_wc wc;
+	CHECK_IS(ibv_poll_cq(side->send_cq, 1, &wc), 0);
+}
+
+/* Waits for an event of the queue, and takes it. */
+static void take_event(struct side *side, struct ibv_cq *expected)
+{
+	struct pollfd poller = {.fd = side->channel->fd, .events = POLLIN};
+	struct ibv_cq *cq;
+	void *context;
+	CHECK_IS(poll(&poller, 1, PATIENCE * 1000), 1);
+	CHECK_IS(verbs.ibv_get_cq_event(side->channel, &cq, &context), 0);
+	CHECK(cq == expected);
+	CHECK(context == side);
+	verbs.ibv_ack_cq_events(cq, 1);
+}
+
+/* A slot is free when a later completion has been polled, and not before. */
+static void full(struct side *side)
+{
+	struct ibv_sge sge;
+	struct ibv_send_wr *bad = NULL;
+	connect_side(side);
+	if (side->number == 1 || !with_stub())
+		return;
+	struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_WRITE, 0, 10);
+	CHECK_IS(ibv_req_notify_cq(side->send_cq, 0), 0);
+	for (int i = 0; i < SENDS; i++) {
+		wr.send_flags = i == SENDS - 2 ? IBV_SEND_SIGNALED : 0;
+		CHECK_IS(post(side, &wr), 0);
+	}
+	CHECK_IS(ibv_post_send(side->qp, &wr, &bad), ENOMEM);
+	CHECK(bad == &wr);
+	take_event(side, side->send_cq);
+	CHECK_IS(post(side, &wr), ENOMEM);
+	await_well(side->send_cq);
+	for (int i = 0; i < SENDS - 1; i++)
+		CHECK_IS(post(side, &wr), 0);
+	CHECK_IS(post(side, &wr), ENOMEM);
+}
+
+static bool has_event(struct side *side)
+{
+	struct pollfd poller = {.fd = side->channel->fd, .events = POLLIN};
+	return poll(&poller, 1, 0) == 1;
+}
+
+/* An event comes for the next completion after it was asked for, once. */
+static void events(struct side *side)
+{
+	struct ibv_sge sge;
+	struct ibv_cq *cq;
+	void *context;
+	connect_side(side);
+	for (int i = 0; i < 5; i++)
+		post_receive(side, i, 0, 0);
+	CHECK_IS(ibv_req_notify_cq(side->receive_cq, side->number), 0);
+	CHECK(!has_event(side));
+	meet(side);
+	/* Side 0 is told of the first; side 1 of the third, which is the first that is solicited. */
+	for (int i = 0; i < 5; i++) {
+		struct ibv_send_wr wr = request(side, &sge, IBV_WR_SEND_WITH_IMM, 0, 0);
+		wr.num_sge = 0;
+		wr.send_flags |= i >= 2 ? IBV_SEND_SOLICITED : 0;
+		CHECK_IS(post(side, &wr), 0);
+		await_well(side->receive_cq);
+		await_well(side->send_cq);
+		CHECK_IS(has_event(side), i >= (side->number ? 2 : 0));
+		meet(side);
+	}
+	take_event(side, side->receive_cq);
+	CHECK(!has_event(side));
+	CHECK_IS(fcntl(side->channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_IS(verbs.ibv_get_cq_event(side->channel, &cq, &context), -1);
+	CHECK_IS(errno, EAGAIN);
+}
+
+/* Without a receive, a message waits for one. */
+static void not_ready(struct side *side)
+{
+	struct ibv_sge sge;
+	struct ibv_wc wc;
+	connect_side(side);
+	if (side->number == 0) {
+		struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_WRITE_WITH_IMM, 0, 100);
+		fill(side->memory, 100, 5);
+		CHECK_IS(post(side, &wr), 0);
+		meet(side);
+		await_well(side->send_cq);
 		return;
 	}
 	meet(side);
-	struct ibv_send_wr first = request(side, &sge[0], IBV_WR_RDMA_WRITE, 0, 100);
-	struct ibv_send_wr second = request(side, &sge[1], IBV_WR_RDMA_WRITE, 100, 100);
-	first.next = &second;
-	first.send_flags = second.send_flags = 0;
-	CHECK_IS(post(side, &first), 0);
-	struct ibv_wc wc = await(side->send_cq);
-	CHECK_IS(wc.status, IBV_WC_RETRY_EXC_ERR);
-	CHECK_IS(wc.wr_id, 0);
-	wc = await(side->send_cq);
-	CHECK_IS(wc.status, IBV_WC_WR_FLUSH_ERR);
-	CHECK_IS(wc.wr_id, 100);
+	for (double until = seconds() + 0.5; seconds() < until;)
+		CHECK_IS(ibv_poll_cq(side->receive_cq, 1, &wc), 0);
+	post_receive(side, 1, 0, 0);
+	await_well(side->receive_cq);
+	CHECK(filled(side->memory, 100, 5));
 }
 
-static const struct check {
-	const char *name;
-	void (*run)(struct side *side);
-} checks[] = {
-	{"writes", writes},
-	{"gone", gone},
+/* Of a flow of messages both ways: what has been sent and received, and of the latter, acknowledged by the other side. */
+struct flow {
+	struct side *side;
+	int sent, acknowledged, received, under_way;
 };
 
-static const struct check *current;
+enum {
+	MESSAGES = 500,
+	PLACES = 16, /* where they are written to, in turn */
+	PLACE = 20000,
+};
 
-static void *run_side(void *argument)
+static uint32_t length_of(int message)
 {
-	struct side *side = argument;
-	side->rnr_retry = 7;
-	open_side(side);
-	current->run(side);
-	meet(side);
-	close_side(side);
-	return NULL;
+	return message % 11 ? message * 37u % 1000 : message * 97u % PLACE;
 }
 
-static void in_two_processes(void)
+/* The second half of the memory is written from, the first written to. */
+static void flow_send(struct flow *flow)
 {
-	int sockets[2];
-	pid_t children[2];
-	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
-	for (int i = 0; i < 2; i++) {
-		if ((children[i] = fork()) == 0) {
-			struct side side = {.number = i, .socket = sockets[i]};
-			close(sockets[!i]);
-			alarm(60);
-			run_side(&side);
-			exit(0);
+	struct side *side = flow->side;
+	struct ibv_sge sge;
+	int place = flow->sent % PLACES;
+	struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_WRITE_WITH_IMM, place * PLACE, length_of(flow->sent));
+	if (flow->under_way >= SENDS / 2)
+		return;
+	sge.addr += MEMORY / 2;
+	fill((uint8_t *)(uintptr_t)sge.addr, sge.length, flow->sent++);
+	CHECK_IS(post(side, &wr), 0);
+	flow->under_way++;
+}
+
+static void flow_receive(struct flow *flow, const struct ibv_wc *wc)
+{
+	struct side *side = flow->side;
+	post_receive(side, 0, 0, 0);
+	if (wc->opcode == IBV_WC_RECV) {
+		flow->acknowledged++;
+		return;
+	}
+	CHECK_IS(wc->byte_len, length_of(flow->received));
+	CHECK(filled(side->memory + flow->received % PLACES * PLACE, wc->byte_len, flow->received));
+	flow->received++;
+	struct ibv_send_wr acknowledge = {.opcode = IBV_WR_SEND_WITH_IMM, .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE};
+	CHECK_IS(post(side, &acknowledge), 0);
+	flow->under_way++;
+}
+
+/* Places are used again as soon as their message has been seen; nothing is lost, torn or out of order. */
+static void flows(struct side *side)
+{
+	struct flow flow = {.side = side};
+	struct ibv_wc wc;
+	connect_side(side);
+	for (int i = 0; i < RECEIVES; i++)
+		post_receive(side, 0, 0, 0);
+	while (flow.acknowledged < MESSAGES || flow.received < MESSAGES || flow.under_way) {
+		if (flow.sent < MESSAGES && flow.sent - flow.acknowledged < PLACES)
+			flow_send(&flow);
+		while (ibv_poll_cq(side->send_cq, 1, &wc) == 1) {
+			CHECK_IS(wc.status, IBV_WC_SUCCESS);
+			flow.under_way--;
+		}
+		if (flow.under_way < SENDS && ibv_poll_cq(side->receive_cq, 1, &wc) == 1) {
+			CHECK_IS(wc.status, IBV_WC_SUCCESS);
+			flow_receive(&flow, &wc);
 		}
 	}
-	close(sockets[0]);
-	close(sockets[1]);
-	CHECK_IS(child_status(children[0]), 0);
-	CHECK_IS(child_status(children[1]), 0);
 }
 
-static void in_one_process(void)
-{
-	int sockets[2];
-	pid_t child = fork();
-	if (child == 0) {
-		CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
-		struct side sides[2] = {{.number = 0, .socket = sockets[0]}, {.number = 1, .socket = sockets[1]}};
-		pthread_t thread;
-		alarm(60);
-		CHECK_IS(pthread_create(&thread, NULL, run_side, &sides[1]), 0);
-		run_side(&sides[0]);
-		pthread_join(thread, NULL);
-		exit(0);
-	}
-	CHECK_IS(child_status(child), 0);
-}
+static const struct check checks[] = {
+	{.name = "writes", writes},
+	{.name = "gathers", gathers},
+	{.name = "sends", sends},
+	{.name = "reads", reads},
+	{.name = "order", order},
+	{.name = "full", full},
+	{.name = "events", events},
+	{.name = "not ready", not_ready},
+	{.name = "flows", flows},
+	{.name = "flows, delayed", flows, "STUB_VERBS_DELAY_US", "300"},
+};
 
 int main(void)
 {
-	alarm(90);
-	if (!load_verbs()) {
-		fprintf(stderr, "no libibverbs.so.1: %s\n", dlerror());
-		return SKIPPED;
-	}
-	struct ibv_context *context = open_device();
-	if (!context) {
-		fprintf(stderr, "no device %s: the stub's folder isn't in LD_LIBRARY_PATH\n", device_name());
-		return SKIPPED;
-	}
-	CHECK_IS(verbs.ibv_close_device(context), 0);
-	for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
-		current = &checks[i];
-		in_two_processes();
-		in_one_process();
-	}
-	return 0;
+	int status = find_device();
+	if (!status)
+		run_checks(checks, sizeof checks / sizeof *checks);
+	return status;
 }

@@ -45,6 +45,7 @@ struct about {
 
 struct side {
 	int number, socket;
+	bool in_one; /* process, both of them */
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_comp_channel *channel;
