@@ -84,7 +84,8 @@ static int take_data(struct stub_qp *qp, struct request *request, const struct i
 		return 0;
 	uint8_t *end = request->inlined;
 	for (int i = 0; i < wr->num_sge; end += wr->sg_list[i++].length)
-		memcpy(end, (void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+		if (wr->sg_list[i].length)
+			memcpy(end, (void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
 	request->num_sge = 1;
 	request->sges[0] = (struct ibv_sge){.addr = (uintptr_t)request->inlined, .length = length};
 	return 0;

@@ -1,12 +1,18 @@
-/* stub.h - a software RDMA device for tests, in the place of libibverbs.so.1: what its parts share. verbs.c has
- * the device and its memory, completion.c completions, qp.c and queue.c queue pairs and what is posted to them, wire.c
- * and remote.c the device proper, a thread for each opened context. Contexts are found over abstract Unix sockets: a queue pair's number is 12 bits for the context (its slot)
- * and 12 bits within it. Where devices differ, this one does what is least convenient for a program:
+/* stub.h - a software RDMA device for tests, in the place of libibverbs.so.1: what its parts share. verbs.c has the device
+ * and its memory, completion.c completions, qp.c queue pairs, queue.c what is posted to them, wire.c, requester.c and
+ * responder.c the device proper, a thread for each opened context. Contexts are found over abstract Unix sockets: a queue
+ * pair's number is 12 bits for the context (its slot) and 12 bits within it.
+ *
+ * Where devices differ, this one does what is least convenient for a program:
  *  - data is placed from its end to its start, and read from its source as late as may be,
  *  - a slot of a send queue is free only when a later completion has been polled,
  *  - nothing is larger than was asked for; a completion queue that overflows ends the process,
  *  - a completion with an error has garbage in the fields that mean nothing then,
  *  - completions of a destroyed queue pair stay in their queue.
+ *
+ * To the thread sanitizer, what others do to a process's memory its device's thread does: after what the process did before
+ * its last call of verbs, and at the same time as all it does until it has polled a completion that says more.
+ *
  * Unlike real ones it tells a process that is slow from one that has ended, and never takes the first for the second.
  *
  * Environment, read when a device is opened:

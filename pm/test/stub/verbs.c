@@ -3,8 +3,8 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <signal.h>
 #include <stdarg.h>
-#include <sys/eventfd.h>
 
 static struct ibv_device the_device = {
 	.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "stub0", .dev_name = "stub0"};
@@ -148,6 +148,17 @@ static void fill_gids(struct stub_context *context)
 		die("STUB_VERBS_ADDRESS is no IPv4 address: %s", address);
 }
 
+/* The thread of a device runs no signal handlers. */
+static int start_thread(struct stub_context *context)
+{
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	int error = pthread_create(&context->thread, NULL, device_thread, context);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return error;
+}
+
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
 	struct stub_context *context = calloc(1, sizeof *context);
@@ -173,7 +184,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
 	ibv->ops.post_send = post_send;
 	ibv->ops.post_recv = post_recv;
 	ibv->ops.post_srq_recv = post_srq_recv;
-	if ((errno = pthread_create(&context->thread, NULL, device_thread, context))) {
+	if ((errno = start_thread(context))) {
 		close_wire(context);
 		free(context);
 		return NULL;
