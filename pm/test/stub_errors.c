@@ -178,15 +178,20 @@ static void stale_key(struct side *side)
 	write_wrong(side, STALE);
 }
 
+/* What was posted before is done before. */
 static void wrong_source(struct side *side)
 {
-	struct ibv_sge sge;
+	struct ibv_sge part, sge;
 	connect_side(side);
 	if (side->number == 1)
 		return;
+	struct ibv_send_wr well = request(side, &part, IBV_WR_RDMA_WRITE, 0, 300000);
 	struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_WRITE, MEMORY - 100, 101);
 	wr.wr.rdma.remote_addr = side->there.address;
-	fail(side, &wr, IBV_WC_LOC_PROT_ERR);
+	well.next = &wr;
+	CHECK_IS(post(side, &well), 0);
+	await_well(side->send_cq);
+	CHECK_IS(await(side->send_cq).status, IBV_WC_LOC_PROT_ERR);
 }
 
 /* More is sent than the receive has room for. */
@@ -240,6 +245,27 @@ static void destroyed(struct side *side)
 	}
 	meet(side);
 	struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_WRITE, 0, 100);
+	if (side->number == 0)
+		fail(side, &wr, IBV_WC_RETRY_EXC_ERR);
+}
+
+/* The peer's queue pair has started anew, which this one has not. */
+static void started_anew(struct side *side)
+{
+	struct ibv_sge sge;
+	connect_side(side);
+	struct ibv_send_wr wr = request(side, &sge, IBV_WR_RDMA_WRITE, 0, 100);
+	if (side->number == 0) {
+		CHECK_IS(post(side, &wr), 0);
+		await_well(side->send_cq);
+	}
+	meet(side);
+	if (side->number == 1) {
+		CHECK_IS(modify(side, IBV_QPS_RESET, IBV_QP_STATE), 0);
+		CHECK_IS(modify(side, IBV_QPS_INIT, INIT_MASK), 0);
+		CHECK_IS(modify(side, IBV_QPS_RTR, RTR_MASK), 0);
+	}
+	meet(side);
 	if (side->number == 0)
 		fail(side, &wr, IBV_WC_RETRY_EXC_ERR);
 }
@@ -349,6 +375,7 @@ static const struct check checks[] = {
 	{.name = "never ready", never_ready},
 	{.name = "flushed", flushed},
 	{.name = "destroyed", destroyed},
+	{.name = "started anew", started_anew},
 	{.name = "ended", ended},
 	{.name = "ended, with a child", ended_with_child},
 	{.name = "strangers", strangers},

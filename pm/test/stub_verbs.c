@@ -92,6 +92,32 @@ static void gathers(struct side *side)
 		CHECK_IS(post(side, &wr), EINVAL);
 }
 
+/* What is sent is scattered to where the receive says. */
+static void scatters(struct side *side)
+{
+	connect_side(side);
+	if (side->number == 1) {
+		struct ibv_sge parts[2] = {{(uintptr_t)side->memory, 1000, side->mr->lkey},
+			{(uintptr_t)side->memory + 200000, 150000, side->mr->lkey}};
+		struct ibv_recv_wr wr = {.wr_id = 4, .sg_list = parts, .num_sge = 2}, *bad;
+		uint8_t whole[100000];
+		CHECK_IS(ibv_post_srq_recv(side->srq, &wr, &bad), 0);
+		struct ibv_wc wc = await_well(side->receive_cq);
+		CHECK_IS(wc.byte_len, sizeof whole);
+		memcpy(whole, side->memory, 1000);
+		memcpy(whole + 1000, side->memory + 200000, sizeof whole - 1000);
+		CHECK(filled(whole, sizeof whole, 8));
+		CHECK_IS(side->memory[1000], 0);
+		CHECK_IS(side->memory[200000 + sizeof whole - 1000], 0);
+		return;
+	}
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = request(side, &sge, IBV_WR_SEND, 0, 100000);
+	fill(side->memory, 100000, 8);
+	CHECK_IS(post(side, &wr), 0);
+	await_well(side->send_cq);
+}
+
 static void sends(struct side *side)
 {
 	static const uint32_t lengths[] = {0, 1, 16, INLINE, 3000, 200000};
@@ -328,6 +354,7 @@ static const struct check checks[] = {
 	{.name = "writes", writes},
 	{.name = "gathers", gathers},
 	{.name = "sends", sends},
+	{.name = "scatters", scatters},
 	{.name = "reads", reads},
 	{.name = "order", order},
 	{.name = "full", full},

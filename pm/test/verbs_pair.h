@@ -59,7 +59,8 @@ static inline int in_one_process(void)
 	if (child == 0) {
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
 		struct side sides[2] = {
-			{.number = 0, .socket = sockets[0], .in_one = true}, {.number = 1, .socket = sockets[1], .in_one = true}};
+			{.number = 0, .socket = sockets[0], .in_one = true},
+			{.number = 1, .socket = sockets[1], .in_one = true}};
 		pthread_t thread;
 		begin();
 		CHECK_IS(pthread_create(&thread, NULL, run_side, &sides[1]), 0);
