@@ -67,7 +67,7 @@ static void arrive(struct bed *bed, uint8_t type, const void *data, uint32_t len
 	memcpy(frame.data, data, length);
 	pthread_mutex_lock(&bed->endpoint->udp->lock);
 	flow_arrive(flow, clock_ns(), flow->in_next, flow->contiguous, (uint8_t *)&frame, (FLOW_FRAME + length + 7) & ~7u);
-	flow_learn(flow, clock_ns(), &news);
+	flow_learn(flow, clock_ns(), 0, &news);
 	pthread_mutex_unlock(&bed->endpoint->udp->lock);
 }
 

@@ -11,9 +11,22 @@
 
 #include "udp.h"
 
+#define LINKS 3
 #define MEMORY ((uint8_t *)0x100000000)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* As if $PM_LINKS named a file with the loopback, so many times. */
+static void add_links(struct pm_context *context)
+{
+	struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	context->links = calloc(1, sizeof(*context->links));
+	if (!context->links)
+		abort();
+	context->links->count = LINKS;
+	for (int i = 0; i < LINKS; i++)
+		memcpy(&context->links->own[i].address, &loopback, sizeof(loopback));
+}
 
 static void receive(struct pm_endpoint *endpoint)
 {
@@ -33,7 +46,7 @@ static void greet(struct pm_endpoint *endpoint, const struct pm_address *far, co
 {
 	struct udp_greeting greeting = {
 		.check = GREETING_MAGIC, .link = GREETING_LINK, .type = UDP_GREETING, .version = GREETING_VERSION,
-		.from = *far, .to = endpoint->address, .ring_bytes = 65536,
+		.from = *far, .to = endpoint->address, .ring_bytes = 65536, .more = LINKS - 1,
 	};
 	if (endpoint->udp->count)
 		memcpy(greeting.echo, endpoint->udp->links[0]->nonce, UDP_NONCE);
@@ -121,7 +134,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	setenv("PM_RAILS", "udp", 1);
 	setenv("PM_ADDRESS", "127.0.0.1", 1);
 	if (mmap(MEMORY, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MEMORY ||
-	    pm_context_open(&options, &context) || pm_endpoint_open(context, &endpoint) || !endpoint->udp ||
+	    pm_context_open(&options, &context))
+		abort();
+	add_links(context);
+	if (pm_endpoint_open(context, &endpoint) || !endpoint->udp ||
 	    pm_register(context, MEMORY, 4096, PM_REMOTE_READ | PM_REMOTE_WRITE, &region))
 		abort();
 	far = endpoint->address;

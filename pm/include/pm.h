@@ -164,7 +164,8 @@ struct pm_statistics {
 	uint64_t switches;             /* to another rail, of messages to a peer */
 	uint64_t pin_hits, pin_misses; /* memory of remote accesses that was found pinned for a device, or was not */
 	uint64_t pinned_bytes;         /* that are now */
-	uint64_t reserved[13];         /* 0 */
+	uint64_t paths_set_aside;      /* how often one of several to a peer was, as nothing came by it */
+	uint64_t reserved[12];         /* 0 */
 	struct pm_rail_statistics rails[PM_RAILS_ROOM]; /* by enum pm_rail */
 };
 

@@ -112,6 +112,7 @@ static void context_free(struct pm_context *context)
 		close(context->page_fd);
 	free(context->region_free);
 	free(context->regions);
+	free(context->links);
 	pthread_mutex_destroy(&context->lock);
 	free(context);
 }
@@ -132,6 +133,8 @@ EXPORT int pm_context_open(const struct pm_options *options, struct pm_context *
 		error = make_page(context);
 	if (!error)
 		error = ivshmem_from_environment(context);
+	if (!error)
+		error = udp_links_from_environment(context);
 	if (!context->area)
 		atomic_fetch_and(&context->rails, ~(1u << RAIL_IVSHMEM)); /* until it comes */
 	if (!error) {

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_WINDOW 32
+/* The window of one path alone is never smaller than what a new one may have. */
+#define LEAST_MOST_WINDOW 32
 /* News wait so long for a packet that they can travel with. */
 #define NEWS_WAIT_NS 100000
 #define NEWS_PACKETS 16
@@ -21,23 +22,29 @@ struct frame {
 
 _Static_assert(sizeof(struct frame) == FLOW_FRAME, "a frame's header");
 
-int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size, uint32_t most_window)
+int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size, uint32_t most_window, unsigned paths)
 {
 	uint32_t most = most_window < FLOW_SEGMENTS ? most_window : FLOW_SEGMENTS;
 	*flow = (struct flow){
-		.mask = ring_bytes - 1, .segment_size = segment_size, .window = FIRST_WINDOW, .threshold = FLOW_SEGMENTS,
-		.most_window = most < FIRST_WINDOW ? FIRST_WINDOW : most,
-		.alarm_ns = NEVER, .late_ns = NEVER, .news_at_ns = NEVER, .skip_from = NEVER,
+		.mask = ring_bytes - 1, .segment_size = segment_size, .most_window = most < LEAST_MOST_WINDOW ? LEAST_MOST_WINDOW : most,
+		.path_count = paths, .late_ns = NEVER, .ask_ns = NEVER, .news_at_ns = NEVER, .skip_from = NEVER,
 	};
 	TAILQ_INIT(&flow->bulks);
 	flow->out = calloc(1, ring_bytes);
 	flow->in = calloc(1, ring_bytes);
 	flow->sent = calloc(FLOW_SEGMENTS, sizeof(*flow->sent));
 	flow->arrived = calloc(FLOW_SEGMENTS, sizeof(*flow->arrived));
-	if (flow->out && flow->in && flow->sent && flow->arrived)
-		return 0;
-	flow_close(flow);
-	return -ENOMEM;
+	flow->paths = calloc(paths, sizeof(*flow->paths));
+	if (!flow->out || !flow->in || !flow->sent || !flow->arrived || !flow->paths) {
+		flow_close(flow);
+		return -ENOMEM;
+	}
+	for (unsigned i = 0; i < paths; i++) {
+		flow_path_open(&flow->paths[i]);
+		if (i)
+			flow_path_set_aside(&flow->paths[i], 0);
+	}
+	return 0;
 }
 
 void flow_close(struct flow *flow)
@@ -46,9 +53,11 @@ void flow_close(struct flow *flow)
 	free(flow->in);
 	free(flow->sent);
 	free(flow->arrived);
+	free(flow->paths);
 	flow->out = flow->in = NULL;
 	flow->sent = NULL;
 	flow->arrived = NULL;
+	flow->paths = NULL;
 }
 
 static uint64_t size_of(const struct flow *flow)
@@ -214,22 +223,22 @@ static bool here(const struct flow *flow, uint64_t sequence)
 	return sequence < flow->in_most && flow->arrived[sequence % FLOW_SEGMENTS].here;
 }
 
-void flow_look(const struct flow *flow, struct flow_news *news)
+void flow_look(const struct flow *flow, unsigned path, struct flow_news *news)
 {
 	uint64_t above = flow->in_most > flow->in_next ? flow->in_most - flow->in_next - 1 : 0;
 	news->next = flow->in_next;
 	news->consumed = flow->in_consumed;
-	news->echo_us = flow->echo_us;
+	news->echo_us = flow->paths[path].echo_us;
 	news->bits = above < FLOW_BITS ? above : FLOW_BITS;
-	memset(news->bitmap, 0, sizeof(news->bitmap));
+	memset(news->bitmap, 0, (news->bits + 63) / 64 * sizeof(news->bitmap[0]));
 	for (uint32_t i = 0; i < news->bits; i++)
 		if (here(flow, flow->in_next + 1 + i))
 			news->bitmap[i / 64] |= 1ull << i % 64;
 }
 
-void flow_tell(struct flow *flow, struct flow_news *news)
+void flow_tell(struct flow *flow, unsigned path, struct flow_news *news)
 {
-	flow_look(flow, news);
+	flow_look(flow, path, news);
 	flow->in_told = flow->in_consumed;
 	flow->unacknowledged = 0;
 	flow->news_at_ns = NEVER;

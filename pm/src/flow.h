@@ -12,12 +12,15 @@
  * order of the numbers, what is said in it after all of a bulk has been numbered is read after all of that is here.
  * Bulk that its owner takes away goes on as empty segments, for the numbers must have no gaps.
  *
- * A segment is taken for lost when something sent later has arrived, and so much later that it is not just late: four
- * transmissions, or a quarter of a round trip (RFC 8985). When nothing is acknowledged for two round trips, the last
- * segment is sent once more, so that a lost end is found out about; and after the retransmission timeout the first one,
- * again and again, at growing intervals for ever: a silent peer is not a dead one. The congestion window grows as in
- * RFC 5681 and shrinks by 0.7 as in RFC 9438, but not for some lost packets in a hundred, which a full network would
- * not leave it at.
+ * Packets go by one path or by several (flow_path.h); the numbers are those of the connection, so that what was lost on
+ * one path can be sent again on any.
+ *
+ * A segment is taken for lost when something sent later by the same path has arrived, and so much later that it is not
+ * just late: four transmissions, or a quarter of a round trip (RFC 8985). When nothing is acknowledged for two round
+ * trips, the last segment of a path is sent once more, so that a lost end is found out about; and after the
+ * retransmission timeout the first one, by another path if there is one, again and again, at growing intervals for ever:
+ * a silent peer is not a dead one. The congestion window grows as in RFC 5681 and shrinks by 0.7 as in RFC 9438, but not
+ * for some lost packets in a hundred, which a full network would not leave it at.
  */
 #ifndef PM_FLOW_H
 #define PM_FLOW_H
@@ -26,15 +29,16 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "flow_path.h"
 #include "ring.h"
 
-/* Segments on their way, at most, and bits of an acknowledgement; powers of two. */
+/* Segments on their way, at most; a power of two. And bits of an acknowledgement: all but one may come by a quick path
+ * while that is awaited by a slow one. */
 #define FLOW_SEGMENTS 4096
-#define FLOW_BITS 512
+#define FLOW_BITS FLOW_SEGMENTS
 #define FLOW_FRAME 8
 /* Bytes by which a packet's header is longer for bulk than for the stream. */
 #define FLOW_BULK_HEADER 16
-#define NEVER UINT64_MAX
 
 /* Memory that is sent from where it lies. It is the flow's until it is neither waiting nor unacknowledged. */
 struct flow_bulk {
@@ -57,23 +61,25 @@ struct flow_segment {
 	uint64_t offset; /* in the stream, or in the bulk */
 	const uint8_t *data;
 	uint32_t length;
+	unsigned path;
 };
 
 /* What one side tells the other of what has arrived. */
 struct flow_news {
 	uint32_t next;     /* all segments below it are here (low 32 bits) */
 	uint32_t consumed; /* stream, up to which the ring is free again (low 32 bits) */
-	uint32_t echo_us;  /* time in the packet that arrived last */
+	uint32_t echo_us;  /* time in the packet that arrived last by the same path */
 	uint32_t bits;     /* bits in the bitmap, 0 to FLOW_BITS */
 	uint64_t bitmap[FLOW_BITS / 64]; /* bit i: segment next + 1 + i is here */
 };
 
 struct flow_sent {
-	uint64_t offset, stamp;
+	uint64_t offset, stamp;      /* the stamp is one of its path */
 	uint64_t at_ns;              /* when it was sent last */
 	struct flow_bulk *bulk;
 	uint32_t length;
 	enum flow_kind kind;
+	uint8_t path;                /* by which it was */
 	bool again;                  /* not for the first time */
 	enum { SENT_ACKED, SENT_ON_ITS_WAY, SENT_LOST } state;
 };
@@ -102,21 +108,15 @@ struct flow {
 	struct flow_sent *sent;
 	uint64_t next, first;        /* number of the next new segment, and of the first that is not acknowledged */
 	uint32_t on_its_way, lost;   /* segments */
-	uint64_t stamp;              /* transmissions so far */
-	uint64_t stamp_acked;        /* the latest of which the arrival is known */
-	uint64_t acked_sent_ns, acked_took_ns; /* when that was sent, and how long it was until its arrival was known */
-	uint64_t recovery;           /* losses of transmissions before this one are of a known congestion */
-	uint64_t round;              /* transmission with whose arrival the next round trip begins */
-	uint32_t round_lost;         /* segments that were lost in this one */
-	double window, threshold;    /* segments */
-	uint32_t most_window;        /* more do not fit into the receiver's socket */
-	double rtt_us, rtt_deviation_us;
-	bool probe;                  /* one segment may be sent whatever the window */
-	bool probed;                 /* the last segment has been sent once more, and nothing was acknowledged since */
-	unsigned timeouts;           /* on end, without news */
-	uint64_t alarm_ns;           /* when something has to be sent again, NEVER: nothing awaited */
+	struct flow_path *paths;
+	unsigned path_count;
+	uint32_t most_window;        /* more do not fit into the receiver's socket, over all paths */
+	unsigned probes;             /* paths by which one segment may be sent whatever the window, a bit each */
 	uint64_t late_ns;            /* when what is late is to be taken for lost */
 	bool starved;                /* somebody waits for room */
+	unsigned asks;               /* for it, on end, without news */
+	uint64_t ask_ns;             /* when to ask again */
+	uint64_t set_aside;          /* how often a path was */
 
 	/* In: consumed <= contiguous. */
 	uint8_t *in;
@@ -124,7 +124,6 @@ struct flow {
 	uint64_t in_most;            /* one above the last that is here */
 	uint64_t contiguous, in_consumed, in_told;
 	struct flow_arrived *arrived;
-	uint32_t echo_us;
 	unsigned unacknowledged;     /* packets that arrived since the last news */
 	uint64_t news_at_ns;         /* when they are due */
 	bool broken;                 /* what has come is no stream */
@@ -132,7 +131,7 @@ struct flow {
 	uint64_t sent_again;
 };
 
-int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size, uint32_t most_window);
+int flow_open(struct flow *flow, uint32_t ring_bytes, uint32_t segment_size, uint32_t most_window, unsigned paths);
 void flow_close(struct flow *flow);
 
 /* The beginning of the ring's next lap, seen from an offset. */
@@ -166,19 +165,23 @@ void flow_bulk_remove(struct flow *flow, struct flow_bulk *bulk);
 bool flow_arrive(struct flow *flow, uint64_t now_ns, uint32_t sequence, uint32_t offset, const uint8_t *data, uint32_t length);
 /* Another one has arrived; true: for the first time, and its bytes are to be put where they belong, now. */
 bool flow_arrive_bulk(struct flow *flow, uint64_t now_ns, uint32_t sequence);
-/* News of the peer. */
-bool flow_learn(struct flow *flow, uint64_t now_ns, const struct flow_news *news);
-/* What is to be told to the peer; whoever calls flow_tell sends it, flow_look is for what is not sure to be read. */
-void flow_look(const struct flow *flow, struct flow_news *news);
-void flow_tell(struct flow *flow, struct flow_news *news);
+/* A packet has come by a path that is one of the flow's: the time in it, and its echo of one that went that way. */
+void flow_heard(struct flow *flow, uint64_t now_ns, unsigned path, uint32_t time_us, uint32_t echo_us);
+/* News of the peer, that came by that path. */
+bool flow_learn(struct flow *flow, uint64_t now_ns, unsigned path, const struct flow_news *news);
+/* What is to be told to the peer by that path; whoever calls flow_tell sends it, flow_look is for what is not sure to be
+ * read. Of the bitmap only what holds the bits is set. */
+void flow_look(const struct flow *flow, unsigned path, struct flow_news *news);
+void flow_tell(struct flow *flow, unsigned path, struct flow_news *news);
 /* Whether news have to be sent by themselves now. */
 bool flow_news_due(const struct flow *flow, uint64_t now_ns);
 /* Something has arrived that is to be answered soon. */
 void flow_answer(struct flow *flow, uint64_t now_ns);
 /* When flow_alarm is to be called, at the latest. */
 uint64_t flow_alarm_at(const struct flow *flow);
-/* The time has come: true, if the peer is to be asked for news, because nothing is on its way that would bring them. */
-bool flow_alarm(struct flow *flow, uint64_t now_ns);
+/* The time has come: the paths by which the peer is to be asked for news, a bit each, because nothing is on its way that
+ * would bring them. */
+unsigned flow_alarm(struct flow *flow, uint64_t now_ns);
 /* All that was committed has been acknowledged. */
 bool flow_idle(const struct flow *flow);
 

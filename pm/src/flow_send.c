@@ -5,50 +5,23 @@
 
 /* Something sent so many transmissions later has arrived: it is lost, not late. */
 #define REORDER 4
-#define LEAST_WINDOW 4
-#define SHRINK 0.7
-/* One lost segment of so many, in a round trip, is no sign of a full network. */
-#define TOLERATED 50
-#define LEAST_TIMEOUT_US 2000
-#define MOST_TIMEOUT_US 1000000
-#define LEAST_PROBE_US 300
-#define LEAST_LATE_US 50
-/* News may wait so long at the receiver. */
-#define NEWS_WAIT_US 100
 /* Where both stream and bulk wait, they take turns of so many segments, a power of two. */
 #define TURN 64
 
-static uint64_t timeout_ns(const struct flow *flow)
-{
-	double us = flow->rtt_us ? flow->rtt_us + 4 * flow->rtt_deviation_us : 0;
-	us = us < LEAST_TIMEOUT_US ? LEAST_TIMEOUT_US : us;
-	for (unsigned i = 0; i < flow->timeouts && us < MOST_TIMEOUT_US; i++)
-		us *= 2;
-	return (uint64_t)((us < MOST_TIMEOUT_US ? us : MOST_TIMEOUT_US) * 1000);
-}
-
-/* How long nothing may be acknowledged before something is sent again. */
-static uint64_t alarm_in_ns(const struct flow *flow)
-{
-	uint64_t timeout = timeout_ns(flow);
-	if (flow->probed || !flow->rtt_us)
-		return timeout;
-	double us = 2 * flow->rtt_us + NEWS_WAIT_US;
-	uint64_t probe = (us < LEAST_PROBE_US ? LEAST_PROBE_US : us) * 1000;
-	return probe < timeout ? probe : timeout;
-}
-
-static void transmit(struct flow *flow, uint64_t now_ns, uint64_t sequence, struct flow_segment *segment)
+static void transmit(struct flow *flow, uint64_t now_ns, unsigned by, uint64_t sequence, struct flow_segment *segment)
 {
 	struct flow_sent *sent = &flow->sent[sequence % FLOW_SEGMENTS];
+	struct flow_path *path = &flow->paths[by];
 	sent->state = SENT_ON_ITS_WAY;
-	sent->stamp = ++flow->stamp;
+	sent->path = by;
+	sent->stamp = ++path->stamp;
 	sent->at_ns = now_ns;
+	path->on_its_way++;
 	flow->on_its_way++;
-	if (flow->alarm_ns == NEVER)
-		flow->alarm_ns = now_ns + alarm_in_ns(flow);
+	if (path->alarm_ns == NEVER)
+		path->alarm_ns = now_ns + flow_path_probe_ns(path);
 	*segment = (struct flow_segment){
-		.sequence = sequence, .kind = sent->kind, .bulk = sent->bulk, .offset = sent->offset, .length = sent->length,
+		.sequence = sequence, .kind = sent->kind, .bulk = sent->bulk, .offset = sent->offset, .length = sent->length, .path = by,
 	};
 	if (sent->kind == FLOW_STREAM)
 		segment->data = flow->out + (sent->offset & flow->mask);
@@ -58,7 +31,7 @@ static void transmit(struct flow *flow, uint64_t now_ns, uint64_t sequence, stru
 		segment->length = 0;
 }
 
-static bool send_lost(struct flow *flow, uint64_t now_ns, struct flow_segment *segment)
+static bool send_lost(struct flow *flow, uint64_t now_ns, unsigned path, struct flow_segment *segment)
 {
 	for (uint64_t i = flow->first; i < flow->next; i++) {
 		if (flow->sent[i % FLOW_SEGMENTS].state != SENT_LOST)
@@ -66,7 +39,7 @@ static bool send_lost(struct flow *flow, uint64_t now_ns, struct flow_segment *s
 		flow->lost--;
 		flow->sent_again++;
 		flow->sent[i % FLOW_SEGMENTS].again = true;
-		transmit(flow, now_ns, i, segment);
+		transmit(flow, now_ns, path, i, segment);
 		return true;
 	}
 	return false;
@@ -105,13 +78,33 @@ static void cut_bulk(struct flow *flow, struct flow_sent *sent)
 		flow->bulk = TAILQ_NEXT(bulk, entry);
 }
 
+/* Segments that wait to be sent, as far as is known at once. */
+static double waiting(const struct flow *flow)
+{
+	uint64_t bytes = flow->head - flow->cut + (flow->bulk ? flow->bulk->length - flow->bulk->cut : 0);
+	return flow->lost + (double)bytes / flow->segment_size;
+}
+
+/* The path by which a segment may be sent now; -1: none. */
+static int choose(struct flow *flow)
+{
+	if (flow->probes) {
+		int path = __builtin_ctz(flow->probes);
+		flow->probes &= flow->probes - 1;
+		return path;
+	}
+	if (flow->path_count == 1)
+		return flow->on_its_way < (uint32_t)flow->paths->window ? 0 : -1;
+	return flow->on_its_way < flow->most_window ? flow_path_choose(flow->paths, flow->path_count, waiting(flow)) : -1;
+}
+
 bool flow_send(struct flow *flow, uint64_t now_ns, bool flush, struct flow_segment *segment)
 {
-	if (flow->on_its_way >= (uint32_t)flow->window && !flow->probe)
+	int path = choose(flow);
+	if (path < 0)
 		return false;
-	flow->probe = false;
 	if (flow->lost)
-		return send_lost(flow, now_ns, segment);
+		return send_lost(flow, now_ns, path, segment);
 	if (flow->next - flow->first >= FLOW_SEGMENTS)
 		return false;
 	struct flow_sent *sent = &flow->sent[flow->next % FLOW_SEGMENTS];
@@ -124,7 +117,7 @@ bool flow_send(struct flow *flow, uint64_t now_ns, bool flush, struct flow_segme
 	} else {
 		return false;
 	}
-	transmit(flow, now_ns, flow->next++, segment);
+	transmit(flow, now_ns, path, flow->next++, segment);
 	return true;
 }
 
@@ -163,92 +156,97 @@ void flow_bulk_remove(struct flow *flow, struct flow_bulk *bulk)
 	}
 }
 
-static unsigned acknowledge(struct flow *flow, uint64_t sequence)
+/* What has been sent twice may have arrived as it was sent first: it tells of what was sent between only when something
+ * has arrived by that path that was sent no earlier than the second time. */
+static bool tells(const struct flow_sent *sent, unsigned by, uint32_t echo_us)
+{
+	return !sent->again || (sent->path == by && (int32_t)(echo_us - (uint32_t)(sent->at_ns / 1000)) >= 0);
+}
+
+/* A segment has arrived, as is known by news that came by that path. */
+static void acknowledge(struct flow *flow, uint64_t now_ns, unsigned by, uint32_t echo_us, uint64_t sequence)
 {
 	struct flow_sent *sent = &flow->sent[sequence % FLOW_SEGMENTS];
+	struct flow_path *path = &flow->paths[sent->path];
 	struct flow_bulk *bulk = sent->bulk;
 	if (sent->state == SENT_ACKED)
-		return 0;
-	if (sent->state == SENT_LOST)
+		return;
+	if (sent->state == SENT_LOST) {
 		flow->lost--;
-	else
+	} else {
 		flow->on_its_way--;
+		path->on_its_way--;
+	}
 	sent->state = SENT_ACKED;
-	if (sent->stamp > flow->stamp_acked) {
-		flow->stamp_acked = sent->stamp;
-		flow->acked_sent_ns = sent->at_ns;
+	path->acked++;
+	if (sent->stamp > path->stamp_acked && tells(sent, by, echo_us)) {
+		path->stamp_acked = sent->stamp;
+		path->acked_sent_ns = sent->at_ns;
+		path->acked_took_ns = now_ns - sent->at_ns;
 	}
 	sent->bulk = NULL;
 	if (bulk && !--bulk->unacknowledged && bulk->cut == bulk->length)
 		unlist(flow, bulk);
-	return 1;
 }
 
 static void is_lost(struct flow *flow, struct flow_sent *sent)
 {
 	sent->state = SENT_LOST;
+	flow->paths[sent->path].on_its_way--;
 	flow->on_its_way--;
 	flow->lost++;
-	flow->round_lost++;
-	if (sent->stamp >= flow->recovery && flow->round_lost > 1 + flow->window / TOLERATED) {
-		flow->recovery = flow->stamp + 1;
-		flow->window = flow->window * SHRINK < LEAST_WINDOW ? LEAST_WINDOW : flow->window * SHRINK;
-		flow->threshold = flow->window;
-	}
 }
 
-/* Looks through what was sent before something that has arrived. */
+/* Looks through what was sent before something that has arrived by the same path. */
 static void find_lost(struct flow *flow, uint64_t now_ns)
 {
-	uint64_t late = flow->acked_took_ns + (flow->rtt_us / 4 < LEAST_LATE_US ? LEAST_LATE_US : flow->rtt_us / 4) * 1000;
+	unsigned seen = 0, all = (1u << flow->path_count) - 1; /* paths of which all has been looked through, a bit each */
 	flow->late_ns = NEVER;
-	for (uint64_t i = flow->first; i < flow->next; i++) {
+	for (unsigned i = 0; i < flow->path_count; i++)
+		seen |= flow->paths[i].on_its_way ? 0 : 1u << i;
+	for (uint64_t i = flow->first; i < flow->next && seen != all; i++) {
 		struct flow_sent *sent = &flow->sent[i % FLOW_SEGMENTS];
+		struct flow_path *path = &flow->paths[sent->path];
 		if (sent->state != SENT_ON_ITS_WAY)
 			continue;
-		if (sent->stamp >= flow->stamp_acked) {
-			if (sent->again)
-				continue;
-			return; /* all that follow were sent later than this one */
+		if (sent->stamp >= path->stamp_acked) {
+			if (!sent->again)
+				seen |= 1u << sent->path; /* all that follow were sent later than this one */
+			continue;
 		}
-		if (sent->stamp + REORDER <= flow->stamp_acked || now_ns >= sent->at_ns + late)
+		uint64_t late = sent->at_ns + flow_path_late_ns(path);
+		if (sent->stamp + REORDER <= path->stamp_acked || now_ns >= late) {
 			is_lost(flow, sent);
-		else if (sent->at_ns + late < flow->late_ns)
-			flow->late_ns = sent->at_ns + late;
+			flow_path_shrink(path, sent->stamp);
+		} else if (late < flow->late_ns) {
+			flow->late_ns = late;
+		}
 	}
 }
 
-static void measure(struct flow *flow, uint64_t now_ns, uint32_t echo_us)
+/* So have those that are counted. */
+static void have_arrived(struct flow *flow, uint64_t now_ns, unsigned by, uint32_t echo_us)
 {
-	double us = (uint32_t)(now_ns / 1000) - echo_us;
-	if (us > 10e6)
-		return;
-	double off = us - flow->rtt_us;
-	if (!flow->rtt_us) {
-		flow->rtt_us = us + 1;
-		flow->rtt_deviation_us = us / 2;
-		return;
-	}
-	flow->rtt_us += off / 8;
-	flow->rtt_deviation_us += ((off < 0 ? -off : off) - flow->rtt_deviation_us) / 4;
-}
-
-static void grow(struct flow *flow, unsigned acknowledged)
-{
-	flow->window += flow->window < flow->threshold ? acknowledged : acknowledged / flow->window;
-	if (flow->window > flow->most_window)
-		flow->window = flow->most_window;
-	if (flow->stamp_acked >= flow->round) {
-		flow->round = flow->stamp + 1;
-		flow->round_lost = 0;
+	/* What fits into the receiver's socket is for all paths, lest one take all of it. */
+	uint32_t most = flow->path_count == 1 ? flow->most_window : flow->most_window / flow_path_used(flow->paths, flow->path_count);
+	for (unsigned i = 0; i < flow->path_count; i++) {
+		struct flow_path *path = &flow->paths[i];
+		if (!path->acked)
+			continue;
+		if (i == by)
+			flow_path_measure(path, now_ns, echo_us);
+		path->timeouts = 0;
+		path->probed = false;
+		bool full = flow_path_is_full(flow->paths, flow->path_count, i);
+		flow_path_grow(path, full ? 0 : path->acked, most);
+		path->alarm_ns = path->on_its_way ? now_ns + flow_path_probe_ns(path) : NEVER;
+		path->acked = 0;
 	}
 }
 
-bool flow_learn(struct flow *flow, uint64_t now_ns, const struct flow_news *news)
+bool flow_learn(struct flow *flow, uint64_t now_ns, unsigned path, const struct flow_news *news)
 {
 	uint64_t next = flow_widen(flow->first, news->next), consumed = flow_widen(flow->consumed, news->consumed);
-	uint64_t stamp = flow->stamp_acked;
-	unsigned acknowledged = 0;
 	if (next > flow->next || news->bits > FLOW_BITS) {
 		flow->dropped++;
 		return false;
@@ -256,24 +254,16 @@ bool flow_learn(struct flow *flow, uint64_t now_ns, const struct flow_news *news
 	if (consumed > flow->consumed && consumed <= flow->head) {
 		flow->consumed = consumed;
 		flow->starved = false;
-		flow->timeouts = 0;
-		if (flow->first == flow->next)
-			flow->alarm_ns = NEVER; /* it was to ask for this */
+		flow->paths[path].timeouts = 0;
+		flow->asks = 0;
+		flow->ask_ns = NEVER;
 	}
 	while (flow->first < next)
-		acknowledged += acknowledge(flow, flow->first++);
+		acknowledge(flow, now_ns, path, news->echo_us, flow->first++);
 	for (uint32_t i = 0; i < news->bits; i++)
 		if (news->bitmap[i / 64] >> i % 64 & 1 && next + 1 + i >= flow->first && next + 1 + i < flow->next)
-			acknowledged += acknowledge(flow, next + 1 + i);
-	if (flow->stamp_acked > stamp)
-		flow->acked_took_ns = now_ns - flow->acked_sent_ns;
-	if (acknowledged) {
-		measure(flow, now_ns, news->echo_us);
-		flow->timeouts = 0;
-		flow->probed = false;
-		grow(flow, acknowledged);
-		flow->alarm_ns = flow->first < flow->next ? now_ns + alarm_in_ns(flow) : NEVER;
-	}
+			acknowledge(flow, now_ns, path, news->echo_us, next + 1 + i);
+	have_arrived(flow, now_ns, path, news->echo_us);
 	if (flow->first < flow->next)
 		find_lost(flow, now_ns);
 	else
@@ -281,53 +271,102 @@ bool flow_learn(struct flow *flow, uint64_t now_ns, const struct flow_news *news
 	return true;
 }
 
+void flow_heard(struct flow *flow, uint64_t now_ns, unsigned path, uint32_t time_us, uint32_t echo_us)
+{
+	flow_path_heard(&flow->paths[path], now_ns, time_us, echo_us);
+}
+
 uint64_t flow_alarm_at(const struct flow *flow)
 {
-	uint64_t at = flow->alarm_ns < flow->late_ns ? flow->alarm_ns : flow->late_ns;
+	uint64_t at = flow->late_ns < flow->ask_ns ? flow->late_ns : flow->ask_ns;
+	for (unsigned i = 0; i < flow->path_count; i++)
+		if (flow->paths[i].alarm_ns < at)
+			at = flow->paths[i].alarm_ns;
 	if (flow->unacknowledged && flow->news_at_ns < at)
 		at = flow->news_at_ns;
+	if (flow->path_count > 1 && !flow_idle(flow)) {
+		uint64_t ask = flow_path_ask_at(flow->paths, flow->path_count);
+		at = ask < at ? ask : at;
+	}
 	return at;
 }
 
-/* Has a segment sent once more, whatever the window. */
-static void send_again(struct flow *flow, struct flow_sent *sent)
+/* Has the first segment that is on its way by a path, or the last, sent once more by another, whatever its window. */
+static void send_again(struct flow *flow, unsigned path, bool last, unsigned by)
 {
-	if (sent->state == SENT_ON_ITS_WAY) {
-		sent->state = SENT_LOST;
-		flow->on_its_way--;
-		flow->lost++;
+	uint64_t n = flow->next - flow->first;
+	flow->probes |= 1u << by;
+	for (uint64_t i = 0; i < n; i++) {
+		struct flow_sent *sent = &flow->sent[(last ? flow->next - 1 - i : flow->first + i) % FLOW_SEGMENTS];
+		if (sent->state == SENT_ON_ITS_WAY && sent->path == path) {
+			is_lost(flow, sent);
+			return;
+		}
 	}
-	flow->probe = true;
 }
 
-bool flow_alarm(struct flow *flow, uint64_t now_ns)
+/* What is on a path is sent again by others. */
+static void set_aside(struct flow *flow, unsigned path, uint64_t now_ns)
 {
+	for (uint64_t i = flow->first; i < flow->next; i++) {
+		struct flow_sent *sent = &flow->sent[i % FLOW_SEGMENTS];
+		if (sent->state == SENT_ON_ITS_WAY && sent->path == path)
+			is_lost(flow, sent);
+	}
+	flow_path_set_aside(&flow->paths[path], now_ns);
+	flow->probes &= ~(1u << path);
+	flow->set_aside++;
+}
+
+/* Nothing has been acknowledged of what is on a path. */
+static void path_alarm(struct flow *flow, unsigned of, uint64_t now_ns)
+{
+	struct flow_path *path = &flow->paths[of];
+	if (!path->on_its_way) {
+		path->alarm_ns = NEVER;
+		return;
+	}
+	if (!path->probed && !flow->lost) {
+		/* The end may be lost, and nothing comes after it that would tell. */
+		path->probed = true;
+		path->alarm_ns = now_ns + flow_path_timeout_ns(path, path->timeouts);
+		send_again(flow, of, true, of);
+		return;
+	}
+	if (flow_path_timed_out(flow->paths, flow->path_count, of, now_ns))
+		send_again(flow, of, false, flow_path_other(flow->paths, flow->path_count, of));
+	else
+		set_aside(flow, of, now_ns);
+}
+
+/* Whether the peer is to be asked for room, as there is nothing on its way that would bring news of it. */
+static bool room_alarm(struct flow *flow, uint64_t now_ns)
+{
+	if (!flow->starved || flow->first != flow->next) {
+		flow->ask_ns = NEVER;
+		return false;
+	}
+	bool ask = now_ns >= flow->ask_ns;
+	if (ask || flow->ask_ns == NEVER) {
+		flow->asks += ask;
+		flow->ask_ns = now_ns + flow_path_timeout_ns(flow->paths, flow->asks);
+	}
+	return ask;
+}
+
+unsigned flow_alarm(struct flow *flow, uint64_t now_ns)
+{
+	unsigned ask = 0;
 	if (now_ns >= flow->late_ns)
 		find_lost(flow, now_ns);
-	if (flow->starved && flow->alarm_ns == NEVER)
-		flow->alarm_ns = now_ns + timeout_ns(flow);
-	if (now_ns < flow->alarm_ns)
-		return false;
-	if (!flow->probed && flow->first < flow->next && !flow->lost) {
-		/* The end may be lost, and nothing comes after it that would tell. */
-		flow->probed = true;
-		flow->alarm_ns = now_ns + timeout_ns(flow);
-		send_again(flow, &flow->sent[(flow->next - 1) % FLOW_SEGMENTS]);
-		return false;
-	}
-	flow->timeouts++;
-	flow->alarm_ns = now_ns + timeout_ns(flow);
-	if (flow->first == flow->next) {
-		flow->alarm_ns = flow->starved ? flow->alarm_ns : NEVER;
-		return flow->starved;
-	}
-	send_again(flow, &flow->sent[flow->first % FLOW_SEGMENTS]);
-	/* Not one probe but several have found no answer: what was known of the way is old. */
-	if (flow->timeouts == 6) {
-		flow->window = LEAST_WINDOW;
-		flow->threshold = flow->threshold / 2 < LEAST_WINDOW ? LEAST_WINDOW : flow->threshold / 2;
-	}
-	return false;
+	for (unsigned i = 0; i < flow->path_count; i++)
+		if (now_ns >= flow->paths[i].alarm_ns)
+			path_alarm(flow, i, now_ns);
+	if (flow->path_count > 1 && !flow_idle(flow))
+		ask = flow_path_ask(flow->paths, flow->path_count, now_ns);
+	if (room_alarm(flow, now_ns))
+		ask |= (1u << flow->path_count) - 1;
+	return ask;
 }
 
 bool flow_idle(const struct flow *flow)

@@ -251,6 +251,7 @@ struct pm_context {
 	_Atomic unsigned rails;            /* that may be used, a bit for each */
 	struct area *area;                 /* memory shared with other guests, or NULL; under the lock */
 	unsigned long patience_s;
+	struct udp_links *links;           /* by which this machine is reached, NULL: by one */
 	bool fenced;                       /* membarrier reaches this process */
 	struct shared_page *page;
 	int page_fd, epoll;

@@ -51,17 +51,18 @@ static int open_socket(struct udp *udp, const struct sockaddr_storage *own, sock
 	return 0;
 }
 
-/* A socket to send to one peer by: the kernel looks for the way once, and not for each packet. Without one, for which
- * there may be too many peers, the endpoint's own serves. */
-static int open_sending(const struct sockaddr_storage *to, socklen_t length)
+/* A socket to send to one peer by, by a link: the kernel looks for the way once, and not for each packet. Without one, for
+ * which there may be too many peers, the endpoint's own serves. */
+int udp_open_sending(const struct pm_context *context, unsigned link, const struct udp_path *path)
 {
 	static const int none = 0;
-	int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int fd = socket(path->to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -1;
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &none, sizeof(none));
-	set_sending(fd, to->ss_family);
-	if (!connect(fd, (const struct sockaddr *)to, length))
+	set_sending(fd, path->to.ss_family);
+	udp_links_bind(context, link, fd);
+	if (!connect(fd, (const struct sockaddr *)&path->to, path->to_length))
 		return fd;
 	close(fd);
 	return -1;
@@ -86,7 +87,7 @@ int udp_open(struct pm_endpoint *endpoint)
 {
 	struct sockaddr_storage own;
 	socklen_t length;
-	int error = sodium_init() < 0 ? -EIO : udp_address_own(&own, &length);
+	int error = sodium_init() < 0 ? -EIO : udp_address_own(endpoint->context, &own, &length);
 	if (error)
 		return error;
 	struct udp *udp = calloc(1, sizeof(*udp));
@@ -141,12 +142,13 @@ struct udp_link *udp_link_to_locked(struct pm_peer *peer)
 		udp->room = room;
 	}
 	struct udp_link *link = calloc(1, sizeof(*link));
-	if (!link || !udp_address_get(&peer->address, &link->to, &link->to_length)) {
+	if (!link || !udp_address_get(&peer->address, &link->first.to, &link->first.to_length)) {
 		free(link);
 		return NULL;
 	}
 	link->peer = peer;
-	link->fd = open_sending(&link->to, link->to_length);
+	link->first.fd = udp_open_sending(peer->endpoint->context, 0, &link->first);
+	link->paths = &link->first;
 	link->number = udp->count;
 	link->heard_ns = clock_ns();
 	randombytes_buf(link->nonce, sizeof(link->nonce));
@@ -317,14 +319,14 @@ void udp_close(struct pm_endpoint *endpoint)
 	pthread_mutex_unlock(&endpoint->context->lock);
 	for (uint32_t i = 0; i < udp->count; i++) {
 		struct udp_link *link = udp->links[i];
-		if (link->open) {
-			for (int j = 0; j < GOODBYES && !link->goodbye; j++)
-				udp_say(udp, link, clock_ns(), UDP_BYE);
+		for (int j = 0; j < GOODBYES && link->open && !link->goodbye; j++)
+			udp_say_by(udp, link, udp_all_paths(link), clock_ns(), UDP_BYE);
+		udp_paths_close(link, link->open ? link->flow.path_count : 1);
+		if (link->open)
 			flow_close(&link->flow);
-		}
 		link->peer->udp = NULL;
-		if (link->fd >= 0)
-			close(link->fd);
+		if (link->first.fd >= 0)
+			close(link->first.fd);
 		free(link);
 	}
 	pthread_mutex_lock(&endpoint->context->lock);

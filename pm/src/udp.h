@@ -11,6 +11,7 @@
 #ifndef PM_UDP_H
 #define PM_UDP_H
 
+#include <net/if.h>
 #include <netinet/in.h>
 
 #include "flow.h"
@@ -22,6 +23,9 @@
 
 #define UDP_NONCE 16
 #define UDP_SEAL 32
+#define UDP_IP 16
+/* Where nothing is known of the way, it is taken for one of 576 octets (RFC 791). */
+#define UDP_LEAST_SEGMENT 488
 /* The longest datagram, which may be a train of packets of one connection (UDP_GRO). */
 #define UDP_TRAIN_BYTES 65536
 /* Remote accesses of more bytes go as bulk. */
@@ -42,7 +46,8 @@ enum {
 struct udp_packet {
 	uint64_t check;    /* of all that follows */
 	uint32_t link;     /* the receiver's number for the connection */
-	uint16_t type;
+	uint8_t type;
+	uint8_t path;      /* by which it is sent */
 	uint16_t length;   /* of what follows the header */
 	uint32_t sequence; /* of a segment; BYE: see there; NEWS: bits in the bitmap that follows */
 	uint32_t offset;   /* DATA: of the segment in the stream */
@@ -67,17 +72,36 @@ struct udp_greeting {
 	uint32_t number;   /* of the connection, at the sender */
 	uint32_t ring_bytes;
 	uint32_t socket_bytes; /* that may wait in the sender's socket */
-	uint32_t zero;
+	uint32_t more;     /* links of the sender beside the one in its address, and their IP addresses, as there */
+	uint8_t links[FLOW_PATHS - 1][UDP_IP];
 	uint8_t seal[UDP_SEAL];
 };
 
 #define GREETING_MAGIC 0x313069686d4d50ull /* "PMmhi01" */
 #define GREETING_LINK UINT32_MAX
-#define GREETING_VERSION 2
+#define GREETING_VERSION 3
 
 _Static_assert(sizeof(struct udp_packet) == 40, "no padding");
 _Static_assert(sizeof(struct udp_bulk) == sizeof(struct udp_packet) + FLOW_BULK_HEADER, "no padding");
-_Static_assert(sizeof(struct udp_greeting) == 192, "no padding");
+_Static_assert(sizeof(struct udp_greeting) == 304, "no padding");
+
+/* A link of this machine. */
+struct udp_own {
+	struct sockaddr_storage address;
+	char device[IFNAMSIZ];     /* that it was named by, or nothing */
+};
+
+struct udp_links {
+	unsigned count;
+	struct udp_own own[FLOW_PATHS];
+};
+
+/* A path to a peer. */
+struct udp_path {
+	int fd;                    /* a socket that is connected to the peer, to send by; -1: the endpoint's serves */
+	struct sockaddr_storage to;
+	socklen_t to_length;
+};
 
 struct udp_link {
 	struct pm_peer *peer;
@@ -93,9 +117,8 @@ struct udp_link {
 	uint64_t goodbye_at;       /* segments it has sent before it went */
 	uint8_t nonce[UDP_NONCE], far_nonce[UDP_NONCE];
 	uint8_t secret_out[HASH_SECRET], secret_in[HASH_SECRET];
-	int fd;                    /* a socket that is connected to the peer, to send by; -1: the endpoint's serves */
-	struct sockaddr_storage to;
-	socklen_t to_length;
+	struct udp_path first, *paths; /* as many as the flow has; one at least */
+	unsigned came_by;          /* the path by which something came last: news go back by it */
 	uint32_t told_next, told_consumed; /* in the news that came last */
 	uint64_t heard_ns;         /* when something good came last */
 	uint64_t greet_at_ns;      /* when to greet again */
@@ -126,6 +149,7 @@ struct udp {
 /* udp.c */
 int udp_open(struct pm_endpoint *endpoint);
 void udp_close(struct pm_endpoint *endpoint);
+int udp_open_sending(const struct pm_context *context, unsigned link, const struct udp_path *path);
 bool udp_elsewhere(const struct pm_peer *peer);
 struct udp_link *udp_link_to(struct pm_peer *peer);
 struct udp_link *udp_link_to_locked(struct pm_peer *peer);
@@ -149,9 +173,11 @@ bool udp_quiet(struct pm_endpoint *endpoint);
 
 /* udp_packet.c */
 void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool whole);
-void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t type);
-void udp_send(struct udp *udp, const struct udp_link *link, const void *packet, size_t length);
-uint32_t udp_header_size(uint16_t type);
+void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint8_t type);
+void udp_say_by(struct udp *udp, struct udp_link *link, unsigned paths, uint64_t now_ns, uint8_t type);
+unsigned udp_all_paths(const struct udp_link *link);
+void udp_send(struct udp *udp, const struct udp_path *path, const void *packet, size_t length);
+uint32_t udp_header_size(uint8_t type);
 void udp_refuse(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns);
 void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const uint8_t *data, uint32_t length, uint64_t now_ns);
 
@@ -174,12 +200,24 @@ void udp_sure(struct udp_link *link);
 void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns);
 void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t length, uint64_t now_ns, bool owner);
 
+/* udp_links.c */
+int udp_links_from_environment(struct pm_context *context);
+void udp_links_tell(const struct pm_context *context, struct udp_greeting *greeting);
+void udp_links_bind(const struct pm_context *context, unsigned link, int fd);
+int udp_paths_open(struct udp_link *link, const struct udp_greeting *greeting);
+void udp_paths_close(struct udp_link *link, unsigned count);
+
 /* udp_address.c */
 bool udp_address_bad(void);
-int udp_address_own(struct sockaddr_storage *address, socklen_t *length);
+int udp_address_parse(const char *text, struct sockaddr_storage *address);
+int udp_address_of(const char *interface, struct sockaddr_storage *address);
+socklen_t udp_address_length(const struct sockaddr_storage *address);
+void udp_address_ip(const struct pm_address *address, uint8_t ip[UDP_IP]);
+void udp_address_set_ip(struct pm_address *address, const uint8_t ip[UDP_IP]);
+int udp_address_own(const struct pm_context *context, struct sockaddr_storage *address, socklen_t *length);
 void udp_address_put(struct pm_address *address, const struct sockaddr_storage *from);
 bool udp_address_get(const struct pm_address *address, struct sockaddr_storage *to, socklen_t *length);
 bool udp_address_same_host(const struct pm_address *one, const struct pm_address *other);
-uint32_t udp_segment_size(const struct sockaddr_storage *to, socklen_t length);
+uint32_t udp_segment_size(const struct udp_path *paths, unsigned count, uint32_t unknown);
 
 #endif

@@ -17,22 +17,22 @@
 #define LEAST_MTU 576
 #define MOST_PACKET 65507
 
-static bool usable(const struct ifaddrs *interface)
+static bool usable(const struct ifaddrs *each, const char *interface)
 {
-	if (!interface->ifa_addr || !(interface->ifa_flags & IFF_UP) || interface->ifa_flags & IFF_LOOPBACK)
+	bool meant = interface ? !strcmp(each->ifa_name, interface) : each->ifa_flags & IFF_UP && !(each->ifa_flags & IFF_LOOPBACK);
+	if (!each->ifa_addr || !meant)
 		return false;
-	if (interface->ifa_addr->sa_family == AF_INET)
+	if (each->ifa_addr->sa_family == AF_INET)
 		return true;
-	return interface->ifa_addr->sa_family == AF_INET6 &&
-	       !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)interface->ifa_addr)->sin6_addr);
+	return each->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)each->ifa_addr)->sin6_addr);
 }
 
-static socklen_t length_of(int family)
+socklen_t udp_address_length(const struct sockaddr_storage *address)
 {
-	return family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	return address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 }
 
-static int parse(const char *text, struct sockaddr_storage *address)
+int udp_address_parse(const char *text, struct sockaddr_storage *address)
 {
 	memset(address, 0, sizeof(*address));
 	address->ss_family = strchr(text, ':') ? AF_INET6 : AF_INET;
@@ -46,32 +46,37 @@ bool udp_address_bad(void)
 {
 	struct sockaddr_storage address;
 	const char *given = getenv("PM_ADDRESS");
-	return given && parse(given, &address);
+	return given && udp_address_parse(given, &address);
 }
 
-/* The address by which others reach this process: $PM_ADDRESS, else the first of an interface that is up and not the
- * loopback, IPv4 before IPv6. */
-int udp_address_own(struct sockaddr_storage *address, socklen_t *length)
+/* The first address, IPv4 before IPv6, of an interface, or of any that is up and not the loopback. */
+int udp_address_of(const char *interface, struct sockaddr_storage *address)
 {
-	const char *given = getenv("PM_ADDRESS");
 	struct ifaddrs *all, *best = NULL;
-	if (given) {
-		int error = parse(given, address);
-		*length = error ? 0 : length_of(address->ss_family);
-		return error;
-	}
 	if (getifaddrs(&all))
 		return -errno;
 	for (struct ifaddrs *each = all; each; each = each->ifa_next)
-		if (usable(each) && (!best || (best->ifa_addr->sa_family == AF_INET6 && each->ifa_addr->sa_family == AF_INET)))
+		if (usable(each, interface) && (!best || best->ifa_addr->sa_family > each->ifa_addr->sa_family)) /* AF_INET is less */
 			best = each;
-	if (best) {
-		*length = length_of(best->ifa_addr->sa_family);
-		memset(address, 0, sizeof(*address));
-		memcpy(address, best->ifa_addr, *length);
-	}
+	memset(address, 0, sizeof(*address));
+	address->ss_family = best ? best->ifa_addr->sa_family : AF_UNSPEC;
+	if (best)
+		memcpy(address, best->ifa_addr, udp_address_length(address));
 	freeifaddrs(all);
 	return best ? 0 : -EADDRNOTAVAIL;
+}
+
+/* The address by which others reach this process: the first of $PM_LINKS, else $PM_ADDRESS, else the first there is. */
+int udp_address_own(const struct pm_context *context, struct sockaddr_storage *address, socklen_t *length)
+{
+	const char *given = getenv("PM_ADDRESS");
+	int error = 0;
+	if (context->links)
+		*address = context->links->own->address;
+	else
+		error = given ? udp_address_parse(given, address) : udp_address_of(NULL, address);
+	*length = error ? 0 : udp_address_length(address);
+	return error;
 }
 
 void udp_address_put(struct pm_address *address, const struct sockaddr_storage *from)
@@ -109,8 +114,19 @@ bool udp_address_get(const struct pm_address *address, struct sockaddr_storage *
 		six->sin6_port = port;
 		six->sin6_addr = ip;
 	}
-	*length = length_of(to->ss_family);
+	*length = udp_address_length(to);
 	return port != 0;
+}
+
+/* The IP address alone, as it is in an address. */
+void udp_address_ip(const struct pm_address *address, uint8_t ip[UDP_IP])
+{
+	memcpy(ip, address->bytes + IP_AT, UDP_IP);
+}
+
+void udp_address_set_ip(struct pm_address *address, const uint8_t ip[UDP_IP])
+{
+	memcpy(address->bytes + IP_AT, ip, UDP_IP);
 }
 
 bool udp_address_same_host(const struct pm_address *one, const struct pm_address *other)
@@ -118,20 +134,32 @@ bool udp_address_same_host(const struct pm_address *one, const struct pm_address
 	return !memcmp(one->bytes + IP_AT, other->bytes + IP_AT, PORT_AT - IP_AT);
 }
 
-/* Bytes of stream that fit into a packet on the way there, whole frames' headers aligned. */
-uint32_t udp_segment_size(const struct sockaddr_storage *to, socklen_t length)
+/* Bytes that a packet to there may have on its way, with its IP header; 0: there is no way just now. */
+static int mtu_to(const struct udp_path *path)
 {
-	int mtu = 0, probe = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	int mtu = 0, probe = socket(path->to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	socklen_t size = sizeof(mtu);
-	bool four = to->ss_family == AF_INET;
+	bool four = path->to.ss_family == AF_INET;
 	if (probe >= 0) {
-		if (connect(probe, (const struct sockaddr *)to, length) ||
+		if (connect(probe, (const struct sockaddr *)&path->to, path->to_length) ||
 		    getsockopt(probe, four ? IPPROTO_IP : IPPROTO_IPV6, four ? IP_MTU : IPV6_MTU, &mtu, &size))
 			mtu = 0;
 		close(probe);
 	}
-	if (mtu < LEAST_MTU)
-		mtu = LEAST_MTU;
-	int packet = mtu - IP_UDP_HEADERS < MOST_PACKET ? mtu - IP_UDP_HEADERS : MOST_PACKET;
-	return (packet - sizeof(struct udp_packet)) & ~7u;
+	return mtu && mtu < LEAST_MTU ? LEAST_MTU : mtu;
+}
+
+/* Bytes of stream that fit into a packet on each of these paths, whole frames' headers aligned: what was lost on one may
+ * be sent again on another. */
+uint32_t udp_segment_size(const struct udp_path *paths, unsigned count, uint32_t unknown)
+{
+	int packet = MOST_PACKET;
+	bool known = false;
+	for (unsigned i = 0; i < count; i++) {
+		int mtu = mtu_to(&paths[i]);
+		if (mtu && mtu - IP_UDP_HEADERS < packet)
+			packet = mtu - IP_UDP_HEADERS;
+		known |= mtu != 0;
+	}
+	return known ? (packet - sizeof(struct udp_packet)) & ~7u : unknown;
 }

@@ -30,10 +30,11 @@ void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns)
 		.from = endpoint->address, .to = link->peer->address,
 		.number = link->number, .ring_bytes = own_ring(endpoint->context), .socket_bytes = udp->socket_bytes,
 	};
+	udp_links_tell(endpoint->context, &greeting);
 	memcpy(greeting.nonce, link->nonce, UDP_NONCE);
 	memcpy(greeting.echo, link->far_nonce, UDP_NONCE);
 	seal(endpoint->context, &greeting, greeting.seal);
-	udp_send(udp, link, &greeting, sizeof(greeting));
+	udp_send(udp, &link->first, &greeting, sizeof(greeting));
 	unsigned doubled = link->greetings < MOST_DOUBLED ? link->greetings : MOST_DOUBLED;
 	link->greetings++;
 	link->greet_at_ns = link->sure ? NEVER : now_ns + (FIRST_AGAIN_NS << doubled);
@@ -56,10 +57,15 @@ static void open_link(struct udp_link *link, const struct udp_greeting *greeting
 	const struct pm_context *context = link->peer->endpoint->context;
 	uint32_t bytes = own_ring(context);
 	bytes = greeting->ring_bytes < bytes ? greeting->ring_bytes : bytes;
-	uint32_t segment = udp_segment_size(&link->to, link->to_length);
-	/* Half of what the kernel says it is, for what it needs itself. */
-	if (flow_open(&link->flow, bytes, segment, greeting->socket_bytes / 2 / segment))
+	int paths = udp_paths_open(link, greeting);
+	if (paths < 0)
 		return; /* without memory: the next greeting is another try */
+	uint32_t segment = udp_segment_size(link->paths, paths, UDP_LEAST_SEGMENT);
+	/* Half of what the kernel says it is, for what it needs itself. */
+	if (flow_open(&link->flow, bytes, segment, greeting->socket_bytes / 2 / segment, paths)) {
+		udp_paths_close(link, paths);
+		return;
+	}
 	memcpy(link->far_nonce, greeting->nonce, UDP_NONCE);
 	link->far_number = greeting->number;
 	hash_grow(link->secret_out, seed(context, link->nonce, link->far_nonce));
@@ -102,7 +108,7 @@ void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t len
 	seal(endpoint->context, &greeting, wanted);
 	if (sodium_memcmp(wanted, greeting.seal, UDP_SEAL) || greeting.version != GREETING_VERSION ||
 	    memcmp(&greeting.to, &endpoint->address, sizeof(greeting.to)) ||
-	    greeting.ring_bytes < 4 * PM_MAX_MESSAGE || greeting.ring_bytes & (greeting.ring_bytes - 1))
+	    greeting.more >= FLOW_PATHS || greeting.ring_bytes < 4 * PM_MAX_MESSAGE || greeting.ring_bytes & (greeting.ring_bytes - 1))
 		goto drop;
 	struct udp_link *link = link_of(endpoint, &greeting, owner);
 	if (!link)

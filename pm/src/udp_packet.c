@@ -12,7 +12,7 @@
 #define TRAIN 64
 #define TRAIN_BYTES 65000
 
-uint32_t udp_header_size(uint16_t type)
+uint32_t udp_header_size(uint8_t type)
 {
 	return type == UDP_READ || type == UDP_WRITE ? sizeof(struct udp_bulk) : sizeof(struct udp_packet);
 }
@@ -33,24 +33,24 @@ static void fill(struct udp_link *link, struct udp_packet *packet, const struct 
 
 /* The system calls are made without what the C library puts around them: they never block, and must not be where a
  * thread is cancelled. A connected socket tells of a peer's closed port in place of sending. */
-void udp_send(struct udp *udp, const struct udp_link *link, const void *packet, size_t length)
+void udp_send(struct udp *udp, const struct udp_path *path, const void *packet, size_t length)
 {
 	int flags = MSG_DONTWAIT | MSG_NOSIGNAL;
-	if (link->fd < 0)
-		syscall(SYS_sendto, udp->fd, packet, length, flags, &link->to, link->to_length);
-	else if (syscall(SYS_sendto, link->fd, packet, length, flags, NULL, 0) < 0 && errno == ECONNREFUSED)
-		syscall(SYS_sendto, link->fd, packet, length, flags, NULL, 0);
+	if (path->fd < 0)
+		syscall(SYS_sendto, udp->fd, packet, length, flags, &path->to, path->to_length);
+	else if (syscall(SYS_sendto, path->fd, packet, length, flags, NULL, 0) < 0 && errno == ECONNREFUSED)
+		syscall(SYS_sendto, path->fd, packet, length, flags, NULL, 0);
 }
 
-/* Sends a packet that is no segment. */
-void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t type)
+static void say(struct udp *udp, struct udp_link *link, unsigned path, uint64_t now_ns, uint8_t type)
 {
 	struct flow_news news;
 	struct {
 		struct udp_packet packet;
 		uint64_t bitmap[FLOW_BITS / 64];
-	} all = {.packet = {.type = type}};
-	flow_tell(&link->flow, &news);
+	} all;
+	all.packet = (struct udp_packet){.type = type, .path = path};
+	flow_tell(&link->flow, path, &news);
 	fill(link, &all.packet, &news, now_ns);
 	if (type == UDP_NEWS) {
 		all.packet.sequence = news.bits;
@@ -62,11 +62,30 @@ void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint16_t t
 	}
 	uint32_t size = sizeof(all.packet) + all.packet.length;
 	all.packet.check = check_of((const uint8_t *)&all, size, link->secret_out);
-	udp_send(udp, link, &all, size);
+	udp_send(udp, &link->paths[path], &all, size);
+}
+
+/* Sends a packet that is no segment, by the path by which something came last: it may be the only one that works. */
+void udp_say(struct udp *udp, struct udp_link *link, uint64_t now_ns, uint8_t type)
+{
+	say(udp, link, link->came_by, now_ns, type);
+}
+
+/* And by each of these paths, a bit each. */
+void udp_say_by(struct udp *udp, struct udp_link *link, unsigned paths, uint64_t now_ns, uint8_t type)
+{
+	for (unsigned i = 0; i < link->flow.path_count; i++)
+		if (paths >> i & 1)
+			say(udp, link, i, now_ns, type);
+}
+
+unsigned udp_all_paths(const struct udp_link *link)
+{
+	return (1u << link->flow.path_count) - 1;
 }
 
 /* Gives a train of packets to the kernel, all of them of one size but the last, which may be smaller. */
-static int send_train(struct udp *udp, struct udp_link *link, const uint8_t *train, uint32_t length, uint16_t size)
+static int send_train(struct udp *udp, struct udp_path *path, const uint8_t *train, uint32_t length, uint16_t size)
 {
 	union {
 		struct cmsghdr header;
@@ -74,28 +93,29 @@ static int send_train(struct udp *udp, struct udp_link *link, const uint8_t *tra
 	} control = {.header = {.cmsg_level = IPPROTO_UDP, .cmsg_type = UDP_SEGMENT, .cmsg_len = CMSG_LEN(sizeof(uint16_t))}};
 	struct iovec part = {(void *)train, length};
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-	if (link->fd < 0) {
-		message.msg_name = &link->to;
-		message.msg_namelen = link->to_length;
+	if (path->fd < 0) {
+		message.msg_name = &path->to;
+		message.msg_namelen = path->to_length;
 	}
 	memcpy(CMSG_DATA(&control.header), &size, sizeof(size));
-	return syscall(SYS_sendmsg, link->fd < 0 ? udp->fd : link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
+	return syscall(SYS_sendmsg, path->fd < 0 ? udp->fd : path->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
 }
 
-static void send_packets(struct udp *udp, struct udp_link *link, const uint8_t *train, uint32_t length, uint16_t size)
+static void send_packets(struct udp *udp, struct udp_link *link, unsigned by, const uint8_t *train, uint32_t length, uint16_t size)
 {
+	struct udp_path *path = &link->paths[by];
 	if (length > size) {
-		int error = send_train(udp, link, train, length, size);
+		int error = send_train(udp, path, train, length, size);
 		if (error == -ECONNREFUSED)
-			error = send_train(udp, link, train, length, size);
+			error = send_train(udp, path, train, length, size);
 		if (!error || error == -EAGAIN || error == -ENOBUFS)
 			return; /* what the kernel does not take is lost, and sent again as such */
 		/* The way has become narrower, or knows no trains: one by one the kernel cuts what is too long. */
 		udp->no_trains = error == -EIO || error == -EINVAL;
-		link->flow.segment_size = udp_segment_size(&link->to, link->to_length);
+		link->flow.segment_size = udp_segment_size(link->paths, link->flow.path_count, link->flow.segment_size);
 	}
 	for (uint32_t at = 0; at < length; at += size)
-		udp_send(udp, link, train + at, length - at < size ? length - at : size);
+		udp_send(udp, path, train + at, length - at < size ? length - at : size);
 }
 
 /* Makes a segment's packet; its size. The bytes are copied to behind their header, for the kernel is slow with many short
@@ -103,7 +123,9 @@ static void send_packets(struct udp *udp, struct udp_link *link, const uint8_t *
 static uint32_t make(struct udp_link *link, uint8_t *to, const struct flow_segment *segment, const struct flow_news *news,
 		     uint64_t now_ns)
 {
-	struct udp_bulk head = {.packet = {.type = UDP_DATA, .length = segment->length, .sequence = segment->sequence}};
+	struct udp_bulk head = {
+		.packet = {.type = UDP_DATA, .path = segment->path, .length = segment->length, .sequence = segment->sequence},
+	};
 	if (segment->kind == FLOW_EMPTY) {
 		head.packet.type = UDP_EMPTY;
 	} else if (segment->kind == FLOW_STREAM) {
@@ -124,37 +146,49 @@ static uint32_t make(struct udp_link *link, uint8_t *to, const struct flow_segme
 	return size;
 }
 
+/* Packets that are made, and not yet given to the kernel: all of one path, and of one size but the last. */
+struct train {
+	uint32_t packets, length, first;
+	unsigned path;
+};
+
+static void send_off(struct udp *udp, struct udp_link *link, struct train *train)
+{
+	if (train->packets)
+		send_packets(udp, link, train->path, udp->train_out, train->length, train->first);
+	train->packets = train->length = 0;
+}
+
 /* Sends all segments that may be sent now; without whole also what does not fill a packet. */
 void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool whole)
 {
 	struct flow_segment segment;
 	struct flow_news news;
-	uint8_t *train = udp->train_out;
-	uint32_t packets = 0, length = 0, first = 0;
+	struct train train = {0};
 	while (flow_send(&link->flow, now_ns, !whole, &segment)) {
-		if (!packets) {
+		if (train.packets && segment.path != train.path)
+			send_off(udp, link, &train);
+		if (!train.packets) {
+			train.path = segment.path;
 			/* Only what is in order goes along; gaps are told by a packet of its own. */
 			if (link->flow.in_most == link->flow.in_next)
-				flow_tell(&link->flow, &news);
+				flow_tell(&link->flow, segment.path, &news);
 			else
-				flow_look(&link->flow, &news);
+				flow_look(&link->flow, segment.path, &news);
 		}
-		uint32_t size = make(link, train + length, &segment, &news, now_ns);
-		if (packets && size > first) {
-			send_packets(udp, link, train, length, first);
-			memmove(train, train + length, size);
-			packets = length = 0;
+		uint32_t size = make(link, udp->train_out + train.length, &segment, &news, now_ns);
+		if (train.packets && size > train.first) {
+			uint8_t *made = udp->train_out + train.length;
+			send_off(udp, link, &train);
+			memmove(udp->train_out, made, size);
 		}
-		first = packets ? first : size;
-		packets++;
-		length += size;
-		if (size < first || packets == TRAIN || length + first > TRAIN_BYTES || udp->no_trains) {
-			send_packets(udp, link, train, length, first);
-			packets = length = 0;
-		}
+		train.first = train.packets ? train.first : size;
+		train.packets++;
+		train.length += size;
+		if (size < train.first || train.packets == TRAIN || train.length + train.first > TRAIN_BYTES || udp->no_trains)
+			send_off(udp, link, &train);
 	}
-	if (packets)
-		send_packets(udp, link, train, length, first);
+	send_off(udp, link, &train);
 }
 
 static void learn(struct udp_link *link, const struct udp_packet *packet, const uint8_t *payload, uint64_t now_ns)
@@ -164,20 +198,25 @@ static void learn(struct udp_link *link, const struct udp_packet *packet, const 
 		return;
 	link->told_next = packet->next;
 	link->told_consumed = packet->consumed;
-	struct flow_news news = {.next = packet->next, .consumed = packet->consumed, .echo_us = packet->echo_us};
+	struct flow_news news;
+	news.next = packet->next;
+	news.consumed = packet->consumed;
+	news.echo_us = packet->echo_us;
+	news.bits = 0;
 	if (packet->type == UDP_NEWS && packet->sequence <= FLOW_BITS &&
 	    packet->length == (packet->sequence + 63) / 64 * sizeof(uint64_t)) {
 		news.bits = packet->sequence;
 		memcpy(news.bitmap, payload, packet->length);
 	}
-	flow_learn(&link->flow, now_ns, &news);
+	flow_learn(&link->flow, now_ns, packet->path, &news);
 }
 
 /* Whether a packet is whole, and of who it should be. */
 static bool right(struct pm_endpoint *endpoint, struct udp_link *link, struct udp_packet *packet, const uint8_t *data, uint32_t length)
 {
 	memcpy(packet, data, sizeof(*packet));
-	if (udp_header_size(packet->type) + packet->length == length && check_of(data, length, link->secret_in) == packet->check)
+	if (packet->path < link->flow.path_count && udp_header_size(packet->type) + packet->length == length &&
+	    check_of(data, length, link->secret_in) == packet->check)
 		return true;
 	count_both(&endpoint->statistics->dropped, 1);
 	return false;
@@ -199,7 +238,8 @@ void udp_take_packet(struct pm_endpoint *endpoint, struct udp_link *link, const 
 	if (!right(endpoint, link, &packet, data, length))
 		return;
 	const uint8_t *payload = data + udp_header_size(packet.type);
-	link->flow.echo_us = packet.time_us;
+	flow_heard(&link->flow, now_ns, packet.path, packet.time_us, packet.echo_us);
+	link->came_by = packet.path;
 	link->heard_ns = now_ns;
 	link->asks = 0;
 	endpoint->udp->came = link;

@@ -11,6 +11,17 @@
 /* So many greetings are said before they are a second apart. */
 #define FIRST_GREETINGS 8
 
+/* Sends again what is late, and asks by the paths by which the flow would like to know more. */
+static void look_at_alarms(struct udp *udp, struct udp_link *link, uint64_t now_ns)
+{
+	uint64_t aside = link->flow.set_aside;
+	unsigned paths = flow_alarm(&link->flow, now_ns);
+	if (paths)
+		udp_say_by(udp, link, paths, now_ns, UDP_PING);
+	if (link->flow.set_aside != aside)
+		count_both(&link->peer->endpoint->statistics->paths_set_aside, 1);
+}
+
 /* Sends what is due of a connection; when it wants to be looked at next. */
 static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t now_ns)
 {
@@ -21,8 +32,7 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 	link->silent = !link->sure && link->greetings > udp->patience + FIRST_GREETINGS;
 	if (!link->open)
 		return link->greet_at_ns;
-	if (flow_alarm(&link->flow, now_ns))
-		udp_say(udp, link, now_ns, UDP_PING);
+	look_at_alarms(udp, link, now_ns);
 	if (link->sure)
 		udp_flush(udp, link, now_ns, false);
 	if (flow_news_due(&link->flow, now_ns))
@@ -45,7 +55,7 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 		link->asked_ns = now_ns;
 		ask = now_ns + ASK_NS;
 		link->asks++;
-		udp_say(udp, link, now_ns, UDP_PING);
+		udp_say_by(udp, link, udp_all_paths(link), now_ns, UDP_PING);
 	}
 	link->silent = link->silent || link->asks > udp->patience;
 	return at < ask ? at : ask;

@@ -53,6 +53,7 @@ static const struct column {
 	COLUMN(pin_hits),
 	COLUMN(pin_misses),
 	COLUMN(pinned_bytes),
+	COLUMN(paths_set_aside),
 };
 
 #define COLUMNS (sizeof columns / sizeof columns[0])
