@@ -138,6 +138,7 @@ int pm_wait(struct pm_endpoint *endpoint, int timeout_ms);
 enum pm_rail {
 	PM_RAIL_SHM,
 	PM_RAIL_IVSHMEM,
+	PM_RAIL_VERBS,
 	PM_RAIL_UDP,
 	PM_RAILS, /* how many there are; there is room for PM_RAILS_ROOM */
 };
@@ -175,7 +176,8 @@ void pm_statistics(const struct pm_endpoint *endpoint, struct pm_statistics *sta
  * them to anybody's. They return when the order has been carried out: 0, -ETIMEDOUT when it has not been within
  * timeout_ms milliseconds (-1: no limit; it holds all the same), or why it cannot be. */
 
-/* Leave that rail ("shm", "ivshmem"): give all its memory back at once, and go on over the next one. -EOPNOTSUPP: there is none. */
+/* Leave that rail ("shm", "ivshmem", "verbs"): give all its memory back at once, and go on over the next one. -EOPNOTSUPP:
+ * there is none. */
 int pm_order_leave(const struct pm_address *process, const char *rail, int timeout_ms);
 /* The rail may be used again, and is taken again where it can be. */
 int pm_order_join(const struct pm_address *process, const char *rail, int timeout_ms);

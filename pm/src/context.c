@@ -11,6 +11,7 @@
 
 #include "ivshmem.h"
 #include "udp.h"
+#include "verbs.h"
 
 #define LEAST_RING_BYTES 65536
 #define MOST_RING_BYTES (1u << 30)
@@ -18,17 +19,18 @@
 /* Without Watari to tell whether a peer lives: silence of so many seconds is taken for its end on the udp rail. */
 #define DEFAULT_PATIENCE_S 600
 #define MOST_PATIENCE_S 1000000000
+#define ALL_RAILS ((1u << RAILS) - 1)
 
 EXPORT const char *pm_version(void)
 {
 	return PM_VERSION;
 }
 
-/* $PM_RAILS, names with commas between them; by default shm, and udp where there is a key. */
+/* $PM_RAILS, names with commas between them; by default shm, and the others where there is a key. */
 static int set_rails(struct pm_context *context, bool have_key)
 {
 	const char *rails = getenv("PM_RAILS");
-	unsigned set = rails ? 0 : 1u << RAIL_SHM | (unsigned)have_key << RAIL_UDP | (unsigned)have_key << RAIL_IVSHMEM;
+	unsigned set = rails ? 0 : have_key ? ALL_RAILS : 1u << RAIL_SHM;
 	while (rails && *rails) {
 		size_t length = strcspn(rails, ",");
 		enum rail rail;
@@ -38,8 +40,8 @@ static int set_rails(struct pm_context *context, bool have_key)
 		rails += length + (rails[length] == ',');
 	}
 	atomic_store(&context->rails, set);
-	/* Guests find each other by udp. */
-	return set && !(set & 1u << RAIL_IVSHMEM && !(set & 1u << RAIL_UDP)) ? 0 : -EINVAL;
+	/* By udp peers meet who use one of the others. */
+	return set && (set == 1u << RAIL_SHM || set & 1u << RAIL_UDP) && !verbs_options_bad() ? 0 : -EINVAL;
 }
 
 static int set_options(struct pm_context *context, const struct pm_options *given)
@@ -106,6 +108,7 @@ static int make_page(struct pm_context *context)
 static void context_free(struct pm_context *context)
 {
 	ivshmem_close(context);
+	verbs_close(context);
 	if (context->page)
 		munmap(context->page, sizeof(struct shared_page));
 	if (context->page_fd >= 0)

@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "copied.h"
 #include "message.h"
+#include "verbs.h"
 
 struct write_data {
 	uint64_t id, address, key, length; /* of the whole */
@@ -21,10 +23,6 @@ struct write_data {
 struct write_done {
 	uint64_t id;
 	int64_t status;
-};
-
-struct read_request {
-	uint64_t id, address, key, length;
 };
 
 struct read_data {
@@ -81,7 +79,8 @@ static int send_read(struct operation *operation)
 	int error = message_reserve(peer, sizeof(struct read_request), &buffer);
 	if (error)
 		return error == -EAGAIN ? 0 : error;
-	struct read_request request = {operation->id, operation->address, operation->key, operation->length};
+	struct read_request request = {operation->id, operation->address, operation->key, operation->length, 0, 0, 0};
+	verbs_expect(operation, &request);
 	if (peer->endpoint->udp && operation->length)
 		udp_expect(operation); /* whichever way this is said, the answer may go that one */
 	memcpy(buffer, &request, sizeof(request));
@@ -97,8 +96,11 @@ int copied_step(struct operation *operation)
 	if (peer->copies >= MOST_WAITING)
 		return 0;
 	int error = operation->node.event.type == PM_WRITE_DONE ? send_write(operation) : send_read(operation);
-	if (operation->sent)
+	if (operation->sent) {
 		peer->copies++;
+		if (peer->out && peer->out->remote)
+			udp_await(peer);
+	}
 	if (operation->sent && operation->begun)
 		peer->bulk_writes--;
 	return error;
@@ -115,7 +117,8 @@ static unsigned most_services(const struct pm_peer *peer)
 	return 2 * MOST_WAITING + (peer->udp ? FLOW_SEGMENTS : 0);
 }
 
-static void serve(struct pm_peer *peer, struct service asked)
+/* Has something that a peer has asked for answered. */
+void copied_serve(struct pm_peer *peer, struct service asked)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	struct service *service = !peer->status && peer->services < most_services(peer) ? malloc(sizeof(*service)) : NULL;
@@ -143,7 +146,7 @@ static void handle_write(struct pm_peer *peer, const uint8_t *data, uint32_t len
 	if (!status && length)
 		memcpy((void *)(uintptr_t)(header.address + header.offset), data + sizeof(header), length);
 	if (header.offset + length == header.length)
-		serve(peer, (struct service){.id = header.id, .status = status, .answer = WRITE_DONE});
+		copied_serve(peer, (struct service){.id = header.id, .status = status, .answer = WRITE_DONE});
 }
 
 static void handle_request(struct pm_peer *peer, const uint8_t *data)
@@ -151,9 +154,10 @@ static void handle_request(struct pm_peer *peer, const uint8_t *data)
 	struct read_request request;
 	memcpy(&request, data, sizeof(request));
 	int status = region_check(peer->endpoint->context->page, request.key, request.address, request.length, PM_REMOTE_READ);
-	serve(peer, (struct service){
+	copied_serve(peer, (struct service){
 		.id = request.id, .status = status, .answer = READ_DATA,
 		.address = request.address, .key = request.key, .length = request.length,
+		.place = request.place, .place_key = request.place_key, .generation = request.generation,
 	});
 }
 
@@ -192,12 +196,16 @@ static void handle_data(struct pm_peer *peer, const uint8_t *data, uint32_t leng
 }
 
 /* Handles a message that is not the caller's. */
-void copied_handle(struct pm_peer *peer, const struct ring_message *message)
+void copied_handle(struct pm_peer *peer, const struct ring_message *message, enum rail rail)
 {
 	static const uint32_t least[] = {
 		[WRITE_DATA] = sizeof(struct write_data), [WRITE_DONE] = sizeof(struct write_done),
 		[READ_REQUEST] = sizeof(struct read_request), [READ_DATA] = sizeof(struct read_data),
 	};
+	if (message->type >= READ_PLACED && message->type <= REGION_IS) {
+		verbs_handle(peer, message, rail == RAIL_VERBS);
+		return;
+	}
 	if (message->type > READ_DATA || message->length < least[message->type]) {
 		drop(peer);
 		return;
@@ -270,6 +278,15 @@ static int answer(struct service *service)
 {
 	if (service->answer == WRITE_DONE)
 		return answer_write(service);
+	if (service->answer == REGION_IS)
+		return verbs_answer_region(service);
+	if (!service->status && verbs_answers(service)) {
+		int status = verbs_answer(service);
+		if (status != -EACCES && status != -EPERM)
+			return status;
+		service->generation = 0;
+		service->status = status == -EACCES ? status : 0;
+	}
 	bool by_bulk = service->begun || (service->peer->over_udp && !service->done && service->length > UDP_BULK_LEAST);
 	return by_bulk ? answer_read_by_bulk(service) : answer_read(service);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "message.h"
+#include "verbs.h"
 
 /* So many messages are taken from one peer on end while others wait. */
 #define STREAK 16
@@ -74,6 +75,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 		endpoint_give_back(endpoint);
 	}
 	help_settle(endpoint);
+	verbs_linger(endpoint);
 	udp_close(endpoint);
 	pthread_mutex_lock(&context->lock);
 	context->endpoints[endpoint->number] = NULL;
@@ -81,6 +83,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 	atomic_store(&endpoint->shared->serial, 0);
 	pthread_mutex_unlock(&context->lock);
 	link_close_all(endpoint);
+	verbs_endpoint_close(endpoint);
 	HASH_ITER(hh, endpoint->peers, peer, next) {
 		copied_peer_gone(peer);
 		HASH_DEL(endpoint->peers, peer);
@@ -219,7 +222,7 @@ static int receive_udp(struct pm_endpoint *endpoint, struct pm_message *message)
 			endpoint->current = INBOUND_UDP;
 			return deliver(endpoint, message, link->peer, &found);
 		}
-		copied_handle(link->peer, &found);
+		copied_handle(link->peer, &found, RAIL_UDP);
 		udp_take(link, found.length);
 	}
 	return 0;
@@ -233,18 +236,22 @@ static inline int receive(struct pm_endpoint *endpoint, struct pm_message *messa
 		look_around(endpoint);
 		if (endpoint->udp && receive_udp(endpoint, message))
 			return 1;
+		if (endpoint->verbs)
+			verbs_look(endpoint);
 	}
-	while ((inbound = find_message(endpoint, &found))) {
-		if (likely(found.type == MESSAGE)) {
-			endpoint->current = inbound;
-			return deliver(endpoint, message, inbound->peer, &found);
+	do {
+		while ((inbound = find_message(endpoint, &found))) {
+			if (likely(found.type == MESSAGE)) {
+				endpoint->current = inbound;
+				return deliver(endpoint, message, inbound->peer, &found);
+			}
+			if (found.type != HELP)
+				copied_handle(inbound->peer, &found, inbound->rail);
+			else if (!inbound->closed)
+				help_handle(inbound, &found);
+			take(endpoint, inbound, found.length);
 		}
-		if (found.type != HELP)
-			copied_handle(inbound->peer, &found);
-		else if (!inbound->closed)
-			help_handle(inbound, &found);
-		take(endpoint, inbound, found.length);
-	}
+	} while (unlikely(endpoint->verbs) && verbs_look(endpoint));
 	look_around(endpoint);
 	return endpoint->udp ? receive_udp(endpoint, message) : 0;
 }

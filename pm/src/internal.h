@@ -32,18 +32,24 @@ enum message_type {
 	READ_REQUEST = 3,
 	READ_DATA = 4,
 	HELP = 5, /* a request to share a large direct read (help.c) */
+	/* Remote memory access by devices (verbs_access.c). */
+	READ_PLACED = 6,   /* the bytes of a read are where they belong */
+	REGION_WANTED = 7, /* how is that region written to? */
+	REGION_IS = 8,     /* so */
 	/* About rings, on the udp rail alone (rail.c). */
-	RING_OPEN = 6,   /* what follows comes by that ring */
-	RING_END = 7,    /* nothing more comes by it: please close it */
-	RING_CLOSED = 8, /* nothing more is read from it: what was in it from there on is to be sent again */
-	RAIL_JOINED = 9, /* the sender can be reached by that rail again */
-	RING_WANTED = 10,  /* please offer one */
-	RING_OFFER = 11,   /* here it is (ivshmem.c) */
-	RING_REFUSED = 12, /* it is not that of a memory that both have */
+	RING_OPEN = 9,     /* what follows comes by that ring */
+	RING_END = 10,     /* nothing more comes by it: please close it */
+	RING_CLOSED = 11,  /* nothing more is read from it: what was in it from there on is to be sent again */
+	RAIL_JOINED = 12,  /* the sender can be reached by that rail again */
+	RING_WANTED = 13,  /* please offer one */
+	RING_OFFER = 14,   /* here it is (ivshmem.c, verbs.c) */
+	RING_REFUSED = 15, /* there is none, or it is of no use */
 };
 
 /* The rails, the best first. */
-enum rail { RAIL_SHM = PM_RAIL_SHM, RAIL_IVSHMEM = PM_RAIL_IVSHMEM, RAIL_UDP = PM_RAIL_UDP, RAILS = PM_RAILS };
+enum rail {
+	RAIL_SHM = PM_RAIL_SHM, RAIL_IVSHMEM = PM_RAIL_IVSHMEM, RAIL_VERBS = PM_RAIL_VERBS, RAIL_UDP = PM_RAIL_UDP, RAILS = PM_RAILS
+};
 _Static_assert(PM_RAILS <= PM_RAILS_ROOM, "each rail has a place in the statistics");
 
 /* A connection's socket, watched by the keeper. */
@@ -87,6 +93,8 @@ struct outbound {
 	struct ring_writer ring;
 	_Atomic int gone;                  /* -errno: nothing arrives any more */
 	bool remote;                       /* the reader is another machine's process: no barrier reaches it (wait.c) */
+	bool failed;                       /* its device cannot use it any more: it is to be left */
+	struct verbs_ring *verbs;          /* or NULL */
 	_Atomic uint32_t *asleep;          /* the reader wants to be woken */
 	struct pm_statistics *statistics;  /* own */
 	/* Used seldom. */
@@ -131,6 +139,7 @@ struct inbound {
 	uint64_t end, end_byte;            /* how far it is read, when closed */
 	_Atomic uint32_t *asleep;          /* of a writer that does not see the endpoint's own (ivshmem.c) */
 	uint64_t place;                    /* in that memory */
+	struct verbs_ring *verbs;          /* or NULL */
 };
 
 struct event_node {
@@ -145,10 +154,14 @@ struct pm_peer {
 	void *data;
 	struct pm_endpoint *endpoint;
 	_Atomic bool over_udp;             /* messages go that way: out is NULL then */
-	bool leaving;                      /* the ring is being left: nothing is sent until it is */
+	_Atomic bool leaving;              /* the ring is being left: nothing is sent until it is */
+	_Atomic bool watched;              /* they go by a ring with a socket, which ends with the peer */
+	_Atomic uint64_t no_room_ns;       /* when there was no room in another one last */
 	unsigned joins_untold;             /* rails that can be used again, a bit each */
 	unsigned rings_wanted;             /* rails by which the other may be reached, and has not been tried; a bit each */
+	bool asked;                        /* it has been asked for one, and has not answered */
 	uint32_t offers;                   /* rings offered to it */
+	struct verbs_ring *verbs_in;       /* from it, or NULL */
 	struct outbound *outbound;         /* in use, asked for and not ready, or being left */
 	_Atomic unsigned rings;            /* from it, that are being read: what it sent by udp comes after them */
 	uint32_t generation;               /* of the last ring to it */
@@ -177,6 +190,8 @@ struct operation {
 	bool ended;
 	bool udp;                          /* the udp rail knows of it */
 	bool begun;                        /* a write: handed over to that */
+	enum bulk_state { BULK_SENT = 1, BULK_WRITTEN } bulk_state; /* a write by the verbs rail */
+	struct pin *pin;                   /* a read's memory, registered with that, or NULL */
 	/* Under that rail's lock. */
 	uint64_t placed;                   /* a read: bytes that have come as bulk */
 	struct flow_bulk bulk;             /* a write's bytes */
@@ -189,8 +204,12 @@ struct service {
 	struct pm_peer *peer;
 	uint64_t id, address, key, length, done;
 	int status;
-	uint8_t answer;                    /* WRITE_DONE or READ_DATA */
+	uint8_t answer;                    /* WRITE_DONE, READ_DATA or REGION_IS */
 	bool begun;                        /* handed over to the udp rail */
+	bool placed;                       /* handed over to the verbs rail */
+	uint32_t generation;               /* of the ring that goes by, or 0 */
+	uint32_t place_key;
+	uint64_t place;                    /* where the bytes belong, and the device's key of that */
 	struct flow_bulk bulk;             /* under that one's lock */
 	TAILQ_ENTRY(service) entry;
 };
@@ -205,6 +224,7 @@ struct pm_endpoint {
 	struct inbound *current;           /* whose message the caller holds, or INBOUND_UDP, or NULL */
 	struct udp_link *current_udp;      /* whose it then is */
 	struct udp *udp;                   /* NULL: without that rail */
+	struct verbs_endpoint *verbs;      /* NULL: no ring of that rail has been asked for */
 	uint32_t current_length;
 	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
 	bool busy;                         /* there are operations, services, or peers to help */
@@ -241,6 +261,7 @@ struct pm_endpoint {
 struct pm_region {
 	struct pm_context *context;
 	uint64_t key;
+	struct pin *pin;                   /* peers have been told the device's key of it; under the lock */
 };
 
 struct pm_context {
@@ -250,6 +271,7 @@ struct pm_context {
 	bool direct;
 	_Atomic unsigned rails;            /* that may be used, a bit for each */
 	struct area *area;                 /* memory shared with other guests, or NULL; under the lock */
+	struct verbs *verbs;               /* the device of that rail, or NULL; under the lock */
 	unsigned long patience_s;
 	struct udp_links *links;           /* by which this machine is reached, NULL: by one */
 	bool fenced;                       /* membarrier reaches this process */
@@ -332,6 +354,7 @@ int peer_find(struct pm_endpoint *endpoint, const struct pm_address *address, st
 /* operation.c */
 void operation_progress(struct pm_endpoint *endpoint);
 void operation_end(struct operation *operation, int status);
+void operation_again(struct operation *operation);
 struct operation *operation_find(struct pm_peer *peer, uint64_t id);
 void operation_peer_gone(struct pm_peer *peer, int status);
 void operation_free(struct pm_endpoint *endpoint, struct operation *operation);
@@ -355,7 +378,7 @@ void help_forget(struct pm_endpoint *endpoint, struct inbound *inbound);
 
 /* copied.c */
 int copied_step(struct operation *operation);
-void copied_handle(struct pm_peer *peer, const struct ring_message *message);
+void copied_handle(struct pm_peer *peer, const struct ring_message *message, enum rail rail);
 void copied_progress(struct pm_endpoint *endpoint);
 void copied_peer_gone(struct pm_peer *peer);
 

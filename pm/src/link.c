@@ -7,6 +7,7 @@
 #include "ivshmem.h"
 #include "link.h"
 #include "udp.h"
+#include "verbs.h"
 
 /* The peer is gone: its operations end, and the owner is told once. */
 void peer_gone(struct pm_peer *peer, int status)
@@ -20,6 +21,7 @@ void peer_gone(struct pm_peer *peer, int status)
 	copied_peer_gone(peer);
 	peer->gone.event = (struct pm_event){.type = PM_PEER_GONE, .status = status, .peer = peer};
 	STAILQ_INSERT_TAIL(&peer->endpoint->events, &peer->gone, entry);
+	rail_notice(peer->endpoint); /* of its rings some are of no more use */
 }
 
 static int over_udp(struct pm_peer *peer)
@@ -30,8 +32,9 @@ static int over_udp(struct pm_peer *peer)
 	}
 	peer->over_udp = true;
 	/* That is the beginning; a better one may be had. */
-	if (rail_allowed(peer->endpoint->context, RAIL_IVSHMEM)) {
-		peer->rings_wanted |= 1u << RAIL_IVSHMEM;
+	unsigned better = atomic_load(&peer->endpoint->context->rails) & (1u << RAIL_IVSHMEM | 1u << RAIL_VERBS);
+	if (better) {
+		peer->rings_wanted |= better;
 		rail_notice(peer->endpoint);
 	}
 	return 0;
@@ -93,6 +96,7 @@ int link_want(struct pm_peer *peer)
 	if (!peer->out)
 		count_both(&peer->endpoint->statistics->links_out, 1);
 	peer->out = peer->outbound;
+	peer->watched = true;
 	return 0;
 }
 
@@ -104,6 +108,12 @@ int link_no_room(struct pm_peer *peer)
 	}
 	peer->endpoint->starved = true;
 	count(&peer->endpoint->statistics->no_room, 1);
+	if (peer->out->remote) {
+		peer->no_room_ns = clock_ns();
+		udp_await(peer);
+	}
+	if (peer->out->verbs)
+		verbs_look(peer->endpoint);
 	return -EAGAIN;
 }
 
@@ -130,26 +140,37 @@ void link_unmap_inbound(struct pm_context *context, struct inbound *inbound)
 {
 	if (inbound->rail == RAIL_IVSHMEM)
 		ivshmem_give_up(context, inbound);
+	else if (inbound->verbs)
+		verbs_let_go(inbound->verbs);
 	else
 		munmap(inbound->ring.memory, inbound->ring_size);
 	inbound->asleep = NULL;
+	inbound->verbs = NULL;
 }
 
 void link_unmap_outbound(struct outbound *outbound)
 {
 	if (outbound->rail == RAIL_IVSHMEM)
 		ivshmem_let_go(outbound);
+	else if (outbound->verbs)
+		verbs_let_go(outbound->verbs);
 	else if (outbound->ring.memory)
 		munmap(outbound->ring.memory, outbound->ring_size);
 	if (outbound->page)
 		munmap(outbound->page, sizeof(struct shared_page));
 	outbound->page = NULL;
 	outbound->asleep = NULL;
+	outbound->verbs = NULL;
 }
 
-/* The reader in another guest may sleep: no barrier of its own reaches this processor, so it has one here. */
+/* A message is in the ring. The reader in another guest may sleep: no barrier of its own reaches this processor, so it
+ * has one here. */
 void link_wake_remote(struct outbound *outbound)
 {
+	if (outbound->verbs) {
+		verbs_post(outbound);
+		return;
+	}
 	atomic_thread_fence(memory_order_seq_cst);
 	if (atomic_load_explicit(outbound->asleep, memory_order_relaxed))
 		udp_wake(outbound->peer);
@@ -271,6 +292,8 @@ void link_news(struct pm_endpoint *endpoint)
 	take_arrivals(endpoint);
 	if (atomic_load(&endpoint->switching))
 		rail_progress(endpoint);
+	if (endpoint->verbs)
+		verbs_look(endpoint); /* what a peer that is gone has sent is there before its ring is taken for empty */
 	drop_closed(endpoint);
 	if (drop_ended(endpoint))
 		atomic_store(&endpoint->attention, true);
@@ -302,6 +325,7 @@ void link_free_outbound(struct pm_peer *peer)
 		close(outbound->doorbell);
 	free(outbound);
 	peer->outbound = peer->out = NULL;
+	peer->watched = false;
 }
 
 static void free_list(struct pm_context *context, struct inbound **list)

@@ -5,6 +5,7 @@
 
 #include "link.h"
 #include "udp.h"
+#include "verbs.h"
 
 /* An id is an index into the endpoint's table, and above it a generation that changes with each use. */
 #define ID_BITS 32
@@ -77,6 +78,7 @@ void operation_end(struct operation *operation, int status)
 	TAILQ_REMOVE(&endpoint->operations, operation, entry);
 	if (operation->udp)
 		udp_forget(operation);
+	verbs_forget(operation, status);
 	operation->ended = true;
 	operation->node.event.status = status;
 	if (operation->sent)
@@ -90,6 +92,19 @@ void operation_end(struct operation *operation, int status)
 		count(&rail->access_bytes, operation->length);
 	}
 	STAILQ_INSERT_TAIL(&endpoint->events, &operation->node, entry);
+}
+
+/* A read is to be asked for again. */
+void operation_again(struct operation *operation)
+{
+	struct pm_peer *peer = operation->node.event.peer;
+	if (operation->udp)
+		udp_forget(operation);
+	verbs_forget(operation, false);
+	operation->sent = false;
+	operation->done = operation->placed = 0;
+	peer->copies--;
+	peer->endpoint->busy = true;
 }
 
 void operation_peer_gone(struct pm_peer *peer, int status)
@@ -108,6 +123,8 @@ static int step(struct operation *operation)
 {
 	struct pm_peer *peer = operation->node.event.peer;
 	struct outbound *out = peer->out;
+	if (operation->bulk_state == BULK_WRITTEN)
+		return 1;
 	if (unlikely(!out || atomic_load_explicit(&out->gone, memory_order_relaxed))) {
 		int error = link_want(peer);
 		if (error)
@@ -120,6 +137,11 @@ static int step(struct operation *operation)
 		if (done != -EPERM)
 			return done;
 		out->direct = false; /* it was possible once, and is forbidden now */
+	}
+	if (out && out->verbs && !operation->copied && operation->length > VERBS_BULK_LEAST && operation->node.event.type == PM_WRITE_DONE) {
+		int done = verbs_write(operation);
+		if (done != -EPERM)
+			return done;
 	}
 	if (!operation->copied && operation->node.event.type == PM_READ_DONE)
 		operation->done = 0; /* copies come from the beginning */

@@ -13,6 +13,7 @@
 #include "ivshmem.h"
 #include "link.h"
 #include "udp.h"
+#include "verbs.h"
 
 struct order {
 	TAILQ_ENTRY(order) entry;
@@ -185,6 +186,17 @@ void order_endpoint_closed(struct pm_context *context, uint32_t number)
 	}
 }
 
+/* Whether all that an endpoint had sent by its rings has arrived. By who has it: its owner, if that has carried an order out
+ * by itself, has to come out first, and may have been told to take it up again meanwhile. */
+static bool quiet(struct pm_endpoint *endpoint)
+{
+	if (!endpoint_seize(endpoint))
+		return false;
+	bool quiet = !atomic_load(&endpoint->held) || verbs_quiet(endpoint);
+	endpoint_give_back(endpoint);
+	return quiet;
+}
+
 static bool carried_out(struct pm_context *context, const struct order *order)
 {
 	for (int i = 0; i < SHARED_ENDPOINTS; i++) {
@@ -193,11 +205,27 @@ static bool carried_out(struct pm_context *context, const struct order *order)
 			continue;
 		if (order->todo >> i & 1 || (order->kind == ORDER_LEAVE && atomic_load(&endpoint->in_use) & 1u << order->rail))
 			return false;
-		/* The owner, if it has carried it out by itself, has to come out first. */
-		if (order->kind == ORDER_SAVE && (atomic_load(&endpoint->inside) || !udp_quiet(endpoint)))
+		if (order->kind == ORDER_SAVE && (!udp_quiet(endpoint) || !quiet(endpoint)))
 			return false;
 	}
 	return true;
+}
+
+/* Whether an endpoint has memory of the rail, be it one that came after an order to leave it. */
+static bool is_used(const struct pm_context *context, enum rail rail)
+{
+	for (int i = 0; i < SHARED_ENDPOINTS; i++)
+		if (context->endpoints[i] && atomic_load(&context->endpoints[i]->in_use) & 1u << rail)
+			return true;
+	return false;
+}
+
+static void close_rail(struct pm_context *context, enum rail rail)
+{
+	if (rail == RAIL_IVSHMEM)
+		ivshmem_close(context);
+	else if (rail == RAIL_VERBS)
+		verbs_close(context);
 }
 
 /* Answers the orders that have been carried out; under the lock. Whether there are others. */
@@ -208,8 +236,8 @@ bool order_progress(struct pm_context *context)
 		next = TAILQ_NEXT(order, entry);
 		if (!carried_out(context, order))
 			continue;
-		if (order->kind == ORDER_LEAVE && order->rail == RAIL_IVSHMEM && !rail_allowed(context, RAIL_IVSHMEM))
-			ivshmem_close(context);
+		if (order->kind == ORDER_LEAVE && !rail_allowed(context, order->rail) && !is_used(context, order->rail))
+			close_rail(context, order->rail);
 		answer(context, order, 0);
 	}
 	return !TAILQ_EMPTY(&context->orders);

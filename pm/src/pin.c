@@ -79,6 +79,14 @@ int pin_keeps(const struct pin_cache *cache)
 	return cache->keeps;
 }
 
+size_t pin_kept_bytes(const struct pin_cache *cache)
+{
+	watch_lock();
+	size_t bytes = cache->bytes;
+	watch_unlock();
+	return bytes;
+}
+
 /* Leaves the lock, and unpins what is dead. */
 static void leave(struct pin_cache *cache)
 {

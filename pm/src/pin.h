@@ -45,6 +45,9 @@ void pin_close(struct pin_cache *cache);
 /* 1: it keeps; 0: it was told not to; -errno: userfaultfd(2) is not to be had, so it keeps nothing. */
 int pin_keeps(const struct pin_cache *cache);
 
+/* Bytes that it keeps now. */
+size_t pin_kept_bytes(const struct pin_cache *cache);
+
 /*
  * Registers memory, or finds that it is. The range is the caller's until it is put: nobody unmaps, moves or gives away
  * (madvise(2)) any of it meanwhile. What is kept is writable; memory that is not is registered for each use, for

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[RAILS] = {[RAIL_SHM] = "shm", [RAIL_IVSHMEM] = "ivshmem", [RAIL_UDP] = "udp"};
+static const char *const names[RAILS] = {[RAIL_SHM] = "shm", [RAIL_IVSHMEM] = "ivshmem", [RAIL_VERBS] = "verbs", [RAIL_UDP] = "udp"};
 
 /* The rail of that name, or -EINVAL. */
 int rail_find(const char *name, size_t length, enum rail *rail)
@@ -45,6 +45,13 @@ bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, ui
 	return true;
 }
 
+/* Whether there is room for something of the length that such messages have. */
+bool rail_can_say(struct pm_peer *peer)
+{
+	void *buffer;
+	return udp_link_to(peer) && !udp_reserve(peer, sizeof(struct verbs_offer), &buffer);
+}
+
 bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news news)
 {
 	return rail_say(peer, type, &news, sizeof(news));
@@ -59,16 +66,27 @@ struct ring_memory *rail_copy(const struct ring_memory *memory, size_t size)
 	return copy;
 }
 
+/* How long a message about rings has to be. */
+static uint32_t length_of(const struct ring_message *message, enum rail rail)
+{
+	if (message->type == RING_OFFER)
+		return rail == RAIL_VERBS ? sizeof(struct verbs_offer) : sizeof(struct ring_offer);
+	if (message->type == RING_WANTED && rail == RAIL_VERBS)
+		return sizeof(struct verbs_wanted);
+	return sizeof(struct ring_news);
+}
+
 /* What a peer says about rings; false: this cannot be done yet. */
 bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	struct ring_news news;
-	if (message->length != (message->type == RING_OFFER ? sizeof(struct ring_offer) : sizeof(news))) {
+	if (message->length >= sizeof(news))
+		memcpy(&news, message->data, sizeof(news));
+	if (message->length < sizeof(news) || news.rail >= RAIL_UDP || message->length != length_of(message, news.rail)) {
 		count_both(&endpoint->statistics->dropped, 1);
 		return true;
 	}
-	memcpy(&news, message->data, sizeof(news));
 	switch (message->type) {
 	case RING_OPEN:
 		return !peer->rings && rail_open_ring(peer, &news);
@@ -86,12 +104,12 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 		peer->outbound->closed = true;
 		break;
 	case RAIL_JOINED:
-		peer->rings_wanted |= news.rail < RAIL_UDP ? 1u << news.rail : 0;
+		peer->rings_wanted |= 1u << news.rail;
 		break;
 	case RING_WANTED:
-		return rail_offer_ring(peer);
+		return rail_offer_ring(peer, message, news.rail);
 	case RING_OFFER:
-		return rail_take_offer(peer, message);
+		return rail_take_offer(peer, message, &news);
 	case RING_REFUSED:
 		rail_refused(peer, &news);
 		break;
@@ -103,7 +121,7 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 static unsigned in_use(const struct pm_endpoint *endpoint)
 {
 	const struct pm_peer *peer;
-	unsigned used = 0;
+	unsigned used = endpoint->verbs ? 1u << RAIL_VERBS : 0;
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
 		if (!endpoint->inbound[i]->closed)
 			used |= 1u << endpoint->inbound[i]->rail;
@@ -135,10 +153,13 @@ void rail_progress(struct pm_endpoint *endpoint)
 	more |= rail_switch_inbound(endpoint);
 	HASH_ITER(hh, endpoint->peers, peer, next)
 		more |= rail_switch_peer(peer);
-	if (more) {
+	if (!rail_allowed(endpoint->context, RAIL_VERBS))
+		verbs_endpoint_close(endpoint);
+	atomic_store(&endpoint->in_use, in_use(endpoint));
+	/* Memory of a rail that is being left may be with a ring that ends for another reason. */
+	if (more || endpoint->in_use & ~atomic_load(&endpoint->context->rails)) {
 		atomic_store(&endpoint->switching, true);
 		keeper_pace(endpoint->context);
 	}
-	atomic_store(&endpoint->in_use, in_use(endpoint));
 }
 

@@ -5,26 +5,31 @@
 #include "ivshmem.h"
 #include "link.h"
 #include "udp.h"
+#include "verbs.h"
 
 /* What is said about a ring. */
 struct ring_news {
 	uint32_t generation, rail;
-	uint64_t cells, bytes; /* RING_END: written; RING_CLOSED: read */
+	uint64_t cells, bytes; /* RING_END: written; RING_CLOSED: read; RING_REFUSED: enum refused */
 };
+
+/* The number is of whom the ring would have been written by, or offered by. */
+enum refused { REFUSED_OFFER, REFUSED_WISH };
 
 /* rail.c */
 bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, uint32_t length);
 bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news news);
+bool rail_can_say(struct pm_peer *peer);
 struct ring_memory *rail_copy(const struct ring_memory *memory, size_t size);
 
 /* rail_write.c */
 bool rail_switch_peer(struct pm_peer *peer);
-bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message);
+bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news);
 
 /* rail_read.c */
 bool rail_switch_inbound(struct pm_endpoint *endpoint);
 bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news);
-bool rail_offer_ring(struct pm_peer *peer);
+bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, enum rail rail);
 void rail_refused(struct pm_peer *peer, const struct ring_news *news);
 
 static inline bool is_about(const struct ring_news *news, enum rail rail, uint32_t generation)

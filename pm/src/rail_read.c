@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+union any_offer {
+	struct ring_offer memory;
+	struct verbs_offer verbs;
+};
+
 /* How far the messages in a ring reach. */
 static void find_end(struct inbound *inbound)
 {
@@ -24,6 +29,8 @@ static bool close_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 {
 	struct ring_reader *ring = &inbound->ring;
 	struct ring_memory *copy = NULL;
+	if (inbound->verbs)
+		verbs_look(endpoint); /* all that is there counts, for the writer may be stopped */
 	if (inbound->waits)
 		inbound->end = inbound->end_byte = 0;
 	else
@@ -55,7 +62,8 @@ static bool tell_closed(struct inbound *inbound)
 /* Moves a ring's end on; whether there is more to do. */
 static bool switch_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 {
-	bool leave = inbound->closed || inbound->asked_to_close || !rail_allowed(endpoint->context, inbound->rail);
+	bool leave = inbound->closed || inbound->asked_to_close || !rail_allowed(endpoint->context, inbound->rail) ||
+		     (inbound->verbs && inbound->peer->status); /* who is taken for gone writes nothing more */
 	if (inbound->ring.broken || !leave || !udp_link_to(inbound->peer))
 		return false;
 	if (!inbound->closed && !close_inbound(endpoint, inbound))
@@ -89,12 +97,12 @@ static struct inbound *take_waiting(struct pm_peer *peer, const struct ring_news
 	return NULL;
 }
 
-/* Ends the rings before that one which wait still: the peer has thought better of them. */
-static void drop_waiting(struct pm_peer *peer, const struct ring_news *news)
+/* Ends the rings up to that generation which wait still. */
+static void drop_waiting(struct pm_peer *peer, enum rail rail, uint32_t generation)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	for (struct inbound **at = &endpoint->waiting, *inbound; (inbound = *at);) {
-		if (inbound->peer != peer || inbound->rail != news->rail || inbound->generation > news->generation) {
+		if (inbound->peer != peer || inbound->rail != rail || inbound->generation > generation) {
 			at = &inbound->next;
 			continue;
 		}
@@ -111,7 +119,7 @@ bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news)
 		peer_gone(peer, -EPROTO); /* it was never offered */
 	if (!inbound)
 		return news->rail != RAIL_SHM;
-	drop_waiting(peer, news);
+	drop_waiting(peer, news->rail, news->generation); /* the peer has thought better of those */
 	inbound->waits = false;
 	if (link_add_inbound(peer->endpoint, inbound))
 		return true;
@@ -121,28 +129,55 @@ bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news)
 	return false;
 }
 
-/* Offers the peer a ring; false: that cannot be said now. */
-bool rail_offer_ring(struct pm_peer *peer)
+/* A ring for the peer, and what is to be said about it, of so many bytes; NULL: there can be none. */
+static struct inbound *make_ring(struct pm_peer *peer, const struct ring_message *message, enum rail rail,
+				 union any_offer *offer, uint32_t *length)
 {
-	struct pm_endpoint *endpoint = peer->endpoint;
-	struct ring_offer offer;
-	struct inbound *inbound = rail_allowed(endpoint->context, RAIL_IVSHMEM) ? ivshmem_make(peer, &offer) : NULL;
-	if (!inbound)
-		return true; /* it stays with udp */
-	if (!rail_say(peer, RING_OFFER, &offer, sizeof(offer))) {
-		ivshmem_unused(inbound);
-		link_free_inbound(endpoint->context, inbound);
-		return false;
-	}
-	inbound->next = endpoint->waiting;
-	endpoint->waiting = inbound;
-	return true;
+	struct pm_context *context = peer->endpoint->context;
+	struct verbs_wanted wanted;
+	*length = rail == RAIL_VERBS ? sizeof(offer->verbs) : sizeof(offer->memory);
+	if (!rail_allowed(context, rail))
+		return NULL;
+	if (rail == RAIL_VERBS)
+		drop_waiting(peer, rail, UINT32_MAX); /* it has thought better of what it had asked for */
+	if (rail == RAIL_IVSHMEM)
+		return ivshmem_make(peer, &offer->memory);
+	if (rail != RAIL_VERBS || peer->verbs_in || !verbs_usable(context))
+		return NULL;
+	memcpy(&wanted, message->data, sizeof(wanted));
+	return verbs_make(peer, &wanted, &offer->verbs);
 }
 
-/* The peer does not want the ring that it was offered. */
+/* Offers the peer a ring, or refuses; false: that cannot be said now. */
+bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, enum rail rail)
+{
+	struct pm_endpoint *endpoint = peer->endpoint;
+	union any_offer offer;
+	struct ring_news refusal = {.rail = rail, .cells = REFUSED_WISH};
+	uint32_t length;
+	if (!rail_can_say(peer))
+		return false;
+	memcpy(&refusal.generation, message->data, sizeof(refusal.generation));
+	struct inbound *inbound = make_ring(peer, message, rail, &offer, &length);
+	if (!inbound)
+		return rail_tell(peer, RING_REFUSED, refusal);
+	inbound->next = endpoint->waiting;
+	endpoint->waiting = inbound;
+	return rail_say(peer, RING_OFFER, &offer, length);
+}
+
+/* A ring that was offered, or asked for, is not to be. */
 void rail_refused(struct pm_peer *peer, const struct ring_news *news)
 {
-	struct inbound *inbound = take_waiting(peer, news);
+	struct inbound *inbound;
+	struct outbound *outbound = peer->outbound;
+	if (news->cells == REFUSED_WISH) {
+		peer->asked &= news->rail != RAIL_IVSHMEM;
+		if (outbound && outbound->verbs && !atomic_load(&outbound->ready) && is_about(news, outbound->rail, outbound->generation))
+			atomic_store(&outbound->gone, -EOPNOTSUPP);
+		return;
+	}
+	inbound = take_waiting(peer, news);
 	if (!inbound)
 		return;
 	if (!inbound->closed && inbound->rail == RAIL_IVSHMEM)

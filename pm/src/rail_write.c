@@ -33,6 +33,7 @@ static bool begin_to_leave(struct pm_peer *peer)
 	if (gone)
 		return false; /* the memory is given back; the rest is told when what it had sent has been read */
 	peer->out = NULL;
+	peer->watched = false;
 	peer->leaving = true;
 	return false;
 }
@@ -94,6 +95,17 @@ static void go_on_leaving(struct pm_peer *peer)
 	}
 }
 
+static void ask_for_verbs(struct pm_peer *peer)
+{
+	struct verbs_wanted wanted;
+	/* It is made when it can be said, for that may have to be tried more than once. */
+	if (!rail_can_say(peer))
+		return;
+	peer->rings_wanted &= ~(1u << RAIL_VERBS);
+	if (verbs_usable(peer->endpoint->context) && verbs_ask(peer, &wanted) && !rail_say(peer, RING_WANTED, &wanted, sizeof(wanted)))
+		link_free_outbound(peer);
+}
+
 /* Asks for a ring of the best rail that has not been tried. */
 static void ask_for_ring(struct pm_peer *peer)
 {
@@ -102,8 +114,11 @@ static void ask_for_ring(struct pm_peer *peer)
 		if (link_connect(peer))
 			peer->rings_wanted &= ~(1u << RAIL_SHM);
 	} else if (wanted & 1u << RAIL_IVSHMEM) {
-		if (rail_tell(peer, RING_WANTED, (struct ring_news){.rail = RAIL_IVSHMEM}))
+		peer->asked = rail_tell(peer, RING_WANTED, (struct ring_news){.rail = RAIL_IVSHMEM});
+		if (peer->asked)
 			peer->rings_wanted &= ~(1u << RAIL_IVSHMEM);
+	} else if (wanted & 1u << RAIL_VERBS) {
+		ask_for_verbs(peer);
 	} else {
 		peer->rings_wanted = 0;
 	}
@@ -114,13 +129,15 @@ static void come_back(struct pm_peer *peer)
 {
 	struct outbound *outbound = peer->outbound;
 	if (!outbound) {
-		ask_for_ring(peer);
+		if (!peer->asked)
+			ask_for_ring(peer);
 	} else if (atomic_load(&outbound->gone) || !rail_allowed(peer->endpoint->context, outbound->rail)) {
 		link_free_outbound(peer);
 	} else if (atomic_load(&outbound->ready) && !peer->bulk_writes &&
 		   rail_tell(peer, RING_OPEN, (struct ring_news){.generation = outbound->generation, .rail = outbound->rail})) {
 		peer->over_udp = false;
 		peer->out = outbound;
+		peer->watched = outbound->rail == RAIL_SHM;
 		count_both(&peer->endpoint->statistics->links_out, 1);
 		count(&peer->endpoint->statistics->switches, 1);
 	}
@@ -129,14 +146,23 @@ static void come_back(struct pm_peer *peer)
 static bool has_to_leave(const struct pm_peer *peer)
 {
 	const struct outbound *out = peer->out;
-	return out && !out->own && (out->closed || !rail_allowed(peer->endpoint->context, out->rail));
+	return out && !out->own && (out->closed || out->failed || !rail_allowed(peer->endpoint->context, out->rail));
+}
+
+/* Whether nothing is to be done about coming back, or not before the peer has said something. */
+static bool comes_by_itself(const struct pm_peer *peer)
+{
+	const struct outbound *outbound = peer->outbound;
+	if (!outbound)
+		return !peer->over_udp || !peer->rings_wanted || peer->asked;
+	return peer->out || (outbound->verbs && !atomic_load(&outbound->ready) && !atomic_load(&outbound->gone));
 }
 
 /* Moves the peer's way on; whether there is more to do. */
 bool rail_switch_peer(struct pm_peer *peer)
 {
 	if (peer->status) {
-		if (peer->outbound && !rail_allowed(peer->endpoint->context, peer->outbound->rail))
+		if (peer->outbound && (peer->outbound->verbs || !rail_allowed(peer->endpoint->context, peer->outbound->rail)))
 			link_free_outbound(peer);
 		return false;
 	}
@@ -154,16 +180,27 @@ bool rail_switch_peer(struct pm_peer *peer)
 		link_want(peer); /* what has been begun is left when it is there */
 	if (peer->status)
 		return false;
-	return more || peer->joins_untold || peer->leaving || (has_to_leave(peer) && udp_link_to(peer)) ||
-	       (peer->outbound ? !peer->out : peer->over_udp && peer->rings_wanted);
+	return more || peer->joins_untold || peer->leaving || (has_to_leave(peer) && udp_link_to(peer)) || !comes_by_itself(peer);
+}
+
+static bool take_offer(struct pm_peer *peer, const struct ring_message *message, enum rail rail)
+{
+	struct ring_offer memory;
+	struct verbs_offer verbs;
+	if (!peer->over_udp || !rail_allowed(peer->endpoint->context, rail))
+		return false;
+	if (rail == RAIL_VERBS) {
+		memcpy(&verbs, message->data, sizeof(verbs));
+		return verbs_take(peer, &verbs);
+	}
+	memcpy(&memory, message->data, sizeof(memory));
+	return !peer->outbound && ivshmem_take(peer, &memory);
 }
 
 /* A peer has offered a ring; false: no answer can be given now. */
-bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message)
+bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news)
 {
-	struct ring_offer offer;
-	memcpy(&offer, message->data, sizeof(offer));
-	if (peer->over_udp && !peer->outbound && rail_allowed(peer->endpoint->context, RAIL_IVSHMEM) && ivshmem_take(peer, &offer))
-		return true;
-	return rail_tell(peer, RING_REFUSED, (struct ring_news){.generation = offer.generation, .rail = RAIL_IVSHMEM});
+	peer->asked &= news->rail != RAIL_IVSHMEM;
+	return take_offer(peer, message, news->rail) ||
+	       rail_tell(peer, RING_REFUSED, (struct ring_news){.generation = news->generation, .rail = news->rail});
 }

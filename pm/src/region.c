@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "udp.h"
+#include "verbs.h"
 
 EXPORT int pm_register(struct pm_context *context, void *base, size_t length, unsigned access, struct pm_region **made)
 {
@@ -35,6 +36,7 @@ EXPORT int pm_deregister(struct pm_region *region)
 			      memory_order_seq_cst);
 	pthread_mutex_lock(&context->lock);
 	udp_region_gone(context, region->key);
+	verbs_region_gone(region);
 	context->region_free[context->region_free_count++] = index;
 	pthread_mutex_unlock(&context->lock);
 	return 0;

@@ -16,7 +16,7 @@
 #include "pm.h"
 
 #define SHARED_MAGIC 0x3130656761704d50ull /* "PMpage01" */
-#define SHARED_VERSION 3
+#define SHARED_VERSION 4
 #define SHARED_ENDPOINTS 64
 #define SHARED_REGIONS 16384
 #define CONTEXT_ID_SIZE 16

@@ -299,6 +299,15 @@ void udp_ended(struct pm_peer *peer)
 	pthread_mutex_unlock(&udp->lock);
 }
 
+/* Something is awaited of a peer that comes by another rail: whether it still lives is looked after here. */
+void udp_await(struct pm_peer *peer)
+{
+	struct udp *udp = peer->endpoint->udp;
+	pthread_mutex_lock(&udp->lock);
+	udp->look_at_ns = 0;
+	pthread_mutex_unlock(&udp->lock);
+}
+
 /* A packet for a sleeper that has a message elsewhere. */
 void udp_wake(struct pm_peer *peer)
 {

@@ -22,6 +22,14 @@ static void look_at_alarms(struct udp *udp, struct udp_link *link, uint64_t now_
 		count_both(&link->peer->endpoint->statistics->paths_set_aside, 1);
 }
 
+/* Whether something is awaited of a peer whose end nobody tells of: rings of shm have sockets, others have not. */
+static bool awaits(const struct udp_link *link, uint64_t now_ns)
+{
+	const struct pm_peer *peer = link->peer;
+	return !flow_idle(&link->flow) || link->flow.starved || peer->leaving || (peer->copies && !peer->watched) ||
+	       now_ns - peer->no_room_ns < 2 * ASK_NS;
+}
+
 /* Sends what is due of a connection; when it wants to be looked at next. */
 static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t now_ns)
 {
@@ -44,7 +52,7 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= link->heard_ns + LINGER_NS;
 		return link->stray || at < link->heard_ns + LINGER_NS ? at : link->heard_ns + LINGER_NS;
 	}
-	if (flow_idle(&link->flow) && !link->flow.starved && (!link->peer->copies || !link->peer->over_udp)) {
+	if (!awaits(link, now_ns)) {
 		link->asks = 0;
 		link->asked_ns = now_ns;
 		return at;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "udp.h"
+#include "verbs.h"
 
 /* How long to sleep at most, ms, when not everything that is awaited wakes the sleeper: room in a ring, a peer that
  * the barrier does not reach. */
@@ -28,18 +29,25 @@ static bool something_there(struct pm_endpoint *endpoint)
 	return endpoint->udp && udp_ready(endpoint);
 }
 
-static int sleep_until(struct pm_endpoint *endpoint, int timeout_ms)
+/* 1: woken, or the endpoint has been put aside and nothing of it may be touched (inside), 0: the time is over, or -errno. */
+static int sleep_until(struct pm_endpoint *endpoint, int verbs_fd, int timeout_ms, bool *inside)
 {
 	uint64_t rung, began = clock_ns();
-	struct pollfd bells[2] = {{.fd = endpoint->doorbell, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
-	if (endpoint->udp)
-		bells[1].fd = endpoint->udp->fd;
+	struct pollfd bells[] = {
+		{.fd = endpoint->doorbell, .events = POLLIN},
+		{.fd = endpoint->udp ? endpoint->udp->fd : -1, .events = POLLIN},
+		{.fd = verbs_fd, .events = POLLIN},
+	};
 	/* Meanwhile the endpoint may be seized. */
 	endpoint_leave(endpoint);
-	int woken = poll(bells, 2, timeout_ms), error = woken < 0 ? -errno : 0;
-	endpoint_enter(endpoint);
+	int woken = poll(bells, 3, timeout_ms), error = woken < 0 ? -errno : 0;
 	if (bells[0].revents)
 		(void)!read(endpoint->doorbell, &rung, sizeof(rung));
+	*inside = endpoint_enter(endpoint);
+	if (!*inside)
+		return error ? error : 1;
+	if (endpoint->verbs && bells[2].revents)
+		verbs_woken(endpoint);
 	count(&endpoint->statistics->waits, 1);
 	count(&endpoint->statistics->wait_ns, clock_ns() - began);
 	return error ? error : woken > 0;
@@ -71,6 +79,8 @@ static int longest_sleep(struct pm_endpoint *endpoint, bool nap, bool elsewhere)
 static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 {
 	bool nap = endpoint->busy || endpoint->starved || endpoint->unfenced;
+	if (endpoint->verbs)
+		verbs_look(endpoint);
 	if (something_there(endpoint) || timeout_ms == 0)
 		return something_there(endpoint);
 	endpoint->starved = false;
@@ -80,15 +90,19 @@ static int wait_inside(struct pm_endpoint *endpoint, int timeout_ms)
 	bool elsewhere = set_asleep(endpoint, 1);
 	if (syscall(__NR_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
 		nap = true;
-	int woken = 1;
+	bool inside = true;
+	int woken = 1, verbs_fd = endpoint->verbs ? verbs_arm(endpoint) : -1;
+	if (endpoint->verbs)
+		verbs_look(endpoint);
 	if (!something_there(endpoint)) {
 		int nap_ms = longest_sleep(endpoint, nap, elsewhere);
 		bool napping = nap_ms >= 0 && (timeout_ms < 0 || timeout_ms > nap_ms);
-		woken = sleep_until(endpoint, napping ? nap_ms : timeout_ms);
+		woken = sleep_until(endpoint, verbs_fd, napping ? nap_ms : timeout_ms, &inside);
 		if (woken == 0 && napping)
 			woken = 1;
 	}
-	set_asleep(endpoint, 0);
+	if (inside)
+		set_asleep(endpoint, 0);
 	return woken;
 }
 

@@ -53,10 +53,7 @@ static void both_ways(struct side *side)
 	CHECK_IS(statistics.messages_sent, COUNT);
 	CHECK_IS(statistics.messages_received, COUNT);
 	CHECK_IS(statistics.dropped, 0);
-	for (enum pm_rail i = 0; i < PM_RAILS_ROOM; i++) {
-		CHECK_IS(statistics.rails[i].messages, i == only_rail() ? COUNT : 0);
-		CHECK_IS(statistics.rails[i].message_bytes, i == only_rail() ? (long long)statistics.message_bytes_sent : 0);
-	}
+	check_rails(&statistics, false, COUNT, statistics.message_bytes_sent);
 }
 
 static void to_itself(void)

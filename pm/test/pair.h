@@ -4,6 +4,7 @@
 
 #include <pm.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <sys/prctl.h>
 
 #include "test.h"
@@ -16,11 +17,21 @@ struct side {
 	struct pm_peer *peer;
 };
 
-/* What everything goes by in a run in which two processes change no rail. */
-static inline enum pm_rail only_rail(void)
+/* Where no order is given, all goes by the rails of $PM_RAILS, and some of it by the first of them. */
+static inline void check_rails(const struct pm_statistics *statistics, bool accesses, long long count, long long bytes)
 {
-	const char *rails = getenv("PM_RAILS");
-	return rails && !strcmp(rails, "udp") ? PM_RAIL_UDP : PM_RAIL_SHM;
+	static const char *const names[PM_RAILS] = {"shm", "ivshmem", "verbs", "udp"};
+	const char *rails = getenv("PM_RAILS") ? getenv("PM_RAILS") : "shm";
+	for (int i = 0; i < PM_RAILS; i++) {
+		const struct pm_rail_statistics *rail = &statistics->rails[i];
+		uint64_t some = accesses ? rail->accesses : rail->messages;
+		CHECK(some == 0 || strstr(rails, names[i]));
+		CHECK(some > 0 || strncmp(rails, names[i], strlen(names[i])));
+		count -= some;
+		bytes -= accesses ? rail->access_bytes : rail->message_bytes;
+	}
+	CHECK_IS(count, 0);
+	CHECK_IS(bytes, 0);
 }
 
 static inline void tell(struct side *side, const void *data, size_t length)

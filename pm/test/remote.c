@@ -117,8 +117,7 @@ static void many(struct side *side)
 	struct pm_statistics statistics;
 	pm_statistics(side->endpoint, &statistics);
 	CHECK_IS(statistics.reads, COUNT);
-	CHECK_IS(statistics.rails[only_rail()].accesses, COUNT);
-	CHECK_IS(statistics.rails[only_rail()].access_bytes, (long long)statistics.read_bytes);
+	check_rails(&statistics, true, COUNT, statistics.read_bytes);
 }
 
 static void refused(struct side *side)

@@ -2,7 +2,7 @@
  * torture.c - processes with several threads, each with an endpoint, send each other messages of random sizes and read
  * and write each other's memory at random, while processes are stopped and one is killed; every byte is checked.
  *
- * Where both rails and a key are given ($PM_RAILS, $PM_JOB_KEY), the processes are also told to leave the ring's rail and
+ * Where two rails and a key are given ($PM_RAILS, $PM_JOB_KEY), the processes are also told to leave the first one and
  * to join it, and their endpoints are put aside and taken up, at random; and who is left is told that the killed one is
  * gone, which over udp nobody else tells.
  *
@@ -349,7 +349,7 @@ static void process(struct board *board, int number)
 static bool rails_are_left(void)
 {
 	const char *rails = getenv("PM_RAILS");
-	return rails && strstr(rails, "shm") && strstr(rails, "udp") && getenv("PM_JOB_KEY");
+	return rails && strstr(rails, ",udp") && getenv("PM_JOB_KEY");
 }
 
 /* An order is carried out, by who computes and who is stopped for a moment as well. */
@@ -366,12 +366,15 @@ static void check_order(const struct board *board, int number, const char *what,
 static void order_one(struct board *board, int number, int what, int pause_us)
 {
 	const struct pm_address *address = &board->address[number];
+	const char *rails = getenv("PM_RAILS");
+	char rail[16] = "";
+	memcpy(rail, rails, strcspn(rails, ","));
 	if (what < 4) {
-		check_order(board, number, "leave", pm_order_leave(address, "shm", ORDER_MS));
+		check_order(board, number, "leave", pm_order_leave(address, rail, ORDER_MS));
 		usleep(pause_us);
 	}
 	if (what < 8)
-		check_order(board, number, "join", pm_order_join(address, "shm", ORDER_MS));
+		check_order(board, number, "join", pm_order_join(address, rail, ORDER_MS));
 	if (what == 8) {
 		/* Whether that has been waited for or not. */
 		int error = pm_order_save(address, pause_us & 1 ? ORDER_MS : 0);

@@ -26,7 +26,7 @@ int poll(struct pollfd *fds, nfds_t n, int timeout_ms)
 {
 	struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000l};
 	struct pollfd *volatile all = fds; /* it is declared as if it did not read them */
-	if (sleeper && n == 2)
+	if (sleeper && n > 1)
 		have_it_taken(all[1].fd);
 	return (int)wire_call(SYS_ppoll, fds, n, timeout_ms < 0 ? NULL : &timeout, NULL, 0);
 }

@@ -62,6 +62,7 @@ _Static_assert(COLUMNS * sizeof(uint64_t) == offsetof(struct pm_statistics, rese
 static const char *const rail_names[] = {
 	[PM_RAIL_SHM] = "shm",
 	[PM_RAIL_IVSHMEM] = "ivshmem",
+	[PM_RAIL_VERBS] = "verbs",
 	[PM_RAIL_UDP] = "udp",
 };
 _Static_assert(sizeof rail_names / sizeof rail_names[0] == PM_RAILS, "pm-info does not show all rails");

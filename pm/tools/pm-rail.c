@@ -109,7 +109,7 @@ static const char *reason(const struct settings *settings, int error)
 		return "it has no other rail to go on by; start the job with PM_JOB_KEY set (and udp in PM_RAILS, if that is set)";
 	case EINVAL:
 		return settings->verb == &verbs[GONE] ? "that is no address of an endpoint"
-						      : "that is no rail that can be left and joined, or no part of that memory; shm and ivshmem can";
+						      : "that is no rail that can be left and joined, or no part of that memory; shm, ivshmem and verbs can";
 	case EBUSY:
 		return "it has such memory already; it has to leave the rail first";
 	case ENODEV:
