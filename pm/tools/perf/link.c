@@ -21,43 +21,54 @@ struct welcome {
 	struct pm_address addresses[SIDES];
 };
 
+char *map_memory(size_t length)
+{
+	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED)
+		fail(-errno, "%zu bytes of memory", length);
+	memset(memory, 0xa5, length);
+	return memory;
+}
+
 static void sizes_known(struct link *link, size_t largest)
 {
 	link->largest = largest;
-	link->memory = mmap(NULL, largest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	link->buffer = mmap(NULL, largest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (link->memory == MAP_FAILED || link->buffer == MAP_FAILED)
-		fail(-errno, "two buffers of %zu bytes", largest);
-	memset(link->memory, 0x5a, largest);
-	memset(link->buffer, 0xa5, largest);
+	link->memory = map_memory(largest);
+	link->buffer = map_memory(largest);
+}
+
+void side_open(struct side *side, bool no_direct)
+{
+	struct pm_options options = { .size = sizeof options, .no_direct = no_direct };
+	int result = pm_context_open(&options, &side->context);
+	if (result)
+		fail(result, "open a context");
+	result = pm_endpoint_open(side->context, &side->endpoint);
+	if (result)
+		fail(result, "open an endpoint");
+}
+
+void side_close(struct side *side)
+{
+	if (side->region)
+		pm_deregister(side->region);
+	pm_endpoint_close(side->endpoint);
+	pm_context_close(side->context);
 }
 
 /* largest is 0 at the server, which learns it from its client. */
 void link_open(struct link *link, size_t largest)
 {
-	for (int i = 0; i < SIDES; i++) {
-		struct side *side = &link->sides[i];
-		struct pm_options options = { .size = sizeof options, .no_direct = i == SIDE_NO_DIRECT };
-		int result = pm_context_open(&options, &side->context);
-		if (result)
-			fail(result, "open a context");
-		result = pm_endpoint_open(side->context, &side->endpoint);
-		if (result)
-			fail(result, "open an endpoint");
-	}
+	for (int i = 0; i < SIDES; i++)
+		side_open(&link->sides[i], i == SIDE_NO_DIRECT);
 	if (largest)
 		sizes_known(link, largest);
 }
 
 void link_close(struct link *link)
 {
-	for (int i = 0; i < SIDES; i++) {
-		struct side *side = &link->sides[i];
-		if (side->region)
-			pm_deregister(side->region);
-		pm_endpoint_close(side->endpoint);
-		pm_context_close(side->context);
-	}
+	for (int i = 0; i < SIDES; i++)
+		side_close(&link->sides[i]);
 	munmap(link->memory, link->largest);
 	munmap(link->buffer, link->largest);
 }
@@ -159,7 +170,7 @@ void transfer_receive(struct side *side, size_t size, char *copy_to)
 	}
 }
 
-static void find_peer(struct side *side, const struct pm_address *address)
+void side_find(struct side *side, const struct pm_address *address)
 {
 	int result = pm_peer_get(side->endpoint, address, &side->peer);
 	if (result)
@@ -180,10 +191,10 @@ void link_greet(struct link *link, const struct pm_address *server)
 	struct hello hello = { .largest = link->largest };
 	struct welcome welcome;
 	own_addresses(link, hello.addresses);
-	find_peer(&link->sides[SIDE_DIRECT], server);
+	side_find(&link->sides[SIDE_DIRECT], server);
 	side_send(&link->sides[SIDE_DIRECT], KIND_HELLO, &hello, sizeof hello);
 	side_expect(&link->sides[SIDE_DIRECT], KIND_WELCOME, &welcome, sizeof welcome);
-	find_peer(&link->sides[SIDE_NO_DIRECT], &welcome.addresses[SIDE_NO_DIRECT]);
+	side_find(&link->sides[SIDE_NO_DIRECT], &welcome.addresses[SIDE_NO_DIRECT]);
 	link->remote_address = welcome.address;
 	for (int i = 0; i < SIDES; i++)
 		link->sides[i].remote_key = welcome.keys[i];
@@ -212,7 +223,7 @@ void link_welcome(struct link *link)
 	own_addresses(link, welcome.addresses);
 	for (int i = 0; i < SIDES; i++) {
 		struct side *side = &link->sides[i];
-		find_peer(side, &hello.addresses[i]);
+		side_find(side, &hello.addresses[i]);
 		result = pm_register(side->context, link->memory, link->largest, PM_REMOTE_READ | PM_REMOTE_WRITE, &side->region);
 		if (result)
 			fail(result, "register %zu bytes", link->largest);

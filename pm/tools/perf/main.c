@@ -5,10 +5,12 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +30,12 @@ const char *const curve_names[CURVES] = {
 	[CURVE_READ] = "read",
 	[CURVE_WRITE_NO_DIRECT] = "write-no-direct",
 	[CURVE_READ_NO_DIRECT] = "read-no-direct",
+	[CURVE_WRITE_HITS_100] = "write-hits-100",
+	[CURVE_WRITE_HITS_50] = "write-hits-50",
+	[CURVE_WRITE_HITS_0] = "write-hits-0",
+	[CURVE_READ_HITS_100] = "read-hits-100",
+	[CURVE_READ_HITS_50] = "read-hits-50",
+	[CURVE_READ_HITS_0] = "read-hits-0",
 };
 const char *const metric_names[METRICS] = { [METRIC_LATENCY] = "latency", [METRIC_BANDWIDTH] = "bandwidth" };
 const char *const metric_units[METRICS] = { [METRIC_LATENCY] = "us", [METRIC_BANDWIDTH] = "MB/s" };
@@ -35,6 +43,17 @@ const char *const metric_units[METRICS] = { [METRIC_LATENCY] = "us", [METRIC_BAN
 bool curve_has(enum curve curve, enum metric metric)
 {
 	return curve != CURVE_FLAG || metric == METRIC_LATENCY;
+}
+
+bool curve_writes(enum curve curve)
+{
+	return curve == CURVE_WRITE || curve == CURVE_WRITE_NO_DIRECT || (curve >= CURVE_WRITE_HITS_100 && curve <= CURVE_WRITE_HITS_0);
+}
+
+int curve_hits(enum curve curve)
+{
+	static const int percent[] = { 100, 50, 0 };
+	return curve < CURVE_WRITE_HITS_100 ? -1 : percent[(curve - CURVE_WRITE_HITS_100) % 3];
 }
 
 bool curve_has_size(enum curve curve, size_t size)
@@ -111,7 +130,8 @@ static void measure(struct link *link, const struct settings *settings, sample_t
 					struct order order = { (uint32_t)curve, (uint32_t)metric, settings->sizes[size], 0 };
 					struct samples *taken = &samples[curve][size][metric];
 					int64_t *count = &counts[curve][size][metric];
-					if (!settings->curves[curve] || !curve_has(curve, metric) || !curve_has_size(curve, order.size))
+					if (!settings->curves[curve] || !curve_has(curve, metric) || !curve_has_size(curve, order.size) ||
+					    !pinned_has(link, curve, order.size))
 						continue;
 					if (!*count)
 						*count = calibrate(link, order, settings->batch_seconds);
@@ -124,23 +144,36 @@ static void measure(struct link *link, const struct settings *settings, sample_t
 				}
 }
 
-static void run_client(struct link *link, const struct settings *settings, const struct pm_address *server)
+/* How many hits there were, which also finds out whether curves of hits are what they are called. */
+static void count_hits(const struct link *link, const struct settings *settings, sample_table samples, hit_table hits)
+{
+	for (int curve = 0; curve < CURVES; curve++)
+		for (int size = 0; size < settings->size_count; size++)
+			if (curve_hits(curve) >= 0 && samples[curve][size][METRIC_LATENCY].count)
+				hits[curve][size] = pinned_hits(link, curve, settings->sizes[size]);
+}
+
+static void run_client(struct link *link, struct settings *settings, const struct pm_address *server)
 {
 	static sample_table samples;
+	static hit_table hits;
 	pin(settings->cpus[0]);
 	link_open(link, settings->sizes[settings->size_count - 1]);
 	link_greet(link, server);
 	client_verify(link);
+	pinned_open(link, settings, server);
 	measure(link, settings, samples);
+	count_hits(link, settings, samples, hits);
 	bool accesses = settings->curves[CURVE_WRITE] || settings->curves[CURVE_READ];
 	if (accesses && !client_was_direct(link))
 		fprintf(stderr, "pm-perf: the other process's memory cannot be accessed directly here: \"write\" and \"read\" went through the rings\n");
+	pinned_close(link);
 	client_end(link);
 	link_close(link);
 	if (!settings->csv || strcmp(settings->csv, "-") != 0)
 		print_table(settings, samples);
 	if (settings->csv)
-		write_csv(settings, samples);
+		write_csv(settings, samples, hits);
 	if (settings->plot)
 		write_plot(settings, samples);
 }
@@ -169,7 +202,7 @@ static void run_server(struct link *link, const struct settings *settings, int a
 }
 
 /* Both processes of one program. The library is first used after the fork. */
-static int run_pair(const struct settings *settings)
+static int run_pair(struct settings *settings)
 {
 	struct link link = { .line = flag_line_map() };
 	struct pm_address address;
@@ -180,6 +213,7 @@ static int run_pair(const struct settings *settings)
 	if (server < 0)
 		fail(-errno, "start the server");
 	if (server == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* a client that fails may have no way to tell */
 		close(pipe_ends[0]);
 		run_server(&link, settings, pipe_ends[1]);
 		return 0;

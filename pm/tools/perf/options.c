@@ -23,7 +23,7 @@ enum {
 
 static const struct argp_option options[] = {
 	{ "server", OPTION_SERVER, NULL, 0, "print an address and serve the client that is started with it", 0 },
-	{ "curves", 'c', "NAME,...", 0, "what to measure, of: flag, memcpy, message, message-copies, write, read, write-no-direct, read-no-direct (default: all)", 1 },
+	{ "curves", 'c', "NAME,...", 0, "what to measure, of: flag, memcpy, message, message-copies, write, read, write-no-direct, read-no-direct, and where memory is pinned write-hits-100, write-hits-50, write-hits-0, read-hits-100, read-hits-50, read-hits-0 (default: all)", 1 },
 	{ "sizes", 's', "FROM-TO|SIZE,...", 0, "bytes, with suffix K or M for 1024s; a range goes by doubling (default: " DEFAULT_SIZES ")", 1 },
 	{ "repeat", 'r', "COUNT", 0, "measurements of each, of which the median is given (default: 31)", 1 },
 	{ "time", OPTION_TIME, "MS", 0, "length of one measurement in milliseconds (default: 1)", 1 },
@@ -79,6 +79,7 @@ static void parse_sizes(struct settings *settings, const char *text)
 static void parse_curves(struct settings *settings, char *text)
 {
 	memset(settings->curves, 0, sizeof settings->curves);
+	settings->chosen = true;
 	for (char *name; (name = strsep(&text, ","));) {
 		int curve = 0;
 		while (curve < CURVES && strcmp(name, curve_names[curve]) != 0)

@@ -51,13 +51,13 @@ void print_table(const struct settings *settings, sample_table samples)
 		}
 }
 
-void write_csv(const struct settings *settings, sample_table samples)
+void write_csv(const struct settings *settings, sample_table samples, hit_table hits)
 {
 	bool to_stdout = strcmp(settings->csv, "-") == 0;
 	FILE *file = to_stdout ? stdout : fopen(settings->csv, "w");
 	if (!file)
 		fail(-errno, "%s", settings->csv);
-	fprintf(file, "curve,size,metric,unit,median,least,greatest,repetitions\n");
+	fprintf(file, "curve,size,metric,unit,median,least,greatest,repetitions,hits\n");
 	for (int curve = 0; curve < CURVES; curve++)
 		for (int size = 0; size < settings->size_count; size++)
 			for (int metric = 0; metric < METRICS; metric++) {
@@ -65,9 +65,12 @@ void write_csv(const struct settings *settings, sample_table samples)
 				if (!taken->count)
 					continue;
 				struct summary summary = summarize(taken);
-				fprintf(file, "%s,%zu,%s,%s,%.6g,%.6g,%.6g,%d\n", curve_names[curve], settings->sizes[size],
+				fprintf(file, "%s,%zu,%s,%s,%.6g,%.6g,%.6g,%d,", curve_names[curve], settings->sizes[size],
 					metric_names[metric], metric_units[metric], summary.median, summary.least, summary.greatest,
 					taken->count);
+				if (curve_hits(curve) >= 0)
+					fprintf(file, "%.4g", hits[curve][size]);
+				fputc('\n', file);
 			}
 	if (fflush(file) || ferror(file) || (!to_stdout && fclose(file)))
 		fail(-errno, "%s", settings->csv);

@@ -23,6 +23,12 @@ enum curve {
 	CURVE_READ,           /* remote read, up to its end */
 	CURVE_WRITE_NO_DIRECT,
 	CURVE_READ_NO_DIRECT,
+	CURVE_WRITE_HITS_100, /* write, from memory of which so many of a hundred are found in the pin-down cache */
+	CURVE_WRITE_HITS_50,
+	CURVE_WRITE_HITS_0,
+	CURVE_READ_HITS_100,
+	CURVE_READ_HITS_50,
+	CURVE_READ_HITS_0,
 	CURVES
 };
 
@@ -36,6 +42,9 @@ extern const char *const curve_names[CURVES];
 extern const char *const metric_names[METRICS];
 extern const char *const metric_units[METRICS];
 bool curve_has(enum curve curve, enum metric metric);
+bool curve_writes(enum curve curve);
+/* Of a hundred accesses, those of which the memory is to be found in the pin-down cache; -1: any number. */
+int curve_hits(enum curve curve);
 /* Messages have to fit the smallest one that carries a number; a flag has one size. */
 bool curve_has_size(enum curve curve, size_t size);
 
@@ -43,6 +52,7 @@ struct settings {
 	size_t sizes[MAX_SIZES];
 	int size_count;
 	bool curves[CURVES];
+	bool chosen; /* the curves were named */
 	int repetitions;
 	double batch_seconds; /* length of one measurement */
 	int cpus[2];          /* of client and server, -1: not pinned */
@@ -78,8 +88,12 @@ struct side {
 	uint32_t sequence_out, sequence_in;
 };
 
+struct pinned;
+
 struct link {
 	struct side sides[SIDES];
+	struct pinned *pinned;   /* of the client: by size, what curves of hits need; pinned_count of them */
+	int pinned_count;
 	char *memory, *buffer;   /* of `largest` bytes each: remotely accessed, and local */
 	size_t largest;
 	uint64_t remote_address; /* of the server's memory, at the client */
@@ -105,6 +119,10 @@ struct order {
 
 /* Ends the program, where a peer is the reason. */
 _Noreturn void peer_fail(int result, const char *what);
+void side_open(struct side *side, bool no_direct);
+void side_close(struct side *side);
+void side_find(struct side *side, const struct pm_address *address);
+char *map_memory(size_t length);
 void link_open(struct link *link, size_t largest);
 void link_close(struct link *link);
 void link_greet(struct link *link, const struct pm_address *server);
@@ -122,10 +140,34 @@ void transfer_receive(struct side *side, size_t size, char *copy_to);
 /* client.c, server.c */
 double measure_batch(struct link *link, const struct order *order); /* seconds */
 void client_verify(struct link *link);
+/* Returns when the server has begun with it. */
+void begin_order(struct side *side, const struct order *order);
 void client_end(struct link *link);
 /* Whether the curve's remote accesses did without copies; known after it was measured. */
 bool client_was_direct(const struct link *link);
 void serve(struct link *link);
+
+/* access.c: remote accesses of the client */
+#define WINDOW 16 /* on their way at once, for bandwidth */
+/* The local memory of one access after another: a buffer used each time, or for some of them another, after a long time. */
+struct rotation {
+	char *same, *others;
+	size_t stride, room; /* bytes from one of the others to the next, and of all */
+	size_t at;           /* the next one */
+	int same_percent;    /* 0, 50 or 100 */
+	unsigned turn;
+};
+void access_once(struct side *side, bool write, char *local, size_t size, uint64_t address);
+double access_batch(struct side *side, const struct order *order, struct rotation *rotation, uint64_t address); /* seconds */
+
+/* pinned.c */
+/* Makes ready for the curves of hits, or takes them out of the settings where no memory is pinned. */
+void pinned_open(struct link *link, struct settings *settings, const struct pm_address *server);
+void pinned_close(struct link *link);
+bool pinned_has(const struct link *link, enum curve curve, size_t size);
+double pinned_batch(struct link *link, const struct order *order);
+/* Of a hundred accesses, those that were hits. Ends the program where these are not those that the curve is of. */
+double pinned_hits(const struct link *link, enum curve curve, size_t size);
 
 /* output.c */
 struct samples {
@@ -133,12 +175,13 @@ struct samples {
 	int count;
 };
 typedef struct samples sample_table[CURVES][MAX_SIZES][METRICS];
+typedef double hit_table[CURVES][MAX_SIZES]; /* of a hundred; of curves of hits */
 struct summary {
 	double median, least, greatest;
 };
 struct summary summarize(const struct samples *samples);
 void print_table(const struct settings *settings, sample_table samples);
-void write_csv(const struct settings *settings, sample_table samples);
+void write_csv(const struct settings *settings, sample_table samples, hit_table hits);
 void check_plot(const char *path); /* before measuring: that it can be made at all */
 void write_plot(const struct settings *settings, sample_table samples);
 
