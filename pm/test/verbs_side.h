@@ -151,13 +151,13 @@ enum {
 	RTS_MASK = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
 };
 
-/* The attributes for a state. */
+/* The attributes for a state. Between processes that share a processor with much else, packets of a real device are late. */
 static inline struct ibv_qp_attr attributes(const struct side *side, enum ibv_qp_state state)
 {
 	return (struct ibv_qp_attr){
 		.qp_state = state, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
 		.path_mtu = side->mtu, .dest_qp_num = side->there.qp_num, .rq_psn = side->there.psn, .sq_psn = side->here.psn,
-		.max_dest_rd_atomic = 1, .max_rd_atomic = 1, .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 3,
+		.max_dest_rd_atomic = 1, .max_rd_atomic = 1, .min_rnr_timer = 12, .timeout = with_stub() ? 14 : 18, .retry_cnt = with_stub() ? 3 : 7,
 		.rnr_retry = side->rnr_retry,
 		.ah_attr = {.is_global = 1, .port_num = 1,
 			.grh = {.dgid = side->there.gid, .sgid_index = side->gid_index, .hop_limit = 64}}};

@@ -18,6 +18,7 @@
 #include "options.h"
 
 #define CALIBRATIONS 3
+#define LONG 4 /* measurements, of one try: others would change nothing */
 
 bool give_way;
 
@@ -107,7 +108,7 @@ static int64_t calibrate(struct link *link, struct order order, double batch_sec
 {
 	double least = 0;
 	int tries = 0;
-	for (order.count = 4; tries < CALIBRATIONS;) {
+	for (order.count = 4; tries < CALIBRATIONS && least < LONG * batch_seconds;) {
 		double seconds = measure_batch(link, &order);
 		if (seconds < batch_seconds / 8) {
 			order.count *= 4;
