@@ -243,6 +243,8 @@ static inline int receive(struct pm_endpoint *endpoint, struct pm_message *messa
 		while ((inbound = find_message(endpoint, &found))) {
 			if (likely(found.type == MESSAGE)) {
 				endpoint->current = inbound;
+				if (likely(inbound->peer->out != NULL))
+					ring_fetch(&inbound->peer->out->ring);
 				return deliver(endpoint, message, inbound->peer, &found);
 			}
 			if (found.type != HELP)

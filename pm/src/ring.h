@@ -56,6 +56,7 @@ struct ring_writer {
 	uint32_t cell_mask, data_mask;
 	uint32_t length;                 /* of the reserved message */
 	bool broken;                     /* the reader has claimed what cannot be */
+	bool far;                        /* the next cell's line has not been asked for (ring_fetch) */
 };
 
 struct ring_reader {
@@ -165,8 +166,27 @@ static inline void ring_commit(struct ring_writer *writer, uint8_t kind, uint8_t
 	uint64_t cell = writer->cell++;
 	if (writer->length > RING_INLINE)
 		writer->byte = writer->start + ring_lines(writer->length);
+	writer->far = true;
 	atomic_store_explicit(&writer->memory->cells[cell & writer->cell_mask].control,
 			      ring_control(cell, kind, type, writer->length), memory_order_release);
+}
+
+/* Has the line of the next cell come here while the caller looks at a message, which it may answer: the reader of that
+ * cell has it, as it looks for the answer there, and a write would have to wait for it. Once for each message sent, so
+ * that who only receives leaves it to those who look (docs/design/pm-latency.md). */
+static inline void ring_fetch(struct ring_writer *writer)
+{
+	if (!writer->far)
+		return;
+	writer->far = false;
+	const struct ring_cell *next = &writer->memory->cells[writer->cell & writer->cell_mask];
+#ifdef __x86_64__
+	/* That of the compiler asks for no more than reading, where it does not know that the processor can do better; one
+	 * that cannot takes it for nothing. */
+	__asm__ volatile("prefetchw (%0)" : : "r"(next));
+#else
+	__builtin_prefetch(next, 1);
+#endif
 }
 
 /* A message in a ring. */
