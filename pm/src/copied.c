@@ -228,12 +228,23 @@ void copied_handle(struct pm_peer *peer, const struct ring_message *message, enu
 	}
 }
 
+/* A peer that is answered by a ring may have the same memory accessed next by udp, where the keeper serves it: what has been
+ * done here is before that, as both pass the lock. */
+static void settle(struct pm_endpoint *endpoint)
+{
+	if (!endpoint->udp)
+		return;
+	pthread_mutex_lock(&endpoint->udp->lock);
+	pthread_mutex_unlock(&endpoint->udp->lock);
+}
+
 static int answer_write(struct service *service)
 {
 	void *buffer;
 	int error = message_reserve(service->peer, sizeof(struct write_done), &buffer);
 	if (error)
 		return error;
+	settle(service->peer->endpoint);
 	memcpy(buffer, &(struct write_done){service->id, service->status}, sizeof(struct write_done));
 	message_commit(service->peer, 0, WRITE_DONE);
 	return 0;
@@ -255,6 +266,7 @@ static int answer_read(struct service *service)
 		buffer = mempcpy(buffer, &header, sizeof(header));
 		if (!service->status && length)
 			memcpy(buffer, (void *)(uintptr_t)at, length);
+		settle(service->peer->endpoint);
 		message_commit(service->peer, 0, READ_DATA);
 		service->done += length;
 	} while (!service->status && service->done < service->length);
