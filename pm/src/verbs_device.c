@@ -185,7 +185,8 @@ static struct verbs *open_any(const struct pm_context *context)
 	if (found) {
 		size_t bytes;
 		verbs->pins_of = (struct pin_device){.pin = pin, .unpin = unpin};
-		verbs->piece = verbs->port_found.max_msg_sz < VERBS_PIECE ? verbs->port_found.max_msg_sz : VERBS_PIECE;
+		uint32_t most = verbs->port_found.max_msg_sz;
+		verbs->piece = most && most < VERBS_PIECE ? most : VERBS_PIECE;
 		if (!pin_open(&verbs->pins_of, 0, &verbs->regions)) {
 			if (!pin_default_bytes(&bytes) && !pin_open(&verbs->pins_of, bytes, &verbs->pins))
 				return verbs;
