@@ -134,6 +134,16 @@ int pm_next_event(struct pm_endpoint *endpoint, struct pm_event *event);
  * again, 0: the time is over, -EINTR: a signal came. Costs nothing while it sleeps; may wake for nothing. */
 int pm_wait(struct pm_endpoint *endpoint, int timeout_ms);
 
+/* The same where the caller sleeps itself, on other things as well. Between begin and end one of the descriptors becomes
+ * readable as soon as pm_wait would wake, or timeout_ms milliseconds after begin. They are the endpoint's, and not to be
+ * read from; begin tells when there is a new one. Returns how many there are, or -errno. */
+#define PM_WAIT_DESCRIPTORS 4 /* the most */
+int pm_wait_descriptors(struct pm_endpoint *endpoint, int descriptors[PM_WAIT_DESCRIPTORS]);
+/* 0: now one may sleep on them; 1: look again first; 2: there is a new one, ask for them and begin anew; -errno. */
+int pm_wait_begin(struct pm_endpoint *endpoint, int timeout_ms);
+/* No longer asleep: others need not ring any more. */
+void pm_wait_end(struct pm_endpoint *endpoint);
+
 /* The rails, of which pm(7) tells: places in pm_statistics.rails. */
 enum pm_rail {
 	PM_RAIL_SHM,

@@ -1,51 +1,56 @@
 /* cntr.c - counters of operations that have ended. Reading one moves the endpoints bound to it along. */
-#include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "prov.h"
 
 #define PROGRESS_BUDGET 64 /* messages taken in one reading, at most */
 
 /* Called with the lock held. */
-static void progress(struct prov_cntr *cntr)
+static void look(struct prov_cntr *cntr)
 {
-	for (uint32_t i = 0; i < cntr->endpoint_count; i++)
-		prov_progress(cntr->endpoints[i], PROGRESS_BUDGET);
+	struct prov_collector *collector = &cntr->collector;
+
+	if (collector->armed)
+		prov_collector_awake(collector);
+	for (uint32_t i = 0; i < collector->endpoint_count; i++)
+		prov_progress(collector->endpoints[i], PROGRESS_BUDGET);
+	cntr->value_seen = cntr->value;
+	cntr->errors_seen = cntr->errors;
 }
 
 /* One of the two figures, after a look at what has come; locked. */
-static uint64_t look(struct fid_cntr *fid, bool errors)
+static uint64_t figure(struct fid_cntr *fid, bool errors)
 {
 	struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid);
 	uint64_t value;
 
-	prov_lock(cntr->domain);
-	progress(cntr);
+	prov_lock(cntr->collector.domain);
+	look(cntr);
 	value = errors ? cntr->errors : cntr->value;
-	prov_unlock(cntr->domain);
+	prov_unlock(cntr->collector.domain);
 	return value;
 }
 
 static uint64_t cntr_read(struct fid_cntr *fid)
 {
-	return look(fid, false);
+	return figure(fid, false);
 }
 
 static uint64_t cntr_readerr(struct fid_cntr *fid)
 {
-	return look(fid, true);
+	return figure(fid, true);
 }
 
 /* Adds to, or sets, a figure; locked. */
 static int change(struct fid_cntr *fid, bool errors, bool add, uint64_t value)
 {
 	struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid);
-	uint64_t *figure = errors ? &cntr->errors : &cntr->value;
+	uint64_t *changed = errors ? &cntr->errors : &cntr->value;
 
-	prov_lock(cntr->domain);
-	*figure = add ? *figure + value : value;
-	prov_unlock(cntr->domain);
+	prov_lock(cntr->collector.domain);
+	*changed = add ? *changed + value : value;
+	prov_collector_ring(&cntr->collector);
+	prov_unlock(cntr->collector.domain);
 	return 0;
 }
 
@@ -69,43 +74,58 @@ static int cntr_seterr(struct fid_cntr *fid, uint64_t value)
 	return change(fid, true, false, value);
 }
 
-static int64_t now_ms(void)
+/* 0: it is there, -FI_EAVAIL: there are new errors, -FI_EAGAIN: not yet. Called with the lock held. */
+static int reached(struct prov_cntr *cntr, uint64_t threshold, uint64_t errors)
 {
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+	look(cntr);
+	if (cntr->value >= threshold)
+		return 0;
+	return cntr->errors != errors ? -FI_EAVAIL : -FI_EAGAIN;
 }
 
 static int cntr_wait(struct fid_cntr *fid, uint64_t threshold, int timeout)
 {
 	struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid);
-	int64_t end = timeout >= 0 ? now_ms() + timeout : -1;
-	uint64_t errors = cntr->errors;
+	uint64_t deadline = prov_deadline(timeout), errors;
+	int status;
 
-	while (cntr_read(fid) < threshold) {
-		if (cntr->errors != errors)
-			return -FI_EAVAIL;
-		if (end >= 0 && now_ms() >= end)
-			return -FI_ETIMEDOUT;
-		sched_yield();
+	prov_lock(cntr->collector.domain);
+	errors = cntr->errors;
+	status = prov_collector_open(&cntr->collector);
+	if (!status) {
+		do
+			status = reached(cntr, threshold, errors);
+		while (status == -FI_EAGAIN && prov_collector_sleep(&cntr->collector, deadline));
+		prov_collector_awake(&cntr->collector);
 	}
-	return 0;
+	prov_unlock(cntr->collector.domain);
+	return status == -FI_EAGAIN ? -FI_ETIMEDOUT : status;
+}
+
+bool prov_cntr_has_news(const struct fid *fid)
+{
+	const struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid.fid);
+
+	return cntr->value != cntr->value_seen || cntr->errors != cntr->errors_seen;
 }
 
 static int cntr_close(struct fid *fid)
 {
 	struct prov_cntr *cntr = container_of(fid, struct prov_cntr, fid.fid);
 
-	if (cntr->users)
+	if (cntr->collector.users)
 		return -FI_EBUSY;
-	__atomic_sub_fetch(&cntr->domain->users, 1, __ATOMIC_RELEASE);
-	free(cntr->endpoints);
+	prov_collector_close(&cntr->collector);
 	free(cntr);
 	return 0;
 }
 
-static struct fi_ops cntr_fid_ops = PROV_FID_OPS(cntr_close, prov_no_bind, prov_no_control);
+static int cntr_control(struct fid *fid, int command, void *argument)
+{
+	return prov_collector_control(&container_of(fid, struct prov_cntr, fid.fid)->collector, command, argument);
+}
+
+static struct fi_ops cntr_fid_ops = PROV_FID_OPS(cntr_close, prov_no_bind, cntr_control);
 
 static struct fi_ops_cntr cntr_ops = {
 	.size = sizeof(struct fi_ops_cntr),
@@ -121,16 +141,18 @@ static struct fi_ops_cntr cntr_ops = {
 int prov_cntr_open(struct fid_domain *domain, struct fi_cntr_attr *attr, struct fid_cntr **result, void *context)
 {
 	struct prov_cntr *cntr;
+	int status;
 
 	if (attr->events != FI_CNTR_EVENTS_COMP || attr->flags)
-		return -FI_ENOSYS;
-	if (attr->wait_obj != FI_WAIT_NONE && attr->wait_obj != FI_WAIT_UNSPEC && attr->wait_obj != FI_WAIT_YIELD)
 		return -FI_ENOSYS;
 	cntr = calloc(1, sizeof(*cntr));
 	if (!cntr)
 		return -FI_ENOMEM;
-	cntr->domain = container_of(domain, struct prov_domain, fid);
-	__atomic_add_fetch(&cntr->domain->users, 1, __ATOMIC_RELAXED);
+	status = prov_collector_init(&cntr->collector, domain, attr->wait_obj);
+	if (status) {
+		free(cntr);
+		return status;
+	}
 	cntr->fid.fid.fclass = FI_CLASS_CNTR;
 	cntr->fid.fid.context = context;
 	cntr->fid.fid.ops = &cntr_fid_ops;

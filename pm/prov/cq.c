@@ -1,7 +1,6 @@
 /* cq.c - completion queues. Reading one is also what moves the endpoints bound to it along. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "prov.h"
 
@@ -12,9 +11,6 @@
 #define SPIN_CREDIT 16      /* readings in a row that may look on in vain, at most */
 #define SPIN_GAIN 4         /* what one that does not adds to that */
 #define EMPTY_READINGS 64   /* after so many one looks on whatever came of it before */
-#define WAIT_SLICE_MS 10    /* after which a sleeper looks whether somebody signaled */
-#define BUSY_SLICE_MS 1     /* the same with something to be tried again */
-#define LOCKED_NAP_NS 50000 /* between looks where other threads need the lock */
 
 /* The bytes of an entry are the first ones of the longest format's. */
 static const size_t entry_sizes[] = {
@@ -54,32 +50,14 @@ void prov_cq_error(struct prov_cq *cq, const struct fi_cq_err_entry *entry, fi_a
 	error->entry = *entry;
 	error->source = source;
 	STAILQ_INSERT_TAIL(&cq->errors, error, link);
+	prov_collector_ring(&cq->collector);
 }
 
-int prov_cq_add_endpoint(struct prov_ep ***list, uint32_t *count, struct prov_ep *ep)
+bool prov_cq_has_news(const struct fid *fid)
 {
-	struct prov_ep **longer;
+	const struct prov_cq *cq = container_of(fid, struct prov_cq, fid.fid);
 
-	for (uint32_t i = 0; i < *count; i++) {
-		if ((*list)[i] == ep)
-			return 0;
-	}
-	longer = realloc(*list, (*count + 1) * sizeof(*longer));
-	if (!longer)
-		return -FI_ENOMEM;
-	longer[(*count)++] = ep;
-	*list = longer;
-	return 0;
-}
-
-void prov_cq_remove_endpoint(struct prov_ep **list, uint32_t *count, struct prov_ep *ep)
-{
-	for (uint32_t i = 0; i < *count; i++) {
-		if (list[i] == ep) {
-			list[i] = list[--*count];
-			return;
-		}
-	}
+	return cq->head != cq->tail || !STAILQ_EMPTY(&cq->errors);
 }
 
 static size_t take(struct prov_cq *cq, void *buffer, size_t count, fi_addr_t *sources)
@@ -103,8 +81,8 @@ static int progress(struct prov_cq *cq)
 {
 	int taken = 0;
 
-	for (uint32_t i = 0; i < cq->endpoint_count; i++)
-		taken += prov_progress(cq->endpoints[i], PROGRESS_BUDGET);
+	for (uint32_t i = 0; i < cq->collector.endpoint_count; i++)
+		taken += prov_progress(cq->collector.endpoints[i], PROGRESS_BUDGET);
 	return taken;
 }
 
@@ -117,7 +95,7 @@ static int progress(struct prov_cq *cq)
  */
 static void look_on(struct prov_cq *cq)
 {
-	struct prov_ep *ep = cq->endpoints[0];
+	struct prov_ep *ep = cq->collector.endpoints[0];
 
 	if (!cq->spin_credit && ++cq->empty_readings < EMPTY_READINGS)
 		return;
@@ -138,14 +116,16 @@ static ssize_t read_entries(struct prov_cq *cq, void *buffer, size_t count, fi_a
 {
 	size_t taken;
 
+	if (unlikely(cq->collector.armed))
+		prov_collector_awake(&cq->collector);
 	if (unlikely(cq->head != cq->tail && count))
 		return take(cq, buffer, count, sources);
 	if (unlikely(!STAILQ_EMPTY(&cq->errors)))
 		return -FI_EAVAIL;
 	if (likely(!sources && cq->entry_size == sizeof(struct fi_cq_tagged_entry))) {
 		struct fi_cq_tagged_entry *entries = buffer;
-		bool waiting = cq->endpoint_count == 1 && !cq->domain->locked &&
-			       (cq->was_empty || cq->endpoints[0]->sends);
+		bool waiting = cq->collector.endpoint_count == 1 && !cq->collector.domain->locked &&
+			       (cq->was_empty || cq->collector.endpoints[0]->sends);
 
 		cq->direct = entries;
 		cq->direct_end = entries + count;
@@ -168,9 +148,9 @@ static ssize_t cq_read(struct fid_cq *fid, void *buffer, size_t count)
 	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
 	ssize_t result;
 
-	prov_lock(cq->domain);
+	prov_lock(cq->collector.domain);
 	result = read_entries(cq, buffer, count, NULL);
-	prov_unlock(cq->domain);
+	prov_unlock(cq->collector.domain);
 	return result;
 }
 
@@ -179,9 +159,9 @@ static ssize_t cq_readfrom(struct fid_cq *fid, void *buffer, size_t count, fi_ad
 	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
 	ssize_t result;
 
-	prov_lock(cq->domain);
+	prov_lock(cq->collector.domain);
 	result = read_entries(cq, buffer, count, sources);
-	prov_unlock(cq->domain);
+	prov_unlock(cq->collector.domain);
 	return result;
 }
 
@@ -191,7 +171,7 @@ static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, uin
 	struct prov_cq_error *error;
 
 	(void)flags;
-	prov_lock(cq->domain);
+	prov_lock(cq->collector.domain);
 	error = STAILQ_FIRST(&cq->errors);
 	if (error) {
 		void *data = entry->err_data;
@@ -204,62 +184,28 @@ static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, uin
 		entry->err_data_size = 0;
 		free(error);
 	}
-	prov_unlock(cq->domain);
+	prov_unlock(cq->collector.domain);
 	return error ? 1 : -FI_EAGAIN;
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
-}
-
-/* Sleeps until something may have come. A thread that sleeps in pm_wait uses the endpoint: where others may want to,
- * or there are several endpoints, it naps instead. */
-static void wait_some(struct prov_cq *cq, int64_t left_ms)
-{
-	static const struct timespec nap = { .tv_nsec = LOCKED_NAP_NS };
-	struct prov_ep *ep = cq->endpoint_count ? cq->endpoints[0] : NULL;
-	int slice = WAIT_SLICE_MS;
-
-	if (!ep || cq->endpoint_count > 1 || cq->domain->locked) {
-		nanosleep(&nap, NULL);
-		return;
-	}
-	if (!TAILQ_EMPTY(&ep->blocked) || !TAILQ_EMPTY(&ep->retries))
-		slice = BUSY_SLICE_MS;
-	if (left_ms >= 0 && left_ms < slice)
-		slice = left_ms;
-	pm_wait(ep->pm, slice);
 }
 
 static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buffer, size_t count, fi_addr_t *sources, const void *condition,
 			    int timeout)
 {
 	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
-	int64_t end = timeout >= 0 ? now_ms() + timeout : -1;
+	uint64_t deadline = prov_deadline(timeout);
+	ssize_t result;
 
 	(void)condition; /* may be answered by fewer than the threshold */
-	for (;;) {
-		int64_t left = -1;
-		ssize_t result;
-
-		prov_lock(cq->domain);
-		result = read_entries(cq, buffer, count, sources);
-		prov_unlock(cq->domain);
-		if (result != -FI_EAGAIN)
-			return result;
-		if (__atomic_exchange_n(&cq->signaled, false, __ATOMIC_ACQ_REL))
-			return -FI_EAGAIN;
-		if (end >= 0) {
-			left = end - now_ms();
-			if (left <= 0)
-				return -FI_EAGAIN;
-		}
-		wait_some(cq, left);
+	prov_lock(cq->collector.domain);
+	result = prov_collector_open(&cq->collector);
+	if (!result) {
+		do
+			result = read_entries(cq, buffer, count, sources);
+		while (result == -FI_EAGAIN && prov_collector_sleep(&cq->collector, deadline));
+		prov_collector_awake(&cq->collector);
 	}
+	prov_unlock(cq->collector.domain);
+	return result;
 }
 
 static ssize_t cq_sread(struct fid_cq *fid, void *buffer, size_t count, const void *condition, int timeout)
@@ -271,7 +217,7 @@ static int cq_signal(struct fid_cq *fid)
 {
 	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
 
-	__atomic_store_n(&cq->signaled, true, __ATOMIC_RELEASE);
+	prov_collector_signal(&cq->collector);
 	return 0;
 }
 
@@ -292,20 +238,24 @@ static int cq_close(struct fid *fid)
 	struct prov_cq *cq = container_of(fid, struct prov_cq, fid.fid);
 	struct prov_cq_error *error;
 
-	if (cq->users)
+	if (cq->collector.users)
 		return -FI_EBUSY;
 	while ((error = STAILQ_FIRST(&cq->errors))) {
 		STAILQ_REMOVE_HEAD(&cq->errors, link);
 		free(error);
 	}
-	__atomic_sub_fetch(&cq->domain->users, 1, __ATOMIC_RELEASE);
-	free(cq->endpoints);
+	prov_collector_close(&cq->collector);
 	free(cq->ring);
 	free(cq);
 	return 0;
 }
 
-static struct fi_ops cq_fid_ops = PROV_FID_OPS(cq_close, prov_no_bind, prov_no_control);
+static int cq_control(struct fid *fid, int command, void *argument)
+{
+	return prov_collector_control(&container_of(fid, struct prov_cq, fid.fid)->collector, command, argument);
+}
+
+static struct fi_ops cq_fid_ops = PROV_FID_OPS(cq_close, prov_no_bind, cq_control);
 
 static struct fi_ops_cq cq_ops = {
 	.size = sizeof(struct fi_ops_cq),
@@ -318,34 +268,28 @@ static struct fi_ops_cq cq_ops = {
 	.strerror = cq_strerror,
 };
 
-static bool can_wait(enum fi_wait_obj wait)
-{
-	return wait == FI_WAIT_NONE || wait == FI_WAIT_UNSPEC || wait == FI_WAIT_YIELD;
-}
-
 int prov_cq_open(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **result, void *context)
 {
 	struct prov_cq *cq;
+	int status;
 
 	if (attr->format > FI_CQ_FORMAT_TAGGED)
 		return -FI_EINVAL;
-	if (!can_wait(attr->wait_obj))
-		return -FI_ENOSYS;
 	cq = calloc(1, sizeof(*cq));
 	if (!cq)
 		return -FI_ENOMEM;
 	cq->ring = malloc(FIRST_RING * sizeof(*cq->ring));
-	if (!cq->ring) {
+	status = cq->ring ? prov_collector_init(&cq->collector, domain, attr->wait_obj) : -FI_ENOMEM;
+	if (status) {
+		free(cq->ring);
 		free(cq);
-		return -FI_ENOMEM;
+		return status;
 	}
 	if (attr->format == FI_CQ_FORMAT_UNSPEC)
 		attr->format = FI_CQ_FORMAT_TAGGED;
 	cq->mask = FIRST_RING - 1;
 	cq->entry_size = entry_sizes[attr->format];
 	STAILQ_INIT(&cq->errors);
-	cq->domain = container_of(domain, struct prov_domain, fid);
-	__atomic_add_fetch(&cq->domain->users, 1, __ATOMIC_RELAXED);
 	cq->fid.fid.fclass = FI_CLASS_CQ;
 	cq->fid.fid.context = context;
 	cq->fid.fid.ops = &cq_fid_ops;

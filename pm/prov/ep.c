@@ -33,18 +33,18 @@ static int bind_cq(struct prov_ep *ep, struct prov_cq *cq, uint64_t flags)
 		return -FI_EBADFLAGS;
 	if ((flags & FI_TRANSMIT && ep->tx_cq) || (flags & FI_RECV && ep->rx_cq) || !(flags & (FI_TRANSMIT | FI_RECV)))
 		return -FI_EINVAL;
-	status = prov_cq_add_endpoint(&cq->endpoints, &cq->endpoint_count, ep);
+	status = prov_collector_bind(&cq->collector, ep);
 	if (status)
 		return status;
 	if (flags & FI_TRANSMIT) {
 		ep->tx_cq = cq;
 		ep->tx_selective = flags & FI_SELECTIVE_COMPLETION;
-		cq->users++;
+		cq->collector.users++;
 	}
 	if (flags & FI_RECV) {
 		ep->rx_cq = cq;
 		ep->rx_selective = flags & FI_SELECTIVE_COMPLETION;
-		cq->users++;
+		cq->collector.users++;
 	}
 	return 0;
 }
@@ -65,14 +65,14 @@ static int bind_cntr(struct prov_ep *ep, struct prov_cntr *cntr, uint64_t flags)
 	/* Nobody is told here of what others read or write. */
 	if (flags & ~(FI_SEND | FI_RECV | FI_READ | FI_WRITE))
 		return -FI_ENOSYS;
-	status = prov_cq_add_endpoint(&cntr->endpoints, &cntr->endpoint_count, ep);
+	status = prov_collector_bind(&cntr->collector, ep);
 	if (status)
 		return status;
 	for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
 		if (!(flags & places[i].flag) || *places[i].place)
 			continue;
 		*places[i].place = cntr;
-		cntr->users++;
+		cntr->collector.users++;
 	}
 	return 0;
 }
@@ -165,22 +165,6 @@ static void flush(struct prov_ep *ep)
 	}
 }
 
-static void unbind_cq(struct prov_ep *ep, struct prov_cq *cq)
-{
-	if (!cq)
-		return;
-	prov_cq_remove_endpoint(cq->endpoints, &cq->endpoint_count, ep);
-	cq->users--;
-}
-
-static void unbind_cntr(struct prov_ep *ep, struct prov_cntr *cntr)
-{
-	if (!cntr)
-		return;
-	prov_cq_remove_endpoint(cntr->endpoints, &cntr->endpoint_count, ep);
-	cntr->users--;
-}
-
 static void log_statistics(struct prov_ep *ep)
 {
 	struct pm_statistics figures;
@@ -199,6 +183,7 @@ static void log_statistics(struct prov_ep *ep)
 static int ep_close(struct fid *fid)
 {
 	struct prov_ep *ep = container_of(fid, struct prov_ep, fid.fid);
+	struct prov_collector *collectors[PROV_COLLECTORS];
 	struct prov_domain *domain = ep->domain;
 
 	prov_lock(domain);
@@ -206,12 +191,9 @@ static int ep_close(struct fid *fid)
 	log_statistics(ep);
 	if (ep->av)
 		LIST_REMOVE(ep, av_link);
-	unbind_cq(ep, ep->tx_cq);
-	unbind_cq(ep, ep->rx_cq);
-	unbind_cntr(ep, ep->send_cntr);
-	unbind_cntr(ep, ep->receive_cntr);
-	unbind_cntr(ep, ep->read_cntr);
-	unbind_cntr(ep, ep->write_cntr);
+	prov_collectors_of(ep, collectors);
+	for (int i = 0; i < PROV_COLLECTORS; i++)
+		prov_collector_unbind(collectors[i], ep);
 	prov_sides_close(ep);
 	prov_peers_free(ep);
 	pm_endpoint_close(ep->pm);

@@ -1,7 +1,9 @@
 /* eq.c - event queues. The provider has no events of its own; what the caller writes can be read again. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "prov.h"
 
@@ -17,6 +19,8 @@ struct prov_eq {
 	struct prov_fabric *fabric;
 	pthread_mutex_t mutex;
 	pthread_cond_t written;
+	enum fi_wait_obj object;
+	int bell; /* an eventfd that is readable as long as there are events, or -1 */
 	STAILQ_HEAD(, eq_event) events;
 };
 
@@ -29,11 +33,26 @@ static int eq_close(struct fid *fid)
 		STAILQ_REMOVE_HEAD(&eq->events, link);
 		free(event);
 	}
+	if (eq->bell >= 0)
+		close(eq->bell);
 	__atomic_sub_fetch(&eq->fabric->users, 1, __ATOMIC_RELEASE);
 	pthread_cond_destroy(&eq->written);
 	pthread_mutex_destroy(&eq->mutex);
 	free(eq);
 	return 0;
+}
+
+/* Called with the mutex held, after a change. */
+static void set_bell(struct prov_eq *eq)
+{
+	uint64_t value = 1;
+
+	if (eq->bell < 0)
+		return;
+	if (STAILQ_EMPTY(&eq->events))
+		(void)!read(eq->bell, &value, sizeof(value));
+	else
+		(void)!write(eq->bell, &value, sizeof(value));
 }
 
 /* Called with the mutex held. */
@@ -51,6 +70,7 @@ static ssize_t take(struct prov_eq *eq, uint32_t *type, void *buffer, size_t len
 	if (!(flags & FI_PEEK)) {
 		STAILQ_REMOVE_HEAD(&eq->events, link);
 		free(event);
+		set_bell(eq);
 	}
 	return length;
 }
@@ -85,6 +105,7 @@ static ssize_t eq_write(struct fid_eq *fid, uint32_t type, const void *buffer, s
 	memcpy(event->bytes, buffer, length);
 	pthread_mutex_lock(&eq->mutex);
 	STAILQ_INSERT_TAIL(&eq->events, event, link);
+	set_bell(eq);
 	pthread_cond_broadcast(&eq->written);
 	pthread_mutex_unlock(&eq->mutex);
 	return length;
@@ -123,7 +144,33 @@ static const char *eq_strerror(struct fid_eq *fid, int number, const void *data,
 	return fi_strerror(number);
 }
 
-static struct fi_ops eq_fid_ops = PROV_FID_OPS(eq_close, prov_no_bind, prov_no_control);
+static int eq_control(struct fid *fid, int command, void *argument)
+{
+	struct prov_eq *eq = container_of(fid, struct prov_eq, fid.fid);
+
+	if (command == FI_GETWAITOBJ)
+		*(enum fi_wait_obj *)argument = eq->object;
+	else if (command == FI_GETWAIT && eq->object == FI_WAIT_FD)
+		*(int *)argument = eq->bell;
+	else
+		return -FI_ENOSYS;
+	return 0;
+}
+
+int prov_eq_trywait(struct fid *fid)
+{
+	struct prov_eq *eq = container_of(fid, struct prov_eq, fid.fid);
+	bool empty;
+
+	if (eq->object != FI_WAIT_FD)
+		return -FI_EINVAL;
+	pthread_mutex_lock(&eq->mutex);
+	empty = STAILQ_EMPTY(&eq->events);
+	pthread_mutex_unlock(&eq->mutex);
+	return empty ? 0 : -FI_EAGAIN;
+}
+
+static struct fi_ops eq_fid_ops = PROV_FID_OPS(eq_close, prov_no_bind, eq_control);
 
 static struct fi_ops_eq eq_ops = {
 	.size = sizeof(struct fi_ops_eq),
@@ -136,13 +183,20 @@ static struct fi_ops_eq eq_ops = {
 
 int prov_eq_open(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **result, void *context)
 {
+	enum fi_wait_obj object = attr ? attr->wait_obj : FI_WAIT_NONE;
 	struct prov_eq *eq;
 
-	if (attr && attr->wait_obj != FI_WAIT_NONE && attr->wait_obj != FI_WAIT_UNSPEC)
+	if (object != FI_WAIT_NONE && object != FI_WAIT_UNSPEC && object != FI_WAIT_FD)
 		return -FI_ENOSYS;
 	eq = calloc(1, sizeof(*eq));
 	if (!eq)
 		return -FI_ENOMEM;
+	eq->object = object;
+	eq->bell = object == FI_WAIT_FD ? eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) : -1;
+	if (object == FI_WAIT_FD && eq->bell < 0) {
+		free(eq);
+		return -errno;
+	}
 	pthread_mutex_init(&eq->mutex, NULL);
 	pthread_cond_init(&eq->written, NULL);
 	STAILQ_INIT(&eq->events);

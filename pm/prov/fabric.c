@@ -26,12 +26,6 @@ static int no_wait_open(struct fid_fabric *fabric, struct fi_wait_attr *attr, st
 	return -FI_ENOSYS;
 }
 
-static int trywait(struct fid_fabric *fabric, struct fid **fids, int count)
-{
-	(void)fabric, (void)fids, (void)count;
-	return -FI_ENOSYS;
-}
-
 static int domain2(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, uint64_t flags,
 		   void *context)
 {
@@ -46,7 +40,7 @@ static struct fi_ops_fabric fabric_ops = {
 	.passive_ep = no_passive_ep,
 	.eq_open = prov_eq_open,
 	.wait_open = no_wait_open,
-	.trywait = trywait,
+	.trywait = prov_trywait,
 	.domain2 = domain2,
 };
 

@@ -34,14 +34,14 @@ static void report(struct prov_ep *ep, const struct prov_ended *ended)
 		if (ep->rx_cq)
 			prov_cq_error(ep->rx_cq, &error, ended->source);
 		if (ep->receive_cntr)
-			ep->receive_cntr->errors++;
+			prov_cntr_count(ep->receive_cntr, true);
 		return;
 	}
 	if (ep->rx_cq && (ended->flags & PROV_COMPLETE || flags & FI_MULTI_RECV))
 		prov_cq_put(ep->rx_cq, ended->context, flags, ended->length, ended->buffer, ended->data, ended->tag,
 			    ended->source);
 	if (ep->receive_cntr)
-		ep->receive_cntr->value++;
+		prov_cntr_count(ep->receive_cntr, false);
 }
 
 bool prov_used_up(const struct prov_ep *ep, uint64_t left)

@@ -115,6 +115,22 @@ struct prov_cq_error {
 	STAILQ_ENTRY(prov_cq_error) link;
 };
 
+/* What completion queues and counters have in common (collector.c). */
+struct prov_collector {
+	struct prov_ep **endpoints; /* bound to it */
+	uint32_t endpoint_count;
+	bool armed;                 /* somebody may sleep: rings when something is put into it */
+	bool native;                /* it has been slept on by its descriptor: nobody can say when that has ended */
+	bool rung;                  /* since it was armed */
+	bool signaled;              /* who sleeps is to come out */
+	uint32_t sleepers;          /* threads in prov_collector_sleep */
+	int fd, bell;               /* an epoll of the endpoints' descriptors and the bell, an eventfd; -1: not needed so far */
+	enum fi_wait_obj object;
+	int users;                  /* bindings */
+	struct prov_domain *domain;
+};
+#define PROV_COLLECTORS 6 /* that an endpoint may have */
+
 struct prov_cq {
 	struct fid_cq fid;
 	/* The buffer of the caller who is reading just now: completions go there at once if it takes whole entries. */
@@ -122,24 +138,18 @@ struct prov_cq {
 	struct prov_completion *ring;
 	uint32_t head, tail, mask; /* taken, put, entries of the ring less one */
 	size_t entry_size;
-	struct prov_domain *domain;
+	struct prov_collector collector;
 	STAILQ_HEAD(, prov_cq_error) errors;
-	struct prov_ep **endpoints;
-	uint32_t endpoint_count;
-	int users; /* bindings */
 	uint32_t spin_credit, empty_readings; /* see look_on */
 	bool was_empty; /* the last reading found nothing */
-	bool signaled;
 	struct prov_cq_error *last_error; /* whose data the caller may still look at */
 };
 
 struct prov_cntr {
 	struct fid_cntr fid;
-	struct prov_domain *domain;
 	uint64_t value, errors;
-	struct prov_ep **endpoints;
-	uint32_t endpoint_count;
-	int users;
+	uint64_t value_seen, errors_seen; /* by its caller */
+	struct prov_collector collector;
 };
 
 /* A control message that found no room. */

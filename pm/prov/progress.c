@@ -27,7 +27,7 @@ static inline void take_eager(struct prov_ep *ep, struct prov_side *side, struct
 			prov_cq_put(ep->rx_cq, receive->context, prov_receive_flags(flags), length,
 				    receive->parts[0].iov_base, data, tag, peer->address);
 		if (ep->receive_cntr)
-			ep->receive_cntr->value++;
+			prov_cntr_count(ep->receive_cntr, false);
 		prov_pool_give(&ep->receives, receive);
 		return;
 	}

@@ -160,11 +160,35 @@ void prov_report_sent(struct prov_ep *ep, struct prov_cntr *cntr, const struct p
 /* rma.c */
 void prov_rma_ended(struct prov_operation *operation);
 
+/* collector.c: what queues and counters have in common; the functions are called with the lock held, but for the first
+ * two and the last two. */
+int prov_collector_init(struct prov_collector *collector, struct fid_domain *domain, enum fi_wait_obj object);
+void prov_collector_close(struct prov_collector *collector);
+int prov_collector_bind(struct prov_collector *collector, struct prov_ep *ep);
+void prov_collector_unbind(struct prov_collector *collector, struct prov_ep *ep);
+/* All those of an endpoint, each as often as it is bound; NULL where there is none. */
+void prov_collectors_of(const struct prov_ep *ep, struct prov_collector *collectors[PROV_COLLECTORS]);
+/* Makes what is slept on; 0 or -errno. */
+int prov_collector_open(struct prov_collector *collector);
+/* Sleeps, without the lock, until something may have come: true; false: the time is over, or it was signaled. Then, and
+ * when something has come, prov_collector_awake is to be called. */
+bool prov_collector_sleep(struct prov_collector *collector, uint64_t deadline);
+void prov_collector_awake(struct prov_collector *collector);
+/* Wakes who sleeps, because something has been put into it. */
+void prov_collector_ring(struct prov_collector *collector);
+/* The time by which a call with that timeout, in ms, has to return: ns, UINT64_MAX: never. */
+uint64_t prov_deadline(int timeout_ms);
+void prov_collector_signal(struct prov_collector *collector);
+int prov_collector_control(struct prov_collector *collector, int command, void *argument);
+int prov_trywait(struct fid_fabric *fabric, struct fid **fids, int count);
+/* Whether the caller has something to read before it sleeps. */
+bool prov_cq_has_news(const struct fid *fid);
+bool prov_cntr_has_news(const struct fid *fid);
+int prov_eq_trywait(struct fid *fid);
+
 /* cq.c */
 void prov_cq_grow(struct prov_cq *cq);
 void prov_cq_error(struct prov_cq *cq, const struct fi_cq_err_entry *entry, fi_addr_t source);
-int prov_cq_add_endpoint(struct prov_ep ***list, uint32_t *count, struct prov_ep *ep);
-void prov_cq_remove_endpoint(struct prov_ep **list, uint32_t *count, struct prov_ep *ep);
 
 static inline void prov_cq_put(struct prov_cq *cq, void *context, uint64_t flags, size_t length, void *buffer,
 			       uint64_t data, uint64_t tag, fi_addr_t source)
@@ -178,6 +202,8 @@ static inline void prov_cq_put(struct prov_cq *cq, void *context, uint64_t flags
 			prov_cq_grow(cq);
 		cq->ring[cq->tail & cq->mask].source = source;
 		entry = &cq->ring[cq->tail++ & cq->mask].entry;
+		if (unlikely(cq->collector.armed))
+			prov_collector_ring(&cq->collector);
 	}
 	entry->op_context = context;
 	entry->flags = flags;
@@ -185,6 +211,16 @@ static inline void prov_cq_put(struct prov_cq *cq, void *context, uint64_t flags
 	entry->buf = buffer;
 	entry->data = data;
 	entry->tag = tag;
+}
+
+static inline void prov_cntr_count(struct prov_cntr *cntr, bool error)
+{
+	if (unlikely(error))
+		cntr->errors++;
+	else
+		cntr->value++;
+	if (unlikely(cntr->collector.armed))
+		prov_collector_ring(&cntr->collector);
 }
 
 static inline uint64_t prov_receive_flags(uint32_t flags)
@@ -216,7 +252,7 @@ static inline void prov_sent(struct prov_ep *ep, uint32_t flags, void *context, 
 	if (flags & PROV_COMPLETE)
 		prov_cq_put(ep->tx_cq, context, prov_send_completion(flags), length, NULL, 0, 0, FI_ADDR_NOTAVAIL);
 	if (unlikely(ep->send_cntr))
-		ep->send_cntr->value++;
+		prov_cntr_count(ep->send_cntr, false);
 }
 
 /* memcpy, without a call for what most messages are. */

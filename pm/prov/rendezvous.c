@@ -124,13 +124,13 @@ void prov_report_sent(struct prov_ep *ep, struct prov_cntr *cntr, const struct p
 		if (ep->tx_cq)
 			prov_cq_error(ep->tx_cq, &error, FI_ADDR_NOTAVAIL);
 		if (cntr)
-			cntr->errors++;
+			prov_cntr_count(cntr, true);
 		return;
 	}
 	if (ended->flags & PROV_COMPLETE)
 		prov_cq_put(ep->tx_cq, ended->context, flags, ended->length, NULL, 0, 0, FI_ADDR_NOTAVAIL);
 	if (cntr)
-		cntr->value++;
+		prov_cntr_count(cntr, false);
 }
 
 void prov_send_ended(struct prov_operation *operation, int status)

@@ -90,6 +90,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 		free(peer);
 	}
 	operation_free_all(endpoint);
+	sleeper_free(endpoint);
 	close(endpoint->doorbell);
 	pthread_mutex_destroy(&endpoint->seat);
 	free(endpoint->inbound);

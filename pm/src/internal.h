@@ -214,6 +214,15 @@ struct service {
 	TAILQ_ENTRY(service) entry;
 };
 
+/* How an owner sleeps by means of its own (wait.c). */
+struct sleeper {
+	int alarm;
+	bool begun, alarm_set;
+	bool starved;                      /* somebody was refused before it was begun */
+	unsigned channels;                 /* of the endpoint's, when it was told its descriptors */
+	uint64_t began_ns;
+};
+
 #define INBOUND_UDP ((struct inbound *)1)
 
 struct pm_endpoint {
@@ -256,6 +265,8 @@ struct pm_endpoint {
 	uint32_t *table_free;
 	uint32_t table_room, table_free_count;
 	struct shared_endpoint *shared;
+	struct sleeper *sleeper;           /* NULL: nobody has asked for a descriptor */
+	unsigned channels;                 /* completion channels that it has had, of the verbs rail */
 };
 
 struct pm_region {
@@ -332,6 +343,9 @@ int welcome_take(struct pm_context *context, struct outbound *outbound);
 bool endpoint_stay_out(struct pm_endpoint *endpoint);
 bool endpoint_seize(struct pm_endpoint *endpoint);
 void endpoint_give_back(struct pm_endpoint *endpoint);
+
+/* wait.c */
+void sleeper_free(struct pm_endpoint *endpoint);
 
 /* rail.c */
 int rail_find(const char *name, size_t length, enum rail *rail);

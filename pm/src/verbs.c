@@ -102,6 +102,7 @@ static bool endpoint_open(struct pm_endpoint *endpoint)
 	own->channel = verbs_library.create_comp_channel(verbs->device);
 	if (own->channel && !fcntl(own->channel->fd, F_SETFL, O_NONBLOCK)) {
 		endpoint->verbs = own;
+		endpoint->channels++;
 		return true;
 	}
 	endpoint_free(own);

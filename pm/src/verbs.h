@@ -46,7 +46,8 @@ void verbs_endpoint_close(struct pm_endpoint *endpoint);
 /* verbs_turn.c */
 void verbs_post(struct outbound *outbound);
 bool verbs_look(struct pm_endpoint *endpoint);
-int verbs_arm(struct pm_endpoint *endpoint);
+int verbs_descriptor(const struct pm_endpoint *endpoint);
+void verbs_arm(struct pm_endpoint *endpoint);
 void verbs_woken(struct pm_endpoint *endpoint);
 bool verbs_quiet(struct pm_endpoint *endpoint);
 void verbs_linger(struct pm_endpoint *endpoint);

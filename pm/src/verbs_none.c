@@ -33,6 +33,12 @@ bool verbs_quiet(struct pm_endpoint *endpoint)
 	return true;
 }
 
+int verbs_descriptor(const struct pm_endpoint *endpoint)
+{
+	(void)endpoint;
+	return -1;
+}
+
 /* There is nothing to be closed, forgotten or waited for. */
 #define NOTHING(name, ...) void name(__VA_ARGS__) {}
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -48,7 +54,7 @@ NOTHING(verbs_forget, struct operation *operation, bool failed)
 NEVER_CALLED(bool, verbs_ask, struct pm_peer *peer, struct verbs_wanted *wanted)
 NEVER_CALLED(struct inbound *, verbs_make, struct pm_peer *peer, const struct verbs_wanted *wanted, struct verbs_offer *offer)
 NEVER_CALLED(bool, verbs_look, struct pm_endpoint *endpoint)
-NEVER_CALLED(int, verbs_arm, struct pm_endpoint *endpoint)
+NEVER_CALLED(void, verbs_arm, struct pm_endpoint *endpoint)
 NEVER_CALLED(int, verbs_write, struct operation *operation)
 NEVER_CALLED(int, verbs_answer_region, struct service *service)
 NEVER_CALLED(int, verbs_answer, struct service *service)

@@ -239,8 +239,14 @@ bool verbs_look(struct pm_endpoint *endpoint)
 	return message;
 }
 
-/* What comes from here on makes the descriptor that is returned readable. */
-int verbs_arm(struct pm_endpoint *endpoint)
+/* What an owner sleeps on, or -1. */
+int verbs_descriptor(const struct pm_endpoint *endpoint)
+{
+	return endpoint->verbs ? endpoint->verbs->channel->fd : -1;
+}
+
+/* What comes from here on makes the descriptor readable. */
+void verbs_arm(struct pm_endpoint *endpoint)
 {
 	struct verbs_endpoint *own = endpoint->verbs;
 	struct verbs_ring *ring, *next;
@@ -250,7 +256,6 @@ int verbs_arm(struct pm_endpoint *endpoint)
 	HASH_ITER(hh, own->rings, ring, next)
 		ibv_req_notify_cq(ring->sent, 0);
 	own->looks = -1; /* the look that follows is a thorough one */
-	return own->channel->fd;
 }
 
 /* Takes back what has made it readable. */

@@ -79,6 +79,8 @@ static void information(void)
 	CHECK_IS(info_status(v, HINTS(h->tx_attr->inject_size = 1 << 20)), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS(h->tx_attr->iov_limit = 5)), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS(h->ep_attr->tx_ctx_cnt = 2)), -FI_ENODATA);
+	CHECK_IS(info_status(v, HINTS(h->domain_attr->mr_iov_limit = 1)), 0);
+	CHECK_IS(info_status(v, HINTS(h->domain_attr->mr_iov_limit = 2)), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS(h->domain_attr->name = strdup("other"))), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS(h->fabric_attr->name = strdup("pm"))), 0);
 	CHECK_IS(info_status(v, HINTS(h->addr_format = FI_SOCKADDR_IN)), -FI_ENODATA);

@@ -16,6 +16,12 @@ static void open_memory(void)
 	CHECK(!fi_mr_regattr(pair.domain, &attr, 0, &mr));
 	CHECK(!fi_mr_reg(pair.domain, memory, sizeof(memory), FI_REMOTE_READ, 0, 0, 0, &read_only, NULL));
 	CHECK(fi_mr_desc(mr));
+	/* Parts that lie apart have no common address. */
+	struct iovec parts[2] = { { memory, 100 }, { memory + 200, 100 } };
+	struct fi_mr_attr several = { .mr_iov = parts, .iov_count = 2, .access = FI_REMOTE_READ };
+	struct fid_mr *none;
+	CHECK_IS(fi_mr_regv(pair.domain, parts, 2, FI_REMOTE_READ, 0, 0, 0, &none, NULL), -FI_EINVAL);
+	CHECK_IS(fi_mr_regattr(pair.domain, &several, 0, &none), -FI_EINVAL);
 }
 
 static void whole(void)

@@ -41,6 +41,7 @@ struct pair_options {
 	enum fi_cq_format format;
 	uint64_t tx_bind, rx_bind; /* FI_SELECTIVE_COMPLETION */
 	uint64_t tx_op_flags;
+	enum fi_wait_obj wait;
 };
 
 static inline struct fi_info *wanted(void)
@@ -77,9 +78,9 @@ static inline void need_provider(void)
 
 static inline void open_side(struct pair *pair, struct side *side, const struct pair_options *options)
 {
-	struct fi_cq_attr cq = { .format = options->format };
+	struct fi_cq_attr cq = { .format = options->format, .wait_obj = options->wait };
 	struct fi_av_attr av = { .type = options->av_type };
-	struct fi_cntr_attr cntr = { .events = FI_CNTR_EVENTS_COMP };
+	struct fi_cntr_attr cntr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = options->wait };
 
 	CHECK(!fi_endpoint(pair->domain, pair->info, &side->ep, side));
 	CHECK(!fi_cq_open(pair->domain, &cq, &side->cq, NULL));
