@@ -169,7 +169,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.memory, "memory", 384, "of each, MiB")
 	flags.StringVar(&o.cpus, "cpus", defaultCPUs, "of each, as QEMU's -smp")
 	flags.IntVar(&o.shared, "shared", 16, "size of the memory that can be plugged, MiB, a power of two")
-	flags.StringVar(&o.packages, "packages", "openmpi-bin,ibverbs-utils,ibverbs-providers,perftest", "Debian packages in the guests, separated by commas")
+	flags.StringVar(&o.packages, "packages", "openmpi-bin,ibverbs-utils,ibverbs-providers,perftest,hpcc,netpipe-openmpi", "Debian packages in the guests, separated by commas")
 	flags.StringVar(&o.modules, "modules", "crc32_generic,rdma_rxe,ib_uverbs,rdma_ucm", "kernel modules beside the usual ones, separated by commas")
 	flags.StringVar(&o.folder, "folder", "", "for the guests' sockets and consoles ($"+folderVariable+"), which is removed at the end; by default one in "+os.TempDir())
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
