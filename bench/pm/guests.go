@@ -30,15 +30,28 @@ const (
 	notUp            = 125
 )
 
+// pinned are sizes of what is written over verbs, of which the memory has to be pinned.
+var pinned = []int{4096, 65536, large}
+
 // guestWays are those of pm/bench/guests. What is compared with PM is compared with its ivshmem rail, the first.
 func guestWays() []*way {
-	return []*way{
+	ways := []*way{
 		{path: twoGuests, rail: "ivshmem", carrier: "flag in a cache line"},
 		{path: twoGuests, rail: "ivshmem", carrier: "memcpy"},
 		{path: twoGuests, rail: "ivshmem", mpi: debianOpenMPI, carrier: "pm"},
 		{path: twoGuests, rail: "udp", mpi: debianOpenMPI, carrier: "pm"},
 		{path: twoGuests, rail: "tcp", mpi: debianOpenMPI, carrier: "tcp BTL"},
+		{path: twoGuests, rail: "verbs", mpi: debianOpenMPI, carrier: "pm"},
 	}
+	for _, carrier := range []string{"ib_send_lat", "ib_send_bw", "ib_write_lat", "ib_write_bw", "write-hits-100", "write-hits-50", "write-hits-0"} {
+		ways = append(ways, &way{path: twoGuests, rail: "verbs", carrier: carrier})
+	}
+	return ways
+}
+
+// guestTurns are what pm/bench/guests is asked for: all ways in each turn, but those over verbs, which take long, in fewer.
+func guestTurns(runs int) []string {
+	return []string{strconv.Itoa(runs), "tcp", "ivshmem,udp", "udp", "memory", "verbs,udp:3", "verbs:2", "hits:1"}
 }
 
 func betweenGuests(w *way) bool { return w.path == twoGuests }
@@ -47,7 +60,7 @@ func betweenGuests(w *way) bool { return w.path == twoGuests }
 func (b *bench) measureGuests(ctx context.Context, ways []*way, runs int) error {
 	limited, cancel := context.WithTimeout(ctx, guestsPatience)
 	defer cancel()
-	command := exec.CommandContext(limited, "pm/bench/guests", strconv.Itoa(runs))
+	command := exec.CommandContext(limited, "pm/bench/guests", guestTurns(runs)...)
 	command.Env = append(os.Environ(), "PM_BUILD="+b.build, "GUESTS="+b.guests)
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) } // so that it ends the guests
 	command.WaitDelay = 20 * time.Second
@@ -116,12 +129,14 @@ func readGuestsLine(line string, ways []*way) (string, error) {
 	if i < 0 {
 		return "", fmt.Errorf("figures of nothing that is known: %q", line)
 	}
-	k, known := map[string]key{"8 latency": {small, latency}, "1048576 bandwidth": {large, bandwidth}}[fields[4]+" "+fields[5]]
+	size, notSize := strconv.Atoi(fields[4])
+	k := key{size, map[string]string{"latency": latency, "bandwidth": bandwidth}[fields[5]]}
+	known := notSize == nil && slices.Contains(keys, k)
 	median, notMedian := strconv.ParseFloat(fields[7], 64)
 	best, notBest := strconv.ParseFloat(fields[8], 64)
 	if !known || notMedian != nil || notBest != nil {
 		return "", fmt.Errorf("not figures: %q", line)
 	}
 	ways[i].add(k, median, best)
-	return fmt.Sprintf("%-56s %8.4g %s", ways[i].name(), median, units[k.metric]), nil
+	return fmt.Sprintf("%-56s %7d bytes: %8.4g %s", ways[i].name(), size, median, units[k.metric]), nil
 }

@@ -29,10 +29,31 @@ func TestFiguresOfGuestsGoToTheirWays(t *testing.T) {
 	if ways[0].figures != nil {
 		t.Errorf("figures of guests are those of a cable: %v", ways[0].figures)
 	}
+	if script := hitScript("x.svg", ways); script != "" {
+		t.Errorf("curves of nothing: %s", script)
+	}
 	var r result
 	r.guestGoal(ways)
 	if len(r.Goals) != 1 || !r.Goals[0].Met || r.Goals[0].Value != 200 {
 		t.Errorf("goals %v", r.Goals)
+	}
+}
+
+func TestCurvesOfHitsArePlottedBySize(t *testing.T) {
+	ways := guestWays()
+	told := columns + "1,verbs,,write-hits-0,4096,bandwidth,MB/s,3,4\n1,verbs,,write-hits-0,65536,bandwidth,MB/s,5,6\n" +
+		"1,verbs,,write-hits-0,1048576,bandwidth,MB/s,9,9\n1,verbs,,ib_send_bw,1048576,bandwidth,MB/s,4,5\n"
+	if _, _, err := readGuests(strings.NewReader(told), ways, 1); err != nil {
+		t.Fatal(err)
+	}
+	script := hitScript("x.svg", ways)
+	for _, want := range []string{"4096 3 3 3\n65536 5 5 5\n1048576 9 9 9\n", "title 'write-hits-0'", "set output 'x.svg'"} {
+		if !strings.Contains(script, want) {
+			t.Errorf("no %q in %s", want, script)
+		}
+	}
+	if strings.Contains(script, "ib_send_bw") {
+		t.Errorf("a curve of one size: %s", script)
 	}
 }
 

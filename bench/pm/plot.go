@@ -1,5 +1,5 @@
-// plot.go makes the pictures: PM's curves by pm-perf, and a bar for each way, of one machine, over the cables and between
-// guests.
+// plot.go makes the pictures: PM's curves by pm-perf, a bar for each way, of one machine, over the cables and between guests,
+// and the curves of writes whose memory has to be pinned.
 package main
 
 import (
@@ -42,6 +42,10 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 		err = draw(ctx, plots[2], ways, []panel{
 			{twoGuests, latencyTitle, eachDecade, keys[0]}, {twoGuests, bandwidthTitle, eachDecade, keys[1]},
 		})
+		if script := hitScript(base+"-hits.svg", ways); err == nil && script != "" {
+			plots = append(plots, base+"-hits.svg")
+			err = gnuplot(ctx, script)
+		}
 	}
 	if err != nil || b.cables[whole] == nil {
 		return plots, err
@@ -60,9 +64,13 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 }
 
 func draw(ctx context.Context, file string, ways []*way, panels []panel) error {
-	gnuplot := exec.CommandContext(ctx, "gnuplot")
-	gnuplot.Stdin = strings.NewReader(barScript(file, ways, panels))
-	if complaint, err := gnuplot.CombinedOutput(); err != nil {
+	return gnuplot(ctx, barScript(file, ways, panels))
+}
+
+func gnuplot(ctx context.Context, script string) error {
+	program := exec.CommandContext(ctx, "gnuplot")
+	program.Stdin = strings.NewReader(script)
+	if complaint, err := program.CombinedOutput(); err != nil {
 		return fmt.Errorf("gnuplot (Debian package gnuplot-nox): %w\n%s", err, complaint)
 	}
 	return nil
@@ -93,4 +101,29 @@ func barScript(file string, ways []*way, panels []panel) string {
 		fmt.Fprintf(&script, "plot $data%d using 1:2:6:xtic(5) with boxes linecolor rgb variable, '' using 1:2:3:4 with yerrorbars linecolor 'black' pointtype -1\n", i)
 	}
 	return script.String()
+}
+
+// hitScript has the curves of writes over verbs, by how many find their memory pinned, beside perftest's, whose memory is
+// pinned once. It is empty where there are none.
+func hitScript(file string, ways []*way) string {
+	var data strings.Builder
+	var plots []string
+	for _, w := range ways {
+		if w.path != twoGuests || len(w.figures[key{pinned[0], bandwidth}]) == 0 {
+			continue
+		}
+		fmt.Fprintf(&data, "$curve%d << END\n", len(plots))
+		plots = append(plots, fmt.Sprintf("$curve%d using 1:2:3:4 with yerrorlines title '%s'", len(plots), w.carrier))
+		for _, size := range pinned {
+			s := w.stat(key{size, bandwidth})
+			fmt.Fprintf(&data, "%d %g %g %g\n", size, s.Median, s.Min, s.Max)
+		}
+		data.WriteString("END\n")
+	}
+	if len(plots) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("set terminal svg size 700,500 dynamic background rgb 'white'\nset output '%s'\n%s"+
+		"set title 'Writes over verbs between two emulated guests, MB/s, by size'\nset logscale x 2\nset format x '%%.0s%%c'\n"+
+		"set yrange [0:*]\nset grid\nset key below noenhanced\nplot %s\n", file, data.String(), strings.Join(plots, ", "))
 }

@@ -40,7 +40,7 @@ type result struct {
 	Goals        []report.Goal `json:"goals"`
 }
 
-var keys = []key{{small, latency}, {large, bandwidth}, {large, meanBandwidth}}
+var keys = []key{{small, latency}, {large, bandwidth}, {large, meanBandwidth}, {pinned[0], bandwidth}, {pinned[1], bandwidth}}
 
 func find(ways []*way, path, mpi, carrier string) *way {
 	i := slices.IndexFunc(ways, func(w *way) bool { return w.path == path && w.mpi == mpi && w.carrier == carrier })
