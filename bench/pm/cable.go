@@ -1,4 +1,4 @@
-// cable.go makes what stands for two machines: two network namespaces joined by a cable, which may lose packets.
+// cable.go makes what stands for two machines: two network namespaces joined by a cable, which may lose packets, or by two.
 package main
 
 import (
@@ -21,10 +21,11 @@ const (
 	oneMachine = "one machine"
 	whole      = "cable"
 	lossy      = "cable, 1 % lost"
+	twoCables  = "two cables"
 )
 
 // cable joins two network namespaces by eth0. The launchers' own connections go by ctl0, which is never lossy: what is
-// measured is what carries messages.
+// measured is what carries messages. Where there are two, eth1 is in its place.
 type cable struct {
 	hosts [2]string // names of the namespaces, and of the machines for who enters them
 	agent string    // program that enters one, as ssh would
@@ -57,8 +58,11 @@ func lacking(path string) string {
 		return "root, for network namespaces"
 	}
 	needed := map[string]string{"ip": "iproute2", "unshare": "util-linux", "hostname": "hostname"}
+	if path != whole {
+		needed["ethtool"] = "ethtool"
+	}
 	if path == lossy {
-		needed["nft"], needed["ethtool"] = "nftables", "ethtool"
+		needed["nft"] = "nftables"
 	}
 	var missing []string
 	for program, name := range needed {
@@ -88,7 +92,12 @@ func (b *bench) layCables(ctx context.Context) error {
 	if err := os.WriteFile(agentFile, []byte(agent), 0o755); err != nil {
 		return err
 	}
-	for i, path := range []string{whole, lossy} {
+	for carrier, lines := range linkFiles {
+		if err := os.WriteFile(b.linkFile(carrier), []byte(lines), 0o644); err != nil {
+			return err
+		}
+	}
+	for i, path := range []string{whole, lossy, twoCables} {
 		c := &cable{agent: agentFile}
 		for side := range c.hosts {
 			c.hosts[side] = fmt.Sprintf("pm-bench-%d-%c", os.Getpid(), 'a'+2*i+side)
@@ -97,7 +106,7 @@ func (b *bench) layCables(ctx context.Context) error {
 		if why != "" {
 			why = "this machine lacks " + why
 		} else {
-			if err := c.lay(ctx, path == lossy); err != nil {
+			if err := c.lay(ctx, path); err != nil {
 				if ctx.Err() != nil {
 					return err
 				}
@@ -113,9 +122,13 @@ func (b *bench) layCables(ctx context.Context) error {
 	return nil
 }
 
-func (c *cable) lay(ctx context.Context, loses bool) error {
+func (c *cable) lay(ctx context.Context, path string) error {
+	second := "ctl0"
+	if path == twoCables {
+		second = "eth1"
+	}
 	all := [][]string{{"ip", "netns", "add", c.hosts[0]}, {"ip", "netns", "add", c.hosts[1]}}
-	for _, end := range []struct{ name, network string }{{"eth0", "198.18.5."}, {"ctl0", "198.18.6."}} {
+	for _, end := range []struct{ name, network string }{{"eth0", "198.18.5."}, {second, "198.18.6."}} {
 		all = append(all, []string{"ip", "link", "add", end.name, "netns", c.hosts[0], "type", "veth", "peer", "name", end.name, "netns", c.hosts[1]})
 		for side, host := range c.hosts {
 			all = append(all, []string{"ip", "-n", host, "addr", "add", fmt.Sprint(end.network, side+1, "/24"), "dev", end.name},
@@ -124,11 +137,7 @@ func (c *cable) lay(ctx context.Context, loses bool) error {
 	}
 	for _, host := range c.hosts {
 		all = append(all, []string{"ip", "-n", host, "link", "set", "lo", "up"})
-		if loses {
-			// Without offloads packets are cut before the cable, so that it is those on the wire that are lost.
-			all = append(all, []string{"ip", "netns", "exec", host, "ethtool", "-K", "eth0", "tx-udp-segmentation", "off",
-				"tso", "off", "gso", "off", "gro", "off"}, []string{"ip", "netns", "exec", host, "nft", loss})
-		}
+		all = append(all, worsen(host, path)...)
 	}
 	for _, command := range all {
 		if _, err := run(ctx, command[0], command[1:]...); err != nil {
@@ -136,6 +145,26 @@ func (c *cable) lay(ctx context.Context, loses bool) error {
 		}
 	}
 	return c.waitUntilUp(ctx)
+}
+
+// worsen gives the commands that have an end of a cable lose packets, or those of two cables carry less than processors
+// can send.
+func worsen(host, path string) [][]string {
+	in := []string{"ip", "netns", "exec", host}
+	// Without offloads packets are cut before the cable, so that it is those on the wire that are lost or wait.
+	cut := func(name string) []string {
+		return append(slices.Clone(in), "ethtool", "-K", name, "tx-udp-segmentation", "off", "tso", "off", "gso", "off", "gro", "off")
+	}
+	limit := func(name string) []string {
+		return append(slices.Clone(in), "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", "200mbit", "burst", "64k", "latency", "20ms")
+	}
+	switch path {
+	case lossy:
+		return [][]string{cut("eth0"), append(in, "nft", loss)}
+	case twoCables:
+		return [][]string{cut("eth0"), limit("eth0"), cut("eth1"), limit("eth1")}
+	}
+	return nil
 }
 
 // waitUntilUp returns when both ends know that they are plugged in; before that libfabric takes another interface.
@@ -178,7 +207,7 @@ func removeLeft(ctx context.Context) error {
 	})
 }
 
-var namespace = regexp.MustCompile(`^pm-bench-(\d+)-[a-d]$`)
+var namespace = regexp.MustCompile(`^pm-bench-(\d+)-[a-f]$`)
 
 // remove takes away the namespaces of such names whose maker is gone, and ends the processes in them.
 func remove(ctx context.Context, prefix string, gone func(pid int) bool) error {

@@ -1,6 +1,6 @@
 // Command pm measures PM and MPI over it against what else there is, on one machine, between two, for which network
 // namespaces stand, and between two guests of one host: an 8-byte half round trip and the bandwidth of a 1 MiB ping-pong
-// between two processes, and for PM alone its curves. The ways take turns, so that a slow moment of the machine falls on
+// between two processes, and for PM alone its curves, and what it carries over two links at once. The ways take turns, so that a slow moment of the machine falls on
 // all of them. It needs root for Debian packages, namespaces and the guests' image, and writes
 // build/reports/bench-pm.json and plots beside it.
 package main
@@ -58,6 +58,7 @@ func measure(ctx context.Context, runs int, out, only string) (err error) {
 	if err := b.takeTurns(ctx, ways, runs); err != nil || only != "" {
 		return err
 	}
+	addLinks(ways)
 	fmt.Println("== PM's curves")
 	plots, err := b.plot(ctx, out, ways)
 	if err != nil {

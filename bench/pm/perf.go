@@ -10,17 +10,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// perf runs pm-perf and gives what it prints. Over a cable its server is started first, and ends with it.
-func (b *bench) perf(ctx context.Context, c *cable, arguments ...string) (string, error) {
+// perf runs pm-perf and gives what it prints. Over a cable its server is started first, and ends with it; both have
+// the environment then.
+func (b *bench) perf(ctx context.Context, c *cable, environment []string, arguments ...string) (string, error) {
 	program := filepath.Join(b.build, "pm-perf")
 	if c == nil {
 		return run(ctx, program, arguments...)
 	}
-	environment := append(os.Environ(), "PM_JOB_KEY="+b.jobKey)
+	environment = slices.Concat(os.Environ(), []string{"PM_JOB_KEY=" + b.jobKey}, environment)
 	server := exec.CommandContext(ctx, c.in(1)[0], append(c.in(1)[1:], program, "--server")...)
 	server.Env = environment
 	var complaint bytes.Buffer
@@ -50,9 +52,9 @@ func (b *bench) perf(ctx context.Context, c *cable, arguments ...string) (string
 }
 
 // measurePerf takes pm-perf's CSV. Its bandwidth is that of many messages on their way; so that it can be compared
-// with a ping-pong, what is taken as bandwidth of PM is one remote write after another.
+// with a ping-pong, what is taken as bandwidth of PM is one remote write after another, but of what is compared with PM alone.
 func (w *way) measurePerf(ctx context.Context, b *bench) error {
-	out, err := b.perf(ctx, w.cable, w.perf...)
+	out, err := b.perf(ctx, w.cable, w.environment, w.perf...)
 	if err != nil {
 		return err
 	}
@@ -60,7 +62,11 @@ func (w *way) measurePerf(ctx context.Context, b *bench) error {
 	if err != nil {
 		return fmt.Errorf("read pm-perf's answer: %w", err)
 	}
-	for _, line := range lines[1:] {
+	return w.takePerf(lines[1:])
+}
+
+func (w *way) takePerf(lines [][]string) error {
+	for _, line := range lines {
 		curve, metric := line[0], line[2]
 		size, _ := strconv.Atoi(line[1])
 		median, err := strconv.ParseFloat(line[4], 64)
@@ -68,7 +74,12 @@ func (w *way) measurePerf(ctx context.Context, b *bench) error {
 			return fmt.Errorf("read pm-perf's answer: %w", err)
 		}
 		least, _ := strconv.ParseFloat(line[5], 64)
+		greatest, _ := strconv.ParseFloat(line[6], 64)
 		switch {
+		case w.streaming:
+			if metric == "bandwidth" {
+				w.curves[curve].add(key{size, bandwidth}, median, greatest)
+			}
 		case metric == "latency" && size == small && (curve == "flag" || curve == "message"):
 			w.curves[curve].add(key{small, latency}, median, least)
 		case metric == "latency" && size == large && (curve == "memcpy" || curve == "write"):

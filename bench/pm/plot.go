@@ -31,7 +31,7 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 	}
 	base := strings.TrimSuffix(out, ".json")
 	plots := []string{base + "-curves.svg", base + "-mpi.svg"}
-	if _, err := b.perf(ctx, nil, "--plot", plots[0], "--csv", base+"-curves.csv"); err != nil {
+	if _, err := b.perf(ctx, nil, nil, "--plot", plots[0], "--csv", base+"-curves.csv"); err != nil {
 		return nil, err
 	}
 	err := draw(ctx, plots[1], ways, []panel{
@@ -52,13 +52,16 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 	}
 	curves, bars := base+"-udp-curves.svg", base+"-udp.svg"
 	plots = append(plots, curves, bars)
-	if _, err := b.perf(ctx, b.cables[whole], "--curves", "message,message-copies,write,read", "--repeat", "11",
+	if _, err := b.perf(ctx, b.cables[whole], nil, "--curves", "message,message-copies,write,read", "--repeat", "11",
 		"--plot", curves, "--csv", base+"-udp-curves.csv"); err != nil {
 		return nil, err
 	}
 	panels := []panel{{whole, latencyTitle, fromZero, keys[0]}, {whole, bandwidthTitle, fromZero, keys[1]}}
 	if b.cables[lossy] != nil {
 		panels = append(panels, panel{lossy, "1 % of packets lost: 1 MiB, MB/s", fromZero, keys[2]})
+	}
+	if b.cables[twoCables] != nil {
+		panels = append(panels, panel{twoCables, "Two cables of 200 Mbit/s each: 1 MiB, MB/s", fromZero, keys[1]})
 	}
 	return plots, draw(ctx, bars, ways, panels)
 }

@@ -154,7 +154,7 @@ func (r *result) write(out string) error { return report.Write(out, r) }
 // print shows the table; a goal that is not met is an error.
 func (r *result) print(out string) error {
 	fmt.Printf("\n%d bytes: half round trip, us; %d bytes: ping-pong, MB/s (without MPI: one write or copy after another)\n", small, large)
-	fmt.Println("median (least..greatest) of the turns, each the median of 101 batches, between guests of 5 to 101; best batch; PM's divided by this")
+	fmt.Println("median (least..greatest) of the turns, each the median of 101 batches, between guests and over two cables of 5 to 101; best batch; PM's divided by this")
 	const columns = "  %-7s %-16s %-22s %8v  %-26s %8s %6s\n"
 	path := ""
 	for _, line := range r.Rows {
@@ -188,5 +188,6 @@ var headings = map[string]string{
 	oneMachine: "Two processes of one machine",
 	twoGuests:  "In two guests of one host, emulated; tcp and udp over virtio-net",
 	whole:      "In two network namespaces joined by a cable",
+	twoCables:  "In two network namespaces joined by two cables of 200 Mbit/s each; many writes on their way",
 	lossy:      "The same, 1 % of the packets lost; all bytes by all time",
 }

@@ -24,6 +24,7 @@ type way struct {
 	curves      map[string]*way // who gets which of its curves; the others of these have nothing to run
 	cable       *cable          // that it goes by, if one
 	losing      bool            // over a cable that loses packets
+	streaming   bool            // bandwidth is that of many writes on their way
 
 	figures    map[key][]float64 // by turn
 	best       map[key]float64

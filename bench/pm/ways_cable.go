@@ -1,8 +1,9 @@
-// ways_cable.go names what is compared between two machines: PM's udp rail, what else each MPI can do, and what of
-// that goes on when packets are lost.
+// ways_cable.go names what is compared between two machines: PM's udp rail, what else each MPI can do, what of that goes
+// on when packets are lost, and PM over two links.
 package main
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -25,7 +26,47 @@ func (b *bench) acrossCables() []*way {
 		of = slices.DeleteFunc(of, func(w *way) bool { return w.carrier == "libfabric tcp" })
 		ways = append(ways, of...)
 	}
+	if c := b.cables[twoCables]; c != nil {
+		ways = append(ways, b.linked(c)...)
+	}
 	return ways
+}
+
+// linkFiles are what $PM_LINKS can name, by the carrier whose way it is. Both sides call the ends alike.
+var linkFiles = map[string]string{"pm": "eth0\neth1\n", firstLink: "eth0\n", secondLink: "eth1\n"}
+
+const (
+	firstLink  = "pm, one link"
+	secondLink = "pm, the other"
+	bothLinks  = "sum of the links"
+)
+
+// linked are PM over two links at once, over either, and what these carry together, which addLinks finds.
+func (b *bench) linked(c *cable) []*way {
+	ways := []*way{{carrier: bothLinks}}
+	for _, carrier := range []string{firstLink, secondLink, "pm"} {
+		w := &way{carrier: carrier, streaming: true, environment: []string{"PM_LINKS=" + b.linkFile(carrier)},
+			perf: []string{"--csv", "-", "--repeat", "5", "--time", "50", "--curves", "write", "--sizes", "1M"}}
+		w.curves = map[string]*way{"write": w}
+		ways = append(ways, w)
+	}
+	for _, w := range ways {
+		w.path, w.rail, w.cable = twoCables, "udp", c
+	}
+	return ways
+}
+
+func (b *bench) linkFile(carrier string) string {
+	return filepath.Join(b.programs, "links-"+strings.ReplaceAll(carrier, " ", "-"))
+}
+
+// addLinks adds up, turn by turn, what either link carries.
+func addLinks(ways []*way) {
+	one, other, sum := find(ways, twoCables, "", firstLink), find(ways, twoCables, "", secondLink), find(ways, twoCables, "", bothLinks)
+	k := key{large, bandwidth}
+	for turn := range min(len(one.figures[k]), len(other.figures[k])) {
+		sum.add(k, one.figures[k][turn]+other.figures[k][turn], one.best[k]+other.best[k])
+	}
 }
 
 // pmAcross is what PM needs where processes are apart.
