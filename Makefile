@@ -14,11 +14,13 @@ help: ## list the targets
 setup: ## install Debian packages and Go, where missing
 	@scripts/setup.sh
 
-build: setup ## build watari, watari-agent and watari-guest into build/bin
+build: setup ## build watari, watari-agent, watari-guest and PM's provider for guests into build/bin
 	@echo "== building"
 	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -o $(BIN)/watari ./cmd/watari
 	@CGO_ENABLED=1 $(GO) build $(LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
 	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
+	@$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
+	@strip --strip-unneeded -o $(BIN)/libpm-fi.so build/pm/libpm-fi.so
 
 demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
 	@scripts/demo.sh

@@ -431,6 +431,56 @@ func (RunState) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
+// Transport carries the messages of a run's ranks.
+type Transport int32
+
+const (
+	Transport_TRANSPORT_UNSPECIFIED Transport = 0 // TCP
+	Transport_TRANSPORT_TCP         Transport = 1 // between guests; inside one the MPI library's own shared memory
+	Transport_TRANSPORT_PM          Transport = 2 // PM, as a provider of libfabric; wants Open MPI and an image with PM
+)
+
+// Enum value maps for Transport.
+var (
+	Transport_name = map[int32]string{
+		0: "TRANSPORT_UNSPECIFIED",
+		1: "TRANSPORT_TCP",
+		2: "TRANSPORT_PM",
+	}
+	Transport_value = map[string]int32{
+		"TRANSPORT_UNSPECIFIED": 0,
+		"TRANSPORT_TCP":         1,
+		"TRANSPORT_PM":          2,
+	}
+)
+
+func (x Transport) Enum() *Transport {
+	p := new(Transport)
+	*p = x
+	return p
+}
+
+func (x Transport) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Transport) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[7].Descriptor()
+}
+
+func (Transport) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[7]
+}
+
+func (x Transport) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Transport.Descriptor instead.
+func (Transport) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
 type Role int32
 
 const (
@@ -464,11 +514,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[7].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[8].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[7]
+	return &file_watari_v1_types_proto_enumTypes[8]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -477,7 +527,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 type Severity int32
@@ -516,11 +566,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[8].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[8]
+	return &file_watari_v1_types_proto_enumTypes[9]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -529,7 +579,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 // Meta is common to all stored objects.
@@ -1158,6 +1208,7 @@ type Image struct {
 	RootType      string                 `protobuf:"bytes,7,opt,name=root_type,json=rootType,proto3" json:"root_type,omitempty"` // "squashfs" or "erofs"
 	Source        string                 `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`                     // how it was made, for people: "packages: lammps, openmpi-bin"
 	Mpi           []string               `protobuf:"bytes,9,rep,name=mpi,proto3" json:"mpi,omitempty"`                           // MPI libraries found: "openmpi", "mpich"
+	Pm            bool                   `protobuf:"varint,10,opt,name=pm,proto3" json:"pm,omitempty"`                           // PM's libfabric provider is in the initial RAM file system
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1253,6 +1304,13 @@ func (x *Image) GetMpi() []string {
 		return x.Mpi
 	}
 	return nil
+}
+
+func (x *Image) GetPm() bool {
+	if x != nil {
+		return x.Pm
+	}
+	return false
 }
 
 // GuestShape is a guest's size.
@@ -2012,6 +2070,7 @@ type RunSpec struct {
 	Directory     string                 `protobuf:"bytes,7,opt,name=directory,proto3" json:"directory,omitempty"`                           // "": the run's own directory in the shared home
 	LauncherArgs  []string               `protobuf:"bytes,8,rep,name=launcher_args,json=launcherArgs,proto3" json:"launcher_args,omitempty"` // passed to mpirun before the program
 	Hold          bool                   `protobuf:"varint,9,opt,name=hold,proto3" json:"hold,omitempty"`                                    // wait for staged files: started by StartRun
+	Transport     Transport              `protobuf:"varint,10,opt,name=transport,proto3,enum=watari.v1.Transport" json:"transport,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2107,6 +2166,13 @@ func (x *RunSpec) GetHold() bool {
 		return x.Hold
 	}
 	return false
+}
+
+func (x *RunSpec) GetTransport() Transport {
+	if x != nil {
+		return x.Transport
+	}
+	return Transport_TRANSPORT_UNSPECIFIED
 }
 
 // Run is one MPI program executed on a cluster.
@@ -2628,7 +2694,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bproblems\x18\x0e \x03(\tR\bproblems\"2\n" +
 	"\x04Blob\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\x04R\x04size\"\xa3\x02\n" +
+	"\x04size\x18\x02 \x01(\x04R\x04size\"\xb3\x02\n" +
 	"\x05Image\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12'\n" +
@@ -2639,7 +2705,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"kernelArgs\x12\x1b\n" +
 	"\troot_type\x18\a \x01(\tR\brootType\x12\x16\n" +
 	"\x06source\x18\b \x01(\tR\x06source\x12\x10\n" +
-	"\x03mpi\x18\t \x03(\tR\x03mpi\"E\n" +
+	"\x03mpi\x18\t \x03(\tR\x03mpi\x12\x0e\n" +
+	"\x02pm\x18\n" +
+	" \x01(\bR\x02pm\"E\n" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
@@ -2719,7 +2787,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\btotal_ms\x18\x13 \x01(\rR\atotalMs\x12\x1f\n" +
 	"\vdowntime_ms\x18\x14 \x01(\rR\n" +
 	"downtimeMs\x12&\n" +
-	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\"\xc4\x02\n" +
+	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\"\xf8\x02\n" +
 	"\aRunSpec\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x14\n" +
@@ -2730,7 +2798,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04user\x18\x06 \x01(\tR\x04user\x12\x1c\n" +
 	"\tdirectory\x18\a \x01(\tR\tdirectory\x12#\n" +
 	"\rlauncher_args\x18\b \x03(\tR\flauncherArgs\x12\x12\n" +
-	"\x04hold\x18\t \x01(\bR\x04hold\x1a6\n" +
+	"\x04hold\x18\t \x01(\bR\x04hold\x122\n" +
+	"\ttransport\x18\n" +
+	" \x01(\x0e2\x14.watari.v1.TransportR\ttransport\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x04\n" +
@@ -2828,7 +2898,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x11RUN_STATE_RUNNING\x10\x03\x12\x14\n" +
 	"\x10RUN_STATE_EXITED\x10\x04\x12\x14\n" +
 	"\x10RUN_STATE_FAILED\x10\x05\x12\x17\n" +
-	"\x13RUN_STATE_CANCELLED\x10\x06*;\n" +
+	"\x13RUN_STATE_CANCELLED\x10\x06*K\n" +
+	"\tTransport\x12\x19\n" +
+	"\x15TRANSPORT_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rTRANSPORT_TCP\x10\x01\x12\x10\n" +
+	"\fTRANSPORT_PM\x10\x02*;\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tROLE_USER\x10\x01\x12\x0e\n" +
@@ -2852,7 +2926,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
 var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
@@ -2862,82 +2936,84 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(GuestState)(0),               // 4: watari.v1.GuestState
 	(MigrationState)(0),           // 5: watari.v1.MigrationState
 	(RunState)(0),                 // 6: watari.v1.RunState
-	(Role)(0),                     // 7: watari.v1.Role
-	(Severity)(0),                 // 8: watari.v1.Severity
-	(*Meta)(nil),                  // 9: watari.v1.Meta
-	(*NUMANode)(nil),              // 10: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 11: watari.v1.Acceleration
-	(*HostInfo)(nil),              // 12: watari.v1.HostInfo
-	(*HostLoad)(nil),              // 13: watari.v1.HostLoad
-	(*Host)(nil),                  // 14: watari.v1.Host
-	(*Blob)(nil),                  // 15: watari.v1.Blob
-	(*Image)(nil),                 // 16: watari.v1.Image
-	(*GuestShape)(nil),            // 17: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 18: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 19: watari.v1.Cluster
-	(*Guest)(nil),                 // 20: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 21: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 22: watari.v1.Migration
-	(*RunSpec)(nil),               // 23: watari.v1.RunSpec
-	(*Run)(nil),                   // 24: watari.v1.Run
-	(*Quota)(nil),                 // 25: watari.v1.Quota
-	(*User)(nil),                  // 26: watari.v1.User
-	(*Token)(nil),                 // 27: watari.v1.Token
-	(*Event)(nil),                 // 28: watari.v1.Event
-	nil,                           // 29: watari.v1.RunSpec.EnvEntry
-	nil,                           // 30: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
+	(Transport)(0),                // 7: watari.v1.Transport
+	(Role)(0),                     // 8: watari.v1.Role
+	(Severity)(0),                 // 9: watari.v1.Severity
+	(*Meta)(nil),                  // 10: watari.v1.Meta
+	(*NUMANode)(nil),              // 11: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 12: watari.v1.Acceleration
+	(*HostInfo)(nil),              // 13: watari.v1.HostInfo
+	(*HostLoad)(nil),              // 14: watari.v1.HostLoad
+	(*Host)(nil),                  // 15: watari.v1.Host
+	(*Blob)(nil),                  // 16: watari.v1.Blob
+	(*Image)(nil),                 // 17: watari.v1.Image
+	(*GuestShape)(nil),            // 18: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 19: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 20: watari.v1.Cluster
+	(*Guest)(nil),                 // 21: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 22: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 23: watari.v1.Migration
+	(*RunSpec)(nil),               // 24: watari.v1.RunSpec
+	(*Run)(nil),                   // 25: watari.v1.Run
+	(*Quota)(nil),                 // 26: watari.v1.Quota
+	(*User)(nil),                  // 27: watari.v1.User
+	(*Token)(nil),                 // 28: watari.v1.Token
+	(*Event)(nil),                 // 29: watari.v1.Event
+	nil,                           // 30: watari.v1.RunSpec.EnvEntry
+	nil,                           // 31: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	31, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	31, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	32, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	32, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	10, // 3: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	11, // 4: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	31, // 5: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	9,  // 6: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	12, // 7: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	11, // 3: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	12, // 4: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	32, // 5: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	10, // 6: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	13, // 7: watari.v1.Host.info:type_name -> watari.v1.HostInfo
 	0,  // 8: watari.v1.Host.state:type_name -> watari.v1.HostState
-	13, // 9: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	31, // 10: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	9,  // 11: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	15, // 12: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	15, // 13: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	15, // 14: watari.v1.Image.root:type_name -> watari.v1.Blob
-	17, // 15: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	14, // 9: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	32, // 10: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	10, // 11: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	16, // 12: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	16, // 13: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	16, // 14: watari.v1.Image.root:type_name -> watari.v1.Blob
+	18, // 15: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,  // 16: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	9,  // 17: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	18, // 18: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	10, // 17: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	19, // 18: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
 	3,  // 19: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	9,  // 20: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	17, // 21: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	31, // 22: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	10, // 20: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	18, // 21: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	32, // 22: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	4,  // 23: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	9,  // 24: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	10, // 24: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	5,  // 25: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	21, // 26: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	31, // 27: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	31, // 28: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	31, // 29: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	29, // 30: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	9,  // 31: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	23, // 32: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 33: watari.v1.Run.state:type_name -> watari.v1.RunState
-	31, // 34: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	31, // 35: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	30, // 36: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	9,  // 37: watari.v1.User.meta:type_name -> watari.v1.Meta
-	7,  // 38: watari.v1.User.role:type_name -> watari.v1.Role
-	25, // 39: watari.v1.User.quota:type_name -> watari.v1.Quota
-	9,  // 40: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	31, // 41: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	31, // 42: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	8,  // 43: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	22, // 26: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	32, // 27: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	32, // 28: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	32, // 29: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	30, // 30: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 31: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 32: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	24, // 33: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 34: watari.v1.Run.state:type_name -> watari.v1.RunState
+	32, // 35: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	32, // 36: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	31, // 37: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 38: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 39: watari.v1.User.role:type_name -> watari.v1.Role
+	26, // 40: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 41: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	32, // 42: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	32, // 43: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 44: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	45, // [45:45] is the sub-list for method output_type
+	45, // [45:45] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -2950,7 +3026,7 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      9,
+			NumEnums:      10,
 			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -93,7 +93,7 @@ func TestTreeBecomesAnImageAsItIs(t *testing.T) {
 	addition := filepath.Join(t.TempDir(), "new")
 	write(t, filepath.Dir(addition), map[string]string{"new": "new"})
 	recipe := testRecipe(t)
-	recipe.Tree, recipe.KernelArgs = tree, "quiet"
+	recipe.Tree, recipe.KernelArgs, recipe.PM = tree, "quiet", recipe.GuestAgent // ELF, as PM is
 	recipe.Additions = []Addition{{addition, "/usr/bin/replaced"}, {addition, "/opt/deep/er/"}}
 	image, out, root := build(t, recipe)
 
@@ -122,6 +122,9 @@ func TestTreeBecomesAnImageAsItIs(t *testing.T) {
 		if _, there := records["lib/modules/6.1.0-10-test/kernel/"+name+".ko"]; !there {
 			t.Errorf("module %s is missing in the initrd", name)
 		}
+	}
+	if _, there := records["watari/libfabric/libpm-fi.so"]; !there || !image.Pm {
+		t.Errorf("PM in the initrd: %v, described as %v", there, image.Pm)
 	}
 	checkDescription(t, image, out)
 	if !slices.Equal(image.Mpi, []string{"openmpi"}) {

@@ -83,7 +83,7 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 // assemble puts the three blobs and their description into outDir.
 func (w *workspace) assemble(ctx context.Context, recipe Recipe, root *rootEntry, kernel *kernelEntry, outDir string) (*v1.Image, error) {
 	w.progress(Progress{Step: "write the initial RAM file system"})
-	if err := writeInitrd(filepath.Join(outDir, InitrdFile), recipe.GuestAgent, kernel.modulePaths()); err != nil {
+	if err := writeInitrd(filepath.Join(outDir, InitrdFile), recipe.GuestAgent, recipe.PM, kernel.modulePaths()); err != nil {
 		return nil, err
 	}
 	if err := linkOrCopy(filepath.Join(kernel.dir, KernelFile), filepath.Join(outDir, KernelFile)); err != nil {
@@ -104,6 +104,7 @@ func (w *workspace) assemble(ctx context.Context, recipe Recipe, root *rootEntry
 		RootType:   rootType,
 		Source:     root.Source + "; kernel " + kernel.Version,
 		Mpi:        root.MPI,
+		Pm:         recipe.PM != "",
 	}
 	image.Digest = Digest(image)
 	packages := append(append([]string{}, root.Packages...), kernel.Packages...)

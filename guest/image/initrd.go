@@ -12,20 +12,23 @@ import (
 	"strings"
 
 	"github.com/u-root/u-root/pkg/cpio"
+
+	"watari/guest/initd"
 )
 
 // ModuleList is the file in the initrd that names the modules to load, a path a line, in load order.
 const ModuleList = "/watari/modules"
 
+// Provider is the file that holds PM's libfabric provider, by a name as libfabric looks for.
+const Provider = "libpm-fi.so"
+
 // writeInitrd writes an initial RAM file system: /init is the guest agent, modules are as named, and there
-// is a console to write on. It is not compressed: unpacking costs an emulated processor more than loading.
-func writeInitrd(target, agent string, modules []moduleFile) error {
-	program, err := os.ReadFile(agent)
+// is a console to write on; with PM's provider, unless that is "". It is not compressed: unpacking costs an
+// emulated processor more than loading.
+func writeInitrd(target, agent, pm string, modules []moduleFile) error {
+	program, err := readELF("guest agent", agent)
 	if err != nil {
-		return fmt.Errorf("guest agent: %w", err)
-	}
-	if !strings.HasPrefix(string(program[:min(4, len(program))]), "\x7fELF") {
-		return fmt.Errorf("guest agent %s is not a program", agent)
+		return err
 	}
 	records := []cpio.Record{
 		cpio.Directory("dev", 0o755),
@@ -34,7 +37,14 @@ func writeInitrd(target, agent string, modules []moduleFile) error {
 		cpio.Directory("proc", 0o755),
 		cpio.Directory("sys", 0o755),
 		cpio.Directory("run", 0o755),
-		cpio.StaticFile("init", string(program), 0o755),
+		cpio.StaticFile("init", program, 0o755),
+	}
+	if pm != "" {
+		provider, err := readELF("PM's provider", pm)
+		if err != nil {
+			return err
+		}
+		records = append(records, cpio.StaticFile(path.Join(strings.TrimPrefix(initd.ProvidersInitrd, "/"), Provider), provider, 0o644))
 	}
 	var list strings.Builder
 	for _, module := range modules {
@@ -47,6 +57,18 @@ func writeInitrd(target, agent string, modules []moduleFile) error {
 	}
 	records = append(records, cpio.StaticFile(strings.TrimPrefix(ModuleList, "/"), list.String(), 0o644))
 	return writeArchive(target, withParents(records))
+}
+
+// readELF reads what is to be executed in a guest.
+func readELF(what, path string) (string, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", what, err)
+	}
+	if !strings.HasPrefix(string(content[:min(4, len(content))]), "\x7fELF") {
+		return "", fmt.Errorf("%s %s is not a program or library", what, path)
+	}
+	return string(content), nil
 }
 
 // withParents puts before each record the folders it lies in.

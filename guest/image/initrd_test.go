@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/u-root/u-root/pkg/cpio"
@@ -46,14 +47,15 @@ func TestInitrdHoldsAgentModulesAndConsole(t *testing.T) {
 	dir := t.TempDir()
 	module := filepath.Join(dir, "m.ko")
 	agent := filepath.Join(dir, "agent")
-	for path, text := range map[string]string{module: "module", agent: "\x7fELF agent"} {
+	pm := filepath.Join(dir, "libpm-fi.so.new")
+	for path, text := range map[string]string{module: "module", agent: "\x7fELF agent", pm: "\x7fELF PM"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	modules := []moduleFile{{"/lib/modules/6.1/kernel/b.ko", module}, {"/lib/modules/6.1/kernel/a.ko", module}}
 	target := filepath.Join(dir, "initrd")
-	if err := writeInitrd(target, agent, modules); err != nil {
+	if err := writeInitrd(target, agent, pm, modules); err != nil {
 		t.Fatal(err)
 	}
 	records, order := readInitrd(t, target)
@@ -69,13 +71,16 @@ func TestInitrdHoldsAgentModulesAndConsole(t *testing.T) {
 	if got := content(t, records["lib/modules/6.1/kernel/a.ko"]); got != "module" {
 		t.Errorf("module %q", got)
 	}
+	if provider := records["watari/libfabric/libpm-fi.so"]; content(t, provider) != "\x7fELF PM" || provider.Mode != cpio.S_IFREG|0o644 {
+		t.Errorf("PM's provider: mode %o", provider.Mode)
+	}
 	for i, name := range order {
 		if dir := filepath.Dir(name); dir != "." && slices.Index(order, dir) > i || dir != "." && !slices.Contains(order, dir) {
 			t.Errorf("%s comes before its folder", name)
 		}
 	}
 	again := filepath.Join(dir, "again")
-	if err := writeInitrd(again, agent, modules); err != nil {
+	if err := writeInitrd(again, agent, pm, modules); err != nil {
 		t.Fatal(err)
 	}
 	first, _ := os.ReadFile(target)
@@ -85,12 +90,31 @@ func TestInitrdHoldsAgentModulesAndConsole(t *testing.T) {
 	}
 }
 
-func TestScriptIsNoGuestAgent(t *testing.T) {
-	agent := filepath.Join(t.TempDir(), "agent")
-	if err := os.WriteFile(agent, []byte("#!/bin/sh\n"), 0o755); err != nil {
+func TestScriptIsNeitherGuestAgentNorPM(t *testing.T) {
+	dir := t.TempDir()
+	script, program := filepath.Join(dir, "script"), filepath.Join(dir, "program")
+	for path, text := range map[string]string{script: "#!/bin/sh\n", program: "\x7fELF"} {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, wrong := range [][2]string{{script, ""}, {program, script}} {
+		if err := writeInitrd(filepath.Join(dir, "initrd"), wrong[0], wrong[1], nil); err == nil || !strings.Contains(err.Error(), script) {
+			t.Errorf("%v: %v", wrong, err)
+		}
+	}
+}
+
+func TestInitrdWithoutPMHasNoFolderForIt(t *testing.T) {
+	dir := t.TempDir()
+	agent, target := filepath.Join(dir, "agent"), filepath.Join(dir, "initrd")
+	if err := os.WriteFile(agent, []byte("\x7fELF"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeInitrd(filepath.Join(t.TempDir(), "initrd"), agent, nil); err == nil {
-		t.Error("was taken")
+	if err := writeInitrd(target, agent, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, order := readInitrd(t, target); slices.Contains(order, "watari/libfabric") {
+		t.Errorf("%v", order)
 	}
 }

@@ -61,6 +61,7 @@ type Recipe struct {
 	Modules       []string // needed; nil: initd.Modules
 	LateModules   []string // loaded after them, where the kernel has them; nil: initd.LateModules
 	GuestAgent    string   // path of the static watari-guest
+	PM            string   // path of PM's libfabric provider, libpm-fi.so; "": guests have no PM
 
 	// The rest says where and how, not what.
 	Cache string // "": DefaultCache
@@ -142,12 +143,19 @@ func (r Recipe) validateFiles() error {
 	if r.GuestAgent == "" {
 		return errors.New("no guest agent given: name the watari-guest binary")
 	}
-	info, err := os.Stat(r.GuestAgent)
+	if err := checkFile("guest agent", r.GuestAgent); err != nil || r.PM == "" {
+		return err
+	}
+	return checkFile("PM's provider", r.PM)
+}
+
+func checkFile(what, path string) error {
+	info, err := os.Stat(path)
 	if err != nil {
-		return fmt.Errorf("guest agent: %w", err)
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("guest agent %s is not a file", r.GuestAgent)
+		return fmt.Errorf("%s %s is not a file", what, path)
 	}
 	return nil
 }

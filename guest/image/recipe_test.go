@@ -36,6 +36,7 @@ func TestRecipeIsRefusedWithTheReason(t *testing.T) {
 		"missing addition":  {func(r *Recipe) { r.Tree, r.Additions = t.TempDir(), []Addition{{missing, "/x"}} }, "no such file"},
 		"root as addition":  {func(r *Recipe) { r.Tree, r.Additions = t.TempDir(), []Addition{{"/etc", "/"}, {"/", "/.."}} }, "not an absolute path below the root"},
 		"missing agent":     {func(r *Recipe) { r.Tree, r.GuestAgent = t.TempDir(), missing }, "guest agent"},
+		"missing PM":        {func(r *Recipe) { r.Tree, r.PM = t.TempDir(), missing }, "PM's provider"},
 		"odd kernel":        {func(r *Recipe) { r.Tree, r.KernelPackage = t.TempDir(), "-o" }, "not the name of a Debian package with a kernel"},
 		"broken arguments":  {func(r *Recipe) { r.Tree, r.KernelArgs = t.TempDir(), "a\nb" }, "line break"},
 	} {

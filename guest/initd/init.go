@@ -3,7 +3,9 @@
 package initd
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +19,13 @@ const Program = "/run/watari/watari-guest"
 
 // ModulesLoaded is a file that is there once every module is loaded that could be.
 const ModulesLoaded = "/run/watari/modules-loaded"
+
+// Providers is the folder in which libfabric finds PM (FI_PROVIDER_PATH), where the image brings it, and
+// ProvidersInitrd where it lies in the initrd.
+const (
+	Providers       = "/run/watari/libfabric"
+	ProvidersInitrd = "/watari/libfabric"
+)
 
 // newRoot is where the root is put together in the initrd.
 const newRoot = "/watari/root"
@@ -180,6 +189,9 @@ func switchRoot() error {
 	if err := moveProgram(newRoot + Program); err != nil {
 		return fmt.Errorf("move guest program into the root: %w", err)
 	}
+	if err := moveProviders(newRoot + Providers); err != nil {
+		return fmt.Errorf("move PM into the root: %w", err)
+	}
 	if err := os.Chdir(newRoot); err != nil {
 		return err
 	}
@@ -203,6 +215,17 @@ func moveProgram(path string) error {
 	}
 	file.Close()
 	return mount{"/init", path, "", unix.MS_BIND, ""}.do()
+}
+
+// moveProviders makes the initrd's folder with PM appear at path, where there is one.
+func moveProviders(path string) error {
+	if _, err := os.Stat(ProvidersInitrd); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return err
+	}
+	return mount{ProvidersInitrd, path, "", unix.MS_BIND, ""}.do()
 }
 
 // mount is one call of mount(2).

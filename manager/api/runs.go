@@ -56,6 +56,9 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		if err := noneHalted(snap, spec.Cluster); err != nil {
 			return nil, err
 		}
+		if err := checkTransport(snap, cluster, spec.Transport); err != nil {
+			return nil, err
+		}
 		if unended(snap, spec.Cluster) >= maxUnended {
 			return nil, fail(connect.CodeResourceExhausted, "cluster %s has %d runs that have not ended; wait for some, or cancel them (`watari run list`)",
 				spec.Cluster, maxUnended)
@@ -106,6 +109,24 @@ func noneHalted(snap *store.Snapshot, cluster string) error {
 	return nil
 }
 
+// checkTransport is an error where PM is to carry the messages, and the cluster's image has not what that needs.
+func checkTransport(snap *store.Snapshot, cluster *v1.Cluster, transport v1.Transport) error {
+	if transport != v1.Transport_TRANSPORT_PM {
+		return nil
+	}
+	for name, image := range snap.Images {
+		switch {
+		case image.Digest != cluster.ImageDigest:
+		case !image.Pm:
+			return fail(connect.CodeFailedPrecondition, "image %s of cluster %s has no PM: build it anew with `watari image build`, which finds PM's libpm-fi.so "+
+				"beside watari or takes it by --pm, and make a cluster with it", name, cluster.Meta.Name)
+		case slices.Contains(image.Mpi, "mpich") && !slices.Contains(image.Mpi, "openmpi"):
+			return fail(connect.CodeFailedPrecondition, "image %s of cluster %s has MPICH; runs over PM want Open MPI", name, cluster.Meta.Name)
+		}
+	}
+	return nil
+}
+
 func checkRun(name string, spec *v1.RunSpec) error {
 	bad := func(format string, a ...any) error { return fail(connect.CodeInvalidArgument, format, a...) }
 	if name != "" {
@@ -120,6 +141,8 @@ func checkRun(name string, spec *v1.RunSpec) error {
 		return bad("the run's command and environment have %s; at most %s", humanize.IBytes(uint64(proto.Size(spec))), humanize.IBytes(maxRunSpec))
 	case spec.Ranks > maxRanks:
 		return bad("%d ranks: at most %d", spec.Ranks, maxRanks)
+	case v1.Transport_name[int32(spec.Transport)] == "":
+		return bad("unknown transport %d", spec.Transport)
 	case spec.Directory != "" && !filepath.IsAbs(spec.Directory):
 		return bad("the run's directory %q is not absolute", spec.Directory)
 	}

@@ -3,6 +3,8 @@ package controller
 // launch.go - the command that starts an MPI program over a cluster's guests.
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,7 +18,8 @@ import (
 // Where the guest agent is in every guest, and the file of hosts and slots that it keeps.
 const (
 	guestAgent = "/run/watari/watari-guest"
-	hostfile   = "/run/watari/hostfile" // with .hydra: as MPICH reads it
+	hostfile   = "/run/watari/hostfile"  // with .hydra: as MPICH reads it
+	providers  = "/run/watari/libfabric" // folder with PM's libfabric provider, where the image brings it
 )
 
 // openMPI are defaults for Open MPI's parameters, as environment, so that a user's own arguments win. The
@@ -30,6 +33,22 @@ var openMPI = map[string]string{
 	"OMPI_MCA_osc":                   "^ucx",
 	"OMPI_MCA_btl_tcp_if_exclude":    "lo",
 	"OMPI_MCA_oob_tcp_if_exclude":    "lo",
+}
+
+// openMPIOverPM are set otherwise, or besides, where PM carries the messages.
+var openMPIOverPM = map[string]string{
+	"OMPI_MCA_pml":                      "cm",
+	"OMPI_MCA_mtl":                      "ofi",
+	"OMPI_MCA_mtl_ofi_provider_include": "pm",
+	"OMPI_MCA_btl":                      "self",
+	"OMPI_MCA_osc":                      "pt2pt",
+}
+
+// pm is what PM wants of the ranks' environment, beside the job's key.
+var pm = map[string]string{
+	"FI_PROVIDER":      "pm",
+	"FI_PROVIDER_PATH": providers,
+	"PM_PATIENCE":      "1000000000", // seconds: for ever. A guest may be cut off for long, and one that is lost ends the run
 }
 
 // mpich are the same for MPICH, whose launcher is Hydra and whose messages go by UCX.
@@ -55,14 +74,31 @@ func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, erro
 	if user == "" {
 		user = GuestUser
 	}
-	command, env := launch(imageByDigest(s, cluster.ImageDigest).GetMpi(), run.Spec, ranks)
+	// Where the process is started twice, for the answer was lost, the guest takes the first and its key.
+	command, env := launch(imageByDigest(s, cluster.ImageDigest).GetMpi(), run.Spec, ranks, newJobKey())
 	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: view.RunDirectory(run), User: user}, nil
 }
 
+// newJobKey makes the secret by which PM's processes of a run know each other: 32 bytes, in hexadecimal digits.
+func newJobKey() string {
+	var key [32]byte
+	rand.Read(key[:]) // never fails
+	return hex.EncodeToString(key[:])
+}
+
+// merged is the union of maps; later ones win.
+func merged(all ...map[string]string) map[string]string {
+	union := map[string]string{}
+	for _, one := range all {
+		maps.Copy(union, one)
+	}
+	return union
+}
+
 // launch is the command and environment for an image's MPI library, Open MPI where it has several. The
-// environment that the run asks for wins over the defaults.
-func launch(mpi []string, spec *v1.RunSpec, ranks uint32) (command, env []string) {
-	defaults, n := openMPI, strconv.Itoa(int(ranks))
+// environment that the run asks for wins over the defaults. jobKey is for PM alone.
+func launch(mpi []string, spec *v1.RunSpec, ranks uint32, jobKey string) (command, env []string) {
+	defaults, asked, n := openMPI, spec.Env, strconv.Itoa(int(ranks))
 	if slices.Contains(mpi, "mpich") && !slices.Contains(mpi, "openmpi") {
 		defaults = mpich
 		command = []string{"mpiexec.hydra", "-n", n} // passes its whole environment on
@@ -70,16 +106,19 @@ func launch(mpi []string, spec *v1.RunSpec, ranks uint32) (command, env []string
 			command = append(command, "-prepend-rank")
 		}
 	} else {
+		if spec.Transport == v1.Transport_TRANSPORT_PM {
+			defaults = merged(openMPI, openMPIOverPM)
+			asked = merged(pm, map[string]string{"PM_JOB_KEY": jobKey}, spec.Env)
+		}
 		command = []string{"mpirun", "-n", n}
 		if spec.TagOutput {
 			command = append(command, "--tag-output")
 		}
-		for _, name := range slices.Sorted(maps.Keys(spec.Env)) {
+		for _, name := range slices.Sorted(maps.Keys(asked)) {
 			command = append(command, "-x", name)
 		}
 	}
-	all := maps.Clone(defaults)
-	maps.Copy(all, spec.Env)
+	all := merged(defaults, asked)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		env = append(env, name+"="+all[name])
 	}

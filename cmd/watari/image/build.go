@@ -51,12 +51,13 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own, else "+image.DefaultKernelPackage+")")
 	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "added to the kernel's command line")
 	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary (default: beside this program)")
+	flags.StringVar(&o.recipe.PM, "pm", "", "PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, where it is there; none: without)")
 	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "where packages, roots and kernels are kept for the next build")
 	flags.BoolVar(&o.recipe.Force, "force", false, "build anew, with the packages' present versions, even if the cache has the same recipe")
 	flags.StringVar(&o.outputDir, "output-dir", "", "write the image into this folder instead of giving it to the manager")
 	command.ValidArgsFunction = env.Complete(cli.Images)
 	cli.CompleteFolders(command, "tree", "cache", "output-dir")
-	cli.CompleteFiles(command, "oci", "add", "guest-agent")
+	cli.CompleteFiles(command, "oci", "add", "guest-agent", "pm")
 	return command
 }
 
@@ -120,17 +121,31 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 		}
 		recipe.Additions = append(recipe.Additions, addition)
 	}
+	program, err := os.Executable()
+	if err != nil {
+		return recipe, fmt.Errorf("find what goes into the image beside this program: %w", err)
+	}
+	return recipe, findBeside(&recipe, filepath.Dir(program))
+}
+
+// findBeside fills in the programs that go into an image and are not named, from the folder of this program. The guest
+// agent has to be there.
+func findBeside(recipe *image.Recipe, folder string) error {
 	if recipe.GuestAgent == "" {
-		program, err := os.Executable()
-		if err != nil {
-			return recipe, fmt.Errorf("find the guest agent: %w (name it by --guest-agent)", err)
-		}
-		recipe.GuestAgent = filepath.Join(filepath.Dir(program), "watari-guest")
+		recipe.GuestAgent = filepath.Join(folder, "watari-guest")
 		if _, err := os.Stat(recipe.GuestAgent); err != nil {
-			return recipe, fmt.Errorf("the guest agent is not beside this program (%s): build it, or name it by --guest-agent", recipe.GuestAgent)
+			return fmt.Errorf("the guest agent is not beside this program (%s): build it, or name it by --guest-agent", recipe.GuestAgent)
 		}
 	}
-	return recipe, nil
+	switch beside := filepath.Join(folder, image.Provider); recipe.PM {
+	case "none":
+		recipe.PM = ""
+	case "":
+		if _, err := os.Stat(beside); err == nil {
+			recipe.PM = beside
+		}
+	}
+	return nil
 }
 
 // describe tells people what was built.
@@ -138,6 +153,9 @@ func describe(name string, built *v1.Image, took time.Duration) string {
 	mpi := "no MPI library found"
 	if len(built.GetMpi()) > 0 {
 		mpi = strings.Join(built.GetMpi(), ", ")
+	}
+	if built.GetPm() {
+		mpi += ", PM"
 	}
 	return fmt.Sprintf("image %s: %s; kernel %d MiB, initrd %d MiB, root %d MiB; %s; built in %.1f s", name,
 		built.GetDigest(), built.GetKernel().GetSize()>>20, built.GetInitrd().GetSize()>>20, built.GetRoot().GetSize()>>20,

@@ -2,6 +2,8 @@ package image
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -26,5 +28,32 @@ func TestBuildProgressIsALineAStepWithoutATerminal(t *testing.T) {
 func TestBarIsFullAtTheEnd(t *testing.T) {
 	if got := amount(image.Progress{Done: 7, Total: 7, Unit: "packages"}, true); !strings.Contains(got, "["+strings.Repeat("=", 24)+"] 100 %  7 of 7 packages") {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestPMIsTakenFromBesideThisProgramUnlessSaidOtherwise(t *testing.T) {
+	folder := t.TempDir()
+	agent, pm := filepath.Join(folder, "watari-guest"), filepath.Join(folder, "libpm-fi.so")
+	recipe := image.Recipe{}
+	if err := findBeside(&recipe, folder); err == nil || !strings.Contains(err.Error(), "--guest-agent") {
+		t.Errorf("no guest agent: %v", err)
+	}
+	for _, path := range []string{agent, pm} {
+		recipe = image.Recipe{}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := findBeside(&recipe, folder); err != nil || recipe.GuestAgent != agent || recipe.PM != "" && path == agent {
+			t.Errorf("%v, %+v", err, recipe)
+		}
+	}
+	if recipe.PM != pm {
+		t.Errorf("PM: %q", recipe.PM)
+	}
+	for given, want := range map[string]string{"none": "", "/elsewhere/libpm-fi.so": "/elsewhere/libpm-fi.so"} {
+		recipe = image.Recipe{PM: given}
+		if err := findBeside(&recipe, folder); err != nil || recipe.PM != want {
+			t.Errorf("%s: %v, %q", given, err, recipe.PM)
+		}
 	}
 }

@@ -18,11 +18,16 @@ func newShow(env *cli.Env) *cobra.Command {
 
 func showImage(w io.Writer, env *cli.Env, i *v1.Image) {
 	blob := func(b *v1.Blob) string { return b.GetDigest() + ", " + output.Size(b.GetSize()) }
+	pm := ""
+	if i.GetPm() {
+		pm = "yes"
+	}
 	output.Fields(w,
 		[2]string{"name", i.GetMeta().GetName()},
 		[2]string{"digest", i.GetDigest()},
 		[2]string{"source", i.GetSource()},
 		[2]string{"MPI", strings.Join(i.GetMpi(), ", ")},
+		[2]string{"PM", pm},
 		[2]string{"kernel", blob(i.GetKernel())},
 		[2]string{"initrd", blob(i.GetInitrd())},
 		[2]string{"root", i.GetRootType() + ", " + blob(i.GetRoot())},

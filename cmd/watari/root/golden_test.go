@@ -49,7 +49,7 @@ var (
 	}
 	images = []*v1.Image{{Meta: meta("mpi"), Digest: "sha256:0123456789abcdef0123", Kernel: &v1.Blob{Digest: "sha256:aa", Size: 8 << 20},
 		Initrd: &v1.Blob{Digest: "sha256:bb", Size: 4 << 20}, Root: &v1.Blob{Digest: "sha256:cc", Size: 150 << 20}, RootType: "squashfs",
-		Source: "packages: lammps, openmpi-bin", Mpi: []string{"openmpi"}}}
+		Source: "packages: lammps, openmpi-bin", Mpi: []string{"openmpi"}, Pm: true}}
 	migrations = []*v1.Migration{
 		{Meta: meta("md-0-m1"), Guest: "md-0", Source: "a2", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_DONE, TotalMs: 4510, DowntimeMs: 69,
 			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, TransferredBytes: 213 << 20}, SourceEpoch: 2, TargetEpoch: 3},
@@ -57,7 +57,7 @@ var (
 			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, ProcessedBytes: 128 << 20, RemainingBytes: 384 << 20}},
 	}
 	runs = []*v1.Run{{Meta: meta("md-run-1"), State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: ago(2 * time.Minute), Ended: ago(112 * time.Second),
-		Spec: &v1.RunSpec{Cluster: "md", Ranks: 4, Command: []string{"lmp", "-in", "in.melt", "-var", "a", "1", "-var", "b", "2", "-log", "none"}}}}
+		Spec: &v1.RunSpec{Cluster: "md", Ranks: 4, Transport: v1.Transport_TRANSPORT_PM, Command: []string{"lmp", "-in", "in.melt", "-var", "a", "1", "-var", "b", "2", "-log", "none"}}}}
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
 )
 

@@ -82,9 +82,10 @@ func TestRunSpecIsWhatWasAskedFor(t *testing.T) {
 		}
 		return answers(ctx, request)
 	}}).Start(t)
-	result := manager.Run(t, "run", "-c", "list", "-n", "3", "-t", "-e", "A=1=2", "-e", "FROM_HERE", "-u", "root", "--launcher-arg=--bind-to", "--launcher-arg", "none", "-d", "--", "p", "--", "q")
+	result := manager.Run(t, "run", "-c", "list", "-n", "3", "-t", "-e", "A=1=2", "-e", "FROM_HERE", "-u", "root", "--launcher-arg=--bind-to", "--launcher-arg", "none", "--transport", "pm", "-d", "--", "p", "--", "q")
 	if result.Status != 0 || asked.Cluster != "list" || asked.Ranks != 3 || !asked.TagOutput || asked.Env["A"] != "1=2" || asked.Env["FROM_HERE"] != "yes" ||
-		asked.User != "root" || strings.Join(asked.LauncherArgs, " ") != "--bind-to none" || strings.Join(asked.Command, " ") != "p -- q" || asked.Hold {
+		asked.User != "root" || strings.Join(asked.LauncherArgs, " ") != "--bind-to none" || strings.Join(asked.Command, " ") != "p -- q" || asked.Hold ||
+		asked.Transport != v1.Transport_TRANSPORT_PM {
 		t.Errorf("%+v: %v", result, asked)
 	}
 }

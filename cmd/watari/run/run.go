@@ -18,6 +18,7 @@ import (
 
 type flags struct {
 	cluster, name, user, directory    string
+	transport                         string
 	ranks                             uint32
 	env, stage, collect, launcherArgs []string
 	tag, detach                       bool
@@ -42,7 +43,7 @@ func New(env *cli.Env) *cobra.Command {
 		Short:   "Run an MPI program on a cluster",
 		Long:    long,
 		Example: "  watari run md -- hostname\n  watari run md -n 4 --stage in.melt --collect log.lammps -- lmp -in in.melt\n" +
-			"  watari run md --detach -- ./simulate\n  watari run list\n  watari run logs -f md-run-1",
+			"  watari run md --detach -- ./simulate\n  watari run md --transport pm -- lmp -in in.melt\n  watari run list\n  watari run logs -f md-run-1",
 		RunE: func(command *cobra.Command, args []string) error {
 			cluster, program, err := f.words(args, command.ArgsLenAtDash())
 			if err != nil {
@@ -63,10 +64,12 @@ func New(env *cli.Env) *cobra.Command {
 	set.StringArrayVar(&f.collect, "collect", nil, "FILE[:LOCAL] of the run's directory to fetch at the end; may be repeated")
 	set.StringVar(&f.directory, "directory", "", "directory to run in (default: the run's own in the shared home)")
 	set.StringVarP(&f.user, "user", "u", "", "user in the guests (default: the cluster's ordinary user)")
+	set.StringVar(&f.transport, "transport", "", "what carries the messages: tcp (default), or pm, Watari's own message library")
 	set.StringArrayVar(&f.launcherArgs, "launcher-arg", nil, "argument for the launcher, as in --launcher-arg=--bind-to --launcher-arg=none; may be repeated")
 	set.BoolVarP(&f.tag, "tag-output", "t", false, "put each line's rank before it")
 	set.BoolVarP(&f.detach, "detach", "d", false, "print the run's name and return")
 	env.CompleteFlag(command, "cluster", cli.Clusters)
+	env.CompleteFlag(command, "transport", cli.Words("tcp", "pm"))
 	cli.CompleteFiles(command, "stage")
 	command.AddCommand(newList(env), newShow(env), newLogs(env), newAttach(env), newCancel(env))
 	return command
@@ -121,7 +124,11 @@ func (f flags) spec(cluster string, program []string, lookup func(string) (strin
 			return nil, err
 		}
 	}
-	spec := &v1.RunSpec{Cluster: cluster, Command: program, Ranks: f.ranks, TagOutput: f.tag, User: f.user,
+	transport, ok := map[string]v1.Transport{"": v1.Transport_TRANSPORT_UNSPECIFIED, "tcp": v1.Transport_TRANSPORT_TCP, "pm": v1.Transport_TRANSPORT_PM}[f.transport]
+	if !ok {
+		return nil, cli.Usagef("--transport %q: use tcp or pm", f.transport)
+	}
+	spec := &v1.RunSpec{Cluster: cluster, Transport: transport, Command: program, Ranks: f.ranks, TagOutput: f.tag, User: f.user,
 		Directory: f.directory, LauncherArgs: f.launcherArgs, Hold: len(f.stage) > 0, Env: map[string]string{}}
 	for _, word := range f.env {
 		key, value, given := strings.Cut(word, "=")

@@ -40,6 +40,7 @@ func describe(w io.Writer, env *cli.Env, r *v1.Run) {
 		[2]string{"head", r.GetHead()},
 		[2]string{"directory", r.GetDirectory()},
 		[2]string{"user", spec.GetUser()},
+		[2]string{"transport", output.State(spec.GetTransport())},
 		[2]string{"environment", strings.Join(variables, "\n")},
 		[2]string{"launcher", strings.Join(spec.GetLauncherArgs(), " ")},
 		[2]string{"took", took(env, r)},
