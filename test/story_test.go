@@ -30,6 +30,15 @@ func TestProgramOverTwoSites(t *testing.T) {
 			t.Errorf("%d bytes arrived, want 3000000", n)
 		}
 	})
+	t.Run("messages pass over PM", func(t *testing.T) {
+		netpipe := "exec NPopenmpi -i -n 3 -l 1000 -u 50000"
+		out := must(t, append(append([]string{"run", "hello", "-n", "2"}, overPM...), "--", "sh", "-c", keyHidden+netpipe)...)
+		wholeUpTo(t, 32768, out)
+		carriedByPM(t, out, 2, 5e5)
+		if strings.Count(out, "a key of 64 digits") != 2 || strings.Contains(out, "told") {
+			t.Errorf("the ranks' key:\n%s", out)
+		}
+	})
 	t.Run("home is shared", func(t *testing.T) {
 		must(t, "guest", "exec", "hello-3", "--", "sh", "-c", "echo there > /home/watari/shared-file && sync")
 		if out := must(t, "guest", "exec", "hello-1", "--", "cat", "/home/watari/shared-file"); !strings.Contains(out, "there") {
@@ -50,42 +59,58 @@ func TestProgramOverTwoSites(t *testing.T) {
 	})
 }
 
-// The main promise: a program under which a guest moves to another site, and back at once, gives the same answer.
+// The main promise: a program under which a guest moves to another site, and back at once, gives the same answer, whatever
+// carries its messages.
 func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 	newCluster(t, "melt", 2, "--spread", "site")
 	dir := t.TempDir()
-	melt := func(log string) {
-		must(t, "run", "melt", "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+filepath.Join(dir, log),
-			"--", "lmp", "-in", "in.melt", "-var", "steps", "120")
+	// melt runs LAMMPS, and returns the run's output and the table that it has written.
+	melt := func(t *testing.T, name, steps string, more ...string) (out, lines string) {
+		log := filepath.Join(dir, name)
+		run := append([]string{"run", "melt", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}, more...)
+		out = must(t, append(run, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)...)
+		return out, table(t, log)
 	}
-	melt("alone")
-	unmarked := mark(t, "melt-0", "melt-1")
-	done := make(chan struct{})
-	go func() { defer close(done); melt("moved") }()
-	until(t, time.Minute, "the program writes its table", func() (bool, string) {
-		list := decoded[[]run](t, "run", "list")
-		if len(list) == 0 {
-			return false, "no run"
+	_, alone := melt(t, "melt-alone", "120")
+	// moved does the same, or the first steps of it, while a guest moves.
+	moved := func(t *testing.T, name, steps string, more ...string) (out string) {
+		unmarked := mark(t, "melt-0", "melt-1")
+		var lines string
+		done := make(chan struct{})
+		go func() { defer close(done); out, lines = melt(t, name, steps, more...) }()
+		until(t, time.Minute, "the program writes its table", func() (bool, string) {
+			out, _ := shared.watari(20*time.Second, "run", "logs", name)
+			return strings.Contains(out, "Step"), out
+		})
+		moveAway(t, "melt-1")
+		if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+			t.Errorf("the run was %s before the guest had moved", state)
 		}
-		out, _ := shared.watari(20*time.Second, "run", "logs", list[len(list)-1].Meta.Name)
-		return strings.Contains(out, "Step"), out
-	})
-	for range 2 {
-		_, to := elsewhere(t, "melt-1")
-		m := decoded[migration](t, "migrate", "melt-1", "--to", to)
-		if !strings.HasSuffix(m.State, "_DONE") {
-			t.Errorf("move to %s: %s: %s", to, m.State, m.Message)
+		moveAway(t, "melt-1")
+		<-done
+		if lost := unmarked(); lost != nil {
+			t.Errorf("guests were started anew: %v", lost)
 		}
-		t.Logf("moved to %s in %d ms, stopped %d ms", to, m.TotalMs, m.DowntimeMs)
+		rows := strings.Split(strings.TrimSpace(lines), "\n")
+		if !strings.HasPrefix(alone, lines) || !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {
+			t.Errorf("the answers differ, or step %s is missing:\n%s\n---\n%s", steps, alone, lines)
+		}
+		settled(t, "melt", 2)
+		return out
 	}
-	<-done
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+	t.Run("over TCP", func(t *testing.T) { moved(t, "melt-tcp", "120") })
+	t.Run("over PM", func(t *testing.T) { carriedByPM(t, moved(t, "melt-pm", "60", overPM...), 2, 5e6) })
+}
+
+// moveAway moves a guest to the other site.
+func moveAway(t *testing.T, guest string) {
+	t.Helper()
+	_, to := elsewhere(t, guest)
+	m := decoded[migration](t, "migrate", guest, "--to", to)
+	if !strings.HasSuffix(m.State, "_DONE") {
+		t.Errorf("move to %s: %s: %s", to, m.State, m.Message)
 	}
-	if a, b := table(t, filepath.Join(dir, "alone")), table(t, filepath.Join(dir, "moved")); a != b {
-		t.Errorf("the answers differ:\n%s\n---\n%s", a, b)
-	}
-	settled(t, "melt", 2)
+	t.Logf("moved to %s in %d ms, stopped %d ms", to, m.TotalMs, m.DowntimeMs)
 }
 
 // table is the thermodynamic output in a LAMMPS log.

@@ -78,7 +78,7 @@ func bringUp() (*system, error) {
 	for _, step := range [][]string{
 		{"up", "--no-agent", "--state", s.state, "--listen", listen},
 		{"lab", "up", "--name", labName, "--sites", "2", "--hosts", "2", "--wan", "10ms,400mbit"},
-		{"image", "build", imageName, "--packages", "openmpi-bin,lammps"},
+		{"image", "build", imageName, "--packages", "openmpi-bin,lammps,netpipe-openmpi,hpcc"},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))
 		out, err := s.watari(10*time.Minute, step...)
