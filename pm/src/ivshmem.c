@@ -25,6 +25,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "link.h"
+
 /* Room for data of a ring, bytes: the same for all, so that places are. */
 #define DATA_BYTES (128u << 10)
 #define PAGE 4096
@@ -164,7 +166,7 @@ static int64_t find_place(struct area *area)
 struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer)
 {
 	struct pm_context *context = peer->endpoint->context;
-	struct inbound *inbound = calloc(1, sizeof(*inbound));
+	struct inbound *inbound = link_inbound(peer, RAIL_IVSHMEM, peer->offers + 1);
 	pthread_mutex_lock(&context->lock);
 	int64_t offset = context->area && inbound ? find_place(context->area) : -ENOSPC;
 	struct place *place = offset < 0 ? NULL : place_at(context->area, offset);
@@ -179,12 +181,7 @@ struct inbound *ivshmem_make(struct pm_peer *peer, struct ring_offer *offer)
 	atomic_store(&place->writer, MAY_WRITE);
 	ring_reader_open(&inbound->ring, &place->ring, DATA_BYTES);
 	inbound->ring_size = ring_size(DATA_BYTES);
-	inbound->endpoint = peer->endpoint;
-	inbound->peer = peer;
-	inbound->from = peer->address;
-	inbound->rail = RAIL_IVSHMEM;
-	inbound->generation = ++peer->offers;
-	inbound->waits = true;
+	peer->offers = inbound->generation;
 	inbound->asleep = &place->asleep;
 	inbound->place = offset;
 	*offer = (struct ring_offer){inbound->generation, RAIL_IVSHMEM, offset, size, DATA_BYTES, 0, {0}};
@@ -220,19 +217,13 @@ bool ivshmem_take(struct pm_peer *peer, const struct ring_offer *offer)
 		    offer->offset <= area->size && area->size - offer->offset >= place_size();
 	struct place *place = fits ? place_at(area, offer->offset) : NULL;
 	fits = fits && !memcmp(place->nonce, offer->nonce, sizeof(offer->nonce));
-	struct outbound *outbound = fits ? calloc(1, sizeof(*outbound)) : NULL;
+	struct outbound *outbound = fits ? link_outbound(peer, RAIL_IVSHMEM, offer->generation) : NULL;
 	pthread_mutex_unlock(&context->lock);
 	if (!outbound)
 		return false;
 	ring_writer_open(&outbound->ring, &place->ring, DATA_BYTES);
 	outbound->ring_size = ring_size(DATA_BYTES);
-	outbound->peer = peer;
-	outbound->statistics = peer->endpoint->statistics;
 	outbound->asleep = &place->asleep;
-	outbound->doorbell = -1;
-	outbound->remote = true;
-	outbound->rail = RAIL_IVSHMEM;
-	outbound->generation = offer->generation;
 	atomic_store(&outbound->ready, true);
 	peer->outbound = outbound;
 	return true;

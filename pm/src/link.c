@@ -40,17 +40,43 @@ static int over_udp(struct pm_peer *peer)
 	return 0;
 }
 
-/* Asks for a ring to the peer; false: no memory. */
-bool link_connect(struct pm_peer *peer)
+/* A connection to the peer, which has no ring yet; NULL: no memory. */
+struct outbound *link_outbound(struct pm_peer *peer, enum rail rail, uint32_t generation)
 {
 	struct outbound *outbound = calloc(1, sizeof(*outbound));
 	if (!outbound)
-		return false;
+		return NULL;
 	outbound->peer = peer;
 	outbound->statistics = peer->endpoint->statistics;
 	outbound->doorbell = -1;
-	outbound->rail = RAIL_SHM;
-	outbound->generation = ++peer->generation;
+	outbound->remote = rail != RAIL_SHM;
+	outbound->rail = rail;
+	outbound->generation = generation;
+	return outbound;
+}
+
+/* A connection from the peer, which has not begun and has no ring yet; NULL: no memory. */
+struct inbound *link_inbound(struct pm_peer *peer, enum rail rail, uint32_t generation)
+{
+	struct inbound *inbound = calloc(1, sizeof(*inbound));
+	if (!inbound)
+		return NULL;
+	inbound->endpoint = peer->endpoint;
+	inbound->peer = peer;
+	inbound->from = peer->address;
+	inbound->rail = rail;
+	inbound->generation = generation;
+	inbound->waits = true;
+	return inbound;
+}
+
+/* Asks for a ring to the peer; false: no memory. */
+bool link_connect(struct pm_peer *peer)
+{
+	struct outbound *outbound = link_outbound(peer, RAIL_SHM, peer->generation + 1);
+	if (!outbound)
+		return false;
+	peer->generation++;
 	outbound->after_udp = peer->over_udp;
 	peer->outbound = outbound;
 	keeper_connect(peer->endpoint->context, outbound);

@@ -4,7 +4,12 @@
 
 #include "internal.h"
 
+/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
+#define LINGER_NS 2000000000ull
+
 int link_want(struct pm_peer *peer);
+struct outbound *link_outbound(struct pm_peer *peer, enum rail rail, uint32_t generation);
+struct inbound *link_inbound(struct pm_peer *peer, enum rail rail, uint32_t generation);
 bool link_connect(struct pm_peer *peer);
 void link_wake_remote(struct outbound *outbound);
 void link_unmap_inbound(struct pm_context *context, struct inbound *inbound);

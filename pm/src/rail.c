@@ -107,7 +107,7 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 		peer->rings_wanted |= 1u << news.rail;
 		break;
 	case RING_WANTED:
-		return rail_offer_ring(peer, message, news.rail);
+		return rail_offer_ring(peer, message, &news);
 	case RING_OFFER:
 		return rail_take_offer(peer, message, &news);
 	case RING_REFUSED:

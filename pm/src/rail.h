@@ -29,7 +29,7 @@ bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message, c
 /* rail_read.c */
 bool rail_switch_inbound(struct pm_endpoint *endpoint);
 bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news);
-bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, enum rail rail);
+bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news);
 void rail_refused(struct pm_peer *peer, const struct ring_news *news);
 
 static inline bool is_about(const struct ring_news *news, enum rail rail, uint32_t generation)

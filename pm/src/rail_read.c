@@ -149,18 +149,17 @@ static struct inbound *make_ring(struct pm_peer *peer, const struct ring_message
 }
 
 /* Offers the peer a ring, or refuses; false: that cannot be said now. */
-bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, enum rail rail)
+bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	union any_offer offer;
-	struct ring_news refusal = {.rail = rail, .cells = REFUSED_WISH};
 	uint32_t length;
 	if (!rail_can_say(peer))
 		return false;
-	memcpy(&refusal.generation, message->data, sizeof(refusal.generation));
-	struct inbound *inbound = make_ring(peer, message, rail, &offer, &length);
+	struct inbound *inbound = make_ring(peer, message, news->rail, &offer, &length);
 	if (!inbound)
-		return rail_tell(peer, RING_REFUSED, refusal);
+		return rail_tell(peer, RING_REFUSED,
+				 (struct ring_news){.generation = news->generation, .rail = news->rail, .cells = REFUSED_WISH});
 	inbound->next = endpoint->waiting;
 	endpoint->waiting = inbound;
 	return rail_say(peer, RING_OFFER, &offer, length);

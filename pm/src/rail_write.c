@@ -18,7 +18,6 @@ static bool let_go(struct outbound *outbound)
 	ring->memory = copy;
 	ring->far = false; /* nothing is written any more */
 	ring->data = copy ? ring_data(copy, ring->data_mask + 1) : NULL;
-	ring->far = false;
 	outbound->own = true;
 	return true;
 }

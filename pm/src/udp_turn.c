@@ -2,10 +2,9 @@
 #include <poll.h>
 #include <time.h>
 
+#include "link.h"
 #include "udp.h"
 
-/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
-#define LINGER_NS 2000000000ull
 /* A peer of which something is awaited is asked whether it is there after so long a silence. */
 #define ASK_NS 1000000000ull
 /* So many greetings are said before they are a second apart. */

@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "link.h"
 #include "ring.h"
 #include "verbs_ring.h"
 
@@ -227,7 +228,7 @@ static bool connect_to(struct verbs_ring *ring, const struct verbs_where *far)
 /* Makes the peer's outbound, which is not ready, and what to ask for; false: that cannot be. */
 bool verbs_ask(struct pm_peer *peer, struct verbs_wanted *wanted)
 {
-	struct outbound *outbound = calloc(1, sizeof(*outbound));
+	struct outbound *outbound = link_outbound(peer, RAIL_VERBS, peer->generation + 1);
 	struct verbs_ring *ring = outbound ? ring_make(peer, 0, VERBS_COMES_TO_WRITER) : NULL;
 	if (!ring) {
 		free(outbound);
@@ -237,12 +238,7 @@ bool verbs_ask(struct pm_peer *peer, struct verbs_wanted *wanted)
 	ring_writer_open(&outbound->ring, ring->memory, VERBS_DATA_BYTES);
 	outbound->verbs = ring;
 	outbound->ring_size = memory_bytes();
-	outbound->peer = peer;
-	outbound->statistics = peer->endpoint->statistics;
-	outbound->doorbell = -1;
-	outbound->remote = true;
-	outbound->rail = RAIL_VERBS;
-	outbound->generation = ++peer->generation;
+	peer->generation = outbound->generation;
 	peer->outbound = outbound;
 	*wanted = (struct verbs_wanted){outbound->generation, RAIL_VERBS, where(ring)};
 	return true;
@@ -269,7 +265,7 @@ bool verbs_take(struct pm_peer *peer, const struct verbs_offer *offer)
 /* Makes a ring for the peer to send by; NULL: that cannot be. */
 struct inbound *verbs_make(struct pm_peer *peer, const struct verbs_wanted *wanted, struct verbs_offer *offer)
 {
-	struct inbound *inbound = calloc(1, sizeof(*inbound));
+	struct inbound *inbound = link_inbound(peer, RAIL_VERBS, wanted->generation);
 	struct verbs_ring *ring = inbound ? ring_make(peer, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, VERBS_COMES_TO_READER) : NULL;
 	if (ring && !connect_to(ring, &wanted->where)) {
 		verbs_let_go(ring);
@@ -283,12 +279,6 @@ struct inbound *verbs_make(struct pm_peer *peer, const struct verbs_wanted *want
 	ring_reader_open(&inbound->ring, ring->memory, VERBS_DATA_BYTES);
 	inbound->verbs = ring;
 	inbound->ring_size = memory_bytes();
-	inbound->endpoint = peer->endpoint;
-	inbound->peer = peer;
-	inbound->from = peer->address;
-	inbound->rail = RAIL_VERBS;
-	inbound->generation = wanted->generation;
-	inbound->waits = true;
 	peer->verbs_in = ring;
 	*offer = (struct verbs_offer){
 		.generation = wanted->generation, .rail = RAIL_VERBS, .where = where(ring),

@@ -12,8 +12,6 @@
 #define SELDOM 64
 /* Receives are asked for so many at once. */
 #define MORE 64
-/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
-#define LINGER_NS 2000000000ull
 #define NAP_NS 100000
 
 /* The type of an immediate that tells what has been taken: cells, and lines of data, which the remaining 24 bits hold. */

@@ -7,13 +7,6 @@
 
 #include "pair.h"
 
-static inline struct pm_statistics statistics_of(const struct side *side)
-{
-	struct pm_statistics statistics;
-	pm_statistics(side->endpoint, &statistics);
-	return statistics;
-}
-
 /* Without receiving: the keeper sees to it that there is room in the end. */
 static inline void send_number(struct side *side, uint64_t number)
 {

@@ -34,6 +34,13 @@ static inline void check_rails(const struct pm_statistics *statistics, bool acce
 	CHECK_IS(bytes, 0);
 }
 
+static inline struct pm_statistics statistics_of(const struct side *side)
+{
+	struct pm_statistics statistics;
+	pm_statistics(side->endpoint, &statistics);
+	return statistics;
+}
+
 static inline void tell(struct side *side, const void *data, size_t length)
 {
 	CHECK_IS(write(side->out, data, length), (long long)length);

@@ -22,13 +22,6 @@ static struct pm_address address_of(struct pm_endpoint *endpoint)
 	return address;
 }
 
-static struct pm_statistics statistics_of(const struct side *side)
-{
-	struct pm_statistics statistics;
-	pm_statistics(side->endpoint, &statistics);
-	return statistics;
-}
-
 /* Messages with their number in front, and of a length and content that follow from it. */
 static size_t make_numbered(uint64_t number, uint8_t *data)
 {

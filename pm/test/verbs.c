@@ -20,21 +20,27 @@ static void check_filled(const uint64_t *memory, uint64_t with)
 		CHECK_IS(memory[i], (long long)(with + i));
 }
 
+/* Offers the memory to the other side, which writes to it and reads from it in turns. */
+static void serve(struct side *side, uint64_t *memory)
+{
+	struct pm_region *region = offer(side, memory, SIZE, PM_REMOTE_READ | PM_REMOTE_WRITE);
+	for (int i = 0; i < ROUNDS; i++) {
+		await_number(side, i);
+		check_filled(memory, 1000 * i);
+		fill(memory, 1000 * i + 1);
+		send_number(side, i);
+	}
+	await_number(side, ROUNDS);
+	CHECK_IS(pm_deregister(region), 0);
+}
+
 /* Writes and reads from and to the same memory, which is pinned once. */
 static void again_and_again(struct side *side)
 {
 	uint64_t address, key, *memory = map(SIZE);
 	warm_up(side);
 	if (side->number == 1) {
-		struct pm_region *region = offer(side, memory, SIZE, PM_REMOTE_READ | PM_REMOTE_WRITE);
-		for (int i = 0; i < ROUNDS; i++) {
-			await_number(side, i);
-			check_filled(memory, 1000 * i);
-			fill(memory, 1000 * i + 1);
-			send_number(side, i);
-		}
-		await_number(side, ROUNDS);
-		CHECK_IS(pm_deregister(region), 0);
+		serve(side, memory);
 		send_number(side, 0);
 		await_number(side, 0);
 		return;
@@ -73,15 +79,7 @@ static void new_memory(struct side *side)
 	uint64_t address, key, *memory = map(SIZE);
 	warm_up(side);
 	if (side->number == 1) {
-		struct pm_region *region = offer(side, memory, SIZE, PM_REMOTE_READ | PM_REMOTE_WRITE);
-		for (int i = 0; i < ROUNDS; i++) {
-			await_number(side, i);
-			check_filled(memory, 1000 * i);
-			fill(memory, 1000 * i + 1);
-			send_number(side, i);
-		}
-		await_number(side, ROUNDS);
-		CHECK_IS(pm_deregister(region), 0);
+		serve(side, memory);
 		return;
 	}
 	learn(side, &address, &key);
