@@ -283,6 +283,7 @@ static void while_stopped(struct side *side)
 	tell(side, &(pid_t){getpid()}, sizeof(pid_t));
 	hear(side, &other, sizeof(other));
 	if (side->number == 0) {
+		take_all(side, &stream, 101); /* the other has said that it has begun to use the ring */
 		kill(other, SIGSTOP);
 		for (int i = 0; i < 2; i++) {
 			CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
