@@ -100,32 +100,49 @@ void flow_commit(struct flow *flow, uint8_t kind, uint8_t type)
 	flow->head = flow->reserved + frame_size(flow->reserved_length);
 }
 
-bool flow_peek(struct flow *flow, struct ring_message *message, uint32_t longest)
+/* The frame at a place in what has come, which is moved past what is to be skipped. 1: it is here; 0: not all of it yet;
+ * -EPROTO: it makes no sense. */
+static int frame_at(struct flow *flow, uint64_t *at, struct ring_message *message, uint32_t longest)
 {
 	struct frame frame;
 	for (;;) {
-		uint64_t at = flow->in_consumed;
-		if (flow->contiguous - at < FLOW_FRAME)
-			return false;
-		memcpy(&frame, flow->in + (at & flow->mask), sizeof(frame));
-		if (frame.mark == MARK && frame.type == SKIP) {
-			flow->in_consumed = flow_lap_after(flow, at);
-			if (flow->in_consumed > flow->contiguous)
-				flow->contiguous = flow->in_consumed;
-			continue;
-		}
-		if (frame.mark != MARK || frame.length > longest || frame_size(frame.length) > flow_lap_after(flow, at) - at) {
-			flow->dropped++;
-			flow->broken = true;
-			return false;
-		}
-		if (flow->contiguous - at < frame_size(frame.length))
-			return false;
-		*message = (struct ring_message){
-			.data = flow->in + (at & flow->mask) + FLOW_FRAME, .length = frame.length, .kind = frame.kind, .type = frame.type,
-		};
-		return true;
+		if (flow->contiguous - *at < FLOW_FRAME)
+			return 0;
+		memcpy(&frame, flow->in + (*at & flow->mask), sizeof(frame));
+		if (frame.mark != MARK || frame.type != SKIP)
+			break;
+		*at = flow_lap_after(flow, *at);
+		if (*at > flow->contiguous)
+			flow->contiguous = *at;
 	}
+	if (frame.mark != MARK || frame.length > longest || frame_size(frame.length) > flow_lap_after(flow, *at) - *at)
+		return -EPROTO;
+	if (flow->contiguous - *at < frame_size(frame.length))
+		return 0;
+	*message = (struct ring_message){
+		.data = flow->in + (*at & flow->mask) + FLOW_FRAME, .length = frame.length, .kind = frame.kind, .type = frame.type,
+	};
+	return 1;
+}
+
+bool flow_peek(struct flow *flow, struct ring_message *message, uint32_t longest)
+{
+	int status = frame_at(flow, &flow->in_consumed, message, longest);
+	if (status < 0) {
+		flow->dropped++;
+		flow->broken = true;
+	}
+	return status > 0;
+}
+
+bool flow_peek_beyond(struct flow *flow, uint64_t *at, struct ring_message *message, uint32_t longest)
+{
+	if (*at < flow->in_consumed)
+		*at = flow->in_consumed;
+	if (frame_at(flow, at, message, longest) <= 0)
+		return false;
+	*at += frame_size(message->length);
+	return true;
 }
 
 void flow_take(struct flow *flow, uint32_t length)

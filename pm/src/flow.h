@@ -152,6 +152,9 @@ void flow_commit(struct flow *flow, uint8_t kind, uint8_t type);
 bool flow_peek(struct flow *flow, struct ring_message *message, uint32_t longest);
 void flow_take(struct flow *flow, uint32_t length);
 
+/* As flow_peek, of what comes at *at or after it: a place beyond what has been taken, which is moved behind it. */
+bool flow_peek_beyond(struct flow *flow, uint64_t *at, struct ring_message *message, uint32_t longest);
+
 /* The next segment to be sent, if there is one and the windows allow it. Without flush, less than a whole segment
  * waits while others are on their way. */
 bool flow_send(struct flow *flow, uint64_t now_ns, bool flush, struct flow_segment *segment);

@@ -76,7 +76,7 @@ static uint32_t length_of(const struct ring_message *message, enum rail rail)
 	return sizeof(struct ring_news);
 }
 
-/* What a peer says about rings; false: this cannot be done yet. */
+/* What a peer says about rings; false: this cannot be done yet. The end of a ring is perhaps heard twice (udp.c). */
 bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
@@ -97,7 +97,7 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 		break;
 	case RING_CLOSED:
 		/* It may be left before this side has used it. */
-		if (!peer->outbound || !is_about(&news, peer->outbound->rail, peer->outbound->generation))
+		if (!peer->outbound || peer->outbound->closed || !is_about(&news, peer->outbound->rail, peer->outbound->generation))
 			break;
 		peer->outbound->cells_closed = news.cells;
 		peer->outbound->bytes_closed = news.bytes;

@@ -207,12 +207,16 @@ void udp_commit(struct pm_peer *peer, uint8_t kind, uint8_t type)
 	keeper_tick(peer->endpoint->context);
 }
 
-/* Gives the room of a message back. */
+/* Gives the room of a message back. What comes after it about rings is heard by the keeper, too: this may have been the
+ * owner's last look for long. */
 void udp_take(struct udp_link *link, uint32_t length)
 {
 	struct udp *udp = link->peer->endpoint->udp;
+	struct ring_message next;
 	pthread_mutex_lock(&udp->lock);
 	flow_take(&link->flow, length);
+	if (flow_peek(&link->flow, &next, PM_MAX_MESSAGE) && next.type >= RING_OPEN)
+		rail_notice(link->peer->endpoint);
 	if (flow_news_due(&link->flow, NEVER - 1))
 		udp->look_at_ns = 0;
 	pthread_mutex_unlock(&udp->lock);
@@ -264,6 +268,20 @@ bool udp_receive(struct pm_endpoint *endpoint, bool look, struct ring_message *f
 	return *of;
 }
 
+/* That a ring has ended need not wait until the owner has taken the messages before it. */
+static void hear_of_ends(struct udp *udp, struct udp_link *link)
+{
+	struct ring_message found;
+	uint64_t at = 0;
+	for (bool more = link->open && !link->peer->status; more;) {
+		pthread_mutex_lock(&udp->lock);
+		more = flow_peek_beyond(&link->flow, &at, &found, PM_MAX_MESSAGE);
+		pthread_mutex_unlock(&udp->lock);
+		if (more && (found.type == RING_END || found.type == RING_CLOSED))
+			rail_handle(link->peer, &found);
+	}
+}
+
 /* Takes what peers say about rings; whether some of it cannot be taken yet. */
 bool udp_hear_of_rings(struct pm_endpoint *endpoint)
 {
@@ -272,6 +290,7 @@ bool udp_hear_of_rings(struct pm_endpoint *endpoint)
 	bool later = false;
 	for (uint32_t i = 0; udp && i < udp->count; i++) {
 		struct udp_link *link = udp->links[i];
+		hear_of_ends(udp, link);
 		for (bool taken = true; taken;) {
 			pthread_mutex_lock(&udp->lock);
 			taken = link->open && !link->peer->status && flow_peek(&link->flow, &found, PM_MAX_MESSAGE) && found.type >= RING_OPEN;

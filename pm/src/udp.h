@@ -118,6 +118,7 @@ struct udp_link {
 	uint8_t nonce[UDP_NONCE], far_nonce[UDP_NONCE];
 	uint8_t secret_out[HASH_SECRET], secret_in[HASH_SECRET];
 	struct udp_path first, *paths; /* as many as the flow has; one at least */
+	uint64_t looked_at;        /* up to where what has come has been looked through for what is said about rings */
 	unsigned came_by;          /* the path by which something came last: news go back by it */
 	uint32_t told_next, told_consumed; /* in the news that came last */
 	uint64_t heard_ns;         /* when something good came last */

@@ -104,15 +104,20 @@ bool udp_in_turn(const struct udp_link *link, const struct ring_message *found)
 	return !link->peer->rings && found->type < RING_OPEN;
 }
 
-/* Whether a peer has said something about rings that has not been taken. */
+/* Whether a peer has said something about rings that has not been taken, or not been looked at since it came. */
 static bool speaks_of_rings(struct udp *udp)
 {
 	struct ring_message found;
-	for (uint32_t i = 0; i < udp->count; i++)
-		if (udp->links[i]->open && !udp->links[i]->peer->status && flow_peek(&udp->links[i]->flow, &found, PM_MAX_MESSAGE) &&
-		    found.type >= RING_OPEN)
-			return true;
-	return false;
+	bool speaks = false;
+	for (uint32_t i = 0; i < udp->count; i++) {
+		struct udp_link *link = udp->links[i];
+		if (!link->open || link->peer->status)
+			continue;
+		speaks |= flow_peek(&link->flow, &found, PM_MAX_MESSAGE) && found.type >= RING_OPEN;
+		while (flow_peek_beyond(&link->flow, &link->looked_at, &found, PM_MAX_MESSAGE))
+			speaks |= found.type >= RING_OPEN;
+	}
+	return speaks;
 }
 
 /* Takes what has come, and sends what may be sent; under the lock. Whether something came. */

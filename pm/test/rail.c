@@ -298,6 +298,55 @@ static void while_stopped(struct side *side)
 	take_all(side, &stream, 140);
 }
 
+/* Joins the rail, and does nothing until the other asks for a ring; offers it when the other is stopped, and leaves. */
+static void offer_and_leave(struct side *side, struct stream *stream, const struct pm_address *own, pid_t other)
+{
+	struct pm_message message;
+	CHECK_IS(pm_order_leave(own, rail_name, SOON), 0);
+	CHECK_IS(pm_order_join(own, rail_name, SOON), 0);
+	receive_surely(side, &message);
+	usleep(3000);
+	kill(other, SIGSTOP);
+	pm_release(side->endpoint, &message);
+	stream->received++;
+	for (int i = 0; i < 100; i++)
+		CHECK(!take_next(side, stream));
+	CHECK_IS(pm_order_leave(own, rail_name, SOON), 0);
+	kill(other, SIGCONT);
+}
+
+/* The other then uses the ring, and computes, after it has taken the messages that have come before what is said about the
+ * ring, or before it has: what it has sent arrives all the same. */
+static void left_when_offered(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	pid_t other;
+	warm_up(side, &stream);
+	tell(side, &(pid_t){getpid()}, sizeof(pid_t));
+	hear(side, &other, sizeof(other));
+	for (int i = 1; i <= 30; i++) {
+		if (side->number == 0) {
+			offer_and_leave(side, &stream, &own, other);
+			send_some(side, &stream, 4);
+		} else {
+			send_some(side, &stream, 1);
+			take_all(side, &stream, 4 * i + 97);
+			send_some(side, &stream, 3);
+			usleep(10000); /* the keeper finds messages in front of what is said about rings */
+		}
+		if (i % 2) {
+			if (side->number == 0)
+				take_all(side, &stream, 4 * i + 100);
+			meet(side);
+		}
+		take_all(side, &stream, 4 * i + 100);
+		if (side->number == 0)
+			CHECK_IS(pm_order_join(&own, rail_name, SOON), 0);
+		meet(side);
+	}
+}
+
 /* Watari says that a peer is gone: what it had sent is received first. */
 static void told_gone(struct side *side)
 {
@@ -443,6 +492,7 @@ static void over(const char *name)
 	rail_name = name;
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
+	pair_run(NULL, left_when_offered);
 	pair_run(NULL, told_gone);
 	pair_run(NULL, put_aside);
 	pair_run(NULL, under_load);
