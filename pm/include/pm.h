@@ -107,6 +107,9 @@ enum pm_access {
 int pm_register(struct pm_context *context, void *base, size_t length, unsigned access, struct pm_region **region);
 int pm_deregister(struct pm_region *region);
 uint64_t pm_region_key(const struct pm_region *region);
+/* 0 if a key of this context's allows that access, of all those kinds, to length bytes at address, else -EACCES: for who
+ * makes an access himself that a peer has asked for. */
+int pm_region_check(const struct pm_context *context, uint64_t key, uint64_t address, size_t length, unsigned access);
 
 /* Writes length bytes from local to the peer's memory at address, inside the region of that key, or reads them from
  * there. The end is told by pm_next_event; local must stay until then. When a write has ended the bytes are in the

@@ -172,12 +172,12 @@ static void log_statistics(struct prov_ep *ep)
 	pm_statistics(ep->pm, &figures);
 	FI_INFO(&prov_provider, FI_LOG_EP_CTRL,
 		"messages sent %llu received %llu, bytes sent %llu received %llu read %llu written %llu direct %llu, "
-		"no room %llu, dropped %llu\n",
+		"no room %llu, dropped %llu, atomic operations done for others %llu\n",
 		(unsigned long long)figures.messages_sent, (unsigned long long)figures.messages_received,
 		(unsigned long long)figures.message_bytes_sent, (unsigned long long)figures.message_bytes_received,
 		(unsigned long long)figures.read_bytes, (unsigned long long)figures.write_bytes,
 		(unsigned long long)figures.direct_bytes, (unsigned long long)figures.no_room,
-		(unsigned long long)(figures.dropped + ep->dropped));
+		(unsigned long long)(figures.dropped + ep->dropped), (unsigned long long)ep->atomics);
 }
 
 static int ep_close(struct fid *fid)
@@ -372,7 +372,7 @@ int prov_ep_open(struct fid_domain *domain, struct fi_info *info, struct fid_ep 
 	ep->fid.msg = &prov_msg_ops;
 	ep->fid.tagged = &prov_tagged_ops;
 	ep->fid.rma = &prov_rma_ops;
-	ep->fid.atomic = &prov_atomic_stubs;
+	ep->fid.atomic = &prov_atomic_ops;
 	ep->fid.collective = &prov_collective_stubs;
 	*result = &ep->fid;
 	return 0;

@@ -14,17 +14,24 @@ static bool sizes_fit(size_t size, size_t iov_limit)
 	return size <= PROV_QUEUE_LIMIT && iov_limit <= PROV_IOV_LIMIT;
 }
 
+/* Who asks for nothing gets all. */
+static bool gets_atomics(const struct fi_info *hints)
+{
+	return hints->caps ? (hints->caps & FI_ATOMIC) != 0 : prov_tunables.atomics != 0;
+}
+
 static const char *check_contexts(const struct fi_info *hints)
 {
 	const struct fi_tx_attr *tx = hints->tx_attr;
 	const struct fi_rx_attr *rx = hints->rx_attr;
+	uint64_t order = FI_ORDER_SAS | (gets_atomics(hints) ? PROV_ATOMIC_ORDER : 0);
 
 	if (tx) {
 		if (tx->caps & ~ALL)
 			return "capabilities of sending";
 		if (tx->op_flags & ~OP_FLAGS)
 			return "flags of sending";
-		if (tx->msg_order & ~FI_ORDER_SAS)
+		if (tx->msg_order & ~order)
 			return "order of messages";
 		if (!sizes_fit(tx->size, tx->iov_limit) || tx->rma_iov_limit > PROV_IOV_LIMIT ||
 		    tx->inject_size > prov_tunables.inject)
@@ -35,7 +42,7 @@ static const char *check_contexts(const struct fi_info *hints)
 			return "capabilities of receiving";
 		if (rx->op_flags & ~OP_FLAGS)
 			return "flags of receiving";
-		if (rx->msg_order & ~FI_ORDER_SAS)
+		if (rx->msg_order & ~order)
 			return "order of messages";
 		if (!sizes_fit(rx->size, rx->iov_limit))
 			return "sizes of receiving";
@@ -43,8 +50,11 @@ static const char *check_contexts(const struct fi_info *hints)
 	return NULL;
 }
 
-static const char *check_endpoint(const struct fi_ep_attr *attr)
+static const char *check_endpoint(const struct fi_info *hints)
 {
+	const struct fi_ep_attr *attr = hints->ep_attr;
+	size_t ordered = gets_atomics(hints) ? PROV_ATOMIC_BYTES : 0;
+
 	if (!attr)
 		return NULL;
 	/* Others would only come to stack libfabric's own layers on top. */
@@ -54,7 +64,7 @@ static const char *check_endpoint(const struct fi_ep_attr *attr)
 		return "protocol";
 	if (attr->max_msg_size > PROV_MESSAGE_LIMIT)
 		return "message size";
-	if (attr->max_order_raw_size || attr->max_order_war_size || attr->max_order_waw_size)
+	if (attr->max_order_raw_size > ordered || attr->max_order_war_size > ordered || attr->max_order_waw_size > ordered)
 		return "order of remote memory access";
 	/* FI_SHARED_CONTEXT is among what this refuses. */
 	if (attr->tx_ctx_cnt > 1 || attr->rx_ctx_cnt > 1)
@@ -66,7 +76,7 @@ static const char *check_endpoint(const struct fi_ep_attr *attr)
 
 static const char *check_mr_mode(uint32_t version, const struct fi_info *hints, int mode)
 {
-	if (!(hints->caps & FI_RMA) || mode == 1 /* FI_MR_BASIC */)
+	if (!(hints->caps & (FI_RMA | FI_ATOMIC)) || mode == 1 /* FI_MR_BASIC */)
 		return NULL;
 	if (FI_VERSION_LT(version, FI_VERSION(1, 5)) && mode == 0)
 		return NULL;
@@ -116,7 +126,7 @@ int prov_check_hints(uint32_t version, const struct fi_info *hints)
 	else if (hints->fabric_attr && hints->fabric_attr->name && strcmp(hints->fabric_attr->name, PROV_NAME))
 		wrong = "fabric name";
 	if (!wrong)
-		wrong = check_endpoint(hints->ep_attr);
+		wrong = check_endpoint(hints);
 	if (!wrong)
 		wrong = check_domain(version, hints);
 	if (!wrong)

@@ -60,7 +60,7 @@ static uint64_t granted(const struct fi_info *hints)
 	caps = hints->caps & PROV_PRIMARY;
 	if (caps & (FI_MSG | FI_TAGGED))
 		caps |= hints->caps & PROV_MESSAGES ? hints->caps & PROV_MESSAGES : PROV_MESSAGES;
-	if (caps & FI_RMA)
+	if (caps & (FI_RMA | FI_ATOMIC))
 		caps |= hints->caps & PROV_ACCESSES ? hints->caps & PROV_ACCESSES : PROV_ACCESSES;
 	return caps | (PROV_SECONDARY & ~FI_MULTI_RECV) | (caps & FI_MSG ? FI_MULTI_RECV : 0);
 }
@@ -70,15 +70,15 @@ static void fill_contexts(struct fi_info *info, const struct fi_info *hints)
 	struct fi_tx_attr *tx = info->tx_attr;
 	struct fi_rx_attr *rx = info->rx_attr;
 
-	tx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_SEND | FI_READ | FI_WRITE);
-	tx->msg_order = FI_ORDER_SAS;
+	tx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_SEND | FI_READ | FI_WRITE);
+	tx->msg_order = FI_ORDER_SAS | (info->caps & FI_ATOMIC ? PROV_ATOMIC_ORDER : 0);
 	tx->inject_size = prov_tunables.inject;
 	tx->size = PROV_QUEUE_SIZE;
 	tx->iov_limit = PROV_IOV_LIMIT;
-	tx->rma_iov_limit = info->caps & FI_RMA ? PROV_IOV_LIMIT : 0;
-	rx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE |
+	tx->rma_iov_limit = info->caps & (FI_RMA | FI_ATOMIC) ? PROV_IOV_LIMIT : 0;
+	rx->caps = info->caps & (FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE |
 				 FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV);
-	rx->msg_order = FI_ORDER_SAS;
+	rx->msg_order = tx->msg_order;
 	rx->size = PROV_QUEUE_SIZE;
 	rx->iov_limit = PROV_IOV_LIMIT;
 	if (hints && hints->tx_attr) {
@@ -104,7 +104,7 @@ static void fill_domain(struct fi_info *info, const struct fi_info *hints)
 	attr->data_progress = wanted && wanted->data_progress ? wanted->data_progress : FI_PROGRESS_MANUAL;
 	attr->resource_mgmt = FI_RM_ENABLED;
 	attr->av_type = wanted && wanted->av_type ? wanted->av_type : FI_AV_TABLE;
-	if (info->caps & FI_RMA)
+	if (info->caps & (FI_RMA | FI_ATOMIC))
 		attr->mr_mode = wanted && wanted->mr_mode == 1 /* FI_MR_BASIC */ ? 1 : PROV_MR_MODE;
 	attr->mr_key_size = sizeof(uint64_t);
 	attr->cq_data_size = sizeof(uint64_t);
@@ -166,6 +166,11 @@ int prov_getinfo(uint32_t version, const char *node, const char *service, uint64
 	info->ep_attr->max_msg_size = PROV_MESSAGE_LIMIT;
 	info->ep_attr->mem_tag_format = hints && hints->ep_attr && hints->ep_attr->mem_tag_format ?
 						hints->ep_attr->mem_tag_format : TAG_FORMAT;
+	if (info->caps & FI_ATOMIC) {
+		info->ep_attr->max_order_raw_size = PROV_ATOMIC_BYTES;
+		info->ep_attr->max_order_war_size = PROV_ATOMIC_BYTES;
+		info->ep_attr->max_order_waw_size = PROV_ATOMIC_BYTES;
+	}
 	info->ep_attr->tx_ctx_cnt = 1;
 	info->ep_attr->rx_ctx_cnt = 1;
 	fill_contexts(info, hints);

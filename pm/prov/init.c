@@ -34,6 +34,10 @@ struct fi_provider *fi_prov_ini(void)
 	fi_param_define(&prov_provider, "unexpected", FI_PARAM_SIZE_T,
 			"Bytes of messages kept until they are asked for, before senders are told to hold theirs "
 			"(default: 67108864)");
+	fi_param_define(&prov_provider, "atomics", FI_PARAM_BOOL,
+			"Whether atomic operations are offered; Intel MPI then does one-sided operations another way "
+			"(default: no)");
+	fi_param_get_bool(&prov_provider, "atomics", &prov_tunables.atomics);
 	fi_param_get_size_t(&prov_provider, "eager", &prov_tunables.eager);
 	fi_param_get_size_t(&prov_provider, "unexpected", &prov_tunables.unexpected);
 	if (prov_tunables.eager > PROV_EAGER_LIMIT)

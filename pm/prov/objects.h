@@ -38,6 +38,9 @@
 #define PROV_NAME "pm"
 #define PROV_IOV_LIMIT WIRE_PARTS
 #define PROV_SEGMENTS (2 * PROV_IOV_LIMIT - 1) /* pieces when one list of parts is laid over another */
+/* Of operands, as many as there is room for in a message. */
+#define PROV_ATOMIC_BYTES (PM_MAX_MESSAGE - sizeof(struct wire_atomic) - WIRE_PARTS * sizeof(struct wire_part))
+#define PROV_ATOMIC_WINDOW ((uint32_t)4 << 20) /* bytes under way to one peer, after which it is waited for answers */
 #define PROV_ADDRESS_FORMAT (FI_PROV_SPECIFIC | 0x504d)
 #define PROV_EAGER_LIMIT (PM_MAX_MESSAGE - sizeof(struct wire_request)) /* FI_PM_EAGER is at most this */
 #define PROV_LEAST_INJECT 512 /* bytes; Intel MPI injects its own headers whatever it was promised */
@@ -48,11 +51,14 @@
 
 /* Capabilities, as fi_getinfo(3) groups them: callers get the primary ones that they ask for, with those modifiers or
  * all of them, and the secondary ones in any case. */
-#define PROV_PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_DIRECTED_RECV)
+#define PROV_PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_DIRECTED_RECV | (prov_tunables.atomics ? FI_ATOMIC : 0))
 #define PROV_MESSAGES (FI_SEND | FI_RECV)
 #define PROV_ACCESSES (FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 #define PROV_SECONDARY (FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM)
 #define PROV_ALL (PROV_PRIMARY | PROV_MESSAGES | PROV_ACCESSES | PROV_SECONDARY)
+
+/* Messages are matched in the order in which they were sent, and atomic operations done in that in which they began. */
+#define PROV_ATOMIC_ORDER (FI_ORDER_ATOMIC_RAR | FI_ORDER_ATOMIC_RAW | FI_ORDER_ATOMIC_WAR | FI_ORDER_ATOMIC_WAW)
 
 extern struct fi_provider prov_provider;
 
@@ -61,6 +67,7 @@ struct prov_tunables {
 	size_t eager;      /* FI_PM_EAGER: bytes of payload sent along with the header */
 	size_t inject;     /* bytes that may be injected: as many, but no fewer than callers rely on */
 	size_t unexpected; /* FI_PM_UNEXPECTED: bytes kept for receives to come, before senders are told to hold */
+	int atomics;       /* FI_PM_ATOMICS: whether they are offered */
 };
 extern struct prov_tunables prov_tunables;
 
@@ -156,8 +163,8 @@ struct prov_cntr {
 struct prov_control {
 	STAILQ_ENTRY(prov_control) link;
 	uint8_t kind;
-	uint8_t length;
-	char bytes[sizeof(struct wire_fin)];
+	uint32_t length;
+	char bytes[];
 };
 
 /* What an endpoint knows of another. Lives as long as the endpoint. */
@@ -172,6 +179,8 @@ struct prov_peer {
 	TAILQ_ENTRY(prov_peer) link;    /* all of the endpoint */
 	TAILQ_ENTRY(prov_peer) blocked; /* those with controls */
 	STAILQ_HEAD(, prov_control) controls;
+	uint64_t control_bytes;         /* of those */
+	uint32_t atomic_bytes;          /* of atomic operations that it has not answered */
 	TAILQ_HEAD(, prov_operation) operations; /* not ended */
 };
 
@@ -255,6 +264,7 @@ enum prov_operation_type {
 	PROV_RECEIVE_READ,  /* pm_read of a matched RTS */
 	PROV_RMA_READ,
 	PROV_RMA_WRITE,
+	PROV_ATOMIC,        /* waits for its answer; segments: where the result goes */
 };
 
 /* A piece of memory to be moved by one pm_read or pm_write. */
@@ -307,6 +317,7 @@ struct prov_ep {
 	uint64_t unexpected_bytes;
 	uint32_t holding;                   /* peers told to hold */
 	uint64_t dropped;                   /* messages that made no sense */
+	uint64_t atomics;                   /* operations done here for others */
 	struct prov_unexpecteds claimed;
 	struct prov_av *av;
 	LIST_ENTRY(prov_ep) av_link;

@@ -56,6 +56,15 @@ uint64_t prov_operation_id(const struct prov_operation *operation)
 	return (uint64_t)operation->generation << 32 | operation->index;
 }
 
+struct prov_operation *prov_operation_find(const struct prov_peer *peer, uint64_t id)
+{
+	struct prov_operation *operation = prov_pool_at(&peer->endpoint->operations, (uint32_t)id);
+
+	if (!operation || operation->type == PROV_FREE || operation->peer != peer || prov_operation_id(operation) != id)
+		return NULL;
+	return operation;
+}
+
 void prov_operation_lay(struct prov_operation *operation, const struct iovec *local, size_t local_count,
 			const struct wire_part *remote, size_t remote_count)
 {
@@ -160,6 +169,8 @@ void prov_operation_abandon(struct prov_operation *operation, int status)
 {
 	if (operation->type == PROV_SEND)
 		return prov_send_ended(operation, status);
+	if (operation->type == PROV_ATOMIC)
+		return prov_atomic_ended(operation, status);
 	operation->peer->endpoint->transfers -= operation->started - operation->ended;
 	if (!operation->status)
 		operation->status = status;

@@ -109,7 +109,7 @@ void prov_peer_control(struct prov_peer *peer, uint8_t kind, const void *bytes, 
 		return;
 	if (STAILQ_EMPTY(&peer->controls) && send_control(peer, kind, bytes, length) != -EAGAIN)
 		return;
-	control = malloc(sizeof(*control));
+	control = malloc(sizeof(*control) + length);
 	if (!control) {
 		FI_WARN(&prov_provider, FI_LOG_EP_DATA, "no memory for an answer to a peer\n");
 		abort();
@@ -121,6 +121,7 @@ void prov_peer_control(struct prov_peer *peer, uint8_t kind, const void *bytes, 
 	if (STAILQ_EMPTY(&peer->controls))
 		TAILQ_INSERT_TAIL(&peer->endpoint->blocked, peer, blocked);
 	STAILQ_INSERT_TAIL(&peer->controls, control, link);
+	peer->control_bytes += sizeof(*control) + length;
 }
 
 static void drop_control(struct prov_peer *peer)
@@ -128,6 +129,7 @@ static void drop_control(struct prov_peer *peer)
 	struct prov_control *control = STAILQ_FIRST(&peer->controls);
 
 	STAILQ_REMOVE_HEAD(&peer->controls, link);
+	peer->control_bytes -= sizeof(*control) + control->length;
 	free(control);
 	if (STAILQ_EMPTY(&peer->controls))
 		TAILQ_REMOVE(&peer->endpoint->blocked, peer, blocked);

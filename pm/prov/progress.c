@@ -110,6 +110,10 @@ static void take_rare(struct prov_ep *ep, struct prov_peer *peer, const struct p
 		return take_fin(ep, peer, message);
 	case WIRE_RMA_DATA:
 		return take_rma_data(ep, peer, message);
+	case WIRE_ATOMIC:
+		return prov_atomic_take(ep, peer, message);
+	case WIRE_RESULT:
+		return prov_atomic_result(peer, message);
 	case WIRE_HOLD:
 		peer->eager_room = 0;
 		return;

@@ -33,6 +33,7 @@ extern struct fi_ops_mr prov_mr_ops;
 extern struct fi_ops_msg prov_msg_ops;
 extern struct fi_ops_tagged prov_tagged_ops;
 extern struct fi_ops_rma prov_rma_ops;
+extern struct fi_ops_atomic prov_atomic_ops;
 
 /* send.c: those members of the tables that receive.c does not fill, and the other way round. */
 ssize_t prov_recv(struct fid_ep *fid, void *buffer, size_t length, void *descriptor, fi_addr_t source, void *context);
@@ -47,7 +48,6 @@ ssize_t prov_trecvmsg(struct fid_ep *fid, const struct fi_msg_tagged *message, u
 ssize_t prov_cancel(fid_t fid, void *context);
 
 /* stubs.c: members of operation tables that nothing is done for. */
-extern struct fi_ops_atomic prov_atomic_stubs;
 extern struct fi_ops_collective prov_collective_stubs;
 int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags);
 int prov_no_control(struct fid *fid, int command, void *argument);
@@ -134,6 +134,8 @@ static inline struct prov_receive *prov_match(struct prov_side *side, const stru
 struct prov_operation *prov_operation_new(struct prov_peer *peer, enum prov_operation_type type);
 void prov_operation_end(struct prov_operation *operation);
 uint64_t prov_operation_id(const struct prov_operation *operation);
+/* The operation with that peer that it names so, or NULL. */
+struct prov_operation *prov_operation_find(const struct prov_peer *peer, uint64_t id);
 /* Lays local parts over remote ones: the segments of the operation. */
 void prov_operation_lay(struct prov_operation *operation, const struct iovec *local, size_t local_count,
 			const struct wire_part *remote, size_t remote_count);
@@ -159,6 +161,27 @@ void prov_report_sent(struct prov_ep *ep, struct prov_cntr *cntr, const struct p
 
 /* rma.c */
 void prov_rma_ended(struct prov_operation *operation);
+
+/* atomic_take.c */
+void prov_atomic_take(struct prov_ep *ep, struct prov_peer *peer, const struct pm_message *message);
+
+/* atomic.c */
+static inline bool prov_atomic_has_operands(enum fi_op op)
+{
+	return op != FI_ATOMIC_READ;
+}
+void prov_atomic_result(struct prov_peer *peer, const struct pm_message *message);
+void prov_atomic_ended(struct prov_operation *operation, int status);
+int prov_query_atomic(struct fid_domain *domain, enum fi_datatype datatype, enum fi_op op, struct fi_atomic_attr *attr,
+		      uint64_t flags);
+
+/* atomic_apply.c */
+/* Bytes of an element; 0: there is no such operation on that datatype. The others are for what there is. */
+size_t prov_atomic_size(enum wire_form form, enum fi_datatype datatype, enum fi_op op);
+bool prov_atomic_aligned(enum fi_datatype datatype, uint64_t address);
+/* Does it to so many bytes at the target. NULL where there are no operands, nothing to compare with, no result wanted. */
+void prov_atomic_apply(enum fi_datatype datatype, enum fi_op op, void *target, const char *operand, const char *compare,
+		       char *result, size_t bytes);
 
 /* collector.c: what queues and counters have in common; the functions are called with the lock held, but for the first
  * two and the last two. */

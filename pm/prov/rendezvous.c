@@ -120,7 +120,8 @@ void prov_report_sent(struct prov_ep *ep, struct prov_cntr *cntr, const struct p
 		};
 
 		FI_INFO(&prov_provider, FI_LOG_EP_DATA, "%s fails: %s\n",
-			!(flags & FI_RMA) ? "send" : flags & FI_READ ? "read" : "write", fi_strerror(-ended->status));
+			flags & FI_ATOMIC ? "atomic operation" : !(flags & FI_RMA) ? "send" : flags & FI_READ ? "read" : "write",
+			fi_strerror(-ended->status));
 		if (ep->tx_cq)
 			prov_cq_error(ep->tx_cq, &error, FI_ADDR_NOTAVAIL);
 		if (cntr)
@@ -145,13 +146,16 @@ void prov_send_ended(struct prov_operation *operation, int status)
 
 void prov_fin(struct prov_peer *peer, const struct wire_fin *fin)
 {
-	struct prov_ep *ep = peer->endpoint;
-	struct prov_operation *operation = prov_pool_at(&ep->operations, (uint32_t)fin->request);
+	struct prov_operation *operation = prov_operation_find(peer, fin->request);
 
-	if (!operation || operation->type != PROV_SEND || operation->peer != peer ||
-	    prov_operation_id(operation) != fin->request || fin->status > 0 || fin->status < -ERRNO_LIMIT)
-		return prov_drop(ep, "answer to no request");
-	prov_send_ended(operation, fin->status);
+	if (operation && fin->status <= 0 && fin->status >= -ERRNO_LIMIT) {
+		if (operation->type == PROV_SEND)
+			return prov_send_ended(operation, fin->status);
+		/* What fetches something ends well by a RESULT alone. */
+		if (operation->type == PROV_ATOMIC && (fin->status || !operation->count))
+			return prov_atomic_ended(operation, fin->status);
+	}
+	prov_drop(peer->endpoint, "answer to no request");
 }
 
 void prov_answer(struct prov_peer *peer, uint64_t request, int status)

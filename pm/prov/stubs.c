@@ -38,46 +38,11 @@ int prov_no_ops_set(struct fid *fid, const char *name, uint64_t flags, void *ops
  * what it passed. One function of the same form as the member stands for each. */
 #define NOTHING { return -FI_ENOSYS; }
 #define UNUSED __attribute__((unused))
-#define TARGET fi_addr_t target UNUSED, uint64_t address UNUSED, uint64_t key UNUSED
 #define KIND enum fi_datatype datatype UNUSED, enum fi_op op UNUSED
-#define LIST(name) const struct fi_ioc *name UNUSED, void **name##_descriptors UNUSED, size_t name##_count UNUSED
 #define RESULTS struct fi_ioc *results UNUSED, void **result_descriptors UNUSED, size_t result_count UNUSED
 #define ENDPOINT struct fid_ep *ep UNUSED
 #define BUFFER const void *buffer UNUSED, size_t count UNUSED, void *descriptor UNUSED
 #define CONTEXT void *context UNUSED
-
-static ssize_t atomic_write(ENDPOINT, BUFFER, TARGET, KIND, CONTEXT) NOTHING
-static ssize_t atomic_writev(ENDPOINT, LIST(parts), TARGET, KIND, CONTEXT) NOTHING
-static ssize_t atomic_msg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, uint64_t flags UNUSED) NOTHING
-static ssize_t atomic_inject(ENDPOINT, const void *buffer UNUSED, size_t count UNUSED, TARGET, KIND) NOTHING
-static ssize_t atomic_fetch(ENDPOINT, BUFFER, void *result UNUSED, void *result_descriptor UNUSED, TARGET, KIND,
-			    CONTEXT) NOTHING
-static ssize_t atomic_fetchv(ENDPOINT, LIST(parts), RESULTS, TARGET, KIND, CONTEXT) NOTHING
-static ssize_t atomic_fetchmsg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, RESULTS, uint64_t flags UNUSED)
-NOTHING
-static ssize_t atomic_swap(ENDPOINT, BUFFER, const void *compare UNUSED, void *compare_descriptor UNUSED,
-			   void *result UNUSED, void *result_descriptor UNUSED, TARGET, KIND, CONTEXT) NOTHING
-static ssize_t atomic_swapv(ENDPOINT, LIST(parts), LIST(compares), RESULTS, TARGET, KIND, CONTEXT) NOTHING
-static ssize_t atomic_swapmsg(ENDPOINT, const struct fi_msg_atomic *message UNUSED, LIST(compares), RESULTS,
-			      uint64_t flags UNUSED) NOTHING
-static int atomic_valid(ENDPOINT, KIND, size_t *count UNUSED) NOTHING
-
-struct fi_ops_atomic prov_atomic_stubs = {
-	.size = sizeof(struct fi_ops_atomic),
-	.write = atomic_write,
-	.writev = atomic_writev,
-	.writemsg = atomic_msg,
-	.inject = atomic_inject,
-	.readwrite = atomic_fetch,
-	.readwritev = atomic_fetchv,
-	.readwritemsg = atomic_fetchmsg,
-	.compwrite = atomic_swap,
-	.compwritev = atomic_swapv,
-	.compwritemsg = atomic_swapmsg,
-	.writevalid = atomic_valid,
-	.readwritevalid = atomic_valid,
-	.compwritevalid = atomic_valid,
-};
 
 #define GROUP fi_addr_t group UNUSED
 #define RESULT void *result UNUSED, void *result_descriptor UNUSED

@@ -14,6 +14,9 @@
  *   RTS           wire_request(32) wire_part(24) * 0..4     ready to send: the payload lies in the parts, in order
  *   FIN           wire_fin(16)                              the answer to CONFIRM or RTS: it has been received
  *   RMA_DATA      wire_rma_data(16)                         remote completion data of a write that has ended
+ *   ATOMIC        wire_atomic(16) wire_part(24) * 1..4 operands compares
+ *                                                           please do this to the parts, in order
+ *   RESULT        wire_fin(16) bytes                        the answer to ATOMIC where something is fetched
  *   HOLD          -                                         send no eager messages for now, only RTS
  *   RESUME        -                                         takes a HOLD back
  *
@@ -28,12 +31,17 @@
  * a HOLD is bounded by PM's rings, and by a sender looking for a HOLD at least every 256 sends; a peer that goes on
  * regardless has its messages dropped.
  *
- * Messages of one peer are matched in the order in which they came, RTS and eager ones alike; that makes
- * FI_ORDER_SAS. FIN, RMA_DATA, HOLD and RESUME may be overtaken by other kinds, and keep their order among
- * themselves.
+ * An ATOMIC is done when it comes by, all of it or, where a key does not allow a part, nothing; operands and compares
+ * are as long as the parts together, and left out where the operation has none. It is answered by FIN if it fetches
+ * nothing, or has failed. Who starts them waits for answers before there are 4 MiB of them to come from one peer; who
+ * goes on without taking answers has his messages dropped.
  *
- * Nothing in a message is trusted: lengths are checked, a FIN counts only for a request that is waiting, of that
- * generation, and sent to that very peer. What makes no sense is dropped and counted.
+ * Messages of one peer are matched in the order in which they came, RTS and eager ones alike; that makes
+ * FI_ORDER_SAS, and ATOMICs are done in that order. FIN, RESULT, RMA_DATA, HOLD and RESUME may be overtaken by other
+ * kinds, and keep their order among themselves.
+ *
+ * Nothing in a message is trusted: lengths are checked, a FIN or RESULT counts only for a request that is waiting, of
+ * that generation, and sent to that very peer. What makes no sense is dropped and counted.
  */
 #ifndef PROV_WIRE_H
 #define PROV_WIRE_H
@@ -51,6 +59,8 @@ enum wire_kind {
 	WIRE_RMA_DATA,
 	WIRE_HOLD,
 	WIRE_RESUME,
+	WIRE_ATOMIC,
+	WIRE_RESULT,
 };
 
 /* Bits of wire_request.flags */
@@ -84,6 +94,21 @@ struct wire_fin {
 struct wire_rma_data {
 	uint64_t data;
 	uint64_t length; /* bytes that were written */
+};
+
+enum wire_form {
+	WIRE_BASE,    /* nothing is fetched */
+	WIRE_FETCH,
+	WIRE_COMPARE, /* and fetched */
+};
+
+struct wire_atomic {
+	uint64_t request; /* the sender's name for it, returned in the answer */
+	uint8_t form;     /* enum wire_form */
+	uint8_t datatype; /* enum fi_datatype */
+	uint8_t op;       /* enum fi_op */
+	uint8_t parts;
+	uint32_t zero;
 };
 
 _Static_assert(sizeof(struct wire_request) + sizeof(struct wire_part) == 56, "an RTS of one part fits a cache line");

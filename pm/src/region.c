@@ -59,7 +59,12 @@ int region_check(const struct shared_page *page, uint64_t key, uint64_t address,
 	if (generation != key >> REGION_BITS || !(generation & 1) ||
 	    generation != atomic_load_explicit(&region->generation, memory_order_relaxed))
 		return -EACCES;
-	if (!(allowed & access) || address < base || address - base > size || length > size - (address - base))
+	if ((allowed & access) != access || address < base || address - base > size || length > size - (address - base))
 		return -EACCES;
 	return 0;
+}
+
+EXPORT int pm_region_check(const struct pm_context *context, uint64_t key, uint64_t address, size_t length, unsigned access)
+{
+	return region_check(context->page, key, address, length, access);
 }

@@ -437,11 +437,9 @@ static void selective(void)
 static void unclaimed(void)
 {
 	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP };
-	uint64_t operand = 0;
 	struct fid_ep *other;
 	struct fid_cntr *cntr;
 
-	CHECK_IS(fi_atomic(a->ep, &operand, 1, NULL, a->other, 0, 0, FI_UINT64, FI_SUM, NULL), -FI_ENOSYS);
 	CHECK_IS(fi_scalable_ep(pair.domain, pair.info, &other, NULL), -FI_ENOSYS);
 	CHECK_IS(fi_connect(a->ep, b->name, NULL, 0), -FI_ENOSYS);
 	CHECK(!fi_cntr_open(pair.domain, &attr, &cntr, NULL));

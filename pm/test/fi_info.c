@@ -67,7 +67,13 @@ static void information(void)
 	CHECK_IS(info_status(v, wanted()), 0);
 	CHECK_IS(info_status(v, HINTS(h->domain_attr->mr_mode = 0)), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS((h->domain_attr->mr_mode = 0, h->caps = FI_TAGGED))), 0);
-	CHECK_IS(info_status(v, HINTS(h->caps |= FI_ATOMIC)), -FI_ENODATA);
+	CHECK_IS(info_status(v, HINTS(h->caps |= FI_ATOMIC)), 0);
+	CHECK_IS(info_status(v, HINTS((h->caps |= FI_ATOMIC, h->tx_attr->msg_order = FI_ORDER_ATOMIC_WAW))), 0);
+	CHECK_IS(info_status(v, HINTS(h->tx_attr->msg_order = FI_ORDER_ATOMIC_WAW)), -FI_ENODATA);
+	CHECK_IS(info_status(v, HINTS((h->caps |= FI_ATOMIC, h->ep_attr->max_order_waw_size = 8192))), 0);
+	CHECK_IS(info_status(v, HINTS((h->caps |= FI_ATOMIC, h->ep_attr->max_order_waw_size = 16384))), -FI_ENODATA);
+	CHECK_IS(info_status(v, HINTS((h->caps = FI_ATOMIC, h->domain_attr->mr_mode = 0))), -FI_ENODATA);
+	CHECK_IS(info_status(v, HINTS((h->caps = 0, h->tx_attr->msg_order = FI_ORDER_ATOMIC_WAW))), 0);
 	CHECK_IS(info_status(v, HINTS(h->caps |= FI_RMA_EVENT)), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS(h->ep_attr->type = FI_EP_MSG)), -FI_ENODATA);
 	CHECK_IS(info_status(v, HINTS(h->ep_attr->type = FI_EP_DGRAM)), -FI_ENODATA);
@@ -87,10 +93,54 @@ static void information(void)
 	CHECK_IS(info_status(v, HINTS(h->ep_attr->max_msg_size = ~(size_t)0)), -FI_ENODATA);
 }
 
+/* Atomic operations, and the order in which they are done, are promised to who asks for them or for nothing. */
+static void promised(uint64_t caps, uint64_t granted)
+{
+	uint64_t all = FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+	uint64_t order = granted & FI_ATOMIC ? FI_ORDER_ATOMIC_RAR | FI_ORDER_ATOMIC_RAW | FI_ORDER_ATOMIC_WAR | FI_ORDER_ATOMIC_WAW : 0;
+	struct fi_info *info, *hints = HINTS(h->caps = caps);
+
+	CHECK(!fi_getinfo(FI_VERSION(1, 9), NULL, NULL, 0, hints, &info));
+	CHECK_IS(info->caps & all, granted);
+	CHECK_IS(info->tx_attr->caps & all, granted & ~(FI_REMOTE_READ | FI_REMOTE_WRITE));
+	CHECK_IS(info->rx_attr->caps & all, granted & ~(FI_READ | FI_WRITE));
+	CHECK_IS(info->tx_attr->msg_order, FI_ORDER_SAS | order);
+	CHECK_IS(info->rx_attr->msg_order, FI_ORDER_SAS | order);
+	CHECK_IS(info->ep_attr->max_order_raw_size > 8000, (granted & FI_ATOMIC) != 0);
+	CHECK_IS(info->ep_attr->max_order_war_size > 8000, (granted & FI_ATOMIC) != 0);
+	CHECK_IS(info->ep_attr->max_order_waw_size > 8000, (granted & FI_ATOMIC) != 0);
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
+/* Nobody is promised any where they are not offered. */
+static void not_offered(void)
+{
+	pid_t pid = fork();
+
+	if (pid) {
+		CHECK_IS(child_status(pid), 0);
+		return;
+	}
+	unsetenv("FI_PM_ATOMICS");
+	need_provider();
+	CHECK_IS(info_status(FI_VERSION(1, 9), HINTS(h->caps |= FI_ATOMIC)), -FI_ENODATA);
+	CHECK_IS(info_status(FI_VERSION(1, 9), HINTS((h->caps = 0, h->tx_attr->msg_order = FI_ORDER_ATOMIC_WAW))), -FI_ENODATA);
+	promised(FI_TAGGED, 0);
+	promised(0, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE);
+	exit(0);
+}
+
 int main(void)
 {
+	not_offered();
+	setenv("FI_PM_ATOMICS", "1", 1);
 	need_provider();
 	information();
+	promised(FI_TAGGED, 0);
+	promised(FI_ATOMIC, FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE);
+	promised(FI_ATOMIC | FI_READ | FI_REMOTE_WRITE, FI_ATOMIC | FI_READ | FI_REMOTE_WRITE);
+	promised(0, FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE);
 	formats();
 	return 0;
 }

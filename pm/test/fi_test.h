@@ -2,6 +2,7 @@
 #ifndef FI_TEST_H
 #define FI_TEST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <rdma/fabric.h>
@@ -42,6 +43,7 @@ struct pair_options {
 	uint64_t tx_bind, rx_bind; /* FI_SELECTIVE_COMPLETION */
 	uint64_t tx_op_flags;
 	enum fi_wait_obj wait;
+	uint64_t caps; /* beyond what wanted() asks for */
 };
 
 static inline struct fi_info *wanted(void)
@@ -109,6 +111,7 @@ static inline void open_pair(struct pair *pair, const struct pair_options *optio
 	hints->domain_attr->threading = options->threading;
 	hints->domain_attr->av_type = options->av_type;
 	hints->tx_attr->op_flags = options->tx_op_flags;
+	hints->caps |= options->caps;
 	status = fi_getinfo(FI_VERSION(1, 9), NULL, NULL, 0, hints, &pair->info);
 	fi_freeinfo(hints);
 	CHECK_IS(status, 0);
