@@ -85,6 +85,9 @@ _Static_assert(sizeof(struct udp_packet) == 40, "no padding");
 _Static_assert(sizeof(struct udp_bulk) == sizeof(struct udp_packet) + FLOW_BULK_HEADER, "no padding");
 _Static_assert(sizeof(struct udp_greeting) == 304, "no padding");
 
+/* Greetings of strangers, so many of which may wait for the owner. */
+#define UDP_STRANGERS 8
+
 /* A link of this machine. */
 struct udp_own {
 	struct sockaddr_storage address;
@@ -145,6 +148,8 @@ struct udp {
 	struct udp_link *came;     /* from whom something good came last */
 	TAILQ_HEAD(, operation) placed; /* reads of which all has come: the owner is to end them */
 	uint8_t *train, *train_out; /* room for what is received, and sent, at once */
+	struct udp_greeting strangers[UDP_STRANGERS]; /* that the keeper has heard */
+	unsigned stranger_count;
 };
 
 /* udp.c */
@@ -201,6 +206,7 @@ void udp_region_gone(struct pm_context *context, uint64_t key);
 void udp_sure(struct udp_link *link);
 void udp_greet(struct udp *udp, struct udp_link *link, uint64_t now_ns);
 void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t length, uint64_t now_ns, bool owner);
+void udp_answer_strangers(struct pm_endpoint *endpoint, uint64_t now_ns);
 
 /* udp_links.c */
 int udp_links_from_environment(struct pm_context *context);

@@ -74,8 +74,7 @@ static void open_link(struct udp_link *link, const struct udp_greeting *greeting
 	link->open = true;
 }
 
-/* The connection that a greeting is about. Only the owner makes new ones; to the keeper a stranger's greeting is as good
- * as lost, and will be said again. */
+/* The connection that a greeting is about. Only the owner makes new ones. */
 static struct udp_link *link_of(struct pm_endpoint *endpoint, const struct udp_greeting *greeting, bool owner)
 {
 	struct pm_peer *peer;
@@ -111,8 +110,12 @@ void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t len
 	    greeting.more >= FLOW_PATHS || greeting.ring_bytes < 4 * PM_MAX_MESSAGE || greeting.ring_bytes & (greeting.ring_bytes - 1))
 		goto drop;
 	struct udp_link *link = link_of(endpoint, &greeting, owner);
-	if (!link)
+	if (!link) {
+		/* The keeper puts it by; a greeting for which there is no room will be said again. */
+		if (!owner && endpoint->udp->stranger_count < UDP_STRANGERS)
+			endpoint->udp->strangers[endpoint->udp->stranger_count++] = greeting;
 		return;
+	}
 	if (!link->open)
 		open_link(link, &greeting);
 	if (!link->open || memcmp(link->far_nonce, greeting.nonce, UDP_NONCE))
@@ -129,4 +132,12 @@ void udp_greeted(struct pm_endpoint *endpoint, const uint8_t *data, uint32_t len
 	return;
 drop:
 	count_both(&endpoint->statistics->dropped, 1);
+}
+
+/* The owner answers those whom the keeper has heard. */
+void udp_answer_strangers(struct pm_endpoint *endpoint, uint64_t now_ns)
+{
+	struct udp *udp = endpoint->udp;
+	while (udp->stranger_count)
+		udp_greeted(endpoint, (const uint8_t *)&udp->strangers[--udp->stranger_count], sizeof(*udp->strangers), now_ns, true);
 }

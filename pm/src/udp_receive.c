@@ -56,6 +56,8 @@ bool udp_take_packets(struct pm_endpoint *endpoint, uint64_t now_ns, bool owner)
 {
 	struct udp *udp = endpoint->udp;
 	uint32_t bytes = 0;
+	if (owner)
+		udp_answer_strangers(endpoint, now_ns);
 	for (int i = 0; i < TRAINS && bytes < BYTES; i++) {
 		long length = syscall(SYS_recvfrom, udp->fd, udp->train, UDP_TRAIN_BYTES, MSG_DONTWAIT, NULL, NULL);
 		if (length < 0)
