@@ -157,8 +157,9 @@ static int ep_control(struct fid *fid, int command, void *argument)
 static void flush(struct prov_ep *ep)
 {
 	struct timespec nap = { .tv_nsec = 1000000 };
+	uint64_t until = prov_deadline(FLUSH_MS);
 
-	for (int i = 0; i < FLUSH_MS && !TAILQ_EMPTY(&ep->blocked); i++) {
+	while (!TAILQ_EMPTY(&ep->blocked) && prov_deadline(0) < until) {
 		prov_peer_unblock(ep);
 		if (!TAILQ_EMPTY(&ep->blocked))
 			nanosleep(&nap, NULL);
