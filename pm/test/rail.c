@@ -355,6 +355,7 @@ static void told_gone(struct side *side)
 	struct pm_message message;
 	struct pm_event event = {0};
 	warm_up(side, &stream);
+	meet(side); /* who leaves before the other has come keeps it from coming */
 	send_some(side, &stream, 10);
 	if (side->number) {
 		CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
