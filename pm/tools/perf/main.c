@@ -103,7 +103,8 @@ static double one_sample(const struct order *order, double seconds)
 }
 
 /* How many fit into a batch's time. What is run to find out also warms caches and page tables up. The shortest of
- * some tries counts: one during which another program had the processor would make all batches too short. */
+ * some tries counts: one during which another program had the processor would make all batches too short. An even number,
+ * so that where every other access is a hit half of a batch are. */
 static int64_t calibrate(struct link *link, struct order order, double batch_seconds)
 {
 	double least = 0;
@@ -117,7 +118,7 @@ static int64_t calibrate(struct link *link, struct order order, double batch_sec
 			least = seconds;
 		}
 	}
-	return (int64_t)((double)order.count * batch_seconds / least) + 1;
+	return (int64_t)((double)order.count * batch_seconds / least / 2) * 2 + 2;
 }
 
 /* All curves and sizes once, then again and again: so a slow moment of the machine falls on all of them. */

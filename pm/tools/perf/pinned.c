@@ -168,8 +168,8 @@ double pinned_hits(const struct link *link, enum curve curve, size_t size)
 {
 	const struct tally *tally = &find(link, size)->tallies[curve];
 	double all = (double)tally->accesses, percent = 100 * (double)tally->hits / all, wanted = curve_hits(curve);
-	double pinned = 100 * (double)(tally->hits + tally->misses) / all, off = TOLERANCE + 100 / all; /* one access, if they are few */
-	if (pinned < 100 - off || percent < wanted - off || percent > wanted + off)
+	double pinned = 100 * (double)(tally->hits + tally->misses) / all;
+	if (pinned < 100 - TOLERANCE || percent < wanted - TOLERANCE || percent > wanted + TOLERANCE)
 		fail(0, "%s, %zu bytes: of %.0f accesses %.0f %% have pinned their memory or found it pinned, and %.0f %% were hits", curve_names[curve],
 			size, all, pinned, percent);
 	return percent;
