@@ -7,9 +7,8 @@
 
 #include "prov.h"
 
-#define PROGRESS_BUDGET 16
-#define SENDS_LIMIT 64                  /* sends in a row after which answers are looked for */
-#define HEADER_BYTES 64                 /* what an operation without operands counts */
+#define SENDS_LIMIT 64  /* sends in a row after which answers are looked for */
+#define HEADER_BYTES 64 /* what an operation without operands counts */
 
 /* What the caller wants. */
 struct atomic {
@@ -142,10 +141,10 @@ static ssize_t begin(struct fid_ep *fid, fi_addr_t target, struct atomic *atomic
 	status = prov_peer_at(ep, target, &peer);
 	if (!status) {
 		if (ep->sends++ >= SENDS_LIMIT)
-			prov_progress(ep, PROGRESS_BUDGET);
+			prov_progress(ep, PROV_SEND_BUDGET);
 		status = start(peer, atomic, flags);
 		if (status == -FI_EAGAIN) {
-			prov_progress(ep, PROGRESS_BUDGET);
+			prov_progress(ep, PROV_SEND_BUDGET);
 			status = start(peer, atomic, flags);
 		}
 	}

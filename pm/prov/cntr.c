@@ -3,8 +3,6 @@
 
 #include "prov.h"
 
-#define PROGRESS_BUDGET 64 /* messages taken in one reading, at most */
-
 /* Called with the lock held. */
 static void look(struct prov_cntr *cntr)
 {
@@ -13,7 +11,7 @@ static void look(struct prov_cntr *cntr)
 	if (collector->armed)
 		prov_collector_awake(collector);
 	for (uint32_t i = 0; i < collector->endpoint_count; i++)
-		prov_progress(collector->endpoints[i], PROGRESS_BUDGET);
+		prov_progress(collector->endpoints[i], PROV_READ_BUDGET);
 	cntr->value_seen = cntr->value;
 	cntr->errors_seen = cntr->errors;
 }

@@ -5,7 +5,6 @@
 #include "prov.h"
 
 #define FIRST_RING 256      /* entries; the ring doubles when it is full, so that nothing is lost */
-#define PROGRESS_BUDGET 64  /* messages taken in one reading, at most */
 #define SPIN_LOOKS 128      /* looks of a reading that finds nothing at first, with few peers */
 #define SPIN_PEERS 8        /* so many more peers make each look so much longer, and their number smaller */
 #define SPIN_CREDIT 16      /* readings in a row that may look on in vain, at most */
@@ -82,7 +81,7 @@ static int progress(struct prov_cq *cq)
 	int taken = 0;
 
 	for (uint32_t i = 0; i < cq->collector.endpoint_count; i++)
-		taken += prov_progress(cq->collector.endpoints[i], PROGRESS_BUDGET);
+		taken += prov_progress(cq->collector.endpoints[i], PROV_READ_BUDGET);
 	return taken;
 }
 
@@ -101,7 +100,7 @@ static void look_on(struct prov_cq *cq)
 		return;
 	cq->empty_readings = 0;
 	for (uint32_t i = 0; i < SPIN_LOOKS / (1 + ep->known_peers / SPIN_PEERS); i++) {
-		if (prov_progress(ep, PROGRESS_BUDGET)) {
+		if (prov_progress(ep, PROV_READ_BUDGET)) {
 			if (cq->spin_credit < SPIN_CREDIT)
 				cq->spin_credit += SPIN_GAIN;
 			return;

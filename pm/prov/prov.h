@@ -93,6 +93,9 @@ static inline struct prov_peer *prov_peer_of(struct prov_ep *ep, struct pm_peer 
 	return likely(peer) ? peer : prov_peer_new(ep, pm);
 }
 
+/* Messages taken in one reading, at most; and when there is no room to send, before a second attempt. */
+#define PROV_READ_BUDGET 64
+#define PROV_SEND_BUDGET 16
 /* progress.c: does what is there to do, at most so many messages; how many there were. */
 int prov_progress(struct prov_ep *ep, int budget);
 /* Counts a message that made no sense. */

@@ -4,7 +4,6 @@
 #include "prov.h"
 
 #define RETRY_LIMIT 1024 /* operations that wait for room, after which callers have to try again themselves */
-#define PROGRESS_BUDGET 16
 
 static int check(const struct fi_msg_rma *message, uint64_t flags, uint64_t *length)
 {
@@ -56,7 +55,7 @@ static int begin(struct prov_ep *ep, enum prov_operation_type type, const struct
 	if (status)
 		return status;
 	if (ep->retry_count >= RETRY_LIMIT) {
-		prov_progress(ep, PROGRESS_BUDGET);
+		prov_progress(ep, PROV_SEND_BUDGET);
 		if (ep->retry_count >= RETRY_LIMIT)
 			return -FI_EAGAIN;
 	}

@@ -3,8 +3,7 @@
 
 #include "prov.h"
 
-#define PROGRESS_BUDGET 16 /* messages taken when there is no room to send, before a second attempt */
-#define SENDS_LIMIT 256    /* sends in a row after which a look is taken whether the peer says HOLD */
+#define SENDS_LIMIT 256 /* sends in a row after which a look is taken whether the peer says HOLD */
 
 static int send_eager(struct prov_ep *ep, struct prov_peer *peer, const struct prov_send *send)
 {
@@ -53,13 +52,13 @@ static __attribute__((noinline)) ssize_t send_any(struct prov_ep *ep, fi_addr_t 
 	if (status)
 		return status;
 	if (ep->sends >= SENDS_LIMIT)
-		prov_progress(ep, PROGRESS_BUDGET);
+		prov_progress(ep, PROV_SEND_BUDGET);
 	if (send->length > PROV_MESSAGE_LIMIT || (send->flags & PROV_INJECT && send->length > prov_tunables.inject))
 		return -FI_EMSGSIZE;
 	ep->sends++;
 	status = send_once(ep, peer, send);
 	if (status == -FI_EAGAIN) {
-		prov_progress(ep, PROGRESS_BUDGET);
+		prov_progress(ep, PROV_SEND_BUDGET);
 		status = send_once(ep, peer, send);
 	}
 	return status;

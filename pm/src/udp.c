@@ -275,9 +275,11 @@ static void hear_of_ends(struct udp *udp, struct udp_link *link)
 	uint64_t at = 0;
 	for (bool more = link->open && !link->peer->status; more;) {
 		pthread_mutex_lock(&udp->lock);
-		more = flow_peek_beyond(&link->flow, &at, &found, PM_MAX_MESSAGE);
+		do
+			more = flow_peek_beyond(&link->flow, &at, &found, PM_MAX_MESSAGE);
+		while (more && found.type != RING_END && found.type != RING_CLOSED);
 		pthread_mutex_unlock(&udp->lock);
-		if (more && (found.type == RING_END || found.type == RING_CLOSED))
+		if (more)
 			rail_handle(link->peer, &found);
 	}
 }
