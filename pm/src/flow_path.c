@@ -1,6 +1,8 @@
 /* flow_path.c - the ways to a peer (flow_path.h): how full each may be, which is taken, and which is not used for now. */
 #include "flow_path.h"
 
+#include <limits.h>
+
 #define FIRST_WINDOW 32
 #define LEAST_WINDOW 4
 #define MOST_THRESHOLD 4096
@@ -188,6 +190,15 @@ void flow_path_set_aside(struct flow_path *path, uint64_t now_ns)
 	path->alarm_ns = NEVER;
 	path->asks = 0;
 	path->ask_ns = now_ns;
+}
+
+unsigned flow_path_timeouts(const struct flow_path *paths, unsigned count)
+{
+	unsigned least = UINT_MAX;
+	for (unsigned i = 0; i < count; i++)
+		if (!paths[i].aside && paths[i].on_its_way && paths[i].timeouts < least)
+			least = paths[i].timeouts;
+	return least;
 }
 
 /* Of a path that is not used nothing is learnt but by asking. */

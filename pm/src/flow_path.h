@@ -73,6 +73,8 @@ void flow_path_heard(struct flow_path *path, uint64_t now_ns, uint32_t time_us, 
 /* Nothing of what is on a path has been acknowledged in time. False: it is to be set aside. */
 bool flow_path_timed_out(struct flow_path *paths, unsigned count, unsigned timed_out, uint64_t now_ns);
 void flow_path_set_aside(struct flow_path *path, uint64_t now_ns);
+/* How often, on end, that was so, on the path where it was least often; UINT_MAX: nothing is on any path in use. */
+unsigned flow_path_timeouts(const struct flow_path *paths, unsigned count);
 /* Which ones are to be asked now whether they work, a bit each; and when, at the earliest. */
 unsigned flow_path_ask(struct flow_path *paths, unsigned count, uint64_t now_ns);
 uint64_t flow_path_ask_at(const struct flow_path *paths, unsigned count);

@@ -4,7 +4,7 @@
 
 #include "internal.h"
 
-/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has. */
+/* An endpoint that is closed stays for what it has sent to arrive until so long after the last of it has, at least. */
 #define LINGER_NS 2000000000ull
 
 int link_want(struct pm_peer *peer);

@@ -9,6 +9,8 @@
 #define ASK_NS 1000000000ull
 /* So many greetings are said before they are a second apart. */
 #define FIRST_GREETINGS 8
+/* An endpoint that is closed sends so often in vain what has not arrived, which takes at most about so many seconds. */
+#define LINGER_TIMEOUTS 6
 
 /* Sends again what is late, and asks by the paths by which the flow would like to know more. */
 static void look_at_alarms(struct udp *udp, struct udp_link *link, uint64_t now_ns)
@@ -87,12 +89,27 @@ static bool owes_news(const struct udp *udp)
 	return false;
 }
 
+/* Whether something that was sent may still arrive. */
+static bool is_awaited(const struct udp_link *link)
+{
+	return link->sure && !link->goodbye && !link->peer->status && !flow_idle(&link->flow);
+}
+
 /* Whether all that was sent has arrived, as far as it can. */
 static bool all_idle(const struct udp *udp)
 {
+	for (uint32_t i = 0; i < udp->count; i++)
+		if (is_awaited(udp->links[i]))
+			return false;
+	return true;
+}
+
+/* Whether all that has not arrived has been sent often enough. */
+static bool all_in_vain(const struct udp *udp)
+{
 	for (uint32_t i = 0; i < udp->count; i++) {
 		const struct udp_link *link = udp->links[i];
-		if (link->sure && !link->goodbye && !link->peer->status && !flow_idle(&link->flow))
+		if (is_awaited(link) && flow_path_timeouts(link->flow.paths, link->flow.path_count) < LINGER_TIMEOUTS)
 			return false;
 	}
 	return true;
@@ -219,7 +236,8 @@ static uint64_t arrived_of_all(const struct udp *udp)
 	return all;
 }
 
-/* Waits until all that was sent has arrived, or nothing more has for some time. */
+/* Waits until all that was sent has arrived, or nothing more has for some time, in which it was sent again and again: on a
+ * slow way there are seconds between. */
 void udp_linger(struct pm_endpoint *endpoint)
 {
 	struct udp *udp = endpoint->udp;
@@ -228,12 +246,12 @@ void udp_linger(struct pm_endpoint *endpoint)
 	for (;;) {
 		udp_progress(endpoint);
 		pthread_mutex_lock(&udp->lock);
-		bool idle = all_idle(udp);
+		bool idle = all_idle(udp), vain = all_in_vain(udp);
 		uint64_t now = arrived_of_all(udp), now_ns = clock_ns();
 		pthread_mutex_unlock(&udp->lock);
 		if (!until || now != arrived)
 			until = now_ns + LINGER_NS;
-		if (idle || now_ns >= until)
+		if (idle || (vain && now_ns >= until))
 			return;
 		arrived = now;
 		poll(&socket, 1, 1);

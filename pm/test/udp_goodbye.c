@@ -48,11 +48,20 @@ static bool lose(const struct udp_packet *packet, size_t length)
 	return false;
 }
 
+static bool delay_news(const struct udp_packet *packet, size_t length)
+{
+	static const struct timespec delay = {.tv_nsec = 300000000};
+	(void)length;
+	if (packet->type == UDP_NEWS)
+		nanosleep(&delay, NULL);
+	return true;
+}
+
 /* Sends all and closes, at once. */
-static void send_and_go(struct side *side)
+static void send_and_go(struct side *side, int messages)
 {
 	wire = lose;
-	for (int i = 0; i < MESSAGES; i++) {
+	for (int i = 0; i < messages; i++) {
 		int message[1000] = {i};
 		send_surely(side, 0, message, sizeof(message));
 	}
@@ -86,7 +95,7 @@ static void two_lost(struct side *side)
 {
 	goodbyes_lost = 2;
 	if (side->number)
-		send_and_go(side);
+		send_and_go(side, MESSAGES);
 	else
 		CHECK_IS(receive_until_gone(side, -EHOSTDOWN), MESSAGES);
 }
@@ -96,7 +105,7 @@ static void all_lost(struct side *side)
 {
 	goodbyes_lost = 1000;
 	if (side->number) {
-		send_and_go(side);
+		send_and_go(side, MESSAGES);
 		return;
 	}
 	take_all(side, MESSAGES);
@@ -116,9 +125,22 @@ static void data_often_lost(struct side *side)
 	data_lost = 3;
 	goodbyes_lost = 1;
 	if (side->number)
-		send_and_go(side);
+		send_and_go(side, MESSAGES);
 	else
 		CHECK_IS(receive_until_gone(side, -EHOSTDOWN), MESSAGES);
+}
+
+/* The same on a slow way: what is sent again is seconds apart. */
+static void data_often_lost_slowly(struct side *side)
+{
+	static const int messages = 40;
+	data_lost = 6;
+	if (side->number) {
+		send_and_go(side, messages);
+	} else {
+		wire = delay_news;
+		CHECK_IS(receive_until_gone(side, -EHOSTDOWN), messages);
+	}
 }
 
 /* They never arrive: what came before them does. */
@@ -126,7 +148,7 @@ static void data_never(struct side *side)
 {
 	data_lost = -1;
 	if (side->number) {
-		send_and_go(side);
+		send_and_go(side, MESSAGES);
 	} else {
 		int came = receive_until_gone(side, -EHOSTDOWN);
 		CHECK(came > 0 && came < MESSAGES);
@@ -139,12 +161,13 @@ static void data_overtaken(struct side *side)
 	data_lost = -1;
 	data_late = true;
 	if (side->number)
-		send_and_go(side);
+		send_and_go(side, MESSAGES);
 	else
 		CHECK_IS(receive_until_gone(side, -EHOSTDOWN), MESSAGES);
 }
 
-static void (*const cases[])(struct side *) = {two_lost, all_lost, data_often_lost, data_never, data_overtaken};
+static void (*const cases[])(struct side *) = {two_lost, all_lost, data_often_lost, data_often_lost_slowly,
+					    data_never, data_overtaken};
 
 static void each(struct side *side)
 {
