@@ -23,6 +23,8 @@
 #define OLD 6
 /* Timeouts after which a path that is silent is set aside. */
 #define UNHEARD 2
+/* Or so many questions to it that were not answered. */
+#define UNANSWERED 3
 /* It is asked after 10 ms, 20 ms, and so on, at most each second. */
 #define FIRST_ASK_NS 10000000ull
 #define MOST_ASK_NS 1000000000ull
@@ -167,6 +169,21 @@ void flow_path_heard(struct flow_path *path, uint64_t now_ns, uint32_t time_us, 
 	path->timeouts = 0;
 }
 
+/* Whether something has come by any that is used. */
+static bool heard_since(const struct flow_path *paths, unsigned count, uint64_t since_ns)
+{
+	for (unsigned i = 0; i < count; i++)
+		if (!paths[i].aside && paths[i].heard_ns > since_ns)
+			return true;
+	return false;
+}
+
+/* Of a path that is not used nothing is learnt but by asking. */
+static bool to_be_asked(const struct flow_path *path)
+{
+	return path->aside || !path->on_its_way;
+}
+
 bool flow_path_timed_out(struct flow_path *paths, unsigned count, unsigned timed_out, uint64_t now_ns)
 {
 	struct flow_path *path = &paths[timed_out];
@@ -178,10 +195,14 @@ bool flow_path_timed_out(struct flow_path *paths, unsigned count, unsigned timed
 	}
 	if (!path->unheard++)
 		path->unheard_ns = now_ns;
-	for (unsigned i = 0; i < count && path->unheard >= UNHEARD; i++)
-		if (!paths[i].aside && paths[i].heard_ns > path->unheard_ns)
-			return false;
-	return true;
+	return path->unheard < UNHEARD || !heard_since(paths, count, path->unheard_ns);
+}
+
+bool flow_path_unanswered(const struct flow_path *paths, unsigned count, unsigned asked, uint64_t now_ns)
+{
+	const struct flow_path *path = &paths[asked];
+	return to_be_asked(path) && !path->aside && path->asks >= UNANSWERED && now_ns >= path->ask_ns &&
+	       heard_since(paths, count, path->asked_ns);
 }
 
 void flow_path_set_aside(struct flow_path *path, uint64_t now_ns)
@@ -201,10 +222,13 @@ unsigned flow_path_timeouts(const struct flow_path *paths, unsigned count)
 	return least;
 }
 
-/* Of a path that is not used nothing is learnt but by asking. */
-static bool to_be_asked(const struct flow_path *path)
+/* How long to wait after a question for its answer. */
+static uint64_t ask_again_ns(const struct flow_path *path)
 {
-	return path->aside || !path->on_its_way;
+	uint64_t timeout = flow_path_timeout_ns(path, 0), wait = FIRST_ASK_NS << (path->asks < MOST_DOUBLED ? path->asks : MOST_DOUBLED);
+	if (path->aside)
+		return wait < MOST_ASK_NS ? wait : MOST_ASK_NS;
+	return timeout > IDLE_NS ? timeout : IDLE_NS;
 }
 
 unsigned flow_path_ask(struct flow_path *paths, unsigned count, uint64_t now_ns)
@@ -216,8 +240,7 @@ unsigned flow_path_ask(struct flow_path *paths, unsigned count, uint64_t now_ns)
 			continue;
 		ask |= 1u << i;
 		path->asked_ns = path->asks ? path->asked_ns : now_ns;
-		uint64_t wait = FIRST_ASK_NS << (path->asks < MOST_DOUBLED ? path->asks : MOST_DOUBLED);
-		path->ask_ns = now_ns + (!path->aside ? IDLE_NS : wait < MOST_ASK_NS ? wait : MOST_ASK_NS);
+		path->ask_ns = now_ns + ask_again_ns(path);
 		path->asks++;
 	}
 	return ask;

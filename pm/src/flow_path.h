@@ -10,7 +10,8 @@
  * A path is set aside when nothing is heard on it for two timeouts, but meanwhile on another one. It is then asked
  * now and then whether it works, and used again when it answers. All paths but the first begin so. As the last one is
  * never set aside, and a path that answers comes back, nobody is given up by this. A path that is in use, but has nothing
- * on its way, is asked as well, for what was measured of it may be no longer true.
+ * on its way, is asked as well, for what was measured of it may be no longer true; three questions in vain set it aside,
+ * too.
  */
 #ifndef PM_FLOW_PATH_H
 #define PM_FLOW_PATH_H
@@ -72,6 +73,8 @@ unsigned flow_path_other(const struct flow_path *paths, unsigned count, unsigned
 void flow_path_heard(struct flow_path *path, uint64_t now_ns, uint32_t time_us, uint32_t echo_us);
 /* Nothing of what is on a path has been acknowledged in time. False: it is to be set aside. */
 bool flow_path_timed_out(struct flow_path *paths, unsigned count, unsigned timed_out, uint64_t now_ns);
+/* Nor has it answered what it was asked in time. */
+bool flow_path_unanswered(const struct flow_path *paths, unsigned count, unsigned asked, uint64_t now_ns);
 void flow_path_set_aside(struct flow_path *path, uint64_t now_ns);
 /* How often, on end, that was so, on the path where it was least often; UINT_MAX: nothing is on any path in use. */
 unsigned flow_path_timeouts(const struct flow_path *paths, unsigned count);

@@ -359,9 +359,12 @@ unsigned flow_alarm(struct flow *flow, uint64_t now_ns)
 	unsigned ask = 0;
 	if (now_ns >= flow->late_ns)
 		find_lost(flow, now_ns);
-	for (unsigned i = 0; i < flow->path_count; i++)
+	for (unsigned i = 0; i < flow->path_count; i++) {
 		if (now_ns >= flow->paths[i].alarm_ns)
 			path_alarm(flow, i, now_ns);
+		if (flow_path_unanswered(flow->paths, flow->path_count, i, now_ns))
+			set_aside(flow, i, now_ns);
+	}
 	if (flow->path_count > 1 && !flow_idle(flow))
 		ask = flow_path_ask(flow->paths, flow->path_count, now_ns);
 	if (room_alarm(flow, now_ns))

@@ -140,6 +140,24 @@ static void cut_for(unsigned path, uint64_t time)
 	close_ends(ends);
 }
 
+/* The one by which little is sent as it is slower dies, and is known to be dead before it is needed. */
+static void cut_unused(void)
+{
+	struct network networks[2] = {CABLE, CABLE};
+	networks[1].delay = 500 * US;
+	begin(networks, 2);
+	send_all(0, 4 * MB);
+	CHECK(!ends[0].flow.paths[1].aside);
+	for (int i = 0; i < 2; i++)
+		ends[i].networks[1].cut = true;
+	for (int i = 1; i < BULKS; i++) {
+		send_all(i, 100);
+		run_for(20 * MS);
+	}
+	CHECK(ends[0].flow.paths[1].aside && !ends[0].flow.paths[0].aside);
+	close_ends(ends);
+}
+
 /* Nobody is given up, and no path for good, when all are dead for some time. */
 static void all_cut(void)
 {
@@ -204,6 +222,7 @@ int main(void)
 	short_messages();
 	cut_for(0, 30 * MS);
 	cut_for(1, 2000 * MS);
+	cut_unused();
 	all_cut();
 	never_there();
 	one_way();
