@@ -1,8 +1,8 @@
 // Command pm measures PM and MPI over it against what else there is, on one machine, between two, for which network
 // namespaces stand, and between two guests of one host: an 8-byte half round trip and the bandwidth of a 1 MiB ping-pong
-// between two processes, and for PM alone its curves, and what it carries over two links at once. The ways take turns, so that a slow moment of the machine falls on
-// all of them. It needs root for Debian packages, namespaces and the guests' image, and writes
-// build/reports/bench-pm.json and plots beside it.
+// between two processes, and for PM alone its curves, what it carries over two links at once, and what it costs that its
+// rails can be left and joined. The ways take turns, so that a slow moment of the machine falls on all of them. It needs
+// root for Debian packages, namespaces and the guests' image, and writes build/reports/bench-pm.json and plots beside it.
 package main
 
 import (
@@ -59,12 +59,17 @@ func measure(ctx context.Context, runs int, out, only string) (err error) {
 		return err
 	}
 	addLinks(ways)
+	costs, err := b.countCosts(ctx)
+	if err != nil {
+		return err
+	}
 	fmt.Println("== PM's curves")
 	plots, err := b.plot(ctx, out, ways)
 	if err != nil {
 		return err
 	}
 	r := newResult(ways, plots, b.skipped)
+	r.addCosts(costs)
 	r.Command = fmt.Sprintf("make bench-pm (runs %d)", runs)
 	r.Versions = b.versions
 	return errors.Join(r.write(out), r.print(out))

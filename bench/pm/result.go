@@ -27,6 +27,14 @@ type row struct {
 	Unfinished []string `json:"unfinished,omitempty"`
 }
 
+// turns says how many there were, if it is turns that the figures are of.
+func (r *row) turns() string {
+	if len(r.Spread.Runs) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d turns", len(r.Spread.Runs))
+}
+
 // result is the report.
 type result struct {
 	report.Header
@@ -160,7 +168,7 @@ func (r *result) print(out string) error {
 	for _, line := range r.Rows {
 		if line.Path != path {
 			path = line.Path
-			fmt.Printf("%s, %d turns:\n", headings[path], len(line.Spread.Runs))
+			fmt.Printf("%s%s:\n", headings[path], line.turns())
 			fmt.Printf(columns, "rail", "MPI", "carrier", "bytes", "median", "best", "ratio")
 		}
 		ratio := ""
@@ -189,5 +197,6 @@ var headings = map[string]string{
 	twoGuests:  "In two guests of one host, emulated; tcp and udp over virtio-net",
 	whole:      "In two network namespaces joined by a cable",
 	twoCables:  "In two network namespaces joined by two cables of 200 Mbit/s each; many writes on their way",
+	switching:  "That rails can be left and joined: instructions of a message, sent, received and released; longest gap between messages when they are, us",
 	lossy:      "The same, 1 % of the packets lost; all bytes by all time",
 }
