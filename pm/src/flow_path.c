@@ -46,14 +46,25 @@ uint64_t flow_path_timeout_ns(const struct flow_path *path, unsigned before)
 	return (uint64_t)((us < MOST_TIMEOUT_US ? us : MOST_TIMEOUT_US) * 1000);
 }
 
-uint64_t flow_path_probe_ns(const struct flow_path *path)
+/* The round trip of one segment more: what was measured while the path was full, as far as it is. Of one that is not used
+ * nothing new would be learnt. */
+static double expected_us(const struct flow_path *path)
 {
-	uint64_t timeout = flow_path_timeout_ns(path, path->timeouts);
+	double full = path->on_its_way < path->window ? path->on_its_way / path->window : 1;
+	return path->least_us + (path->rtt_us + path->rtt_deviation_us - path->least_us) * full;
+}
+
+uint64_t flow_path_probe_at(const struct flow_path *path, uint64_t now_ns)
+{
+	uint64_t timeout = now_ns + flow_path_timeout_ns(path, path->timeouts);
 	if (path->probed || !path->rtt_us)
 		return timeout;
-	double us = 2 * path->rtt_us + NEWS_WAIT_US;
-	uint64_t probe = (us < LEAST_PROBE_US ? LEAST_PROBE_US : us) * 1000;
-	return probe < timeout ? probe : timeout;
+	/* By now the network may be emptier; or it is as full, and what was sent last takes as long as what has arrived last. */
+	uint64_t emptier = now_ns + (uint64_t)(2 * expected_us(path) + NEWS_WAIT_US) * 1000;
+	uint64_t as_full = path->sent_ns + (uint64_t)(1.25 * path->last_us + NEWS_WAIT_US) * 1000;
+	uint64_t at = emptier < as_full ? emptier : as_full, least = now_ns + LEAST_PROBE_US * 1000;
+	at = at > least ? at : least;
+	return at < timeout ? at : timeout;
 }
 
 uint64_t flow_path_late_ns(const struct flow_path *path)
@@ -104,14 +115,6 @@ void flow_path_shrink(struct flow_path *path, uint64_t stamp)
 		path->window = path->window * SHRINK < LEAST_WINDOW ? LEAST_WINDOW : path->window * SHRINK;
 		path->threshold = path->window;
 	}
-}
-
-/* The round trip of one segment more: what was measured while the path was full, as far as it is. Of one that is not used
- * nothing new would be learnt. */
-static double expected_us(const struct flow_path *path)
-{
-	double full = path->on_its_way < path->window ? path->on_its_way / path->window : 1;
-	return path->least_us + (path->rtt_us + path->rtt_deviation_us - path->least_us) * full;
 }
 
 unsigned flow_path_used(const struct flow_path *paths, unsigned count)

@@ -41,6 +41,7 @@ struct flow_path {
 	unsigned asks;               /* that have not been answered */
 	unsigned acked;              /* segments, by the news at hand */
 	uint32_t echo_us;            /* time in the packet that came last */
+	uint64_t sent_ns;            /* when something was sent last */
 	uint64_t alarm_ns;           /* when something has to be sent again, NEVER: nothing awaited */
 	uint64_t heard_ns;           /* when something came */
 	uint64_t unheard_ns;         /* when nothing had come for the first timeout's time */
@@ -49,9 +50,9 @@ struct flow_path {
 };
 
 void flow_path_open(struct flow_path *path);
-/* How long nothing may be acknowledged before something is sent again for the first time; and then, after so many such
- * times before, ns. */
-uint64_t flow_path_probe_ns(const struct flow_path *path);
+/* When something is sent again for the first time if nothing is acknowledged from now on; and how long it may then be, after
+ * so many such times before, ns. */
+uint64_t flow_path_probe_at(const struct flow_path *path, uint64_t now_ns);
 uint64_t flow_path_timeout_ns(const struct flow_path *path, unsigned before);
 /* What was sent so long ago, ns, is late when something later has arrived. */
 uint64_t flow_path_late_ns(const struct flow_path *path);

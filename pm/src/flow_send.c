@@ -18,8 +18,9 @@ static void transmit(struct flow *flow, uint64_t now_ns, unsigned by, uint64_t s
 	sent->at_ns = now_ns;
 	path->on_its_way++;
 	flow->on_its_way++;
+	path->sent_ns = now_ns;
 	if (path->alarm_ns == NEVER)
-		path->alarm_ns = now_ns + flow_path_probe_ns(path);
+		path->alarm_ns = flow_path_probe_at(path, now_ns);
 	*segment = (struct flow_segment){
 		.sequence = sequence, .kind = sent->kind, .bulk = sent->bulk, .offset = sent->offset, .length = sent->length, .path = by,
 	};
@@ -239,7 +240,7 @@ static void have_arrived(struct flow *flow, uint64_t now_ns, unsigned by, uint32
 		path->probed = false;
 		bool full = flow_path_is_full(flow->paths, flow->path_count, i);
 		flow_path_grow(path, full ? 0 : path->acked, most);
-		path->alarm_ns = path->on_its_way ? now_ns + flow_path_probe_ns(path) : NEVER;
+		path->alarm_ns = path->on_its_way ? flow_path_probe_at(path, now_ns) : NEVER;
 		path->acked = 0;
 	}
 }

@@ -158,6 +158,27 @@ static void cut_unused(void)
 	close_ends(ends);
 }
 
+/* The last segments are lost after the network was full, and round trips long: they are sent again soon after they should
+ * have arrived. */
+static void end_is_lost(void)
+{
+	struct network network = CABLE;
+	begin(&network, 1);
+	struct flow_bulk *bulk = send_bulk(0, 4 * MB);
+	while (bulk->length - bulk->cut > 3 * SEGMENT)
+		run_for(5 * US);
+	CHECK(ends[0].flow.paths[0].rtt_us > 3000);
+	ends[1].networks[0].cut = true;
+	while (ends[0].flow.on_its_way > 3)
+		run_for(5 * US);
+	ends[1].networks[0].cut = false;
+	uint64_t began = now;
+	while (bulk->listed)
+		run_for(5 * US);
+	CHECK(now - began < 2 * MS);
+	close_ends(ends);
+}
+
 /* Nobody is given up, and no path for good, when all are dead for some time. */
 static void all_cut(void)
 {
@@ -223,6 +244,7 @@ int main(void)
 	cut_for(0, 30 * MS);
 	cut_for(1, 2000 * MS);
 	cut_unused();
+	end_is_lost();
 	all_cut();
 	never_there();
 	one_way();
