@@ -20,7 +20,7 @@ func TestCostsOfSwitchingBecomeRowsAndGoals(t *testing.T) {
 	if len(r.Rows) != 4 || r.Rows[2].Metric != longestGap || r.Rows[2].Spread.Max != 4123.9 || r.Rows[2].Value != 879 {
 		t.Errorf("rows %+v", r.Rows)
 	}
-	if len(r.Goals) != 2 || r.Goals[0].Value != 10 || !r.Goals[0].Met || r.Goals[1].Value != 4.1239 || !r.Goals[1].Met {
+	if len(r.Goals) != 2 || r.Goals[0].Value != 10 || !r.Goals[0].Met || r.Goals[1].Value != 0.879 || !r.Goals[1].Met {
 		t.Errorf("goals %+v", r.Goals)
 	}
 	r.addCosts(nil)
