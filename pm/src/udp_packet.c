@@ -101,10 +101,37 @@ static int send_train(struct udp *udp, struct udp_path *path, const uint8_t *tra
 	return syscall(SYS_sendmsg, path->fd < 0 ? udp->fd : path->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -errno : 0;
 }
 
+/* Gives them to the kernel one by one, in one call. */
+static void send_each(struct udp *udp, struct udp_path *path, const uint8_t *train, uint32_t length, uint16_t size)
+{
+	struct mmsghdr messages[TRAIN] = {0};
+	struct iovec parts[TRAIN];
+	unsigned count = 0;
+	for (uint32_t at = 0; at < length; at += size, count++) {
+		struct msghdr *message = &messages[count].msg_hdr;
+		parts[count] = (struct iovec){(void *)(train + at), length - at < size ? length - at : size};
+		message->msg_iov = &parts[count];
+		message->msg_iovlen = 1;
+		if (path->fd < 0) {
+			message->msg_name = &path->to;
+			message->msg_namelen = path->to_length;
+		}
+	}
+	int fd = path->fd < 0 ? udp->fd : path->fd;
+	unsigned refused = 0;
+	for (unsigned sent = 0; sent < count && refused < count;) {
+		long now = syscall(SYS_sendmmsg, fd, messages + sent, count - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+		if (now < 0 && errno != ECONNREFUSED)
+			return; /* as with trains */
+		refused += now < 0;
+		sent += now < 0 ? 0 : now;
+	}
+}
+
 static void send_packets(struct udp *udp, struct udp_link *link, unsigned by, const uint8_t *train, uint32_t length, uint16_t size)
 {
 	struct udp_path *path = &link->paths[by];
-	if (length > size) {
+	if (length > size && !udp->no_trains) {
 		int error = send_train(udp, path, train, length, size);
 		if (error == -ECONNREFUSED)
 			error = send_train(udp, path, train, length, size);
@@ -114,8 +141,10 @@ static void send_packets(struct udp *udp, struct udp_link *link, unsigned by, co
 		udp->no_trains = error == -EIO || error == -EINVAL;
 		link->flow.segment_size = udp_segment_size(link->paths, link->flow.path_count, link->flow.segment_size);
 	}
-	for (uint32_t at = 0; at < length; at += size)
-		udp_send(udp, path, train + at, length - at < size ? length - at : size);
+	if (length > size)
+		send_each(udp, path, train, length, size);
+	else
+		udp_send(udp, path, train, length);
 }
 
 /* Makes a segment's packet; its size. The bytes are copied to behind their header, for the kernel is slow with many short
@@ -185,7 +214,7 @@ void udp_flush(struct udp *udp, struct udp_link *link, uint64_t now_ns, bool who
 		train.first = train.packets ? train.first : size;
 		train.packets++;
 		train.length += size;
-		if (size < train.first || train.packets == TRAIN || train.length + train.first > TRAIN_BYTES || udp->no_trains)
+		if (size < train.first || train.packets == TRAIN || train.length + train.first > TRAIN_BYTES)
 			send_off(udp, link, &train);
 	}
 	send_off(udp, link, &train);

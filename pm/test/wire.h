@@ -110,6 +110,17 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	return (ssize_t)length;
 }
 
+static inline long wire_sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
+{
+	for (unsigned i = 0; i < count; i++) {
+		ssize_t sent = sendmsg(fd, &messages[i].msg_hdr, flags);
+		if (sent < 0)
+			return i ? (long)i : -1;
+		messages[i].msg_len = sent;
+	}
+	return count;
+}
+
 long syscall(long number, ...)
 {
 	long a[6];
@@ -120,6 +131,8 @@ long syscall(long number, ...)
 	va_end(arguments);
 	if (number == SYS_sendto)
 		return sendto((int)a[0], (void *)a[1], (size_t)a[2], (int)a[3], (struct sockaddr *)a[4], (socklen_t)a[5]);
+	if (number == SYS_sendmmsg)
+		return wire_sendmmsg((int)a[0], (struct mmsghdr *)a[1], (unsigned)a[2], (int)a[3]);
 	if (number == SYS_sendmsg)
 		return sendmsg((int)a[0], (struct msghdr *)a[1], (int)a[2]);
 	return wire_call(number, a[0], a[1], a[2], a[3], a[4], a[5]);
