@@ -16,9 +16,9 @@
  * one path can be sent again on any.
  *
  * A segment is taken for lost when something sent later by the same path has arrived, and so much later that it is not
- * just late: four transmissions, or a quarter of a round trip (RFC 8985). When nothing is acknowledged for two round
- * trips, the last segment of a path is sent once more, so that a lost end is found out about; and after the
- * retransmission timeout the first one, by another path if there is one, again and again, at growing intervals for ever:
+ * just late: four transmissions, or a quarter of a round trip (RFC 8985). When what was sent last should
+ * have been acknowledged, the last segment of a path is sent once more, so that a lost end is found out about; and after
+ * the retransmission timeout the first one, by another path if there is one, again and again, at growing intervals for ever:
  * a silent peer is not a dead one. The congestion window grows as in RFC 5681 and shrinks by 0.7 as in RFC 9438, but not
  * for some lost packets in a hundred, which a full network would not leave it at.
  */
@@ -81,6 +81,7 @@ struct flow_sent {
 	enum flow_kind kind;
 	uint8_t path;                /* by which it was */
 	bool again;                  /* not for the first time */
+	uint16_t before;             /* segments that were on their way by that path then */
 	enum { SENT_ACKED, SENT_ON_ITS_WAY, SENT_LOST } state;
 };
 

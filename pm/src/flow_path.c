@@ -29,7 +29,7 @@
 #define FIRST_ASK_NS 10000000ull
 #define MOST_ASK_NS 1000000000ull
 #define MOST_DOUBLED 7
-/* And one that is in use, while nothing is on its way by it. */
+/* And one that is in use, while nothing is on its way by it; longer while it does not answer. */
 #define IDLE_NS 100000000ull
 
 void flow_path_open(struct flow_path *path)
@@ -46,25 +46,31 @@ uint64_t flow_path_timeout_ns(const struct flow_path *path, unsigned before)
 	return (uint64_t)((us < MOST_TIMEOUT_US ? us : MOST_TIMEOUT_US) * 1000);
 }
 
-/* The round trip of one segment more: what was measured while the path was full, as far as it is. Of one that is not used
- * nothing new would be learnt. */
-static double expected_us(const struct flow_path *path)
-{
-	double full = path->on_its_way < path->window ? path->on_its_way / path->window : 1;
-	return path->least_us + (path->rtt_us + path->rtt_deviation_us - path->least_us) * full;
-}
-
 uint64_t flow_path_probe_at(const struct flow_path *path, uint64_t now_ns)
 {
 	uint64_t timeout = now_ns + flow_path_timeout_ns(path, path->timeouts);
 	if (path->probed || !path->rtt_us)
 		return timeout;
-	/* By now the network may be emptier; or it is as full, and what was sent last takes as long as what has arrived last. */
-	uint64_t emptier = now_ns + (uint64_t)(2 * expected_us(path) + NEWS_WAIT_US) * 1000;
-	uint64_t as_full = path->sent_ns + (uint64_t)(1.25 * path->last_us + NEWS_WAIT_US) * 1000;
-	uint64_t at = emptier < as_full ? emptier : as_full, least = now_ns + LEAST_PROBE_US * 1000;
-	at = at > least ? at : least;
+	/* What was sent last takes as long as what has arrived last, but that waited for more, perhaps, that was before it. And
+	 * arrivals are not much farther from each other than they were. */
+	double took_us = path->acked_took_ns / 1000.0, full = path->on_its_way / (path->acked_before + 1.0);
+	full = full < 1 ? full : 1;
+	double expected = took_us > path->least_us ? path->least_us + (took_us - path->least_us) * full : took_us;
+	double late = expected / 4 > 2 * path->rtt_deviation_us * full ? expected / 4 : 2 * path->rtt_deviation_us * full;
+	uint64_t at = path->sent_ns + (uint64_t)(expected + late + NEWS_WAIT_US) * 1000;
+	uint64_t next = now_ns + LEAST_PROBE_US * 1000 + 2 * path->gap_ns;
+	at = at > next ? at : next;
 	return at < timeout ? at : timeout;
+}
+
+void flow_path_acknowledged(struct flow_path *path, uint64_t now_ns)
+{
+	uint64_t gap = now_ns - path->acked_ns;
+	path->gap_ns = gap < path->acked_took_ns ? gap : path->acked_took_ns;
+	path->acked_ns = now_ns;
+	path->timeouts = 0;
+	path->probed = false;
+	path->alarm_ns = path->on_its_way ? flow_path_probe_at(path, now_ns) : NEVER;
 }
 
 uint64_t flow_path_late_ns(const struct flow_path *path)
@@ -115,6 +121,14 @@ void flow_path_shrink(struct flow_path *path, uint64_t stamp)
 		path->window = path->window * SHRINK < LEAST_WINDOW ? LEAST_WINDOW : path->window * SHRINK;
 		path->threshold = path->window;
 	}
+}
+
+/* The round trip of one segment more: what was measured while the path was full, as far as it is. Of one that is not used
+ * nothing new would be learnt. */
+static double expected_us(const struct flow_path *path)
+{
+	double full = path->on_its_way < path->window ? path->on_its_way / path->window : 1;
+	return path->least_us + (path->rtt_us + path->rtt_deviation_us - path->least_us) * full;
 }
 
 unsigned flow_path_used(const struct flow_path *paths, unsigned count)
@@ -172,11 +186,11 @@ void flow_path_heard(struct flow_path *path, uint64_t now_ns, uint32_t time_us, 
 	path->timeouts = 0;
 }
 
-/* Whether something has come by any that is used. */
-static bool heard_since(const struct flow_path *paths, unsigned count, uint64_t since_ns)
+/* Whether something has come by any other that is used. */
+static bool others_heard(const struct flow_path *paths, unsigned count, unsigned path, uint64_t since_ns)
 {
 	for (unsigned i = 0; i < count; i++)
-		if (!paths[i].aside && paths[i].heard_ns > since_ns)
+		if (i != path && !paths[i].aside && paths[i].heard_ns > since_ns)
 			return true;
 	return false;
 }
@@ -198,14 +212,14 @@ bool flow_path_timed_out(struct flow_path *paths, unsigned count, unsigned timed
 	}
 	if (!path->unheard++)
 		path->unheard_ns = now_ns;
-	return path->unheard < UNHEARD || !heard_since(paths, count, path->unheard_ns);
+	return path->unheard < UNHEARD || !others_heard(paths, count, timed_out, path->unheard_ns);
 }
 
 bool flow_path_unanswered(const struct flow_path *paths, unsigned count, unsigned asked, uint64_t now_ns)
 {
 	const struct flow_path *path = &paths[asked];
 	return to_be_asked(path) && !path->aside && path->asks >= UNANSWERED && now_ns >= path->ask_ns &&
-	       heard_since(paths, count, path->asked_ns);
+	       others_heard(paths, count, asked, path->asked_ns);
 }
 
 void flow_path_set_aside(struct flow_path *path, uint64_t now_ns)
@@ -228,10 +242,10 @@ unsigned flow_path_timeouts(const struct flow_path *paths, unsigned count)
 /* How long to wait after a question for its answer. */
 static uint64_t ask_again_ns(const struct flow_path *path)
 {
-	uint64_t timeout = flow_path_timeout_ns(path, 0), wait = FIRST_ASK_NS << (path->asks < MOST_DOUBLED ? path->asks : MOST_DOUBLED);
-	if (path->aside)
-		return wait < MOST_ASK_NS ? wait : MOST_ASK_NS;
-	return timeout > IDLE_NS ? timeout : IDLE_NS;
+	uint64_t timeout = flow_path_timeout_ns(path, 0);
+	uint64_t wait = (path->aside ? FIRST_ASK_NS : IDLE_NS) << (path->asks < MOST_DOUBLED ? path->asks : MOST_DOUBLED);
+	wait = path->aside || wait > timeout ? wait : timeout;
+	return wait < MOST_ASK_NS ? wait : MOST_ASK_NS;
 }
 
 unsigned flow_path_ask(struct flow_path *paths, unsigned count, uint64_t now_ns)

@@ -29,6 +29,8 @@ struct flow_path {
 	uint64_t stamp;              /* transmissions so far */
 	uint64_t stamp_acked;        /* the latest of which the arrival is known */
 	uint64_t acked_sent_ns, acked_took_ns; /* when that was sent, and how long it was until its arrival was known */
+	uint32_t acked_before;       /* segments that were on their way when it was sent */
+	uint64_t acked_ns, gap_ns;   /* when something was acknowledged last, and how long nothing had been that might have */
 	uint64_t recovery;           /* losses of transmissions before this one are of a known congestion */
 	uint64_t round;              /* transmission with whose arrival the next round trip begins */
 	double window, threshold;    /* segments */
@@ -54,6 +56,8 @@ void flow_path_open(struct flow_path *path);
  * so many such times before, ns. */
 uint64_t flow_path_probe_at(const struct flow_path *path, uint64_t now_ns);
 uint64_t flow_path_timeout_ns(const struct flow_path *path, unsigned before);
+/* Something has been acknowledged: what else is on its way is awaited from now on. */
+void flow_path_acknowledged(struct flow_path *path, uint64_t now_ns);
 /* What was sent so long ago, ns, is late when something later has arrived. */
 uint64_t flow_path_late_ns(const struct flow_path *path);
 void flow_path_measure(struct flow_path *path, uint64_t now_ns, uint32_t echo_us);
@@ -77,7 +81,7 @@ bool flow_path_timed_out(struct flow_path *paths, unsigned count, unsigned timed
 /* Nor has it answered what it was asked in time. */
 bool flow_path_unanswered(const struct flow_path *paths, unsigned count, unsigned asked, uint64_t now_ns);
 void flow_path_set_aside(struct flow_path *path, uint64_t now_ns);
-/* How often, on end, that was so, on the path where it was least often; UINT_MAX: nothing is on any path in use. */
+/* Timeouts on end of that path in use, with something on its way, that has had the fewest; UINT_MAX: there is none. */
 unsigned flow_path_timeouts(const struct flow_path *paths, unsigned count);
 /* Which ones are to be asked now whether they work, a bit each; and when, at the earliest. */
 unsigned flow_path_ask(struct flow_path *paths, unsigned count, uint64_t now_ns);

@@ -15,6 +15,7 @@ static void transmit(struct flow *flow, uint64_t now_ns, unsigned by, uint64_t s
 	sent->state = SENT_ON_ITS_WAY;
 	sent->path = by;
 	sent->stamp = ++path->stamp;
+	sent->before = path->on_its_way;
 	sent->at_ns = now_ns;
 	path->on_its_way++;
 	flow->on_its_way++;
@@ -184,6 +185,7 @@ static void acknowledge(struct flow *flow, uint64_t now_ns, unsigned by, uint32_
 		path->stamp_acked = sent->stamp;
 		path->acked_sent_ns = sent->at_ns;
 		path->acked_took_ns = now_ns - sent->at_ns;
+		path->acked_before = sent->before;
 	}
 	sent->bulk = NULL;
 	if (bulk && !--bulk->unacknowledged && bulk->cut == bulk->length)
@@ -236,11 +238,9 @@ static void have_arrived(struct flow *flow, uint64_t now_ns, unsigned by, uint32
 			continue;
 		if (i == by)
 			flow_path_measure(path, now_ns, echo_us);
-		path->timeouts = 0;
-		path->probed = false;
 		bool full = flow_path_is_full(flow->paths, flow->path_count, i);
 		flow_path_grow(path, full ? 0 : path->acked, most);
-		path->alarm_ns = path->on_its_way ? flow_path_probe_at(path, now_ns) : NEVER;
+		flow_path_acknowledged(path, now_ns);
 		path->acked = 0;
 	}
 }
@@ -361,10 +361,10 @@ unsigned flow_alarm(struct flow *flow, uint64_t now_ns)
 	if (now_ns >= flow->late_ns)
 		find_lost(flow, now_ns);
 	for (unsigned i = 0; i < flow->path_count; i++) {
-		if (now_ns >= flow->paths[i].alarm_ns)
-			path_alarm(flow, i, now_ns);
 		if (flow_path_unanswered(flow->paths, flow->path_count, i, now_ns))
 			set_aside(flow, i, now_ns);
+		else if (now_ns >= flow->paths[i].alarm_ns)
+			path_alarm(flow, i, now_ns);
 	}
 	if (flow->path_count > 1 && !flow_idle(flow))
 		ask = flow_path_ask(flow->paths, flow->path_count, now_ns);

@@ -9,8 +9,9 @@
 #define ASK_NS 1000000000ull
 /* So many greetings are said before they are a second apart. */
 #define FIRST_GREETINGS 8
-/* An endpoint that is closed sends so often in vain what has not arrived, which takes at most about so many seconds. */
+/* An endpoint that is closed sends so often in vain what has not arrived, for at most so many seconds more. */
 #define LINGER_TIMEOUTS 6
+#define LINGER_MOST_NS (LINGER_TIMEOUTS * 1000000000ull)
 
 /* Sends again what is late, and asks by the paths by which the flow would like to know more. */
 static void look_at_alarms(struct udp *udp, struct udp_link *link, uint64_t now_ns)
@@ -109,7 +110,7 @@ static bool all_in_vain(const struct udp *udp)
 {
 	for (uint32_t i = 0; i < udp->count; i++) {
 		const struct udp_link *link = udp->links[i];
-		if (is_awaited(link) && flow_path_timeouts(link->flow.paths, link->flow.path_count) < LINGER_TIMEOUTS)
+		if (is_awaited(link) && flow_path_timeouts(link->flow.paths, link->flow.path_count) <= LINGER_TIMEOUTS)
 			return false;
 	}
 	return true;
@@ -251,7 +252,7 @@ void udp_linger(struct pm_endpoint *endpoint)
 		pthread_mutex_unlock(&udp->lock);
 		if (!until || now != arrived)
 			until = now_ns + LINGER_NS;
-		if (idle || (vain && now_ns >= until))
+		if (idle || (now_ns >= until && (vain || now_ns >= until + LINGER_MOST_NS)))
 			return;
 		arrived = now;
 		poll(&socket, 1, 1);

@@ -7,7 +7,7 @@
 #include "fi_test.h"
 
 #define PEERS 50000
-#define MOST 1024 /* bytes that each takes */
+#define MOST 800 /* bytes that each takes */
 
 static struct pair pair;
 static fi_addr_t numbers[PEERS];

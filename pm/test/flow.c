@@ -76,7 +76,7 @@ int main(void)
 			.delay = seed * 1000, .loss = seed * 7 % 100, .twice = seed * 5 % 50, .jitter = seed * 31 % 7 * 50000,
 		}, 1, seed, 500);
 	frozen_peer();
-	/* Two round trips and the wait for news, and some more for what is found out about by what was probed with. */
+	/* A round trip, somewhat more, and the wait for news, and some more for what is found out about by what was probed with. */
 	CHECK(lost_end(20, 1) < 600);
 	CHECK(lost_end(20, 3) < 900);
 	CHECK(lost_end(20, 20) < 1200);

@@ -179,6 +179,59 @@ static void end_is_lost(void)
 	close_ends(ends);
 }
 
+/* What is slow is not lost: little is sent again to a peer that looks each 2 ms, after it has been quick, or over a network
+ * that takes 1 ms for each segment. */
+static void slow_is_not_lost(void)
+{
+	struct network quick = {.delay = 20 * US}, slow = {.delay = 50 * US, .rate = MB, .queue = MB};
+	begin(&quick, 1);
+	for (int i = 0; i < 200; i++)
+		for (uint64_t until = now + MS; now < until; now += 5 * US)
+			for (int j = 0; j < 2; j++)
+				step(&ends[j], &ends[!j], now, 10 * (i + 1));
+	uint64_t again = ends[0].flow.sent_again;
+	for (int i = 0; i < 100; i++)
+		for (uint64_t until = now + 10 * MS; now < until; now += 5 * US) {
+			step(&ends[0], &ends[1], now, 2000 + i + 1);
+			if (now % (2 * MS) < 5 * US)
+				step(&ends[1], &ends[0], now, 2000);
+		}
+	CHECK(ends[1].received > 2090);
+	CHECK(ends[0].flow.sent_again - again < 30); /* until the round trip is known to have become longer */
+	close_ends(ends);
+	begin(&slow, 1);
+	for (int i = 0; i < 10; i++) {
+		send_all(i, 20 * SEGMENT);
+		run_for(100 * MS);
+	}
+	CHECK(ends[0].flow.sent_again < 3);
+	close_ends(ends);
+}
+
+/* The last path is never set aside, when it works in one direction and the other end goes on sending. */
+static void last_path_one_way(void)
+{
+	struct network networks[2] = {CABLE, CABLE};
+	begin(networks, 2);
+	send_all(0, 4 * MB);
+	for (int i = 0; i < 2; i++)
+		ends[i].networks[1].cut = true;
+	send_all(1, MB);
+	CHECK(ends[0].flow.paths[1].aside);
+	ends[1].networks[0].cut = true;
+	struct flow_bulk *bulk = send_bulk(2, 100);
+	for (uint64_t began = now; now - began < 1500 * MS; now += 5 * US) {
+		step(&ends[0], &ends[1], now, 0);
+		step(&ends[1], &ends[0], now, (now - began) / (20 * MS));
+		CHECK(!ends[0].flow.paths[0].aside);
+	}
+	CHECK(ends[0].received > 3 && bulk->listed);
+	ends[1].networks[0].cut = false;
+	run_for(1000 * MS);
+	CHECK(!bulk->listed);
+	close_ends(ends);
+}
+
 /* Nobody is given up, and no path for good, when all are dead for some time. */
 static void all_cut(void)
 {
@@ -245,6 +298,8 @@ int main(void)
 	cut_for(1, 2000 * MS);
 	cut_unused();
 	end_is_lost();
+	slow_is_not_lost();
+	last_path_one_way();
 	all_cut();
 	never_there();
 	one_way();

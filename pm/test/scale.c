@@ -8,7 +8,7 @@
 #include "pair.h"
 
 #define PEERS 100000
-#define MOST 1024 /* bytes that each takes */
+#define MOST 400 /* bytes that each takes */
 
 static int descriptors(void)
 {
@@ -67,7 +67,7 @@ static void know_many(struct side *side)
 		CHECK_IS(pm_receive(side->endpoint, &message), 0);
 	CHECK_IS(descriptors(), open);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which take memory of their own */
-	CHECK(mapped() - memory < (size_t)PEERS * MOST + (1 << 20));
+	CHECK(mapped() - memory < (size_t)PEERS * 2 * MOST);
 #else
 	(void)memory;
 #endif
