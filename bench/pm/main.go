@@ -59,7 +59,7 @@ func measure(ctx context.Context, runs int, out, only string) (err error) {
 		return err
 	}
 	addLinks(ways)
-	costs, err := b.countCosts(ctx)
+	costs, err := b.countCosts(ctx, fewer(runs))
 	if err != nil {
 		return err
 	}

@@ -197,6 +197,6 @@ var headings = map[string]string{
 	twoGuests:  "In two guests of one host, emulated; tcp and udp over virtio-net",
 	whole:      "In two network namespaces joined by a cable",
 	twoCables:  "In two network namespaces joined by two cables of 200 Mbit/s each; many writes on their way",
-	switching:  "That rails can be left and joined: instructions of a message, sent, received and released; longest gap between messages at each of 50 switches, us",
+	switching:  "That rails can be left and joined: instructions of a message, sent, received and released; longest gap between messages while that is done 50 times, and the longest time until a rail is left, us",
 	lossy:      "The same, 1 % of the packets lost; all bytes by all time",
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/csv"
 	"fmt"
+	"maps"
 	"math"
 	"os/exec"
 	"slices"
@@ -16,24 +17,31 @@ import (
 
 const switching = "one machine, rails left and joined" // path
 
-const costSize = 32 // bytes of the messages that are counted
+const (
+	costSize = 32 // bytes of the messages that are counted
+	switches = 50 // in a turn
+)
 
 const (
 	instructions = "instructions" // per message, sent, received and released
-	longestGap   = "longest_gap"  // of each of 50 switches, or spans as long
+	longestGap   = "longest_gap"  // of a turn's switches, or spans as long
+	leaving      = "until_left"   // of a turn's switches
 	fixedRails   = "pm, rails fixed"
 )
 
+type cost struct{ peer, metric string }
+
 // costs is what pm/bench/cost calls its figures, and what they are here.
-var costs = map[string]struct{ peer, metric string }{
+var costs = map[string]cost{
 	"instructions per message":                       {"pm", instructions},
 	"instructions per message where rails are fixed": {fixedRails, instructions},
 	"longest gap while a rail is left and joined":    {"pm", longestGap},
 	"longest gap in a span as long without":          {"pm, not switching", longestGap},
+	"until a rail is left":                           {"pm", leaving},
 }
 
 // countCosts counts instructions, and looks for gaps between messages under full load.
-func (b *bench) countCosts(ctx context.Context) ([]row, error) {
+func (b *bench) countCosts(ctx context.Context, turns int) ([]row, error) {
 	fmt.Println("== what it costs that rails can be left and joined")
 	if _, err := exec.LookPath("valgrind"); err != nil {
 		b.skip(switching, "this machine lacks valgrind (Debian package valgrind)")
@@ -42,7 +50,7 @@ func (b *bench) countCosts(ctx context.Context) ([]row, error) {
 	if _, err := run(ctx, "make", "-s", "-C", "pm", "BUILD="+b.build, b.build+"/cost"); err != nil {
 		return nil, err
 	}
-	out, err := run(ctx, "pm/bench/cost", b.build)
+	out, err := run(ctx, "pm/bench/cost", b.build, strconv.Itoa(switches), strconv.Itoa(turns))
 	if err != nil {
 		return nil, err
 	}
@@ -65,33 +73,38 @@ func (r *result) addCosts(rows []row) {
 		report.AtMost("switch_gap_ms", value("pm", longestGap).Median/1000, 5))
 }
 
-// readCosts takes CSV: rail, what, value, unit, spread as LEAST..GREATEST.
+// readCosts takes CSV: rail, what, value, unit, spread as LEAST..GREATEST; gaps once for each turn, of which the greatest
+// counts.
 func readCosts(out string) ([]row, error) {
 	lines, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 	if err != nil {
 		return nil, fmt.Errorf("read pm/bench/cost's answer: %w", err)
 	}
-	var rows []row
+	runs := map[cost][]float64{}
 	for _, line := range lines {
 		of, known := costs[line[1]]
 		if !known {
 			continue
 		}
-		value, err := strconv.ParseFloat(line[2], 64)
+		value := line[2]
+		if _, greatest, found := strings.Cut(line[4], ".."); found {
+			value = greatest
+		}
+		figure, err := strconv.ParseFloat(value, 64)
 		if err != nil {
 			return nil, fmt.Errorf("read pm/bench/cost's answer: %w", err)
 		}
-		spread := report.Stat{Median: value, Min: value, Max: value, Unit: line[3]}
-		if line[4] != "" {
-			if _, err := fmt.Sscanf(line[4], "%g..%g", &spread.Min, &spread.Max); err != nil {
-				return nil, fmt.Errorf("read pm/bench/cost's answer: spread %q: %w", line[4], err)
-			}
-		}
-		rows = append(rows, row{Path: switching, Rail: line[0], Peer: of.peer, Size: costSize, Metric: of.metric,
-			Unit: line[3], Value: value, Best: spread.Min, Spread: spread})
+		runs[of] = append(runs[of], figure)
 	}
-	if len(rows) != len(costs) {
-		return nil, fmt.Errorf("read pm/bench/cost's answer: %d figures of %d", len(rows), len(costs))
+	var rows []row
+	for _, what := range slices.Sorted(maps.Keys(costs)) {
+		of := costs[what]
+		if len(runs[of]) == 0 {
+			return nil, fmt.Errorf("read pm/bench/cost's answer: no %s", what)
+		}
+		spread := report.Summarize(units[of.metric], runs[of]...)
+		rows = append(rows, row{Path: switching, Rail: "shm", Peer: of.peer, Size: costSize, Metric: of.metric,
+			Unit: units[of.metric], Value: spread.Median, Best: spread.Min, Spread: spread})
 	}
 	return rows, nil
 }

@@ -44,7 +44,7 @@ const (
 	meanBandwidth = "mean_bandwidth"
 )
 
-var units = map[string]string{latency: "us", bandwidth: "MB/s", meanBandwidth: "MB/s"}
+var units = map[string]string{latency: "us", bandwidth: "MB/s", meanBandwidth: "MB/s", longestGap: "us", leaving: "us"}
 
 func (w *way) name() string {
 	name := w.carrier
