@@ -83,7 +83,7 @@ func (b *bench) takeTurns(ctx context.Context, ways []*way, runs int) error {
 	order := slices.Clone(ways)
 	for turn := range runs {
 		for _, w := range order {
-			if w.command == nil && w.perf == nil || w.cable != nil && turn >= fewer(runs) {
+			if w.command == nil && w.perf == nil && w.provider == "" || w.cable != nil && turn >= fewer(runs) {
 				continue
 			}
 			err := w.measure(ctx, b)

@@ -30,6 +30,10 @@ func (w *way) measure(ctx context.Context, b *bench) error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		return w.measurePerf(ctx, b)
+	case w.provider != "":
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		return w.measureFabric(ctx)
 	case w.command != nil:
 		return w.measureMPI(ctx, b)
 	default:

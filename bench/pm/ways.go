@@ -21,6 +21,7 @@ type way struct {
 	abi         string          // of the program
 	slow        bool            // needs fewer rounds
 	perf        []string        // arguments of pm-perf, in place of a command
+	provider    string          // of fi_pingpong, in place of a command
 	curves      map[string]*way // who gets which of its curves; the others of these have nothing to run
 	cable       *cable          // that it goes by, if one
 	losing      bool            // over a cable that loses packets
@@ -72,7 +73,7 @@ const (
 
 // ways are in the order in which they are printed.
 func (b *bench) ways() []*way {
-	local := slices.Concat(b.bare(), b.openMPI(), b.mpich(), b.intel())
+	local := slices.Concat(b.bare(), b.throughFabric(), b.openMPI(), b.mpich(), b.intel())
 	for _, w := range local {
 		w.path = oneMachine
 	}
