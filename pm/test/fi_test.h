@@ -214,6 +214,16 @@ static inline void nothing(struct side *side, struct side *other)
 		CHECK_IS(again_, 0);                                                                               \
 	} while (0)
 
+/* When it returns, all that a side has sent to the other one has arrived there; the latter has no other completions. */
+static inline void let_arrive(struct side *from, struct side *at)
+{
+	enum { LAST = 0x1a57 };
+
+	AGAIN(fi_tinject(from->ep, NULL, 0, from->other, LAST), at);
+	CHECK(!fi_trecv(at->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, LAST, 0, NULL));
+	CHECK_IS(next(at, from, NULL).tag, LAST);
+}
+
 static inline void fill(char *buffer, size_t size, unsigned seed)
 {
 	for (size_t i = 0; i < size; i++)
