@@ -79,7 +79,7 @@ void peer_fail(int result, const char *what)
 	case -EACCES:
 		fail(0, "the other process has another job key (PM_JOB_KEY)");
 	case -EHOSTUNREACH:
-		fail(0, "no process of this machine answers to that address");
+		fail(0, "no process of this machine answers to that address, and those of others need PM_JOB_KEY, both of them");
 	case -EHOSTDOWN:
 		fail(0, "the other process has ended");
 	default:

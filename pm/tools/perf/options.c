@@ -178,8 +178,8 @@ void parse_options(int argc, char **argv, struct invocation *invocation)
 		.options = options,
 		.parser = parse,
 		.args_doc = "\nADDRESS",
-		.doc = "Measure latency and bandwidth of PM between two processes of this machine, by size: both started here, or"
-		       " the client of one that was started with --server and has printed ADDRESS.",
+		.doc = "Measure latency and bandwidth of PM between two processes, by size: both started here, or the client of one"
+		       " that was started with --server, on this machine, another one or in a guest, and has printed ADDRESS.",
 	};
 	argp_program_version_hook = print_version;
 	argp_err_exit_status = 2;
