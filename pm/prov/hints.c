@@ -93,7 +93,8 @@ static const char *check_domain(uint32_t version, const struct fi_info *hints)
 		return "domain name";
 	if (attr->threading > FI_THREAD_ENDPOINT)
 		return "threading";
-	/* 3 is FI_PROGRESS_CONTROL_UNIFIED of later versions: all is done while a queue is read, control included. */
+	/* Nothing but data needs progress: what is called control has ended when its call returns, so any model is kept. 3 is
+	 * FI_PROGRESS_CONTROL_UNIFIED of later versions: all is done while a queue is read, control included. */
 	if (attr->data_progress == FI_PROGRESS_AUTO || attr->data_progress > 3 || attr->control_progress > 3)
 		return "progress";
 	if (attr->resource_mgmt > FI_RM_ENABLED)

@@ -50,7 +50,8 @@
 #define PROV_MR_MODE (FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 
 /* Capabilities, as fi_getinfo(3) groups them: callers get the primary ones that they ask for, with those modifiers or
- * all of them, and the secondary ones in any case. */
+ * all of them, and the secondary ones in any case: also FI_REMOTE_COMM where there is only the rail shm, as Open MPI takes
+ * no provider without it even on one machine. */
 #define PROV_PRIMARY (FI_MSG | FI_TAGGED | FI_RMA | FI_DIRECTED_RECV | (prov_tunables.atomics ? FI_ATOMIC : 0))
 #define PROV_MESSAGES (FI_SEND | FI_RECV)
 #define PROV_ACCESSES (FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)

@@ -93,6 +93,18 @@ static void information(void)
 	CHECK_IS(info_status(v, HINTS(h->ep_attr->max_msg_size = ~(size_t)0)), -FI_ENODATA);
 }
 
+/* Control operations have ended when their calls return, so either model is true of them: the caller's is given back. */
+static void progress(enum fi_progress control, enum fi_progress told)
+{
+	struct fi_info *info, *hints = HINTS(h->domain_attr->control_progress = control);
+
+	CHECK(!fi_getinfo(FI_VERSION(1, 9), NULL, NULL, 0, hints, &info));
+	CHECK_IS(info->domain_attr->control_progress, told);
+	CHECK_IS(info->domain_attr->data_progress, FI_PROGRESS_MANUAL);
+	fi_freeinfo(info);
+	fi_freeinfo(hints);
+}
+
 /* Atomic operations, and the order in which they are done, are promised to who asks for them or for nothing. */
 static void promised(uint64_t caps, uint64_t granted)
 {
@@ -131,6 +143,28 @@ static void not_offered(void)
 	exit(0);
 }
 
+/* FI_REMOTE_COMM is promised also where no other machine is reached, for Open MPI wants it in any case. Sending says so. */
+static void unreachable(void)
+{
+	struct pair_options options = { .threading = FI_THREAD_DOMAIN, .av_type = FI_AV_TABLE };
+	struct fi_cq_tagged_entry entry;
+	char stranger[48];
+	fi_addr_t there;
+	ssize_t status;
+
+	setenv("PM_RAILS", "shm", 1);
+	open_pair(&pair, &options);
+	CHECK(pair.info->caps & FI_REMOTE_COMM);
+	CHECK(pair.info->domain_attr->caps & FI_REMOTE_COMM);
+	memcpy(stranger, b->name, sizeof(stranger));
+	memset(&stranger[8], 0x77, 34); /* another process, on another machine (pm(7)) */
+	CHECK_IS(fi_av_insert(a->av, stranger, 1, &there, 0, NULL), 1);
+	while ((status = fi_tsend(a->ep, out, 8, NULL, there, 1, NULL)) == -FI_EAGAIN)
+		(void)!fi_cq_read(a->cq, &entry, 1);
+	CHECK(status == -FI_EHOSTUNREACH || status == -FI_EHOSTDOWN);
+	close_pair(&pair);
+}
+
 int main(void)
 {
 	not_offered();
@@ -141,6 +175,10 @@ int main(void)
 	promised(FI_ATOMIC, FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE);
 	promised(FI_ATOMIC | FI_READ | FI_REMOTE_WRITE, FI_ATOMIC | FI_READ | FI_REMOTE_WRITE);
 	promised(0, FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE);
+	progress(FI_PROGRESS_UNSPEC, FI_PROGRESS_MANUAL);
+	progress(FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL);
+	progress(FI_PROGRESS_AUTO, FI_PROGRESS_AUTO);
 	formats();
+	unreachable();
 	return 0;
 }
