@@ -169,16 +169,22 @@ static void flush(struct prov_ep *ep)
 static void log_statistics(struct prov_ep *ep)
 {
 	struct pm_statistics figures;
+	const struct pm_rail_statistics *rails = figures.rails;
 
+	_Static_assert(PM_RAILS == 4, "the log does not name all rails");
 	pm_statistics(ep->pm, &figures);
 	FI_INFO(&prov_provider, FI_LOG_EP_CTRL,
 		"messages sent %llu received %llu, bytes sent %llu received %llu read %llu written %llu direct %llu, "
-		"no room %llu, dropped %llu, atomic operations done for others %llu\n",
+		"no room %llu, dropped %llu, atomic operations done for others %llu, "
+		"rails switched %llu shm %llu ivshmem %llu verbs %llu udp %llu\n",
 		(unsigned long long)figures.messages_sent, (unsigned long long)figures.messages_received,
 		(unsigned long long)figures.message_bytes_sent, (unsigned long long)figures.message_bytes_received,
 		(unsigned long long)figures.read_bytes, (unsigned long long)figures.write_bytes,
 		(unsigned long long)figures.direct_bytes, (unsigned long long)figures.no_room,
-		(unsigned long long)(figures.dropped + ep->dropped), (unsigned long long)ep->atomics);
+		(unsigned long long)(figures.dropped + ep->dropped), (unsigned long long)ep->atomics,
+		(unsigned long long)figures.switches, (unsigned long long)rails[PM_RAIL_SHM].messages,
+		(unsigned long long)rails[PM_RAIL_IVSHMEM].messages, (unsigned long long)rails[PM_RAIL_VERBS].messages,
+		(unsigned long long)rails[PM_RAIL_UDP].messages);
 }
 
 static int ep_close(struct fid *fid)
