@@ -1,4 +1,4 @@
-/* udp.c - the udp rail refuses what is forged, damaged or of another job, says goodbye, and knows silence from it. */
+/* udp.c - the udp rail refuses noise, what is forged and what is of another job, says goodbye, and knows silence from it. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdbool.h>
