@@ -14,7 +14,8 @@
 
 /* One in so many of a type is damaged. */
 static const unsigned every[TYPES] = {
-	[UDP_GREETING] = 2, [UDP_DATA] = 5, [UDP_NEWS] = 5, [UDP_PING] = 2, [UDP_BYE] = 2, [UDP_READ] = 5, [UDP_WRITE] = 5, [UDP_EMPTY] = 2,
+	[UDP_GREETING] = 2, [UDP_DATA] = 5, [UDP_NEWS] = 5, [UDP_PING] = 2, [UDP_BYE] = 2, [UDP_READ] = 5, [UDP_WRITE] = 5,
+	[UDP_EMPTY] = 2,
 };
 
 /* How many packets of a type each side has sent, and damaged, and how many refusals that makes: both see it. */

@@ -82,6 +82,7 @@ static uint16_t wire_train(const struct msghdr *message)
 ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	static _Thread_local uint8_t train[65536];
+	static _Thread_local _Alignas(struct udp_packet) uint8_t packet[65536];
 	size_t length = 0, size = wire_train(message);
 	int domain = AF_UNIX;
 	socklen_t room = sizeof(domain);
@@ -104,7 +105,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	}
 	for (size_t at = 0, piece; at < length; at += piece) {
 		piece = size && length - at > size ? size : length - at;
-		if (wire_put(fd, train + at, piece, flags, message->msg_name, message->msg_namelen) < 0)
+		memcpy(packet, train + at, piece);
+		if (wire_put(fd, packet, piece, flags, message->msg_name, message->msg_namelen) < 0)
 			return -1;
 	}
 	return (ssize_t)length;
