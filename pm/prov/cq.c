@@ -222,14 +222,8 @@ static int cq_signal(struct fid_cq *fid)
 
 static const char *cq_strerror(struct fid_cq *fid, int number, const void *data, char *text, size_t length)
 {
-	const char *message = fi_strerror(number < 0 ? -number : number);
-
 	(void)fid, (void)data;
-	if (!text || !length)
-		return message;
-	strncpy(text, message, length - 1);
-	text[length - 1] = 0;
-	return text;
+	return prov_strerror(number, text, length);
 }
 
 static int cq_close(struct fid *fid)

@@ -14,9 +14,8 @@ static void set_defaults(struct prov_ep *ep)
 	if (prov_wants_completion(ep->tx_cq, ep->tx_selective, ep->tx_op_flags))
 		ep->send_flags |= PROV_COMPLETE;
 	/* Nobody need be told of a delivery that nobody hears of. */
-	if (ep->tx_op_flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) &&
-	    (ep->send_flags & PROV_COMPLETE || ep->send_cntr))
-		ep->send_flags |= PROV_CONFIRM;
+	if (ep->send_flags & PROV_COMPLETE || ep->send_cntr)
+		ep->send_flags |= prov_confirmation(ep->tx_op_flags);
 	if (ep->tx_op_flags & FI_INJECT)
 		ep->send_flags |= PROV_INJECT;
 	if (prov_wants_completion(ep->rx_cq, ep->rx_selective, ep->rx_op_flags))
@@ -312,10 +311,18 @@ static int no_rx_ctx(struct fid_ep *ep, int index, struct fi_rx_attr *attr, stru
 	return -FI_ENOSYS;
 }
 
-static ssize_t size_left(struct fid_ep *ep)
+/* Only want of memory refuses a receive. */
+static ssize_t rx_size_left(struct fid_ep *ep)
 {
 	(void)ep;
 	return PROV_QUEUE_SIZE;
+}
+
+/* Room is a matter of the peer's ring, and no number is true of all peers. */
+static ssize_t no_tx_size_left(struct fid_ep *ep)
+{
+	(void)ep;
+	return -FI_ENOSYS;
 }
 
 static struct fi_ops ep_fid_ops = PROV_FID_OPS(ep_close, ep_bind, ep_control);
@@ -327,8 +334,8 @@ static struct fi_ops_ep ep_ops = {
 	.setopt = ep_setopt,
 	.tx_ctx = no_tx_ctx,
 	.rx_ctx = no_rx_ctx,
-	.rx_size_left = size_left,
-	.tx_size_left = size_left,
+	.rx_size_left = rx_size_left,
+	.tx_size_left = no_tx_size_left,
 };
 
 static struct fi_ops_cm cm_ops = {

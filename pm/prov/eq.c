@@ -1,4 +1,5 @@
 /* eq.c - event queues. The provider has no events of its own; what the caller writes can be read again. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -138,10 +139,20 @@ static ssize_t eq_sread(struct fid_eq *fid, uint32_t *type, void *buffer, size_t
 	return got;
 }
 
+const char *prov_strerror(int number, char *text, size_t length)
+{
+	const char *message = fi_strerror(number < 0 ? -number : number);
+
+	if (!text || !length)
+		return message;
+	snprintf(text, length, "%s", message);
+	return text;
+}
+
 static const char *eq_strerror(struct fid_eq *fid, int number, const void *data, char *text, size_t length)
 {
-	(void)fid, (void)data, (void)text, (void)length;
-	return fi_strerror(number);
+	(void)fid, (void)data;
+	return prov_strerror(number, text, length);
 }
 
 static int eq_control(struct fid *fid, int command, void *argument)

@@ -194,6 +194,7 @@ struct prov_peer {
 #define PROV_MULTI 32u   /* receive: takes messages one after the other until it is used up */
 #define PROV_RETIRED 64u /* multi-receive: takes no more */
 #define PROV_INJECT 128u /* send: the buffer is free at once */
+#define PROV_ON_ARRIVAL WIRE_ON_ARRIVAL /* send, with PROV_CONFIRM: the FIN need not wait for a receive */
 
 /* A receive that waits for its message. */
 struct prov_receive {

@@ -74,6 +74,10 @@ static void take_request(struct prov_ep *ep, struct prov_peer *peer, const struc
 			arrival.length += arrival.parts[i].length;
 		}
 	}
+	if (!rts && request.flags & WIRE_ON_ARRIVAL) {
+		prov_answer(peer, request.request, 0);
+		arrival.flags &= ~PROV_CONFIRM;
+	}
 	side = arrival.flags & PROV_TAGGED ? &ep->tagged : &ep->untagged;
 	prov_arrive(ep, side, prov_match(side, peer, arrival.tag), &arrival);
 }

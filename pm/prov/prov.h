@@ -47,6 +47,9 @@ ssize_t prov_trecvv(struct fid_ep *fid, const struct iovec *parts, void **descri
 ssize_t prov_trecvmsg(struct fid_ep *fid, const struct fi_msg_tagged *message, uint64_t flags);
 ssize_t prov_cancel(fid_t fid, void *context);
 
+/* eq.c: as fi_cq_strerror and fi_eq_strerror want it. */
+const char *prov_strerror(int number, char *text, size_t length);
+
 /* stubs.c: members of operation tables that nothing is done for. */
 extern struct fi_ops_collective prov_collective_stubs;
 int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags);
@@ -262,6 +265,15 @@ static inline uint64_t prov_send_completion(uint32_t flags)
 static inline bool prov_wants_completion(const struct prov_cq *cq, bool selective, uint64_t flags)
 {
 	return cq && (!selective || flags & FI_COMPLETION);
+}
+
+/* What has to be heard from the peer before a send may be reported that is to be as complete as these flags say. On shm
+ * what was sent is with the peer at once, but the udp rail still needs this process. */
+static inline uint32_t prov_confirmation(uint64_t flags)
+{
+	if (flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE))
+		return PROV_CONFIRM;
+	return flags & FI_TRANSMIT_COMPLETE ? PROV_CONFIRM | PROV_ON_ARRIVAL : 0;
 }
 
 /* The kind of an eager message with those flags. */

@@ -14,7 +14,7 @@ static int send_request(struct prov_operation *operation, uint8_t kind, const st
 		.tag = send->tag,
 		.data = send->data,
 		.request = prov_operation_id(operation),
-		.flags = send->flags & (WIRE_IS_TAGGED | WIRE_HAS_DATA),
+		.flags = send->flags & (WIRE_IS_TAGGED | WIRE_HAS_DATA | WIRE_ON_ARRIVAL),
 		.parts = part_count,
 	};
 	struct iovec parts[1 + PROV_IOV_LIMIT] = { { .iov_base = &request, .iov_len = sizeof(request) } };

@@ -132,8 +132,8 @@ static uint32_t message_flags(struct fid_ep *fid, uint64_t flags)
 
 	if (prov_wants_completion(ep->tx_cq, ep->tx_selective, flags))
 		own |= PROV_COMPLETE;
-	if (flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) && (own & PROV_COMPLETE || ep->send_cntr))
-		own |= PROV_CONFIRM;
+	if (own & PROV_COMPLETE || ep->send_cntr)
+		own |= prov_confirmation(flags);
 	if (flags & FI_INJECT)
 		own |= PROV_INJECT;
 	if (flags & FI_REMOTE_CQ_DATA)

@@ -12,7 +12,8 @@
  *   MSG_DATA      data(8) payload                           the same with remote completion data
  *   CONFIRM       wire_request(32) payload                  eager message whose sender waits for a FIN
  *   RTS           wire_request(32) wire_part(24) * 0..4     ready to send: the payload lies in the parts, in order
- *   FIN           wire_fin(16)                              the answer to CONFIRM or RTS: it has been received
+ *   FIN           wire_fin(16)                              the answer to CONFIRM or RTS: a receive has taken it, or,
+ *                                                           where CONFIRM asks for that alone, it has arrived
  *   RMA_DATA      wire_rma_data(16)                         remote completion data of a write that has ended
  *   ATOMIC        wire_atomic(16) wire_part(24) * 1..4 operands compares
  *                                                           please do this to the parts, in order
@@ -66,6 +67,7 @@ enum wire_kind {
 /* Bits of wire_request.flags */
 #define WIRE_IS_TAGGED 1u
 #define WIRE_HAS_DATA 2u
+#define WIRE_ON_ARRIVAL 256u /* of a CONFIRM: FIN is to be said when it comes, taken by a receive or not */
 
 /* The most parts of a buffer in an RTS. */
 #define WIRE_PARTS 4
