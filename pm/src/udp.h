@@ -141,6 +141,7 @@ struct udp {
 	bool no_trains;            /* the kernel cuts no trains on this way */
 	_Atomic uint64_t turns;    /* looks of the owner */
 	uint64_t turns_seen;       /* by the keeper */
+	_Atomic bool woken_by_packets; /* the owner sleeps, for what is not in packets as well (udp_wake) */
 	bool more;                 /* the last search found a message: the owner's alone */
 	unsigned quiet;            /* looks on end that found nothing */
 	uint32_t socket_bytes;     /* that may wait in the socket */

@@ -181,8 +181,8 @@ bool udp_tick(struct pm_endpoint *endpoint)
 		endpoint_give_back(endpoint);
 	if (rings)
 		rail_notice(endpoint);
-	/* The owner may sleep for what has just been taken out of its socket. */
-	if (took && udp_ready(endpoint))
+	/* The owner may sleep for what has just been taken out of its socket, or be woken by it for what is elsewhere. */
+	if (took && (atomic_load(&udp->woken_by_packets) || udp_ready(endpoint)))
 		endpoint_notice(endpoint);
 	return busy;
 }

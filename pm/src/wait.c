@@ -91,6 +91,8 @@ static bool set_asleep(struct pm_endpoint *endpoint, uint32_t asleep)
 		atomic_store(endpoint->inbound[i]->asleep, asleep);
 		elsewhere = true;
 	}
+	if (endpoint->udp)
+		atomic_store(&endpoint->udp->woken_by_packets, asleep && elsewhere);
 	return elsewhere;
 }
 
