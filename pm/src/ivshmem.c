@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -106,13 +105,30 @@ void ivshmem_close(struct pm_context *context)
 	free(area);
 }
 
+static uint32_t number(const char *digits)
+{
+	unsigned long value = strtoul(digits, NULL, 10);
+	return value < UINT32_MAX ? value : UINT32_MAX; /* so many parts there are nowhere */
+}
+
+/* Reads which part of how many it is: 0/2. False: that is no such thing. */
+static bool read_part(const char *text, uint32_t *part, uint32_t *parts)
+{
+	static const char digits[] = "0123456789";
+	const char *slash = text + strspn(text, digits), *end = *slash ? slash + 1 + strspn(slash + 1, digits) : slash;
+	if (slash == text || *slash != '/' || end == slash + 1 || *end)
+		return false;
+	*part = number(text);
+	*parts = number(slash + 1);
+	return true;
+}
+
 /* Opens memory that is written as in $PM_IVSHMEM: a path, and where there are several guests a colon and which one of
  * how many this is, from 0: 0/2. The descriptor, or -errno. */
 int ivshmem_find(const char *given, uint32_t *part, uint32_t *parts)
 {
 	const char *colon = strrchr(given, ':');
-	int end = 0;
-	if (!colon || sscanf(colon, ":%u/%u%n", part, parts, &end) != 2 || colon[end]) {
+	if (!colon || !read_part(colon + 1, part, parts)) {
 		colon = given + strlen(given); /* names of PCI devices have colons, too */
 		*part = 0;
 		*parts = 1;

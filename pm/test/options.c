@@ -1,6 +1,7 @@
 /* options.c - what a context is told to do, by its caller or the environment, it does or refuses. */
 #include <pm.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #include "test.h"
 
@@ -48,6 +49,38 @@ static void key_decides_on_udp(void)
 	CHECK(!unsetenv("PM_RAILS") && !unsetenv("PM_ADDRESS"));
 }
 
+/* The memory that guests share, and which part of it is this one's. */
+static void ivshmem(void)
+{
+	static const struct {
+		const char *part;
+		int error;
+	} cases[] = {
+		{"", 0}, {":0/1", 0}, {":1/2", 0}, {":5/6", 0},
+		{":1/1", -EINVAL}, {":2/2", -EINVAL}, {":0/0", -EINVAL}, {":4294967296/4294967297", -EINVAL},
+		{":99999999999999999999/99999999999999999999", -EINVAL},
+		{":0/7", -ENOSPC}, {":0/4294967295", -ENOSPC}, {":0/4294967297", -ENOSPC}, /* too small for a ring */
+		/* Of another form: a name that has a colon. */
+		{":", -ENOENT}, {":1", -ENOENT}, {":0/", -ENOENT}, {":/2", -ENOENT}, {":0/2 ", -ENOENT}, {":0/2/3", -ENOENT},
+		{":-1/2", -ENOENT}, {":0/-2", -ENOENT}, {":+1/2", -ENOENT}, {": 1/2", -ENOENT}, {":0/ 2", -ENOENT}, {":a/b", -ENOENT},
+	};
+	char value[100];
+	int fd = memfd_create("ivshmem", 0);
+	CHECK(fd >= 0 && !ftruncate(fd, 1000000));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		sprintf(value, "/proc/self/fd/%d%s", fd, cases[i].part);
+		int error = with("PM_IVSHMEM", value);
+		if (error != cases[i].error)
+			fprintf(stderr, "PM_IVSHMEM=%s: ", value);
+		CHECK_IS(error, cases[i].error);
+	}
+	close(fd);
+	CHECK_IS(with("PM_IVSHMEM", value), -ENOENT);
+	CHECK_IS(with("PM_IVSHMEM", ""), -ENOENT);
+	CHECK_IS(with("PM_IVSHMEM", "/"), -EISDIR);
+	CHECK_IS(with("PM_IVSHMEM", "/dev/null"), -ENOSPC);
+}
+
 int main(void)
 {
 	static const char *const bad[][2] = {
@@ -69,5 +102,6 @@ int main(void)
 	CHECK_IS(with("PM_RING_BYTES", "65536"), 0);
 	CHECK_IS(opened(&(struct pm_options){.size = sizeof(struct pm_options), .ring_bytes = 1000}), -EINVAL);
 	key_decides_on_udp();
+	ivshmem();
 	return 0;
 }
