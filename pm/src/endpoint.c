@@ -82,6 +82,9 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 	order_endpoint_closed(context, endpoint->number);
 	atomic_store(&endpoint->shared->serial, 0);
 	pthread_mutex_unlock(&context->lock);
+	/* Who has just given it back may still hold that, and nobody else comes to it now. */
+	pthread_mutex_lock(&endpoint->seat);
+	pthread_mutex_unlock(&endpoint->seat);
 	link_close_all(endpoint);
 	verbs_endpoint_close(endpoint);
 	HASH_ITER(hh, endpoint->peers, peer, next) {
