@@ -99,7 +99,7 @@ int copied_step(struct operation *operation)
 	if (operation->sent) {
 		peer->copies++;
 		if (peer->out && peer->out->remote)
-			udp_await(peer);
+			udp_look_soon(peer->endpoint);
 	}
 	if (operation->sent && operation->begun)
 		peer->bulk_writes--;

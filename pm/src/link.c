@@ -136,7 +136,7 @@ int link_no_room(struct pm_peer *peer)
 	count(&peer->endpoint->statistics->no_room, 1);
 	if (peer->out->remote) {
 		peer->no_room_ns = clock_ns();
-		udp_await(peer);
+		udp_look_soon(peer->endpoint);
 	}
 	if (peer->out->verbs)
 		verbs_look(peer->endpoint);

@@ -168,6 +168,7 @@ void order_carry_out(struct pm_endpoint *endpoint)
 			atomic_store(&endpoint->seized, 1);
 		} else if (order->kind == ORDER_RESTORE) {
 			atomic_store(&endpoint->held, false);
+			udp_look_soon(endpoint);
 			/* The keeper, which has the seat, gives it back; the owner has just been told both, and does it here. */
 			if (!pthread_mutex_trylock(&endpoint->seat))
 				endpoint_give_back(endpoint);

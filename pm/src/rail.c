@@ -34,11 +34,17 @@ int rail_find(const char *name, size_t length, enum rail *rail)
 	return -EINVAL;
 }
 
+/* Who has been put aside gives memory back, and says so when it is taken up again. */
+static bool may_say(const struct pm_peer *peer)
+{
+	return !atomic_load(&peer->endpoint->held);
+}
+
 /* False: there is no room now. */
 bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, uint32_t length)
 {
 	void *buffer;
-	if (!udp_link_to(peer) || udp_reserve(peer, length, &buffer))
+	if (!may_say(peer) || !udp_link_to(peer) || udp_reserve(peer, length, &buffer))
 		return false;
 	memcpy(buffer, what, length);
 	udp_commit(peer, 0, type);
@@ -49,7 +55,7 @@ bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, ui
 bool rail_can_say(struct pm_peer *peer)
 {
 	void *buffer;
-	return udp_link_to(peer) && !udp_reserve(peer, sizeof(struct verbs_offer), &buffer);
+	return may_say(peer) && udp_link_to(peer) && !udp_reserve(peer, sizeof(struct verbs_offer), &buffer);
 }
 
 bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news news)
@@ -156,6 +162,7 @@ void rail_progress(struct pm_endpoint *endpoint)
 	if (!rail_allowed(endpoint->context, RAIL_VERBS))
 		verbs_endpoint_close(endpoint);
 	atomic_store(&endpoint->in_use, in_use(endpoint));
+	more &= !atomic_load(&endpoint->held); /* what is to be said waits */
 	/* Memory of a rail that is being left may be with a ring that ends for another reason. */
 	if (more || endpoint->in_use & ~atomic_load(&endpoint->context->rails)) {
 		atomic_store(&endpoint->switching, true);

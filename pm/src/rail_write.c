@@ -79,6 +79,8 @@ static bool closed_sensibly(const struct outbound *outbound)
 static void go_on_leaving(struct pm_peer *peer)
 {
 	struct outbound *outbound = peer->outbound;
+	if (atomic_load(&peer->endpoint->held))
+		return; /* when it is taken up again */
 	if (!outbound->closed) {
 		if (!outbound->end_told)
 			outbound->end_told = rail_tell(peer, RING_END, (struct ring_news){outbound->generation, outbound->rail, outbound->ring.cell, outbound->ring.byte});
@@ -130,7 +132,7 @@ static void come_back(struct pm_peer *peer)
 {
 	struct outbound *outbound = peer->outbound;
 	if (!outbound) {
-		if (!peer->asked)
+		if (!peer->asked && !atomic_load(&peer->endpoint->held))
 			ask_for_ring(peer);
 	} else if (atomic_load(&outbound->gone) || !rail_allowed(peer->endpoint->context, outbound->rail)) {
 		link_free_outbound(peer);

@@ -320,10 +320,13 @@ void udp_ended(struct pm_peer *peer)
 	pthread_mutex_unlock(&udp->lock);
 }
 
-/* Something is awaited of a peer that comes by another rail: whether it still lives is looked after here. */
-void udp_await(struct pm_peer *peer)
+/* Something is due that the last look did not know of: of a peer that comes by another rail is something awaited, and
+ * whether it still lives is looked after here; or the endpoint is not aside any more. */
+void udp_look_soon(struct pm_endpoint *endpoint)
 {
-	struct udp *udp = peer->endpoint->udp;
+	struct udp *udp = endpoint->udp;
+	if (!udp)
+		return;
 	pthread_mutex_lock(&udp->lock);
 	udp->look_at_ns = 0;
 	pthread_mutex_unlock(&udp->lock);

@@ -167,7 +167,7 @@ void udp_take(struct udp_link *link, uint32_t length);
 bool udp_hear_of_rings(struct pm_endpoint *endpoint);
 void udp_ended(struct pm_peer *peer);
 void udp_wake(struct pm_peer *peer);
-void udp_await(struct pm_peer *peer);
+void udp_look_soon(struct pm_endpoint *endpoint);
 
 /* udp_turn.c */
 bool udp_look(struct pm_endpoint *endpoint);

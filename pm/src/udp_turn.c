@@ -32,17 +32,20 @@ static bool awaits(const struct udp_link *link, uint64_t now_ns)
 	       now_ns - peer->no_room_ns < 2 * ASK_NS;
 }
 
-/* Sends what is due of a connection; when it wants to be looked at next. */
+/* Sends what is due of a connection; when it wants to be looked at next. Who has been put aside sends again what has not
+ * arrived, and answers; it asks nobody, and gives nobody up. */
 static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t now_ns)
 {
+	bool aside = atomic_load(&link->peer->endpoint->held);
 	if (link->peer->status)
 		return NEVER;
-	if (now_ns >= link->greet_at_ns)
+	if (now_ns >= link->greet_at_ns && !aside)
 		udp_greet(udp, link, now_ns);
 	link->silent = !link->sure && link->greetings > udp->patience + FIRST_GREETINGS;
 	if (!link->open)
 		return link->greet_at_ns;
-	look_at_alarms(udp, link, now_ns);
+	if (!aside || !flow_idle(&link->flow))
+		look_at_alarms(udp, link, now_ns);
 	if (link->sure)
 		udp_flush(udp, link, now_ns, false);
 	if (flow_news_due(&link->flow, now_ns))
@@ -54,7 +57,7 @@ static uint64_t look_at_link(struct udp *udp, struct udp_link *link, uint64_t no
 		link->stray = link->flow.in_next >= link->goodbye_at || now_ns >= link->heard_ns + LINGER_NS;
 		return link->stray || at < link->heard_ns + LINGER_NS ? at : link->heard_ns + LINGER_NS;
 	}
-	if (!awaits(link, now_ns)) {
+	if (aside || !awaits(link, now_ns)) {
 		link->asks = 0;
 		link->asked_ns = now_ns;
 		return at;

@@ -9,57 +9,11 @@
 #include <stdbool.h>
 #include <sys/mman.h>
 
-#include "pair.h"
+#include "stream.h"
 
 #define SOON 10000 /* ms */
 
 static const char *rail_name = "shm";
-
-static struct pm_address address_of(struct pm_endpoint *endpoint)
-{
-	struct pm_address address;
-	pm_endpoint_address(endpoint, &address);
-	return address;
-}
-
-/* Messages with their number in front, and of a length and content that follow from it. */
-static size_t make_numbered(uint64_t number, uint8_t *data)
-{
-	uint64_t random = number * 0x9e3779b97f4a7c15u + 1;
-	size_t length = 8 + (random_next(&random) % 5 ? random % 100 : random % (PM_MAX_MESSAGE - 8));
-	memcpy(data, &number, 8);
-	memset(data + 8, (int)number, length - 8);
-	return length;
-}
-
-struct stream {
-	uint64_t sent, received;
-};
-
-static bool send_next(struct side *side, struct stream *stream)
-{
-	uint8_t data[PM_MAX_MESSAGE];
-	struct iovec part = {data, make_numbered(stream->sent, data)};
-	int error = pm_send(side->peer, 3, &part, 1);
-	if (error && error != -EAGAIN) { fprintf(stderr, "error %d side %d\n", error, side->number); abort(); }
-	stream->sent += !error;
-	return !error;
-}
-
-static bool take_next(struct side *side, struct stream *stream)
-{
-	uint8_t wanted[PM_MAX_MESSAGE];
-	struct pm_message message;
-	if (!pm_receive(side->endpoint, &message))
-		return false;
-	CHECK_IS(message.length, make_numbered(stream->received, wanted));
-	CHECK(!memcmp(message.data, wanted, message.length));
-	CHECK_IS(message.kind, 3);
-	CHECK(message.peer == side->peer);
-	pm_release(side->endpoint, &message);
-	stream->received++;
-	return true;
-}
 
 /* Until as many have come. */
 static void take_all(struct side *side, struct stream *stream, uint64_t count)
@@ -85,12 +39,23 @@ static void warm_up(struct side *side, struct stream *stream)
 		take_next(side, stream);
 }
 
+/* One is put aside before the other, which may be in the midst of leaving a ring of it. */
+static void rest(const struct pm_address addresses[2], int first)
+{
+	CHECK_IS(pm_order_save(&addresses[first], SOON), 0);
+	CHECK_IS(pm_order_save(&addresses[!first], SOON), 0);
+	CHECK_IS(pm_order_restore(&addresses[first], SOON), 0);
+	CHECK_IS(pm_order_restore(&addresses[!first], SOON), 0);
+}
+
 /* Gives orders to both processes until told to stop. */
 static void order_about(const struct pm_address addresses[2], _Atomic bool *stop)
 {
 	for (int i = 0; !atomic_load(stop); i++) {
 		CHECK_IS(pm_order_leave(&addresses[i % 3 == 1], rail_name, SOON), 0);
 		usleep(i * 37 % 3000);
+		if (i % 16 == 6)
+			rest(addresses, i / 16 % 2);
 		if (i % 5 == 0)
 			CHECK_IS(pm_order_leave(&addresses[i % 3 != 1], rail_name, SOON), 0);
 		CHECK_IS(pm_order_join(&addresses[0], rail_name, SOON), 0);
@@ -119,6 +84,15 @@ struct access {
 	uint64_t rounds;
 };
 
+/* What has been put aside does not begin anything. */
+#define surely(call) \
+	do { \
+		int error_; \
+		while ((error_ = (call)) == -EAGAIN) \
+			; \
+		CHECK_IS(error_, 0); \
+	} while (0)
+
 static bool accessing(const struct access *access)
 {
 	return access->writing || access->reading;
@@ -129,7 +103,7 @@ static void begin_access(struct side *side, struct access *access)
 	if (accessing(access))
 		return;
 	memset(access->here, (int)++access->rounds, sizeof(access->here));
-	CHECK_IS(pm_write(side->peer, access->here, sizeof(access->here), access->address, access->key, NULL), 0);
+	surely(pm_write(side->peer, access->here, sizeof(access->here), access->address, access->key, NULL));
 	access->writing = true;
 }
 
@@ -141,7 +115,7 @@ static void go_on_accessing(struct side *side, struct access *access)
 		if (event.type == PM_WRITE_DONE) {
 			access->writing = false;
 			access->reading = true;
-			CHECK_IS(pm_read(side->peer, access->back, sizeof(access->back), access->address, access->key, NULL), 0);
+			surely(pm_read(side->peer, access->back, sizeof(access->back), access->address, access->key, NULL));
 		} else {
 			CHECK_IS(event.type, PM_READ_DONE);
 			CHECK(!memcmp(access->here, access->back, sizeof(access->here)));
@@ -223,13 +197,6 @@ static void under_load(struct side *side)
 	meet(side);
 	CHECK_IS(pm_deregister(region), 0);
 	free(access);
-}
-
-static struct pm_address other_address(const struct side *side)
-{
-	struct pm_address address;
-	pm_peer_address(side->peer, &address);
-	return address;
 }
 
 static void send_some(struct side *side, struct stream *stream, int count)
