@@ -26,7 +26,7 @@ static bool something_there(struct pm_endpoint *endpoint)
 	if (atomic_load(&endpoint->attention) || !STAILQ_EMPTY(&endpoint->events) || endpoint->helping)
 		return true;
 	for (unsigned i = 0; i < endpoint->inbound_count; i++)
-		if (ring_ready(&endpoint->inbound[i]->ring))
+		if (ring_ready(&endpoint->inbound[i]->ring) || endpoint->inbound[i]->closed) /* its end makes way for what came by udp */
 			return true;
 	return endpoint->udp && udp_ready(endpoint);
 }

@@ -314,6 +314,45 @@ static void left_when_offered(struct side *side)
 	}
 }
 
+/* What was sent by udp behind a ring that has been left wakes its reader, who waits as soon as it has read the ring. */
+static void wait_behind_ring(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	struct pm_message message;
+	warm_up(side, &stream);
+	uint64_t before = statistics_of(side).switches;
+	if (side->number) {
+		meet(side);
+		for (int i = 0; i < 100; i++)
+			send_surely(side, 3, "by the ring", 12);
+		meet(side);
+		while (statistics_of(side).switches == before)
+			CHECK(!take_next(side, &stream));
+		send_surely(side, 3, "by udp", 7);
+		meet(side);
+		return;
+	}
+	while (pm_wait(side->endpoint, 20)) /* until nobody waits for room, for whose sake it would only nap */
+		CHECK(!take_next(side, &stream));
+	meet(side);
+	meet(side);
+	CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
+	meet(side);
+	usleep(100000); /* nothing more comes of it */
+	int descriptors[PM_WAIT_DESCRIPTORS];
+	CHECK(pm_wait_descriptors(side->endpoint, descriptors) > 0);
+	CHECK_IS(pm_wait_begin(side->endpoint, -1), 1); /* and it has not been rung since */
+	for (int i = 0; i < 100; i++) { /* of so many calls, one looks around */
+		CHECK_IS(pm_receive(side->endpoint, &message), 1);
+		pm_release(side->endpoint, &message);
+	}
+	CHECK_IS(pm_wait(side->endpoint, SOON), 1);
+	receive_surely(side, &message);
+	CHECK_IS(message.length, 7);
+	pm_release(side->endpoint, &message);
+}
+
 /* Watari says that a peer is gone: what it had sent is received first. */
 static void told_gone(struct side *side)
 {
@@ -461,6 +500,7 @@ static void over(const char *name)
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
 	pair_run(NULL, left_when_offered);
+	pair_run(NULL, wait_behind_ring);
 	pair_run(NULL, told_gone);
 	pair_run(NULL, put_aside);
 	pair_run(NULL, under_load);
@@ -473,6 +513,7 @@ int main(void)
 	setenv("PM_RAILS", "shm,udp", 1);
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
+	pair_run(NULL, wait_behind_ring);
 	pair_run(NULL, told_gone);
 	pair_run(NULL, before_use);
 	pair_run(NULL, put_off);
