@@ -1,7 +1,7 @@
 /*
  * rail.pml - leaving a ring and coming back to one while messages flow (src/rail.c), checked over all interleavings:
  * every message arrives once and in order, and nobody waits for ever, whichever side leaves, both, and when. One
- * direction: the writer, the reader, and the reader's keeper, which makes rings.
+ * direction: the writer, the reader, and the reader's keeper, which makes rings. (Rings that are offered: offer.pml.)
  *
  * A ring has CELLS cells, and each ring that is made is another one (a generation). A ring's memory is not modelled as
  * given back: who has left it looks only at what it has kept, or at cells that the other can no longer change.

@@ -12,7 +12,8 @@
  * by it (RING_OPEN), and the reader looks into it when it has found that.
  *
  * So each message is in one place, and the places are read in the order in which they were written to. Checked for all
- * interleavings by model/rail.pml. The writer's side is rail_write.c, the reader's rail_read.c.
+ * interleavings by model/rail.pml, and by model/offer.pml where the reader offers the ring. The writer's side is
+ * rail_write.c, the reader's rail_read.c.
  */
 #include "rail.h"
 
