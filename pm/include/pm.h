@@ -68,8 +68,11 @@ int pm_address_parse(const char *text, struct pm_address *address);
 int pm_peer_get(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **peer);
 void pm_peer_address(const struct pm_peer *peer, struct pm_address *address);
 /* 0, or -EHOSTUNREACH where no process answers to the address, -EHOSTDOWN when the process is gone, -EACCES when it
- * has another job key. A peer that is silent is not gone. */
+ * has another job key, -ETIMEDOUT when it has been silent for as long as $PM_PATIENCE says (pm(7)). */
 int pm_peer_status(const struct pm_peer *peer);
+/* Says whether something is awaited of the peer that it alone can bring: a peer of which nothing is awaited is not asked
+ * whether it is there. What pm_write, pm_read and messages on their way wait for is known without. */
+void pm_peer_await(struct pm_peer *peer, int awaited);
 /* A pointer of the caller's own, NULL at first. */
 void pm_peer_set_data(struct pm_peer *peer, void *data);
 void *pm_peer_data(const struct pm_peer *peer);

@@ -206,11 +206,12 @@ static void ring_others(const struct prov_ep *ep, const struct prov_collector *o
 }
 
 /* As pm_wait_begin, where what is new to sleep on has been taken note of. */
-static int begin_sleep(struct prov_collector *collector, const struct prov_ep *ep)
+static int begin_sleep(struct prov_collector *collector, struct prov_ep *ep)
 {
 	bool retry = !TAILQ_EMPTY(&ep->blocked) || !TAILQ_EMPTY(&ep->retries);
 	int look;
 
+	prov_peers_await(ep);
 	while ((look = pm_wait_begin(ep->pm, retry ? BUSY_SLICE_MS : -1)) == 2) {
 		int status = watch_endpoint(collector, ep);
 

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/queue.h>
+#include <time.h>
 #include <uthash.h>
 
 #include <rdma/fabric.h>
@@ -175,6 +176,7 @@ struct prov_peer {
 	fi_addr_t address;  /* FI_ADDR_NOTAVAIL as long as the address vector lacks it */
 	struct prov_ep *endpoint;
 	bool gone;
+	bool awaited;       /* when it was looked last whether anything is */
 	bool holding;       /* we said HOLD to it */
 	uint64_t held;      /* bytes that came from it since */
 	TAILQ_ENTRY(prov_peer) link;    /* all of the endpoint */
@@ -312,6 +314,8 @@ struct prov_ep {
 	uint32_t transfers;                 /* pm_reads and pm_writes under way */
 	TAILQ_HEAD(prov_peers, prov_peer) all_peers;
 	uint32_t known_peers;
+	uint32_t empty_looks;               /* for messages */
+	time_t awaited_s;                   /* when it was looked last of which peers something is awaited */
 	struct prov_peers blocked;
 	size_t min_multi_receive;
 	uint64_t caps, tx_op_flags, rx_op_flags;

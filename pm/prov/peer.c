@@ -179,6 +179,28 @@ void prov_peer_gone(struct prov_peer *peer, int status)
 	fail_receives(ep, &ep->untagged, peer, status);
 }
 
+static void await_senders(const struct prov_side *side)
+{
+	struct prov_receive *receive;
+
+	TAILQ_FOREACH(receive, &side->posted, link) {
+		if (receive->peer)
+			receive->peer->awaited = true;
+	}
+}
+
+void prov_peers_await(struct prov_ep *ep)
+{
+	struct prov_peer *peer;
+
+	TAILQ_FOREACH(peer, &ep->all_peers, link)
+		peer->awaited = !TAILQ_EMPTY(&peer->operations);
+	await_senders(&ep->tagged);
+	await_senders(&ep->untagged);
+	TAILQ_FOREACH(peer, &ep->all_peers, link)
+		pm_peer_await(peer->pm, peer->awaited);
+}
+
 void prov_peers_free(struct prov_ep *ep)
 {
 	struct prov_peer *peer;

@@ -1,9 +1,11 @@
 /* progress.c - takes what has arrived at an endpoint, checks it, and hands it on. */
 #include <string.h>
+#include <time.h>
 
 #include "prov.h"
 
 #define RETRY_EVENTS 16 /* events taken at once, at most */
+#define CLOCK_LOOKS 64  /* looks that found nothing, after which one looks at the clock */
 
 void prov_drop(struct prov_ep *ep, const char *why)
 {
@@ -193,6 +195,20 @@ static void progress_rest(struct prov_ep *ep)
 		prov_operations_retry(ep);
 }
 
+/* Whom is waited for is looked at once a second, while nothing comes: a peer's end need not be known sooner. */
+static void await_peers(struct prov_ep *ep)
+{
+	struct timespec now;
+
+	if (++ep->empty_looks % CLOCK_LOOKS)
+		return;
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	if (now.tv_sec == ep->awaited_s)
+		return;
+	ep->awaited_s = now.tv_sec;
+	prov_peers_await(ep);
+}
+
 int prov_progress(struct prov_ep *ep, int budget)
 {
 	struct pm_message message;
@@ -206,5 +222,7 @@ int prov_progress(struct prov_ep *ep, int budget)
 	}
 	if (!taken || ep->transfers || taken == budget)
 		progress_rest(ep);
+	if (!taken)
+		await_peers(ep);
 	return taken;
 }

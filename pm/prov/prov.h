@@ -76,6 +76,9 @@ void prov_peer_removed(struct prov_ep *ep, fi_addr_t index);
 void prov_peer_control(struct prov_peer *peer, uint8_t kind, const void *bytes, size_t length);
 void prov_peer_unblock(struct prov_ep *ep);
 void prov_peer_gone(struct prov_peer *peer, int status);
+/* Tells the library of which peers something is awaited: what has been sent or begun waits for their answers, or receives
+ * for them alone. */
+void prov_peers_await(struct prov_ep *ep);
 void prov_peers_free(struct prov_ep *ep);
 
 /* The peer at an address: 0, or -errno. */

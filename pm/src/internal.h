@@ -167,6 +167,7 @@ struct pm_peer {
 	uint32_t generation;               /* of the last ring to it */
 	_Atomic int status;                /* 0, or why nothing arrives any more */
 	_Atomic unsigned copies;           /* operations by copies that wait for an answer */
+	_Atomic bool awaited;              /* something else is, says the caller */
 	unsigned services;                 /* of this peer, that wait to be answered */
 	unsigned bulk_writes;              /* to it, that are beside the messages and not yet told by one */
 	TAILQ_HEAD(, operation) reads;     /* from it, that bulk may come for: under the udp rail's lock */

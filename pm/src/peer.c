@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "udp.h"
 
 /* pm_peer_get, by who is inside. */
 int peer_find(struct pm_endpoint *endpoint, const struct pm_address *address, struct pm_peer **found)
@@ -41,6 +41,15 @@ EXPORT void pm_peer_address(const struct pm_peer *peer, struct pm_address *addre
 EXPORT int pm_peer_status(const struct pm_peer *peer)
 {
 	return peer->status;
+}
+
+EXPORT void pm_peer_await(struct pm_peer *peer, int awaited)
+{
+	if (atomic_load_explicit(&peer->awaited, memory_order_relaxed) == !!awaited)
+		return;
+	atomic_store_explicit(&peer->awaited, awaited, memory_order_relaxed);
+	if (awaited)
+		udp_look_soon(peer->endpoint);
 }
 
 EXPORT void pm_peer_set_data(struct pm_peer *peer, void *data)

@@ -28,7 +28,7 @@ static void look_at_alarms(struct udp *udp, struct udp_link *link, uint64_t now_
 static bool awaits(const struct udp_link *link, uint64_t now_ns)
 {
 	const struct pm_peer *peer = link->peer;
-	return !flow_idle(&link->flow) || link->flow.starved || peer->leaving || (peer->copies && !peer->watched) ||
+	return !flow_idle(&link->flow) || link->flow.starved || peer->leaving || ((peer->copies || peer->awaited) && !peer->watched) ||
 	       now_ns - peer->no_room_ns < 2 * ASK_NS;
 }
 

@@ -1,6 +1,6 @@
 /*
  * udp_silent.c - a peer that is stopped is given up when it has left as many questions unanswered as the job is
- * patient, and not before; when it goes on it is told so.
+ * patient, and not before; when it goes on it is told so. It is only asked while something is awaited of it.
  */
 #include "wire.h"
 
@@ -49,9 +49,46 @@ static void silent(struct side *side)
 	gone(side, -EHOSTDOWN);
 }
 
+/* Looks for messages, of which there are none. */
+static void look(struct side *side, double for_s)
+{
+	struct pm_message message;
+	for (double began = seconds(); seconds() - began < for_s; usleep(1000))
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+}
+
+/* It has acknowledged all: that it is gone is only known when the caller says that something is awaited of it. */
+static void awaited(struct side *side)
+{
+	pid_t child = getpid();
+	if (side->number) {
+		tell(side, &child, sizeof(child));
+		take_all(side, 1);
+		gone(side, -EHOSTDOWN);
+		return;
+	}
+	asked = 0;
+	hear(side, &child, sizeof(child));
+	send_surely(side, 0, "a", 2);
+	look(side, 0.5); /* it is acknowledged */
+	CHECK(!kill(child, SIGSTOP));
+	wire = count_questions;
+	look(side, PATIENCE + 1.5);
+	CHECK_IS(asked, 0);
+	pm_peer_await(side->peer, true);
+	pm_peer_await(side->peer, false);
+	look(side, PATIENCE + 1.5);
+	CHECK_IS(asked, 0);
+	pm_peer_await(side->peer, true);
+	gone(side, -ETIMEDOUT);
+	CHECK_IS(asked, PATIENCE + 1);
+	CHECK(!kill(child, SIGCONT));
+}
+
 int main(void)
 {
 	wire_begin("1");
 	pair_run(NULL, silent);
+	pair_run(NULL, awaited);
 	return 0;
 }
