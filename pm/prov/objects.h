@@ -311,6 +311,7 @@ struct prov_ep {
 	struct prov_pool receives, unexpecteds, payloads, operations;
 	struct prov_operations retries;     /* waiting for room */
 	uint32_t retry_count;
+	uint32_t regions;                   /* registered for operations under way */
 	uint32_t transfers;                 /* pm_reads and pm_writes under way */
 	TAILQ_HEAD(prov_peers, prov_peer) all_peers;
 	uint32_t known_peers;

@@ -44,6 +44,7 @@ void prov_operation_end(struct prov_operation *operation)
 
 	for (uint32_t i = 0; i < operation->region_count; i++)
 		pm_deregister(operation->regions[i]);
+	ep->regions -= operation->region_count;
 	set_retrying(operation, false);
 	free(operation->copy);
 	TAILQ_REMOVE(&operation->peer->operations, operation, link);

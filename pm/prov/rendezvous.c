@@ -65,6 +65,7 @@ static int announce(struct prov_operation *operation, const struct iovec *parts,
 		if (status)
 			return status;
 		operation->region_count++;
+		operation->peer->endpoint->regions++;
 		wire[announced++] = (struct wire_part){
 			.address = (uintptr_t)parts[i].iov_base,
 			.key = pm_region_key(*region),
@@ -94,7 +95,7 @@ int prov_rendezvous_send(struct prov_peer *peer, const struct prov_send *send)
 		status = announce(operation, parts, count, wire);
 	if (status < 0) {
 		prov_operation_end(operation);
-		return status;
+		return status == -ENOSPC && peer->endpoint->regions ? -FI_EAGAIN : status; /* one of those will be free again */
 	}
 	rest.iov_len = status * sizeof(wire[0]);
 	return send_request(operation, WIRE_RTS, send, &rest, 1, status);

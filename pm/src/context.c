@@ -99,9 +99,6 @@ static int make_page(struct pm_context *context)
 	context->regions = calloc(SHARED_REGIONS, sizeof(*context->regions));
 	if (!context->region_free || !context->regions)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < SHARED_REGIONS; i++)
-		context->region_free[i] = SHARED_REGIONS - 1 - i;
-	context->region_free_count = SHARED_REGIONS;
 	return 0;
 }
 

@@ -301,8 +301,8 @@ struct pm_context {
 	LIST_HEAD(, socket) sockets, closed_sockets;
 	TAILQ_HEAD(, order) orders;        /* that have not been carried out */
 	struct pm_region *regions;         /* by their place in the table */
-	uint32_t *region_free;             /* stack of entries that are not in use */
-	uint32_t region_free_count;
+	uint32_t *region_free;             /* stack of entries that are not in use any more */
+	uint32_t region_free_count, region_count; /* so many at the front have ever been in use */
 };
 
 /* address.c */

@@ -11,7 +11,11 @@ EXPORT int pm_register(struct pm_context *context, void *base, size_t length, un
 	    __builtin_add_overflow((uintptr_t)base, length, &end))
 		return -EINVAL;
 	pthread_mutex_lock(&context->lock);
-	uint32_t index = context->region_free_count ? context->region_free[--context->region_free_count] : SHARED_REGIONS;
+	uint32_t index = SHARED_REGIONS;
+	if (context->region_free_count)
+		index = context->region_free[--context->region_free_count];
+	else if (context->region_count < SHARED_REGIONS)
+		index = context->region_count++;
 	pthread_mutex_unlock(&context->lock);
 	if (index == SHARED_REGIONS)
 		return -ENOSPC;

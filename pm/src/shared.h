@@ -16,9 +16,9 @@
 #include "pm.h"
 
 #define SHARED_MAGIC 0x3130656761704d50ull /* "PMpage01" */
-#define SHARED_VERSION 4
+#define SHARED_VERSION 5
 #define SHARED_ENDPOINTS 64
-#define SHARED_REGIONS 16384
+#define SHARED_REGIONS 262144
 #define CONTEXT_ID_SIZE 16
 #define SOCKET_PREFIX "pm/"
 
@@ -30,7 +30,7 @@ struct shared_region {
 	_Atomic uint64_t access; /* enum pm_access */
 };
 
-#define REGION_BITS 14
+#define REGION_BITS 18
 _Static_assert(1 << REGION_BITS == SHARED_REGIONS, "a key has room for the number of each region");
 
 struct shared_endpoint {

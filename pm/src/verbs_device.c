@@ -229,7 +229,7 @@ void verbs_close(struct pm_context *context)
 	struct verbs *verbs = context->verbs;
 	if (!verbs)
 		return;
-	for (uint32_t i = 0; i < SHARED_REGIONS; i++)
+	for (uint32_t i = 0; i < context->region_count; i++)
 		verbs_region_gone(&context->regions[i]);
 	context->verbs = NULL;
 	pin_close(verbs->pins);

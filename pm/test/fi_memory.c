@@ -117,6 +117,35 @@ static void not_allowed(void)
 	nothing(a, b);
 }
 
+/* Each long send that is not received takes a region: where there are no more it is to be tried again, and succeeds when
+ * one has been received; but not while only the caller himself can give one back. */
+static void no_regions_left(void)
+{
+	enum { MOST = 262144, SENDS = 5, LENGTH = 100000 };
+	struct fid_mr **all = calloc(MOST, sizeof(*all));
+	int count = 0, status;
+
+	while (!(status = fi_mr_reg(pair.domain, memory, 8, FI_REMOTE_READ, 0, 0, 0, &all[count], NULL)))
+		count++;
+	CHECK_IS(status, -FI_ENOSPC);
+	CHECK_IS(fi_tsend(a->ep, local, LENGTH, NULL, a->other, 1, NULL), -FI_ENOSPC);
+	for (int i = 0; i < SENDS; i++) {
+		CHECK(!fi_close(&all[--count]->fid));
+		AGAIN(fi_tsend(a->ep, local, LENGTH, NULL, a->other, 1, NULL), b);
+	}
+	CHECK_IS(fi_tsend(a->ep, local, LENGTH, NULL, a->other, 1, NULL), -FI_EAGAIN);
+	for (int i = 0; i < SENDS + 1; i++) {
+		CHECK(!fi_trecv(b->ep, memory, LENGTH, NULL, b->other, 1, 0, NULL));
+		CHECK_IS(next(b, a, NULL).len, LENGTH);
+		next(a, b, NULL);
+		if (!i)
+			AGAIN(fi_tsend(a->ep, local, LENGTH, NULL, a->other, 1, NULL), b);
+	}
+	while (count)
+		CHECK(!fi_close(&all[--count]->fid));
+	free(all);
+}
+
 int main(void)
 {
 	need_provider();
@@ -133,6 +162,8 @@ int main(void)
 		vectors();
 		injected();
 		not_allowed();
+		if (!i)
+			no_regions_left();
 		close_pair(&pair);
 	}
 	return 0;

@@ -216,13 +216,14 @@ static void taken_away(struct side *side)
 static void table(void)
 {
 	struct pm_context *context;
-	struct pm_region **regions = calloc(20000, sizeof(*regions));
+	enum { REGIONS = 262144 };
+	struct pm_region **regions = calloc(REGIONS + 1, sizeof(*regions));
 	int count = 0, error;
 	CHECK_IS(pm_context_open(NULL, &context), 0);
 	while (!(error = pm_register(context, &count, sizeof(count), PM_REMOTE_READ, &regions[count])))
 		count++;
 	CHECK_IS(error, -ENOSPC);
-	CHECK_IS(count, 16384);
+	CHECK_IS(count, REGIONS);
 	while (count)
 		CHECK_IS(pm_deregister(regions[--count]), 0);
 	CHECK_IS(pm_register(context, &count, sizeof(count), PM_REMOTE_READ, &regions[0]), 0);
