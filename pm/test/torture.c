@@ -25,6 +25,8 @@
 #define ORDER_MS 20000
 #define MOST_PROCESSES 16
 #define MOST (MOST_PROCESSES * THREADS)
+#define LEAST_MESSAGES 100
+#define MORE_SECONDS 30 /* for those, on a busy machine */
 #define SLOT 100000 /* bytes that one other may write */
 #define READABLE (1u << 20) /* bytes that all others may read */
 
@@ -34,7 +36,7 @@ enum { PLAIN, WRITTEN, CHECKED, FINISHED };
 struct board {
 	_Atomic int present, flying, finished;
 	_Atomic bool no_orders; /* any more */
-	_Atomic bool killed[MOST];
+	_Atomic bool killed[MOST], served[MOST];
 	struct pm_address address[MOST];
 	uint64_t memory[MOST], key[MOST];
 	int processes, doomed;
@@ -185,7 +187,7 @@ static void read_there(struct bird *bird, struct other *other)
 	struct board *board = bird->board;
 	int number = other - bird->others;
 	uint32_t length = 1 + random_below(bird, random_below(bird, 4) ? 20000 : READABLE);
-	struct reading *reading = malloc(sizeof(*reading) + length);
+	struct reading *reading = calloc(1, sizeof(*reading) + length);
 	reading->length = length;
 	if (!pm_read(other->peer, reading->data, length, board->memory[number] + MOST * SLOT, board->key[number], reading))
 		bird->reading++;
@@ -278,11 +280,23 @@ static void act(struct bird *bird)
 	}
 }
 
+/* Whether so many messages as there have to be have come to each that lives. */
+static bool all_served(const struct board *board)
+{
+	for (int i = 0; i < board->processes * THREADS; i++)
+		if (!atomic_load(&board->killed[i]) && !atomic_load(&board->served[i]))
+			return false;
+	return true;
+}
+
 static void *fly(void *argument)
 {
 	struct bird *bird = argument;
-	double until = seconds() + bird->board->seconds;
-	while (seconds() < until) {
+	struct board *board = bird->board;
+	double until = seconds() + board->seconds, longest = until + (network_is_bad() ? 0 : MORE_SECONDS);
+	while (seconds() < until || (seconds() < longest && !all_served(board))) {
+		if (bird->messages > LEAST_MESSAGES)
+			atomic_store(&board->served[bird->number], true);
 		for (int i = 0; i < 20; i++)
 			act(bird);
 		look(bird);
@@ -304,9 +318,10 @@ static void open_bird(struct bird *bird, struct board *board, int number, struct
 {
 	struct pm_region *region;
 	size_t size = MOST * SLOT + READABLE;
+	/* Zeroed, as valgrind does not see what others write. */
 	*bird = (struct bird){
 		.board = board, .number = number, .count = board->processes * THREADS, .random = board->seed + 7919 * number + 1,
-		.context = context, .memory = malloc(size), .others = calloc(MOST, sizeof(struct other)),
+		.context = context, .memory = calloc(1, size), .others = calloc(MOST, sizeof(struct other)),
 	};
 	fill(bird->memory + MOST * SLOT, READABLE, board->seed + number);
 	CHECK_IS(pm_endpoint_open(context, &bird->endpoint), 0);
@@ -344,7 +359,7 @@ static void process(struct board *board, int number)
 		pm_statistics(birds[i].endpoint, &statistics);
 		CHECK(network_is_bad() || !statistics.dropped);
 		atomic_fetch_add(&board->dropped, statistics.dropped);
-		CHECK(network_is_bad() || birds[i].messages > 100);
+		CHECK(network_is_bad() || birds[i].messages > LEAST_MESSAGES);
 	}
 	CHECK_IS(pm_context_close(context), 0);
 	for (int i = 0; i < THREADS; i++) {
@@ -463,13 +478,13 @@ int main(int argc, char **argv)
 	board->doomed = board->processes > 2 ? (int)(board->seed % board->processes) : -1;
 	printf("seed %llu\n", (unsigned long long)board->seed);
 	fflush(NULL);
-	alarm(board->seconds + 70);
+	alarm(board->seconds + MORE_SECONDS + 70);
 	for (int i = 0; i < board->processes; i++) {
 		children[i] = fork();
 		CHECK(children[i] >= 0);
 		if (!children[i]) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			alarm(board->seconds + 60);
+			alarm(board->seconds + MORE_SECONDS + 60);
 			process(board, i);
 			exit(0);
 		}
