@@ -9,8 +9,14 @@
 
 #include "internal.h"
 
-/* A process that does not answer within so many milliseconds, because it is stopped for instance, is left out. */
+/* Processes that do not answer within so many milliseconds, because they are stopped for instance, are left out. */
 #define PATIENCE_MS 1000
+
+/* A context that has been asked for its page. */
+struct asked {
+	int fd;
+	pid_t pid;
+};
 
 /* Messages of shm are not counted for themselves, as that would cost each of them some instructions: they are what the
  * other rails leave of all. */
@@ -36,24 +42,33 @@ void statistics_copy(struct pm_statistics *to, const struct pm_statistics *from)
 }
 
 /* Asks a context for its page; 0, or -errno. */
-static int ask(const uint8_t id[CONTEXT_ID_SIZE], pid_t *pid, const struct shared_page **page)
+static int ask(const uint8_t id[CONTEXT_ID_SIZE], struct asked *asked)
 {
 	struct hello hello = {.magic = HELLO_MAGIC, .kind = HELLO_SURVEY};
+	asked->fd = socket_connect(id);
+	if (asked->fd < 0)
+		return asked->fd;
+	int error = socket_subject(asked->fd, &asked->pid);
+	if (!error)
+		error = socket_send(asked->fd, &hello, sizeof(hello), NULL, 0);
+	if (error)
+		close(asked->fd);
+	return error;
+}
+
+/* Takes the page, which is waited for until then; 0, or -errno. Closes the socket. */
+static int take_page(const struct asked *asked, uint64_t until_ns, const struct shared_page **page)
+{
+	struct pollfd answer = {.fd = asked->fd, .events = POLLIN};
 	struct welcome welcome;
 	void *memory;
-	int given = -1;
-	int fd = socket_connect(id);
-	if (fd < 0)
-		return fd;
-	int error = socket_subject(fd, pid);
-	if (!error)
-		error = socket_send(fd, &hello, sizeof(hello), NULL, 0);
-	struct pollfd answer = {.fd = fd, .events = POLLIN};
-	if (!error && poll(&answer, 1, PATIENCE_MS) != 1)
+	int given = -1, error = 0;
+	uint64_t now_ns = clock_ns();
+	if (poll(&answer, 1, now_ns < until_ns ? (until_ns - now_ns) / 1000000 + 1 : 0) != 1)
 		error = -ETIMEDOUT;
-	if (!error && socket_receive(fd, &welcome, sizeof(welcome), &given, 1) != 1)
+	else if (socket_receive(asked->fd, &welcome, sizeof(welcome), &given, 1) != 1)
 		error = -EPROTO;
-	close(fd);
+	close(asked->fd);
 	if (error)
 		return error;
 	error = memory_map(given, sizeof(struct shared_page), true, &memory);
@@ -82,33 +97,62 @@ static int tell(pid_t pid, const struct shared_page *page,
 	return stop;
 }
 
-EXPORT int pm_survey(int (*each)(const struct pm_survey_entry *entry, void *argument), void *argument)
+/* The id of the context of which a line of /proc/net/unix tells, if it does. */
+static bool find_id(char *line, uint8_t id[CONTEXT_ID_SIZE])
 {
 	static const char prefix[] = "@" SOCKET_PREFIX;
+	unsigned long flags = 0;
+	char *name = strstr(line, prefix);
+	/* Flags (the fourth field) have __SO_ACCEPTCON of the one socket that listens. */
+	if (!name || sscanf(line, "%*s %*s %*s %lx", &flags) != 1 || !(flags & 0x10000))
+		return false;
+	name[strcspn(name, "\n")] = 0;
+	return !hex_parse(name + strlen(prefix), id, CONTEXT_ID_SIZE);
+}
+
+/* Asks all contexts there are; how many, or -errno. */
+static int ask_all(struct asked **all)
+{
 	FILE *sockets = fopen("/proc/net/unix", "re");
 	char *line = NULL;
 	size_t room = 0;
-	int stop = 0;
+	int count = 0, error = 0;
 	if (!sockets)
 		return -errno;
-	while (!stop && getline(&line, &room, sockets) > 0) {
+	while (!error && getline(&line, &room, sockets) > 0) {
 		uint8_t id[CONTEXT_ID_SIZE];
-		unsigned long flags = 0;
-		char *name = strstr(line, prefix);
-		/* Flags (the fourth field) have __SO_ACCEPTCON of the one socket that listens. */
-		if (!name || sscanf(line, "%*s %*s %*s %lx", &flags) != 1 || !(flags & 0x10000))
+		struct asked *longer;
+		if (!find_id(line, id))
 			continue;
-		name[strcspn(name, "\n")] = 0;
-		if (hex_parse(name + strlen(prefix), id, sizeof(id)))
-			continue;
-		const struct shared_page *page;
-		pid_t pid;
-		if (ask(id, &pid, &page))
-			continue;
-		stop = tell(pid, page, each, argument);
-		munmap((void *)page, sizeof(*page));
+		longer = realloc(*all, (count + 1) * sizeof(*longer));
+		if (longer) {
+			*all = longer;
+			count += !ask(id, &longer[count]);
+		} else {
+			error = -ENOMEM;
+		}
 	}
 	free(line);
 	fclose(sockets);
-	return stop;
+	while (error && count)
+		close((*all)[--count].fd);
+	return error ? error : count;
+}
+
+EXPORT int pm_survey(int (*each)(const struct pm_survey_entry *entry, void *argument), void *argument)
+{
+	struct asked *all = NULL;
+	int stop = 0, count = ask_all(&all);
+	uint64_t until_ns = clock_ns() + PATIENCE_MS * 1000000ull;
+	for (int i = 0; i < count; i++) {
+		const struct shared_page *page;
+		if (stop) {
+			close(all[i].fd);
+		} else if (!take_page(&all[i], until_ns, &page)) {
+			stop = tell(all[i].pid, page, each, argument);
+			munmap((void *)page, sizeof(*page));
+		}
+	}
+	free(all);
+	return count < 0 ? count : stop;
 }

@@ -306,7 +306,7 @@ static void *fly(void *argument)
 		pm_wait(bird->endpoint, 1);
 	}
 	/* The others may still read from here. */
-	atomic_fetch_add(&bird->board->finished, 1);
+	atomic_fetch_add(&board->finished, 1);
 	while (!all_finished(bird)) {
 		look(bird);
 		pm_wait(bird->endpoint, 1);
