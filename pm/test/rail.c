@@ -2,202 +2,9 @@
  * rail.c - rails are left and joined while messages flow, by orders as Watari gives them: nothing is lost, doubled or
  * out of order, also when the one who leaves computes, or the other one is stopped. Endpoints are put aside and taken up.
  */
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <sys/mman.h>
 
-#include "stream.h"
-
-#define SOON 10000 /* ms */
-
-static const char *rail_name = "shm";
-
-/* Until as many have come. */
-static void take_all(struct side *side, struct stream *stream, uint64_t count)
-{
-	while (stream->received < count)
-		take_next(side, stream);
-}
-
-static enum pm_rail rail_number(void)
-{
-	return !strcmp(rail_name, "shm") ? PM_RAIL_SHM : !strcmp(rail_name, "verbs") ? PM_RAIL_VERBS : PM_RAIL_IVSHMEM;
-}
-
-/* Brings both to the rings, which the first messages may not go by yet. */
-static void warm_up(struct side *side, struct stream *stream)
-{
-	for (int i = 0; i < 100; i++) {
-		while (!send_next(side, stream))
-			take_next(side, stream);
-		take_all(side, stream, i + 1);
-	}
-	while (strcmp(rail_name, "shm") && !statistics_of(side).switches)
-		take_next(side, stream);
-}
-
-/* One is put aside before the other, which may be in the midst of leaving a ring of it. */
-static void rest(const struct pm_address addresses[2], int first)
-{
-	CHECK_IS(pm_order_save(&addresses[first], SOON), 0);
-	CHECK_IS(pm_order_save(&addresses[!first], SOON), 0);
-	CHECK_IS(pm_order_restore(&addresses[first], SOON), 0);
-	CHECK_IS(pm_order_restore(&addresses[!first], SOON), 0);
-}
-
-/* Gives orders to both processes until told to stop. */
-static void order_about(const struct pm_address addresses[2], _Atomic bool *stop)
-{
-	for (int i = 0; !atomic_load(stop); i++) {
-		CHECK_IS(pm_order_leave(&addresses[i % 3 == 1], rail_name, SOON), 0);
-		usleep(i * 37 % 3000);
-		if (i % 16 == 6)
-			rest(addresses, i / 16 % 2);
-		if (i % 5 == 0)
-			CHECK_IS(pm_order_leave(&addresses[i % 3 != 1], rail_name, SOON), 0);
-		CHECK_IS(pm_order_join(&addresses[0], rail_name, SOON), 0);
-		CHECK_IS(pm_order_join(&addresses[1], rail_name, SOON), 0);
-		usleep(i * 53 % 10000);
-	}
-}
-
-struct orders {
-	struct pm_address addresses[2];
-	_Atomic bool stop;
-};
-
-static void *give_orders(void *argument)
-{
-	struct orders *orders = argument;
-	order_about(orders->addresses, &orders->stop);
-	return NULL;
-}
-
-/* Writes to the other's memory and reads it back, one after the other. */
-struct access {
-	uint8_t here[100000], there[100000], back[100000];
-	uint64_t address, key;
-	bool writing, reading;
-	uint64_t rounds;
-};
-
-/* What has been put aside does not begin anything. */
-#define surely(call) \
-	do { \
-		int error_; \
-		while ((error_ = (call)) == -EAGAIN) \
-			; \
-		CHECK_IS(error_, 0); \
-	} while (0)
-
-static bool accessing(const struct access *access)
-{
-	return access->writing || access->reading;
-}
-
-static void begin_access(struct side *side, struct access *access)
-{
-	if (accessing(access))
-		return;
-	memset(access->here, (int)++access->rounds, sizeof(access->here));
-	surely(pm_write(side->peer, access->here, sizeof(access->here), access->address, access->key, NULL));
-	access->writing = true;
-}
-
-static void go_on_accessing(struct side *side, struct access *access)
-{
-	struct pm_event event;
-	while (pm_next_event(side->endpoint, &event)) {
-		CHECK_IS(event.status, 0);
-		if (event.type == PM_WRITE_DONE) {
-			access->writing = false;
-			access->reading = true;
-			surely(pm_read(side->peer, access->back, sizeof(access->back), access->address, access->key, NULL));
-		} else {
-			CHECK_IS(event.type, PM_READ_DONE);
-			CHECK(!memcmp(access->here, access->back, sizeof(access->here)));
-			access->reading = false;
-		}
-	}
-}
-
-/* Until both have ended what they had begun. */
-static void end_all(struct side *side, struct stream *stream, struct access *access)
-{
-	struct pollfd other = {.fd = side->in, .events = POLLIN};
-	uint64_t theirs = 0;
-	bool said = false, heard = false;
-	while (!said || !heard || stream->received < theirs) {
-		take_next(side, stream);
-		go_on_accessing(side, access);
-		if (!said && !accessing(access)) {
-			tell(side, &stream->sent, sizeof(stream->sent));
-			said = true;
-		}
-		if (!heard && poll(&other, 1, 0) == 1) {
-			hear(side, &theirs, sizeof(theirs));
-			heard = true;
-		}
-	}
-}
-
-/* Under a sanitizer, and on a busy machine, everything takes longer. */
-static bool enough(const struct side *side, const struct access *access)
-{
-	return statistics_of(side).switches > 10 && access->rounds > 10;
-}
-
-static void under_load(struct side *side)
-{
-	struct stream stream = {0};
-	struct access *access = calloc(1, sizeof(*access));
-	struct pm_region *region;
-	struct orders orders = {0};
-	pthread_t thread;
-	warm_up(side, &stream);
-	CHECK_IS(pm_register(side->context, access->there, sizeof(access->there), PM_REMOTE_READ | PM_REMOTE_WRITE, &region), 0);
-	uint64_t mine[2] = {(uintptr_t)access->there, pm_region_key(region)}, other[2];
-	tell(side, mine, sizeof(mine));
-	hear(side, other, sizeof(other));
-	access->address = other[0];
-	access->key = other[1];
-	orders.addresses[0] = address_of(side->endpoint);
-	pm_peer_address(side->peer, &orders.addresses[1]);
-	if (side->number == 0)
-		CHECK(!pthread_create(&thread, NULL, give_orders, &orders));
-	for (double began = seconds(); seconds() < began + 2 || (seconds() < began + 60 && !enough(side, access));) {
-		for (int i = 0; i < 10; i++)
-			send_next(side, &stream);
-		for (int i = 0; i < 12; i++)
-			take_next(side, &stream);
-		begin_access(side, access);
-		go_on_accessing(side, access);
-	}
-	if (side->number == 0) {
-		atomic_store(&orders.stop, true);
-		pthread_join(thread, NULL);
-	}
-	end_all(side, &stream, access);
-	struct pm_statistics statistics = statistics_of(side);
-	printf("%llu messages, %llu writes, %llu switches\n", (unsigned long long)stream.received, (unsigned long long)access->rounds,
-	       (unsigned long long)statistics.switches);
-	CHECK(statistics.switches > 10);
-	const struct pm_rail_statistics *ring = &statistics.rails[rail_number()];
-	const struct pm_rail_statistics *udp = &statistics.rails[PM_RAIL_UDP];
-	CHECK(ring->messages && udp->messages);
-	CHECK_IS(ring->messages + udp->messages, (long long)statistics.messages_sent);
-	CHECK_IS(ring->message_bytes + udp->message_bytes, (long long)statistics.message_bytes_sent);
-	CHECK_IS(ring->accesses + udp->accesses, (long long)(statistics.writes + statistics.reads));
-	CHECK_IS(ring->access_bytes + udp->access_bytes, (long long)(statistics.write_bytes + statistics.read_bytes));
-	CHECK_IS(statistics.dropped, 0);
-	CHECK(access->rounds > 10);
-	meet(side);
-	CHECK_IS(pm_deregister(region), 0);
-	free(access);
-}
+#include "rail_side.h"
 
 static void send_some(struct side *side, struct stream *stream, int count)
 {
@@ -493,24 +300,19 @@ static void refused(struct side *side)
 /* A rail that is come to from udp. */
 static void over(const char *name)
 {
-	char rails[32];
-	snprintf(rails, sizeof(rails), "%s,udp", name);
-	setenv("PM_RAILS", rails, 1);
-	rail_name = name;
+	set_rails(name);
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
 	pair_run(NULL, left_when_offered);
 	pair_run(NULL, wait_behind_ring);
 	pair_run(NULL, told_gone);
 	pair_run(NULL, put_aside);
-	pair_run(NULL, under_load);
 }
 
 int main(void)
 {
-	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
-	setenv("PM_ADDRESS", "127.0.0.1", 1);
-	setenv("PM_RAILS", "shm,udp", 1);
+	set_environment();
+	set_rails("shm");
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
 	pair_run(NULL, wait_behind_ring);
@@ -520,14 +322,6 @@ int main(void)
 	for (int i = 0; i < 20; i++)
 		pair_run(NULL, last_words);
 	pair_run(NULL, put_aside);
-	pair_run(NULL, under_load);
-	pair_run(&(struct pm_options){.size = sizeof(struct pm_options), .no_direct = 1}, under_load);
-	/* A file stands for the memory that guests share. */
-	char file[64];
-	int fd = memfd_create("ivshmem", 0);
-	CHECK(fd >= 0 && !ftruncate(fd, 64 << 20));
-	sprintf(file, "/proc/self/fd/%d", fd);
-	setenv("PM_IVSHMEM", file, 1);
 	over("ivshmem");
 	over("verbs");
 	rail_name = "shm";
