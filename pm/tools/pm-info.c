@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "rail_names.h"
+
 enum {
 	OPTION_JSON = 256,
 };
@@ -58,14 +60,6 @@ static const struct column {
 
 #define COLUMNS (sizeof columns / sizeof columns[0])
 _Static_assert(COLUMNS * sizeof(uint64_t) == offsetof(struct pm_statistics, reserved), "pm-info does not show all statistics");
-
-static const char *const rail_names[] = {
-	[PM_RAIL_SHM] = "shm",
-	[PM_RAIL_IVSHMEM] = "ivshmem",
-	[PM_RAIL_VERBS] = "verbs",
-	[PM_RAIL_UDP] = "udp",
-};
-_Static_assert(sizeof rail_names / sizeof rail_names[0] == PM_RAILS, "pm-info does not show all rails");
 
 static uint64_t figure(const struct pm_statistics *statistics, size_t column)
 {

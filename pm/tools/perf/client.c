@@ -40,11 +40,8 @@ static double remote_batch(struct link *link, struct side *side, const struct or
 	return took;
 }
 
-double measure_batch(struct link *link, const struct order *order)
+static double ordered_batch(struct link *link, struct side *side, const struct order *order)
 {
-	struct side *side = side_of(link, order->curve);
-	if (order->curve == CURVE_MEMCPY)
-		return memory_copies(order->size, order->count);
 	begin_order(side, order);
 	if (curve_hits(order->curve) >= 0)
 		return pinned_batch(link, order);
@@ -57,6 +54,31 @@ double measure_batch(struct link *link, const struct order *order)
 	default:
 		return remote_batch(link, side, order);
 	}
+}
+
+/* By which rails something has gone between the two. */
+static unsigned rails_used(const struct pm_statistics *before, const struct pm_statistics *after)
+{
+	unsigned rails = 0;
+	for (unsigned i = 0; i < PM_RAILS; i++)
+		if (after->rails[i].messages > before->rails[i].messages || after->rails[i].accesses > before->rails[i].accesses)
+			rails |= 1u << i;
+	return rails;
+}
+
+double measure_batch(struct link *link, const struct order *order, unsigned *rails)
+{
+	struct side *side = side_of(link, order->curve);
+	const struct side *measured = curve_hits(order->curve) >= 0 ? pinned_side(link, order->size) : side;
+	struct pm_statistics before, after;
+	if (order->curve == CURVE_MEMCPY)
+		return memory_copies(order->size, order->count);
+	pm_statistics(measured->endpoint, &before);
+	double took = ordered_batch(link, side, order);
+	pm_statistics(measured->endpoint, &after);
+	if (order->curve != CURVE_FLAG) /* whose order alone is a message */
+		*rails |= rails_used(&before, &after);
+	return took;
 }
 
 bool client_was_direct(const struct link *link)

@@ -109,8 +109,9 @@ static int64_t calibrate(struct link *link, struct order order, double batch_sec
 {
 	double least = 0;
 	int tries = 0;
+	unsigned rails = 0; /* of no interest yet */
 	for (order.count = 4; tries < CALIBRATIONS && least < LONG * batch_seconds;) {
-		double seconds = measure_batch(link, &order);
+		double seconds = measure_batch(link, &order, &rails);
 		if (seconds < batch_seconds / 8) {
 			order.count *= 4;
 			tries = 0;
@@ -132,8 +133,8 @@ static void measure(struct link *link, const struct settings *settings, sample_t
 					struct order order = { (uint32_t)curve, (uint32_t)metric, settings->sizes[size], 0 };
 					struct samples *taken = &samples[curve][size][metric];
 					int64_t *count = &counts[curve][size][metric];
-					if (!settings->curves[curve] || !curve_has(curve, metric) || !curve_has_size(curve, order.size) ||
-					    !pinned_has(link, curve, order.size))
+					if (!settings->curves[curve] || !settings->metrics[metric] || !curve_has(curve, metric) ||
+					    !curve_has_size(curve, order.size) || !pinned_has(link, curve, order.size))
 						continue;
 					if (!*count)
 						*count = calibrate(link, order, settings->batch_seconds);
@@ -142,7 +143,7 @@ static void measure(struct link *link, const struct settings *settings, sample_t
 					if (!taken->values)
 						fail(-ENOMEM, "room for %d figures", settings->repetitions);
 					order.count = *count;
-					taken->values[taken->count++] = one_sample(&order, measure_batch(link, &order));
+					taken->values[taken->count++] = one_sample(&order, measure_batch(link, &order, &taken->rails));
 				}
 }
 
@@ -151,7 +152,7 @@ static void count_hits(const struct link *link, const struct settings *settings,
 {
 	for (int curve = 0; curve < CURVES; curve++)
 		for (int size = 0; size < settings->size_count; size++)
-			if (curve_hits(curve) >= 0 && samples[curve][size][METRIC_LATENCY].count)
+			if (curve_hits(curve) >= 0 && any_metric(samples, curve, size))
 				hits[curve][size] = pinned_hits(link, curve, settings->sizes[size]);
 }
 

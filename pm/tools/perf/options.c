@@ -24,6 +24,7 @@ enum {
 static const struct argp_option options[] = {
 	{ "server", OPTION_SERVER, NULL, 0, "print an address and serve the client that is started with it", 0 },
 	{ "curves", 'c', "NAME,...", 0, "what to measure, of: flag, memcpy, message, message-copies, write, read, write-no-direct, read-no-direct, and where memory is pinned write-hits-100, write-hits-50, write-hits-0, read-hits-100, read-hits-50, read-hits-0 (default: all)", 1 },
+	{ "metrics", 'm', "NAME,...", 0, "what of them, of: latency, bandwidth (default: both)", 1 },
 	{ "sizes", 's', "FROM-TO|SIZE,...", 0, "bytes, with suffix K or M for 1024s; a range goes by doubling (default: " DEFAULT_SIZES ")", 1 },
 	{ "repeat", 'r', "COUNT", 0, "measurements of each, of which the median is given (default: 31)", 1 },
 	{ "time", OPTION_TIME, "MS", 0, "length of one measurement in milliseconds (default: 1)", 1 },
@@ -76,17 +77,17 @@ static void parse_sizes(struct settings *settings, const char *text)
 	}
 }
 
-static void parse_curves(struct settings *settings, char *text)
+/* Of all names, those in the text are chosen. */
+static void parse_names(char *text, const char *what, const char *const *names, int count, bool *chosen)
 {
-	memset(settings->curves, 0, sizeof settings->curves);
-	settings->chosen = true;
+	memset(chosen, 0, (size_t)count * sizeof *chosen);
 	for (char *name; (name = strsep(&text, ","));) {
-		int curve = 0;
-		while (curve < CURVES && strcmp(name, curve_names[curve]) != 0)
-			curve++;
-		if (curve == CURVES)
-			fail(0, "there is no curve \"%s\"; --help names them", name);
-		settings->curves[curve] = true;
+		int i = 0;
+		while (i < count && strcmp(name, names[i]) != 0)
+			i++;
+		if (i == count)
+			fail(0, "there is no %s \"%s\"; --help names them", what, name);
+		chosen[i] = true;
 	}
 }
 
@@ -133,7 +134,11 @@ static error_t parse(int key, char *value, struct argp_state *state)
 		invocation->role = ROLE_SERVER;
 		return 0;
 	case 'c':
-		parse_curves(settings, value);
+		parse_names(value, "curve", curve_names, CURVES, settings->curves);
+		settings->chosen = true;
+		return 0;
+	case 'm':
+		parse_names(value, "metric", metric_names, METRICS, settings->metrics);
 		return 0;
 	case 's':
 		parse_sizes(settings, value);
@@ -185,8 +190,8 @@ void parse_options(int argc, char **argv, struct invocation *invocation)
 	argp_err_exit_status = 2;
 	*invocation = (struct invocation){ .settings = { .repetitions = 31, .batch_seconds = 0.001, .cpus = { -1, -1 } } };
 	struct settings *settings = &invocation->settings;
-	for (int curve = 0; curve < CURVES; curve++)
-		settings->curves[curve] = true;
+	memset(settings->curves, true, sizeof settings->curves);
+	memset(settings->metrics, true, sizeof settings->metrics);
 	parse_sizes(settings, DEFAULT_SIZES);
 	default_cpus(settings);
 	argp_parse(&parser, argc, argv, 0, NULL, invocation);

@@ -3,6 +3,8 @@
  */
 #include "perf.h"
 
+#include "../rail_names.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,13 +12,17 @@
 #include <string.h>
 #include <sys/wait.h>
 
+struct summary {
+	double median, least, greatest;
+};
+
 static int compare(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;
 	return (x > y) - (x < y);
 }
 
-struct summary summarize(const struct samples *samples)
+static struct summary summarize(const struct samples *samples)
 {
 	size_t count = (size_t)samples->count;
 	double *sorted = malloc(count * sizeof *sorted);
@@ -29,25 +35,46 @@ struct summary summarize(const struct samples *samples)
 	return summary;
 }
 
+bool any_metric(sample_table samples, int curve, int size)
+{
+	return samples[curve][size][METRIC_LATENCY].count || samples[curve][size][METRIC_BANDWIDTH].count;
+}
+
+/* The median and its spread in columns; blank where nothing was measured. */
+static void print_cells(const struct samples *samples, int decimals, int width)
+{
+	char spread[48];
+	if (!samples->count) {
+		printf("  %9s %-*s", "", width, "");
+		return;
+	}
+	struct summary summary = summarize(samples);
+	snprintf(spread, sizeof spread, "(%.*f..%.*f)", decimals, summary.least, decimals, summary.greatest);
+	printf("  %9.*f %-*s", decimals, summary.median, width, spread);
+}
+
 void print_table(const struct settings *settings, sample_table samples)
 {
 	printf("%-16s %10s  %9s %-21s  %9s %-19s\n", "curve", "bytes", "us", "(least..greatest)", "MB/s", "(least..greatest)");
 	for (int curve = 0; curve < CURVES; curve++)
 		for (int size = 0; size < settings->size_count; size++) {
-			const struct samples *latency = &samples[curve][size][METRIC_LATENCY];
-			const struct samples *bandwidth = &samples[curve][size][METRIC_BANDWIDTH];
-			char spread[32];
-			if (!latency->count)
+			if (!any_metric(samples, curve, size))
 				continue;
-			struct summary summary = summarize(latency);
-			snprintf(spread, sizeof spread, "(%.3f..%.3f)", summary.least, summary.greatest);
-			printf("%-16s %10zu  %9.3f %-21s", curve_names[curve], settings->sizes[size], summary.median, spread);
-			if (bandwidth->count) {
-				summary = summarize(bandwidth);
-				snprintf(spread, sizeof spread, "(%.0f..%.0f)", summary.least, summary.greatest);
-				printf("  %9.0f %s", summary.median, spread);
-			}
+			printf("%-16s %10zu", curve_names[curve], settings->sizes[size]);
+			print_cells(&samples[curve][size][METRIC_LATENCY], 3, 21);
+			print_cells(&samples[curve][size][METRIC_BANDWIDTH], 0, 0);
 			putchar('\n');
+		}
+}
+
+/* "verbs", "verbs+udp", or nothing */
+static void print_rails(FILE *file, unsigned rails)
+{
+	const char *separator = "";
+	for (unsigned i = 0; i < PM_RAILS; i++)
+		if (rails & 1u << i) {
+			fprintf(file, "%s%s", separator, rail_names[i]);
+			separator = "+";
 		}
 }
 
@@ -57,7 +84,7 @@ void write_csv(const struct settings *settings, sample_table samples, hit_table 
 	FILE *file = to_stdout ? stdout : fopen(settings->csv, "w");
 	if (!file)
 		fail(-errno, "%s", settings->csv);
-	fprintf(file, "curve,size,metric,unit,median,least,greatest,repetitions,hits\n");
+	fprintf(file, "curve,size,metric,unit,median,least,greatest,repetitions,hits,rails\n");
 	for (int curve = 0; curve < CURVES; curve++)
 		for (int size = 0; size < settings->size_count; size++)
 			for (int metric = 0; metric < METRICS; metric++) {
@@ -70,6 +97,8 @@ void write_csv(const struct settings *settings, sample_table samples, hit_table 
 					taken->count);
 				if (curve_hits(curve) >= 0)
 					fprintf(file, "%.4g", hits[curve][size]);
+				fputc(',', file);
+				print_rails(file, taken->rails);
 				fputc('\n', file);
 			}
 	if (fflush(file) || ferror(file) || (!to_stdout && fclose(file)))
@@ -104,6 +133,14 @@ static bool has_metric(const struct settings *settings, sample_table samples, in
 	return false;
 }
 
+static bool has_panel(const struct settings *settings, sample_table samples, int metric)
+{
+	for (int curve = 0; curve < CURVES; curve++)
+		if (has_metric(settings, samples, curve, metric))
+			return true;
+	return false;
+}
+
 static void plot_panel(FILE *gnuplot, const struct settings *settings, sample_table samples, int metric)
 {
 	const char *separator = "plot ";
@@ -134,19 +171,19 @@ static void plot_panel(FILE *gnuplot, const struct settings *settings, sample_ta
 void write_plot(const struct settings *settings, sample_table samples)
 {
 	signal(SIGPIPE, SIG_IGN);
+	bool panels[METRICS];
+	int panel_count = 0;
+	for (int metric = 0; metric < METRICS; metric++)
+		panel_count += panels[metric] = has_panel(settings, samples, metric);
 	FILE *gnuplot = popen("gnuplot", "w");
 	if (!gnuplot)
 		fail(-errno, "start gnuplot");
 	fprintf(gnuplot, "set terminal %s\nset output '%s'\n", terminal_for(settings->plot), settings->plot);
-	fprintf(gnuplot, "set multiplot layout 1,2 title 'PM %s between two processes'\n", pm_version());
+	fprintf(gnuplot, "set multiplot layout 1,%d title 'PM %s between two processes'\n", panel_count ? panel_count : 1, pm_version());
 	fprintf(gnuplot, "set logscale xy\nset grid\nset key below reverse Left\nset xlabel 'bytes'\nset format x '%%.0s%%c'\n");
-	for (int metric = 0; metric < METRICS; metric++) {
-		bool any = false;
-		for (int curve = 0; curve < CURVES; curve++)
-			any |= has_metric(settings, samples, curve, metric);
-		if (any)
+	for (int metric = 0; metric < METRICS; metric++)
+		if (panels[metric])
 			plot_panel(gnuplot, settings, samples, metric);
-	}
 	int status = pclose(gnuplot);
 	if (status != 0)
 		fail(0, "gnuplot could not make %s", settings->plot);

@@ -53,6 +53,7 @@ struct settings {
 	int size_count;
 	bool curves[CURVES];
 	bool chosen; /* the curves were named */
+	bool metrics[METRICS];
 	int repetitions;
 	double batch_seconds; /* length of one measurement */
 	int cpus[2];          /* of client and server, -1: not pinned */
@@ -138,7 +139,8 @@ void transfer_send(struct side *side, char *buffer, size_t size);
 void transfer_receive(struct side *side, size_t size, char *copy_to);
 
 /* client.c, server.c */
-double measure_batch(struct link *link, const struct order *order); /* seconds */
+/* Seconds; adds to *rails by which of them the client's messages and remote accesses went, as bits by enum pm_rail. */
+double measure_batch(struct link *link, const struct order *order, unsigned *rails);
 void client_verify(struct link *link);
 /* Returns when the server has begun with it. */
 void begin_order(struct side *side, const struct order *order);
@@ -165,6 +167,8 @@ double access_batch(struct side *side, const struct order *order, struct rotatio
 void pinned_open(struct link *link, struct settings *settings, const struct pm_address *server);
 void pinned_close(struct link *link);
 bool pinned_has(const struct link *link, enum curve curve, size_t size);
+/* Whose remote accesses of that size are measured. */
+const struct side *pinned_side(const struct link *link, size_t size);
 double pinned_batch(struct link *link, const struct order *order);
 /* Of a hundred accesses, those that were hits. Ends the program where these are not those that the curve is of. */
 double pinned_hits(const struct link *link, enum curve curve, size_t size);
@@ -173,13 +177,11 @@ double pinned_hits(const struct link *link, enum curve curve, size_t size);
 struct samples {
 	double *values; /* in the order taken */
 	int count;
+	unsigned rails; /* that they went by: bits by enum pm_rail */
 };
 typedef struct samples sample_table[CURVES][MAX_SIZES][METRICS];
 typedef double hit_table[CURVES][MAX_SIZES]; /* of a hundred; of curves of hits */
-struct summary {
-	double median, least, greatest;
-};
-struct summary summarize(const struct samples *samples);
+bool any_metric(sample_table samples, int curve, int size);
 void print_table(const struct settings *settings, sample_table samples);
 void write_csv(const struct settings *settings, sample_table samples, hit_table hits);
 void check_plot(const char *path); /* before measuring: that it can be made at all */

@@ -146,6 +146,11 @@ bool pinned_has(const struct link *link, enum curve curve, size_t size)
 	return curve_hits(curve) < 0 || find(link, size);
 }
 
+const struct side *pinned_side(const struct link *link, size_t size)
+{
+	return &find(link, size)->side;
+}
+
 /* The server has begun to attend. */
 double pinned_batch(struct link *link, const struct order *order)
 {
