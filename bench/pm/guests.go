@@ -1,5 +1,5 @@
 // guests.go measures between two guests of one host, emulated, which pm/bench/guests brings up once for all turns: Open
-// MPI over memory that they share, and over their network, and what that memory can do without MPI.
+// MPI over memory that they share, and over their network, what that memory can do without MPI, and PM's curves over verbs.
 package main
 
 import (
@@ -30,37 +30,60 @@ const (
 	notUp            = 125
 )
 
-// pinned are sizes of what is written over verbs, of which the memory has to be pinned.
-var pinned = []int{4096, 65536, large}
+// curveSizes are those of the curves over verbs, which end with large: 8 KiB is that of which the paper has figures.
+var curveSizes = []int{4, 64, 1024, 4096, 8192, 16384, 65536, 262144, large}
+
+// verbsWrite is PM's remote write over verbs, as a program has it that writes from the same memory again and again.
+const verbsWrite = "write"
 
 // guestWays are those of pm/bench/guests. What is compared with PM is compared with its ivshmem rail, the first.
 func guestWays() []*way {
 	ways := []*way{
-		{path: twoGuests, rail: "ivshmem", carrier: "flag in a cache line"},
-		{path: twoGuests, rail: "ivshmem", carrier: "memcpy"},
-		{path: twoGuests, rail: "ivshmem", mpi: debianOpenMPI, carrier: "pm"},
-		{path: twoGuests, rail: "udp", mpi: debianOpenMPI, carrier: "pm"},
-		{path: twoGuests, rail: "tcp", mpi: debianOpenMPI, carrier: "tcp BTL"},
-		{path: twoGuests, rail: "verbs", mpi: debianOpenMPI, carrier: "pm"},
+		{guests: "memory", rail: "ivshmem", carrier: "flag in a cache line"},
+		{guests: "memory", rail: "ivshmem", carrier: "memcpy"},
+		{guests: "ivshmem,udp", rail: "ivshmem", mpi: debianOpenMPI, carrier: "pm"},
+		{guests: "udp", rail: "udp", mpi: debianOpenMPI, carrier: "pm"},
+		{guests: "tcp", rail: "tcp", mpi: debianOpenMPI, carrier: "tcp BTL"},
+		{guests: "verbs,udp:3", rail: "verbs", mpi: debianOpenMPI, carrier: "pm"},
 	}
-	for _, carrier := range []string{"ib_send_lat", "ib_send_bw", "ib_write_lat", "ib_write_bw", "write-hits-100", "write-hits-50", "write-hits-0"} {
-		ways = append(ways, &way{path: twoGuests, rail: "verbs", carrier: carrier})
+	for _, carrier := range []string{"ib_send_lat", "ib_send_bw", "ib_write_lat", "ib_write_bw"} {
+		ways = append(ways, &way{guests: "verbs:2", rail: "verbs", carrier: carrier})
+	}
+	for _, carrier := range []string{"message", "message-copies", verbsWrite, "write-hits-100", "write-hits-50", "write-hits-0"} {
+		ways = append(ways, &way{guests: "curves:3", rail: "verbs", carrier: carrier})
+	}
+	for _, w := range ways {
+		w.path = twoGuests
 	}
 	return ways
 }
 
-// guestTurns are what pm/bench/guests is asked for: all ways in each turn, but those over verbs, which take long, in fewer.
-func guestTurns(runs int) []string {
-	return []string{strconv.Itoa(runs), "tcp", "ivshmem,udp", "udp", "memory", "verbs,udp:3", "verbs:2", "hits:1"}
+// guestTurns are what pm/bench/guests is asked for: each way in each turn, but those over verbs, which take long, in fewer
+func guestTurns(ways []*way, runs int) []string {
+	turns := []string{strconv.Itoa(runs)}
+	for _, w := range ways {
+		if betweenGuests(w) && !slices.Contains(turns, w.guests) {
+			turns = append(turns, w.guests)
+		}
+	}
+	return turns
 }
 
 func betweenGuests(w *way) bool { return w.path == twoGuests }
 
-// measureGuests takes the figures of all ways between guests. Where there can be no guests, it notes why.
-func (b *bench) measureGuests(ctx context.Context, ways []*way, runs int) error {
+// hasCurve is of ways between guests with figures of many sizes.
+func (w *way) hasCurve() bool {
+	return betweenGuests(w) && slices.ContainsFunc(curveSizes, func(size int) bool {
+		return size != large && len(w.figures[key{size, bandwidth}]) > 0
+	})
+}
+
+// measureGuests takes the figures of the ways asked for between guests, and of those of all that come with them. Where
+// there can be no guests, it notes why.
+func (b *bench) measureGuests(ctx context.Context, asked, all []*way, runs int) error {
 	limited, cancel := context.WithTimeout(ctx, guestsPatience)
 	defer cancel()
-	command := exec.CommandContext(limited, "pm/bench/guests", guestTurns(runs)...)
+	command := exec.CommandContext(limited, "pm/bench/guests", guestTurns(asked, runs)...)
 	command.Env = append(os.Environ(), "PM_BUILD="+b.build, "GUESTS="+b.guests)
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) } // so that it ends the guests
 	command.WaitDelay = 20 * time.Second
@@ -74,7 +97,7 @@ func (b *bench) measureGuests(ctx context.Context, ways []*way, runs int) error 
 	if err := command.Start(); err != nil {
 		return err
 	}
-	reason, up, failed := readGuests(out, ways, runs)
+	reason, up, failed := readGuests(out, all, runs)
 	if failed != nil {
 		cancel()
 	}
@@ -131,7 +154,7 @@ func readGuestsLine(line string, ways []*way) (string, error) {
 	}
 	size, notSize := strconv.Atoi(fields[4])
 	k := key{size, map[string]string{"latency": latency, "bandwidth": bandwidth}[fields[5]]}
-	known := notSize == nil && slices.Contains(keys, k)
+	known := notSize == nil && slices.Contains(reported(), k)
 	median, notMedian := strconv.ParseFloat(fields[7], 64)
 	best, notBest := strconv.ParseFloat(fields[8], 64)
 	if !known || notMedian != nil || notBest != nil {

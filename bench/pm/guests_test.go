@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ func TestFiguresOfGuestsGoToTheirWays(t *testing.T) {
 	if ways[0].figures != nil {
 		t.Errorf("figures of guests are those of a cable: %v", ways[0].figures)
 	}
-	if script := hitScript("x.svg", ways); script != "" {
+	if script := curveScript("x.svg", ways); script != "" {
 		t.Errorf("curves of nothing: %s", script)
 	}
 	var r result
@@ -39,21 +40,56 @@ func TestFiguresOfGuestsGoToTheirWays(t *testing.T) {
 	}
 }
 
-func TestCurvesOfHitsArePlottedBySize(t *testing.T) {
+// curveFigures is what pm/bench/guests tells of two turns.
+const curveFigures = columns + "1,verbs,,write-hits-0,4096,bandwidth,MB/s,3,4\n1,verbs,,write-hits-0,65536,bandwidth,MB/s,5,6\n" +
+	"1,verbs,,write-hits-0,1048576,bandwidth,MB/s,9,9\n1,verbs,,ib_send_bw,1048576,bandwidth,MB/s,4,5\n" +
+	"1,verbs,,write,4,bandwidth,MB/s,0.5,1\n1,verbs,,write,4096,bandwidth,MB/s,6,7\n1,verbs,,write,1048576,bandwidth,MB/s,9,9\n" +
+	"2,verbs,,write-hits-0,4096,bandwidth,MB/s,2,3\n2,verbs,,write,4096,bandwidth,MB/s,8,9\n"
+
+func TestCurvesArePlottedBySizeWithTheirSpread(t *testing.T) {
 	ways := guestWays()
-	told := columns + "1,verbs,,write-hits-0,4096,bandwidth,MB/s,3,4\n1,verbs,,write-hits-0,65536,bandwidth,MB/s,5,6\n" +
-		"1,verbs,,write-hits-0,1048576,bandwidth,MB/s,9,9\n1,verbs,,ib_send_bw,1048576,bandwidth,MB/s,4,5\n"
-	if _, _, err := readGuests(strings.NewReader(told), ways, 1); err != nil {
+	if _, _, err := readGuests(strings.NewReader(curveFigures), ways, 1); err != nil {
 		t.Fatal(err)
 	}
-	script := hitScript("x.svg", ways)
-	for _, want := range []string{"4096 3 3 3\n65536 5 5 5\n1048576 9 9 9\n", "title 'write-hits-0'", "set output 'x.svg'"} {
+	script := curveScript("x.svg", ways)
+	for _, want := range []string{"4096 2.5 2 3\n65536 5 5 5\n1048576 9 9 9\n", "4 0.5 0.5 0.5\n4096 7 6 8\n", "title 'write-hits-0'", "set output 'x.svg'"} {
 		if !strings.Contains(script, want) {
 			t.Errorf("no %q in %s", want, script)
 		}
 	}
 	if strings.Contains(script, "ib_send_bw") {
 		t.Errorf("a curve of one size: %s", script)
+	}
+	bars := barScript("x.svg", ways, []panel{{twoGuests, bandwidthTitle, eachDecade, keys[1]}})
+	if strings.Contains(bars, "write-hits-0") || !strings.Contains(bars, "ib_send_bw") {
+		t.Errorf("curves among the bars: %s", bars)
+	}
+}
+
+func TestCurvesAreReportedAndComparedWithRemoteWrite(t *testing.T) {
+	ways := (&bench{}).ways()
+	if _, _, err := readGuests(strings.NewReader(curveFigures), ways, 1); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, line := range newResult(ways, nil, map[string]string{whole: "-", lossy: "-"}).Rows {
+		told = append(told, fmt.Sprint(line.Rail, " ", line.Peer, " ", line.Size, " ", line.Metric, " ", line.Value, " ", line.Spread.Runs, " ", line.RatioOf.Runs))
+	}
+	want := []string{"verbs ib_send_bw 1048576 bandwidth 4 [4] [2.25]", "verbs write 4 bandwidth 0.5 [0.5] []", "verbs write 4096 bandwidth 7 [6 8] []",
+		"verbs write 1048576 bandwidth 9 [9] []", "verbs write-hits-0 4096 bandwidth 2.5 [3 2] [2 4]", "verbs write-hits-0 65536 bandwidth 5 [5] []",
+		"verbs write-hits-0 1048576 bandwidth 9 [9] [1]"}
+	if !slices.Equal(told, want) {
+		t.Errorf("rows %q, not %q", told, want)
+	}
+}
+
+func TestOfGuestsOnlyThatIsAskedForOfWhichFiguresAreWanted(t *testing.T) {
+	if got, want := guestTurns(guestWays(), 5), "5 memory ivshmem,udp udp tcp verbs,udp:3 verbs:2 curves:3"; strings.Join(got, " ") != want {
+		t.Errorf("all: %q, not %q", got, want)
+	}
+	ways := []*way{{path: oneMachine, carrier: "pm"}, find(guestWays(), twoGuests, "", "write-hits-50"), find(guestWays(), twoGuests, "", "message")}
+	if got := guestTurns(ways, 2); !slices.Equal(got, []string{"2", "curves:3"}) {
+		t.Errorf("curves: %q", got)
 	}
 }
 
@@ -85,7 +121,7 @@ func TestWhereNoGuestsAreToBeHadThePathIsSkipped(t *testing.T) {
 		"exit 1": "",
 	} {
 		b := script(t, text)
-		err := b.measureGuests(t.Context(), guestWays(), 1)
+		err := b.measureGuests(t.Context(), guestWays(), guestWays(), 1)
 		if b.skipped[twoGuests] != want || (err == nil) != (want != "") {
 			t.Errorf("%s: skipped for %q: %v", text, b.skipped[twoGuests], err)
 		}

@@ -51,7 +51,7 @@ func measure(ctx context.Context, runs int, out, only string) (err error) {
 	}
 	if slices.ContainsFunc(ways, betweenGuests) {
 		fmt.Println("== bringing up two guests")
-		if err := b.measureGuests(ctx, all, fewer(runs)); err != nil {
+		if err := b.measureGuests(ctx, ways, all, fewer(runs)); err != nil {
 			return err
 		}
 	}

@@ -1,5 +1,5 @@
 // plot.go makes the pictures: PM's curves by pm-perf, a bar for each way, of one machine, over the cables and between guests,
-// and the curves of writes whose memory has to be pinned.
+// and the paper's curves over verbs.
 package main
 
 import (
@@ -42,8 +42,8 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 		err = draw(ctx, plots[2], ways, []panel{
 			{twoGuests, latencyTitle, eachDecade, keys[0]}, {twoGuests, bandwidthTitle, eachDecade, keys[1]},
 		})
-		if script := hitScript(base+"-hits.svg", ways); err == nil && script != "" {
-			plots = append(plots, base+"-hits.svg")
+		if script := curveScript(base+"-verbs-curves.svg", ways); err == nil && script != "" {
+			plots = append(plots, base+"-verbs-curves.svg")
 			err = gnuplot(ctx, script)
 		}
 	}
@@ -88,7 +88,7 @@ func barScript(file string, ways []*way, panels []panel) string {
 		fmt.Fprintf(&script, "$data%d << END\n", i)
 		count := 0
 		for _, w := range ways {
-			if w.path != p.path || len(w.figures[p.of]) == 0 {
+			if w.path != p.path || len(w.figures[p.of]) == 0 || w.hasCurve() {
 				continue
 			}
 			colour := "0x7799bb"
@@ -106,27 +106,31 @@ func barScript(file string, ways []*way, panels []panel) string {
 	return script.String()
 }
 
-// hitScript has the curves of writes over verbs, by how many find their memory pinned, beside perftest's, whose memory is
-// pinned once. It is empty where there are none.
-func hitScript(file string, ways []*way) string {
+// curveScript has what the paper on the RWC PC Cluster II shows of PM: bandwidth of messages and of remote writes, by size
+// and by how many of these find their memory pinned, beside perftest's writes, whose memory is pinned once. It is empty
+// where there are no figures.
+func curveScript(file string, ways []*way) string {
 	var data strings.Builder
 	var plots []string
 	for _, w := range ways {
-		if w.path != twoGuests || len(w.figures[key{pinned[0], bandwidth}]) == 0 {
+		if !w.hasCurve() {
 			continue
 		}
 		fmt.Fprintf(&data, "$curve%d << END\n", len(plots))
 		plots = append(plots, fmt.Sprintf("$curve%d using 1:2:3:4 with yerrorlines title '%s'", len(plots), w.carrier))
-		for _, size := range pinned {
-			s := w.stat(key{size, bandwidth})
-			fmt.Fprintf(&data, "%d %g %g %g\n", size, s.Median, s.Min, s.Max)
+		for _, size := range curveSizes {
+			if k := (key{size, bandwidth}); len(w.figures[k]) > 0 {
+				s := w.stat(k)
+				fmt.Fprintf(&data, "%d %g %g %g\n", size, s.Median, s.Min, s.Max)
+			}
 		}
 		data.WriteString("END\n")
 	}
 	if len(plots) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("set terminal svg size 700,500 dynamic background rgb 'white'\nset output '%s'\n%s"+
-		"set title 'Writes over verbs between two emulated guests, MB/s, by size'\nset logscale x 2\nset format x '%%.0s%%c'\n"+
+	return fmt.Sprintf("set terminal svg size 900,560 dynamic background rgb 'white'\nset output '%s'\n%s"+
+		"set title 'PM over verbs between two emulated guests, many on their way: MB/s by bytes (bars: least to greatest turn)'\n"+
+		"set logscale x 2\nset format x '%%.0b%%B'\n"+
 		"set yrange [0:*]\nset grid\nset key below noenhanced\nplot %s\n", file, data.String(), strings.Join(plots, ", "))
 }

@@ -11,7 +11,7 @@ import (
 // way is a means to get a message from one process to the other.
 type way struct {
 	path    string // from process to process
-	rail    string // "shm", "tcp", "udp", "ivshmem"
+	rail    string // "shm", "tcp", "udp", "ivshmem", "verbs"
 	mpi     string // "" for none
 	carrier string // what moves the messages: "pm", "vader", "libfabric shm"
 	against string // carrier of the same MPI that PM is to be compared with, in the goals; of PM's ways only
@@ -26,6 +26,7 @@ type way struct {
 	cable       *cable          // that it goes by, if one
 	losing      bool            // over a cable that loses packets
 	streaming   bool            // bandwidth is that of many writes on their way
+	guests      string          // which way of pm/bench/guests it comes with, in place of a command
 
 	figures    map[key][]float64 // by turn
 	best       map[key]float64
