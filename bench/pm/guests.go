@@ -22,7 +22,7 @@ import (
 const twoGuests = "two guests" // path
 
 // guestsPatience is for all turns, and for the guests' image, which takes minutes where it has never been made.
-const guestsPatience = 20 * time.Minute
+const guestsPatience = 30 * time.Minute
 
 // Exit statuses with which pm/bench/guests has not begun to measure: something is missing, or guests did not come up.
 const (
