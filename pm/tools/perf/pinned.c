@@ -88,6 +88,18 @@ static void close_size(struct pinned *pinned)
 	munmap(pinned->rotation.others, pinned->rotation.room);
 }
 
+/* From the longest on: where one pins nothing, neither do those that are shorter. */
+static void open_sizes(struct link *link, const struct settings *settings, const struct pm_address *server)
+{
+	for (int i = settings->size_count; i-- > 0; link->pinned_count++) {
+		struct pinned *pinned = &link->pinned[link->pinned_count];
+		if (!open_size(link, pinned, settings->sizes[i], server)) {
+			close_size(pinned);
+			return;
+		}
+	}
+}
+
 static bool any_wanted(const struct settings *settings)
 {
 	for (int curve = 0; curve < CURVES; curve++)
@@ -113,15 +125,8 @@ void pinned_open(struct link *link, struct settings *settings, const struct pm_a
 	link->pinned = calloc((size_t)settings->size_count, sizeof *link->pinned);
 	if (!link->pinned)
 		fail(-ENOMEM, "room for %d sizes", settings->size_count);
-	if (settle_sides(link, settings->chosen ? PATIENCE : LESS_PATIENCE)) {
-		for (int i = 0; i < settings->size_count; i++) {
-			struct pinned *pinned = &link->pinned[link->pinned_count];
-			if (open_size(link, pinned, settings->sizes[i], server))
-				link->pinned_count++;
-			else
-				close_size(pinned);
-		}
-	}
+	if (settle_sides(link, settings->chosen ? PATIENCE : LESS_PATIENCE))
+		open_sizes(link, settings, server);
 	if (!link->pinned_count)
 		leave_out(settings);
 }
