@@ -2,33 +2,19 @@
  * rail.c - fuzzing: what a peer can say about rings, and another guest can write into the memory that both share, while
  * this side leaves that rail and comes back to it.
  */
-#include <sodium.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
+#include "input.h"
 #include "ivshmem.h"
 #include "link.h"
-#include "udp.h"
+#include "said.h"
+#include "udp_hostile.h"
+#include "verbs.h"
 
-#define MEMORY ((uint8_t *)0x100000000)
+#define MEMORY ((uint8_t *)0x200000000000) /* where the address sanitizer lets programs have memory */
 #define SHARED (1 << 20)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-/* The input: what is not there is zero. */
-struct input {
-	const uint8_t *data;
-	size_t size;
-};
-
-static uint8_t take(struct input *input)
-{
-	if (!input->size)
-		return 0;
-	input->size--;
-	return *input->data++;
-}
 
 struct bed {
 	struct pm_context *context;
@@ -39,61 +25,48 @@ struct bed {
 	uint8_t *shared;
 };
 
-static void greet(struct bed *bed, const struct pm_address *far)
-{
-	struct udp_greeting greeting = {
-		.check = GREETING_MAGIC, .link = GREETING_LINK, .type = UDP_GREETING, .version = GREETING_VERSION,
-		.from = *far, .to = bed->endpoint->address, .ring_bytes = 65536,
-	};
-	if (bed->endpoint->udp->count)
-		memcpy(greeting.echo, bed->endpoint->udp->links[0]->nonce, UDP_NONCE);
-	crypto_auth(greeting.seal, (uint8_t *)&greeting, offsetof(struct udp_greeting, seal), bed->context->job_key);
-	pthread_mutex_lock(&bed->endpoint->udp->lock);
-	udp_greeted(bed->endpoint, (uint8_t *)&greeting, sizeof(greeting), clock_ns(), true);
-	pthread_mutex_unlock(&bed->endpoint->udp->lock);
-}
-
-/* A message has come in the peer's stream, and all that was sent has arrived there. */
-static void arrive(struct bed *bed, uint8_t type, const void *data, uint32_t length)
-{
-	struct flow *flow = &bed->link->flow;
-	struct flow_news news = {.next = flow->next, .consumed = flow->head};
-	struct {
-		uint32_t length;
-		uint8_t kind, type;
-		uint16_t mark;
-		uint8_t data[256];
-	} frame = {.length = length, .type = type, .mark = 0x4d50};
-	memcpy(frame.data, data, length);
-	pthread_mutex_lock(&bed->endpoint->udp->lock);
-	flow_arrive(flow, clock_ns(), flow->in_next, flow->contiguous, (uint8_t *)&frame, (FLOW_FRAME + length + 7) & ~7u);
-	flow_learn(flow, clock_ns(), 0, &news);
-	pthread_mutex_unlock(&bed->endpoint->udp->lock);
-}
-
-static void receive(struct bed *bed)
-{
-	struct pm_message message;
-	struct pm_event event;
-	volatile uint8_t sum __attribute__((unused)) = 0;
-	for (int i = 0; i < 64 && pm_receive(bed->endpoint, &message); i++) {
-		for (uint32_t j = 0; j < message.length; j++)
-			sum += ((const uint8_t *)message.data)[j];
-		pm_release(bed->endpoint, &message);
-	}
-	while (pm_next_event(bed->endpoint, &event))
-		;
-}
-
-/* What is said about a ring, in small numbers. */
+/* What is said about a ring, in small numbers, and of any length. */
 static void speak(struct bed *bed, struct input *input)
 {
 	struct {
 		uint32_t generation, rail;
 		uint64_t cells, bytes;
-	} news = {take(input) % 8, take(input) % 4, take(input), 64ull * take(input)};
-	uint8_t type = RING_OPEN + take(input) % 8;
-	arrive(bed, type, &news, type == RING_OFFER ? 8 : sizeof(news));
+		uint8_t more[256 - 24];
+	} news = {take(input) % 8, take(input) % 5, take(input), 64ull * take(input), {0}};
+	uint8_t type = RING_OPEN + take(input) % 8, length = take(input);
+	for (unsigned i = 0; length > sizeof(news) - sizeof(news.more) && i < length % 64; i++)
+		news.more[i] = take(input);
+	hostile_arrive(bed->link, type, &news, length ? length : sizeof(news) - sizeof(news.more));
+}
+
+/* What a device would need to be told, of the lengths that are right. */
+static void speak_of_devices(struct bed *bed, struct input *input)
+{
+	struct verbs_where where = {
+		.queue_pair = take(input), .sequence = take(input), .mtu = take(input) % 8, .gid = {[15] = take(input)},
+	};
+	struct verbs_wanted wanted = {take(input) % 8, RAIL_VERBS, where};
+	struct verbs_offer offer = {
+		.generation = take(input) % 8, .rail = RAIL_VERBS, .where = where, .key = take(input), .data_bytes = take(input) << 10,
+		.address = (uintptr_t)bed->shared,
+	};
+	if (take(input) % 2)
+		hostile_arrive(bed->link, RING_WANTED, &wanted, sizeof(wanted));
+	else
+		hostile_arrive(bed->link, RING_OFFER, &offer, sizeof(offer));
+}
+
+/* What is said about memory, spoiled here and there. */
+static void speak_of_memory(struct bed *bed, struct input *input)
+{
+	struct subject of = {
+		.peer = bed->link->peer, .address = (uintptr_t)MEMORY, .key = pm_region_key(bed->region), .place = (uintptr_t)MEMORY,
+	};
+	uint8_t type = 1 + take(input) % REGION_IS, spoilt[SAID_MOST] = {0}, message[SAID_MOST + 256] = {0};
+	uint8_t at = take(input) % SAID_MOST;
+	uint32_t more = take(input) % 128;
+	spoilt[at] = take(input);
+	hostile_arrive(bed->link, type, message, misspoken(&of, type, spoilt, sizeof(spoilt), message) + more);
 }
 
 /* An offer of memory that this side has, or has not. */
@@ -105,15 +78,15 @@ static void offer(struct bed *bed, struct input *input)
 	if (offer.offset + IVSHMEM_NONCE <= SHARED)
 		memcpy(offer.nonce, bed->shared + offer.offset, IVSHMEM_NONCE);
 	offer.size ^= take(input) == 255;
-	arrive(bed, RING_OFFER, &offer, sizeof(offer));
+	hostile_arrive(bed->link, RING_OFFER, &offer, sizeof(offer));
 }
 
-static void leave_or_join(struct bed *bed)
+static void leave_or_join(struct bed *bed, enum rail rail)
 {
 	pthread_mutex_lock(&bed->context->lock);
 	if (!bed->context->area && ivshmem_open(bed->context, dup(bed->memory), 0, 1))
 		abort();
-	atomic_fetch_xor(&bed->context->rails, 1u << RAIL_IVSHMEM);
+	atomic_fetch_xor(&bed->context->rails, 1u << rail);
 	pthread_mutex_unlock(&bed->context->lock);
 	rail_notice(bed->endpoint);
 }
@@ -122,7 +95,7 @@ static void act(struct bed *bed, struct input *input)
 {
 	static uint8_t answer[70000];
 	uint32_t at;
-	switch (take(input) % 8) {
+	switch (take(input) % 11) {
 	case 0:
 		speak(bed, input);
 		break;
@@ -130,7 +103,7 @@ static void act(struct bed *bed, struct input *input)
 		offer(bed, input);
 		break;
 	case 2:
-		leave_or_join(bed);
+		leave_or_join(bed, take(input) % 4 ? RAIL_IVSHMEM : RAIL_VERBS);
 		break;
 	case 3:
 		pm_send(bed->link->peer, 0, &(struct iovec){answer, take(input) * 64}, 1);
@@ -144,11 +117,20 @@ static void act(struct bed *bed, struct input *input)
 			bed->shared[at] = take(input);
 		break;
 	case 6:
-		arrive(bed, MESSAGE, "hello", 6);
+		hostile_arrive(bed->link, MESSAGE, "hello", 6);
+		break;
+	case 7:
+		speak_of_devices(bed, input);
+		break;
+	case 8:
+		speak_of_memory(bed, input);
+		break;
+	case 9:
+		pm_write(bed->link->peer, answer, 1 + take(input) * 256, (uintptr_t)MEMORY, pm_region_key(bed->region), NULL);
 		break;
 	default:
 		bed->link->peer->over_udp = true;
-		bed->link->peer->rings_wanted |= 1u << RAIL_IVSHMEM;
+		bed->link->peer->rings_wanted |= 1u << (take(input) % 4 ? RAIL_IVSHMEM : RAIL_VERBS);
 		rail_notice(bed->endpoint);
 	}
 }
@@ -165,15 +147,9 @@ static void open_bed(struct bed *bed)
 	    pm_register(bed->context, MEMORY, 4096, PM_REMOTE_READ | PM_REMOTE_WRITE, &bed->region))
 		abort();
 	bed->shared = mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_SHARED, bed->memory, 0);
-	struct pm_address far = bed->endpoint->address;
-	far.bytes[9] ^= 1;
-	far.bytes[40] = 0; /* port 9 of the loopback: nobody */
-	far.bytes[41] = 9;
-	greet(bed, &far);
-	greet(bed, &far);
-	bed->link = bed->endpoint->udp->links[0];
-	if (bed->shared == MAP_FAILED || !bed->link->sure)
+	if (bed->shared == MAP_FAILED)
 		abort();
+	bed->link = hostile_meet(bed->endpoint);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -183,10 +159,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	open_bed(&bed);
 	while (input.size && !pm_peer_status(bed.link->peer)) {
 		act(&bed, &input);
-		receive(&bed);
+		hostile_receive_all(bed.endpoint);
 	}
-	/* Nobody will acknowledge anything: it is not waited for. */
-	bed.link->goodbye = true;
+	hostile_part(bed.link);
 	pm_context_close(bed.context);
 	munmap(bed.shared, SHARED);
 	close(bed.memory);

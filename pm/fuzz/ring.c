@@ -10,9 +10,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "rings.h"
+#include "said.h"
 
-#define BYTES 65536
 #define MEMORY ((uint8_t *)0x200000000000) /* where the address sanitizer lets programs have memory */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -20,10 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 struct bed {
 	struct pm_context *context;
 	struct pm_endpoint *endpoint;
-	struct pm_peer *peer;
-	struct inbound *in;
-	struct outbound *out;
-	struct shared_page page; /* of the hostile process */
+	struct rings rings;
 	struct pm_region *region;
 	uint8_t answer[100000];
 };
@@ -53,59 +50,28 @@ static pid_t far_process(void)
 #define FAR_KEY (1ull << REGION_BITS)
 static void make_direct(struct bed *bed)
 {
-	bed->out->pid = bed->in->pid = far_process();
-	bed->page.id_address = (uintptr_t)far_id;
-	bed->page.regions[0] = (struct shared_region){1, (uintptr_t)far_memory, FAR_BYTES, PM_REMOTE_READ | PM_REMOTE_WRITE};
-	bed->out->page = &bed->page;
-	bed->out->direct = true;
-}
-
-static void *make_ring(void)
-{
-	void *memory = aligned_alloc(128, ring_size(BYTES));
-	memset(memory, 0, ring_size(BYTES));
-	return memory;
+	bed->rings.out->pid = bed->rings.in->pid = far_process();
+	bed->rings.page.id_address = (uintptr_t)far_id;
+	bed->rings.page.regions[0] = (struct shared_region){1, (uintptr_t)far_memory, FAR_BYTES, PM_REMOTE_READ | PM_REMOTE_WRITE};
+	bed->rings.out->page = &bed->rings.page;
+	bed->rings.out->direct = true;
 }
 
 /* An endpoint of which the other side of both rings is in the input's hands. */
 static void open_bed(struct bed *bed)
 {
-	struct pm_options options = {.size = sizeof(options), .no_direct = 1, .ring_bytes = BYTES};
+	struct pm_options options = {.size = sizeof(options), .no_direct = 1, .ring_bytes = RINGS_BYTES};
 	struct pm_address address;
+	struct pm_peer *peer;
 	if (mmap(MEMORY, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MEMORY ||
 	    pm_context_open(&options, &bed->context) || pm_endpoint_open(bed->context, &bed->endpoint))
 		abort();
 	pm_endpoint_address(bed->endpoint, &address);
 	memcpy(address.bytes + 8, far_id, sizeof(far_id));
-	if (pm_peer_get(bed->endpoint, &address, &bed->peer) ||
+	if (pm_peer_get(bed->endpoint, &address, &peer) ||
 	    pm_register(bed->context, MEMORY, 4096, PM_REMOTE_READ | PM_REMOTE_WRITE, &bed->region))
 		abort();
-	bed->in = calloc(1, sizeof(*bed->in));
-	ring_reader_open(&bed->in->ring, make_ring(), BYTES);
-	bed->in->peer = bed->peer;
-	bed->peer->rings = 1;
-	bed->endpoint->inbound = calloc(1, sizeof(bed->in));
-	bed->endpoint->inbound[0] = bed->in;
-	bed->endpoint->inbound_count = bed->endpoint->inbound_room = 1;
-	bed->out = calloc(1, sizeof(*bed->out));
-	ring_writer_open(&bed->out->ring, make_ring(), BYTES);
-	bed->out->peer = bed->peer;
-	bed->out->asleep = &bed->page.endpoints[0].asleep;
-	bed->out->statistics = bed->endpoint->statistics;
-	bed->out->doorbell = -1;
-	atomic_store(&bed->out->ready, true);
-	bed->peer->out = bed->peer->outbound = bed->out;
-}
-
-static void close_bed(struct bed *bed)
-{
-	bed->endpoint->inbound_count = 0;
-	bed->peer->out = bed->peer->outbound = NULL;
-	free(bed->in->ring.memory);
-	free(bed->out->ring.memory);
-	free(bed->in);
-	free(bed->out);
-	pm_context_close(bed->context);
+	rings_open(&bed->rings, peer);
 }
 
 static void receive(struct bed *bed)
@@ -123,32 +89,58 @@ static void receive(struct bed *bed)
 	while (pm_next_event(bed->endpoint, &event))
 		;
 	/* A ring that is found to be broken is closed by link_news, which would free what is this program's. */
-	if (bed->in->ring.broken)
+	if (bed->rings.in->ring.broken)
 		bed->endpoint->inbound_count = 0;
+}
+
+/* Types that there are, and some that there are not. */
+static uint8_t type_of(uint8_t data)
+{
+	return data < 240 ? data % (RING_REFUSED + 2) : data;
+}
+
+/* Has the next message of that length found; where its octets belong. */
+static uint8_t *make_message(struct bed *bed, uint8_t type, uint32_t length)
+{
+	struct ring_reader *reader = &bed->rings.in->ring;
+	struct ring_cell *cell = &reader->memory->cells[reader->cell & reader->cell_mask];
+	atomic_store(&cell->control, ring_control(reader->cell, 0, type, length));
+	if (length <= RING_INLINE)
+		return cell->payload;
+	return reader->data + (ring_place(reader->byte, length, reader->data_mask) & reader->data_mask);
 }
 
 /* The next message as a good writer would write it, so that the input gets beyond the number of the cell. */
 static size_t write_message(struct bed *bed, const uint8_t *data, size_t size)
 {
-	struct ring_reader *reader = &bed->in->ring;
 	if (size < 3)
 		return size;
-	uint8_t type = data[0] % 7;
 	uint32_t length = data[1] | (data[2] & 0x3f) << 8, given = size - 3 < length ? size - 3 : length;
-	uint8_t *place = reader->memory->cells[reader->cell & reader->cell_mask].payload;
-	if (length > RING_INLINE)
-		place = reader->data + (ring_place(reader->byte, length, reader->data_mask) & reader->data_mask);
-	memcpy(place, data + 3, given);
-	atomic_store(&reader->memory->cells[reader->cell & reader->cell_mask].control,
-		     ring_control(reader->cell, 0, type, length));
+	memcpy(make_message(bed, type_of(data[0]), length), data + 3, given);
 	return 3 + given;
+}
+
+/* One that makes sense, but for what the input spoils; as much data comes with it as the input says. */
+static size_t write_sense(struct bed *bed, const uint8_t *data, size_t size)
+{
+	struct subject of = {
+		.peer = bed->rings.peer, .address = (uintptr_t)MEMORY, .key = pm_region_key(bed->region), .place = (uintptr_t)MEMORY,
+	};
+	uint8_t message[SAID_MOST];
+	if (size < 3)
+		return size;
+	uint8_t type = 1 + data[0] % REGION_IS;
+	size_t spoilt = data[2] < size - 3 ? data[2] : size - 3;
+	uint32_t length = misspoken(&of, type, data + 3, spoilt, message);
+	memcpy(make_message(bed, type, length + data[1]), message, length);
+	return 3 + spoilt;
 }
 
 static size_t overwrite(struct ring_memory *memory, const uint8_t *data, size_t size)
 {
 	if (size < 4)
 		return size;
-	size_t at = (data[0] | data[1] << 8 | data[2] << 16) % (ring_size(BYTES) - 256), length = data[3];
+	size_t at = (data[0] | data[1] << 8 | data[2] << 16) % (ring_size(RINGS_BYTES) - 256), length = data[3];
 	length = length < size - 4 ? length : size - 4;
 	memcpy((uint8_t *)memory + at, data + 4, length);
 	return 4 + length;
@@ -158,7 +150,7 @@ static size_t overwrite(struct ring_memory *memory, const uint8_t *data, size_t 
 static size_t ask_for_help(struct bed *bed, const uint8_t *data, size_t size)
 {
 	struct { uint32_t serial, chunk; uint64_t address, key, length, destination; } help;
-	struct ring_reader *reader = &bed->in->ring;
+	struct ring_reader *reader = &bed->rings.in->ring;
 	struct ring_cell *cell = &reader->memory->cells[reader->cell & reader->cell_mask];
 	if (size < 6)
 		return size;
@@ -184,44 +176,45 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	key = pm_region_key(bed->region);
 	if (size && *data & 1)
 		make_direct(bed);
-	while (size && !bed->in->ring.broken) {
+	while (size && !bed->rings.in->ring.broken) {
 		uint8_t what = *data++;
 		size_t used = 0;
 		size--;
-		switch (what % 7) {
+		switch (what % 8) {
 		case 0:
 			used = write_message(bed, data, size);
 			break;
 		case 1:
-			used = overwrite(bed->in->ring.memory, data, size);
+			used = overwrite(bed->rings.in->ring.memory, data, size);
 			break;
 		case 2:
-			used = overwrite(bed->out->ring.memory, data, size);
+			used = overwrite(bed->rings.out->ring.memory, data, size);
 			break;
 		case 3:
-			pm_read(bed->peer, bed->answer, 70000, 5, key, NULL);
+			pm_read(bed->rings.peer, bed->answer, 70000, 5, key, NULL);
 			break;
 		case 4:
-			pm_write(bed->peer, bed->answer, 70000, 5, key, NULL);
+			pm_write(bed->rings.peer, bed->answer, 70000, 5, key, NULL);
 			break;
 		case 5:
-			if (bed->out->direct && what & 0x10)
-				pm_read(bed->peer, large, sizeof(large), (uintptr_t)far_memory, FAR_KEY, NULL);
+			if (bed->rings.out->direct && what & 0x10)
+				pm_read(bed->rings.peer, large, sizeof(large), (uintptr_t)far_memory, FAR_KEY, NULL);
 			break;
 		case 6:
 			used = ask_for_help(bed, data, size);
+			break;
+		case 7:
+			used = write_sense(bed, data, size);
 			break;
 		}
 		data += used;
 		size -= used;
 		receive(bed);
-		/* The hostile reader takes all there is, most of the time, so that there is room again. */
-		if (what & 0x80) {
-			atomic_store(&bed->out->ring.memory->taken.cells, bed->out->ring.cell);
-			atomic_store(&bed->out->ring.memory->taken.bytes, bed->out->ring.byte);
-		}
+		if (what & 0x80)
+			rings_take_all(&bed->rings);
 	}
-	close_bed(bed);
+	rings_close(&bed->rings);
+	pm_context_close(bed->context);
 	free(bed);
 	return 0;
 }

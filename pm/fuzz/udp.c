@@ -9,10 +9,10 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "udp.h"
+#include "udp_hostile.h"
 
 #define LINKS 3
-#define MEMORY ((uint8_t *)0x100000000)
+#define MEMORY ((uint8_t *)0x200000000000) /* where the address sanitizer lets programs have memory */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -26,20 +26,6 @@ static void add_links(struct pm_context *context)
 	context->links->count = LINKS;
 	for (int i = 0; i < LINKS; i++)
 		memcpy(&context->links->own[i].address, &loopback, sizeof(loopback));
-}
-
-static void receive(struct pm_endpoint *endpoint)
-{
-	struct pm_message message;
-	struct pm_event event;
-	volatile uint8_t sum __attribute__((unused)) = 0;
-	for (int i = 0; i < 64 && pm_receive(endpoint, &message); i++) {
-		for (uint32_t j = 0; j < message.length; j++)
-			sum += ((const uint8_t *)message.data)[j];
-		pm_release(endpoint, &message);
-	}
-	while (pm_next_event(endpoint, &event))
-		;
 }
 
 static void greet(struct pm_endpoint *endpoint, const struct pm_address *far, const uint8_t *data, size_t size)
@@ -159,13 +145,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			train(endpoint, link, pm_region_key(region), data + 2, length);
 		else if (link->open)
 			packet(endpoint, link, pm_region_key(region), data + 2, length);
-		receive(endpoint);
+		hostile_receive_all(endpoint);
 		data += 2 + length;
 		size -= 2 + length;
 	}
 	/* Nobody will acknowledge anything: it is not waited for. */
+	pthread_mutex_lock(&endpoint->udp->lock);
 	for (uint32_t i = 0; i < endpoint->udp->count; i++)
 		endpoint->udp->links[i]->goodbye = true;
+	pthread_mutex_unlock(&endpoint->udp->lock);
 	pm_context_close(context);
 	return 0;
 }
