@@ -119,7 +119,7 @@ static ssize_t eq_sread(struct fid_eq *fid, uint32_t *type, void *buffer, size_t
 	ssize_t got;
 	int status = 0;
 
-	clock_gettime(CLOCK_REALTIME, &end);
+	clock_gettime(CLOCK_MONOTONIC, &end);
 	if (timeout > 0) {
 		end.tv_sec += timeout / 1000;
 		end.tv_nsec += timeout % 1000 * 1000000L;
@@ -192,6 +192,17 @@ static struct fi_ops_eq eq_ops = {
 	.strerror = eq_strerror,
 };
 
+/* Its clock is one that nobody sets. */
+static void init_written(struct prov_eq *eq)
+{
+	pthread_condattr_t attributes;
+
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&eq->written, &attributes);
+	pthread_condattr_destroy(&attributes);
+}
+
 int prov_eq_open(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **result, void *context)
 {
 	enum fi_wait_obj object = attr ? attr->wait_obj : FI_WAIT_NONE;
@@ -209,7 +220,7 @@ int prov_eq_open(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_
 		return -errno;
 	}
 	pthread_mutex_init(&eq->mutex, NULL);
-	pthread_cond_init(&eq->written, NULL);
+	init_written(eq);
 	STAILQ_INIT(&eq->events);
 	eq->fabric = container_of(fabric, struct prov_fabric, fid);
 	__atomic_add_fetch(&eq->fabric->users, 1, __ATOMIC_RELAXED);
