@@ -2,9 +2,9 @@
  * fi_hostile_atomic.c - atomic operations against peers that send nonsense: nothing is done outside of the memory that
  * they may use, what makes no sense is dropped, and answers that nobody takes do not heap up.
  */
-#include <malloc.h>
 #include <stddef.h>
 
+#include "allocated.h"
 #include "fi_raw.h"
 
 /* Of b's, of which others may use the middle third. */
@@ -215,7 +215,7 @@ static void at_random(void)
 static void untaken(void)
 {
 	struct ask asked = good(WIRE_FETCH, FI_UINT64, FI_ATOMIC_READ, 4096);
-	size_t before = mallinfo2().uordblks, taken = 0;
+	size_t before = allocated(), taken = 0;
 	struct wire_part *part = &asked.parts[0];
 	struct iovec all = { &asked, sizeof(asked.header) + sizeof(*part) };
 	uint8_t kind;
@@ -226,14 +226,14 @@ static void untaken(void)
 			fi_cntr_read(b->received);
 		fi_cntr_read(b->received);
 	}
-	CHECK(mallinfo2().uordblks - before < (16u << 20));
+	CHECK(allocated() - before < (16u << 20));
 	works();
 	while (answer(&kind, &rest)) {
 		CHECK(kind == WIRE_RESULT && rest == 4096);
 		taken++;
 	}
 	CHECK(taken > 1000 && taken < 10000);
-	CHECK(mallinfo2().uordblks < before + (1u << 20));
+	CHECK(allocated() < before + (1u << 20));
 	ask(&asked, 1, 0);
 	answer_surely(&kind, &rest);
 }

@@ -2,8 +2,7 @@
  * fi_scale.c - an MPI tells its endpoint of all processes there are, of which it may talk to few: each takes some memory,
  * in the address vector and, when receives name it, beside it.
  */
-#include <malloc.h>
-
+#include "allocated.h"
 #include "fi_test.h"
 
 #define PEERS 50000
@@ -11,13 +10,6 @@
 
 static struct pair pair;
 static fi_addr_t numbers[PEERS];
-
-static size_t allocated(void)
-{
-	struct mallinfo2 info = mallinfo2();
-
-	return info.uordblks + info.hblkhd;
-}
 
 /* Addresses of endpoints that are nowhere. */
 static void insert(void)

@@ -3,8 +3,8 @@
  * what a connection needs is made when the first message goes.
  */
 #include <dirent.h>
-#include <malloc.h>
 
+#include "allocated.h"
 #include "pair.h"
 
 #define PEERS 100000
@@ -19,12 +19,6 @@ static int descriptors(void)
 		count++;
 	closedir(directory);
 	return count;
-}
-
-static size_t allocated(void)
-{
-	struct mallinfo2 info = mallinfo2();
-	return info.uordblks + info.hblkhd;
 }
 
 /* Mapped memory, bytes; rings are part of it. */
