@@ -36,14 +36,14 @@ test-unit: build
 test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI programs (root for Debian packages only)
 	@scripts/setup.sh $$(grep -v '^\#' pm/packages)
 	@echo "== PM: library and provider"
-	@$(PM) -j$$(nproc) all
-	@$(PM) test
+	@$(PM) -j$$(nproc) test
 	@echo "== PM: models, all interleavings"
 	@$(PM) model
 	@echo "== PM: fuzzing"
-	@$(PM) FUZZ_SECONDS=$(if $(WATARI_TEST_FULL),60,3) fuzz
+	@$(PM) -j$$(nproc) FUZZ_SECONDS=$(if $(WATARI_TEST_FULL),60,3) fuzz
 	@echo "== PM: with sanitizers"
-	@$(PM) asan $(if $(WATARI_TEST_FULL),tsan)
+	@$(PM) -j$$(nproc) asan
+	@$(if $(WATARI_TEST_FULL),$(PM) -j$$(nproc) tsan)
 	@echo "== PM: MPI programs over it"
 	@$(PM) test-mpi
 
