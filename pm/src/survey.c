@@ -11,6 +11,8 @@
 
 /* Processes that do not answer within so many milliseconds, because they are stopped for instance, are left out. */
 #define PATIENCE_MS 1000
+/* So many are asked before their answers are taken: each has a socket open until then. */
+#define ASKED_AT_ONCE 256
 
 /* A context that has been asked for its page. */
 struct asked {
@@ -110,49 +112,46 @@ static bool find_id(char *line, uint8_t id[CONTEXT_ID_SIZE])
 	return !hex_parse(name + strlen(prefix), id, CONTEXT_ID_SIZE);
 }
 
-/* Asks all contexts there are; how many, or -errno. */
-static int ask_all(struct asked **all)
+/* Asks the next contexts that the file tells of; how many. */
+static int ask_some(FILE *sockets, struct asked some[ASKED_AT_ONCE])
 {
-	FILE *sockets = fopen("/proc/net/unix", "re");
 	char *line = NULL;
 	size_t room = 0;
-	int count = 0, error = 0;
-	if (!sockets)
-		return -errno;
-	while (!error && getline(&line, &room, sockets) > 0) {
+	int count = 0;
+	while (count < ASKED_AT_ONCE && getline(&line, &room, sockets) > 0) {
 		uint8_t id[CONTEXT_ID_SIZE];
-		struct asked *longer;
-		if (!find_id(line, id))
-			continue;
-		longer = realloc(*all, (count + 1) * sizeof(*longer));
-		if (longer) {
-			*all = longer;
-			count += !ask(id, &longer[count]);
-		} else {
-			error = -ENOMEM;
-		}
+		count += find_id(line, id) && !ask(id, &some[count]);
 	}
 	free(line);
-	fclose(sockets);
-	while (error && count)
-		close((*all)[--count].fd);
-	return error ? error : count;
+	return count;
+}
+
+/* Tells of those that answer; what the caller's function has returned last. */
+static int tell_of_some(const struct asked *some, int count, int (*each)(const struct pm_survey_entry *, void *), void *argument)
+{
+	uint64_t until_ns = clock_ns() + PATIENCE_MS * 1000000ull;
+	int stop = 0;
+	for (int i = 0; i < count; i++) {
+		const struct shared_page *page;
+		if (stop) {
+			close(some[i].fd);
+		} else if (!take_page(&some[i], until_ns, &page)) {
+			stop = tell(some[i].pid, page, each, argument);
+			munmap((void *)page, sizeof(*page));
+		}
+	}
+	return stop;
 }
 
 EXPORT int pm_survey(int (*each)(const struct pm_survey_entry *entry, void *argument), void *argument)
 {
-	struct asked *all = NULL;
-	int stop = 0, count = ask_all(&all);
-	uint64_t until_ns = clock_ns() + PATIENCE_MS * 1000000ull;
-	for (int i = 0; i < count; i++) {
-		const struct shared_page *page;
-		if (stop) {
-			close(all[i].fd);
-		} else if (!take_page(&all[i], until_ns, &page)) {
-			stop = tell(all[i].pid, page, each, argument);
-			munmap((void *)page, sizeof(*page));
-		}
-	}
-	free(all);
-	return count < 0 ? count : stop;
+	FILE *sockets = fopen("/proc/net/unix", "re");
+	struct asked some[ASKED_AT_ONCE];
+	int stop = 0, count;
+	if (!sockets)
+		return -errno;
+	while (!stop && (count = ask_some(sockets, some)))
+		stop = tell_of_some(some, count, each, argument);
+	fclose(sockets);
+	return stop;
 }
