@@ -41,7 +41,8 @@ if ! find_go >/dev/null; then
     if ! grep -rqs bookworm-backports /etc/apt/sources.list /etc/apt/sources.list.d; then
         # shellcheck disable=SC2016 # $(SITE) is apt's own
         mirror=$(apt-get indextargets --format '$(SITE)' 'Codename: bookworm' | head -n 1)
-        echo "deb ${mirror:-http://deb.debian.org/debian} bookworm-backports main" | as_root tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
+        [ -n "$mirror" ] || { echo "setup: apt has no source for Debian's bookworm, from which Go would be had: add one to /etc/apt/sources.list" >&2; exit 1; }
+        echo "deb $mirror bookworm-backports main" | as_root tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
     fi
     as_root apt-get update -q
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q -t bookworm-backports golang-1.24-go

@@ -5,7 +5,6 @@
  */
 #include <poll.h>
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include "stream.h"
 #include "wire.h"
@@ -255,15 +254,12 @@ static void both(struct side *side)
 int main(void)
 {
 	static const char *const rails[] = {NULL, "shm", "ivshmem", "verbs"};
-	char file[64], both_rails[32];
+	char both_rails[32];
 	pid_t children[4];
-	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
+	need_verbs();
+	own_job();
 	wire_begin("60");
-	/* A file stands for the memory that guests share. */
-	int fd = memfd_create("ivshmem", 0);
-	CHECK(fd >= 0 && !ftruncate(fd, 64 << 20));
-	sprintf(file, "/proc/self/fd/%d", fd);
-	setenv("PM_IVSHMEM", file, 1);
+	share_file(64 << 20);
 	/* Side by side, as they wait for time to pass. */
 	for (int i = 0; i < 4; i++) {
 		children[i] = fork();

@@ -1,7 +1,6 @@
 /* ivshmem_wake.c - who sleeps for a message in memory of guests is woken by a packet, also when the keeper has taken that
  * out of the socket. */
 #include <poll.h>
-#include <sys/mman.h>
 
 #include "pair.h"
 #include "udp.h"
@@ -65,13 +64,9 @@ static void wake(struct side *side)
 
 int main(void)
 {
-	char file[64];
-	int fd = memfd_create("ivshmem", 0);
-	CHECK(fd >= 0 && !ftruncate(fd, 1 << 20));
-	sprintf(file, "/proc/self/fd/%d", fd);
-	setenv("PM_IVSHMEM", file, 1);
+	own_job();
+	share_file(1 << 20);
 	setenv("PM_RAILS", "ivshmem,udp", 1);
-	setenv("PM_ADDRESS", "127.0.0.1", 1);
 	pair_run(NULL, wake);
 	return 0;
 }

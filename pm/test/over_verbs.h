@@ -102,8 +102,8 @@ static inline void meet_looking(struct side *side)
 
 static inline void verbs_environment(void)
 {
-	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
-	setenv("PM_ADDRESS", "127.0.0.1", 1);
+	need_verbs();
+	own_job();
 	setenv("PM_RAILS", "verbs,udp", 1);
 }
 

@@ -2,9 +2,11 @@
 #ifndef PAIR_H
 #define PAIR_H
 
+#include <dlfcn.h>
 #include <pm.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include "test.h"
@@ -16,6 +18,37 @@ struct side {
 	struct pm_endpoint *endpoint;
 	struct pm_peer *peer;
 };
+
+/* A job of its own over the loopback, to which orders can be given. */
+static inline void own_job(void)
+{
+	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
+	setenv("PM_ADDRESS", "127.0.0.1", 1);
+}
+
+/* A file of as many bytes stands for the memory that guests share, until the process ends. */
+static inline void share_file(size_t size)
+{
+	char path[64];
+	int fd = memfd_create("ivshmem", 0);
+	CHECK(fd >= 0 && !ftruncate(fd, size));
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	setenv("PM_IVSHMEM", path, 1);
+}
+
+/* Without a device the rail would be waited for in vain. */
+static inline void need_verbs(void)
+{
+	void *library = dlopen("libibverbs.so.1", RTLD_NOW);
+	void *(*list)(int *) = library ? (void *(*)(int *))dlsym(library, "ibv_get_device_list") : NULL;
+	int count = 0;
+	if (list)
+		list(&count);
+	if (count == 0) {
+		fprintf(stderr, "there is no verbs device: make gives the tests one of software, by LD_LIBRARY_PATH=build/test/stub\n");
+		exit(1);
+	}
+}
 
 /* Where no order is given, all goes by the rails of $PM_RAILS, and some of it by the first of them. */
 static inline void check_rails(const struct pm_statistics *statistics, bool accesses, long long count, long long bytes)

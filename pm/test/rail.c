@@ -311,7 +311,8 @@ static void over(const char *name)
 
 int main(void)
 {
-	set_environment();
+	own_job();
+	share_file(64 << 20);
 	set_rails("shm");
 	pair_run(NULL, while_computing);
 	pair_run(NULL, while_stopped);
@@ -323,6 +324,7 @@ int main(void)
 		pair_run(NULL, last_words);
 	pair_run(NULL, put_aside);
 	over("ivshmem");
+	need_verbs();
 	over("verbs");
 	rail_name = "shm";
 	setenv("PM_RAILS", "udp", 1);

@@ -4,6 +4,7 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 
 #include "rail_side.h"
 
@@ -113,12 +114,14 @@ static void over(const char *name, const struct pm_options *options)
 
 int main(void)
 {
-	set_environment();
+	own_job();
+	share_file(64 << 20);
 	enough_seen = mmap(NULL, 2 * sizeof(*enough_seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(enough_seen != MAP_FAILED);
 	over("shm", NULL);
 	over("shm", &(struct pm_options){.size = sizeof(struct pm_options), .no_direct = 1});
 	over("ivshmem", NULL);
+	need_verbs();
 	over("verbs", NULL);
 	return 0;
 }

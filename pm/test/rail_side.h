@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdbool.h>
-#include <sys/mman.h>
 
 #include "stream.h"
 
@@ -114,18 +113,6 @@ static inline void set_rails(const char *name)
 	snprintf(rails, sizeof(rails), "%s,udp", name);
 	setenv("PM_RAILS", rails, 1);
 	rail_name = name;
-}
-
-/* Lets orders be given, and a file stand for the memory that guests share. */
-static inline void set_environment(void)
-{
-	char file[64];
-	int fd = memfd_create("ivshmem", 0);
-	CHECK(fd >= 0 && !ftruncate(fd, 64 << 20));
-	sprintf(file, "/proc/self/fd/%d", fd);
-	setenv("PM_IVSHMEM", file, 1);
-	setenv("PM_JOB_KEY", "00000000000000000000000000000000000000000000000000000000000000aa", 1);
-	setenv("PM_ADDRESS", "127.0.0.1", 1);
 }
 
 #endif
