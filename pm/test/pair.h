@@ -40,10 +40,12 @@ static inline void share_file(size_t size)
 static inline void need_verbs(void)
 {
 	void *library = dlopen("libibverbs.so.1", RTLD_NOW);
-	void *(*list)(int *) = library ? (void *(*)(int *))dlsym(library, "ibv_get_device_list") : NULL;
+	void **(*get)(int *) = library ? (void **(*)(int *))dlsym(library, "ibv_get_device_list") : NULL;
+	void (*release)(void **) = library ? (void (*)(void **))dlsym(library, "ibv_free_device_list") : NULL;
+	void **list;
 	int count = 0;
-	if (list)
-		list(&count);
+	if (get && release && (list = get(&count)))
+		release(list);
 	if (count == 0) {
 		fprintf(stderr, "there is no verbs device: make gives the tests one of software, by LD_LIBRARY_PATH=build/test/stub\n");
 		exit(1);
