@@ -58,6 +58,7 @@ bool w_switching, w_tick, w_fresh, r_switching, r_tick, r_fresh;
 /* The writer. */
 bool w_may = true, w_wanted, w_asked, w_over_udp = true, w_out, w_leaving, w_closed, w_told, w_holds;
 byte w_ring, w_cell, w_place;
+byte w_refuses;       /* a ring that it was offered, which it has not said yet */
 
 #define w_front (len(back) > 0 && !back?[MESSAGE, _, _])
 #ifdef UNHEARD
@@ -68,8 +69,8 @@ byte w_ring, w_cell, w_place;
 #define w_has_to_leave (w_out && (w_closed || !w_may))
 #define w_comes_back (w_over_udp && !w_leaving && (w_ring -> !w_may || room_there : !w_asked && w_wanted && (!w_may || room_there)))
 #define w_goes_on (w_leaving && (w_closed -> w_place == w_cell || room_there : !w_told && room_there))
-#define w_able ((w_front && (!back?[OFFER, _, _] || room_there)) || (w_ends && !w_closed) || w_has_to_leave || w_comes_back || w_goes_on)
-#define w_more (w_leaving || w_has_to_leave || (w_over_udp && (w_ring || (w_wanted && !w_asked))))
+#define w_able (w_front || (w_ends && !w_closed) || (w_refuses && room_there) || w_has_to_leave || w_comes_back || w_goes_on)
+#define w_more (w_refuses || w_leaving || w_has_to_leave || (w_over_udp && (w_ring || (w_wanted && !w_asked))))
 
 inline w_end(g, p)
 {
@@ -116,16 +117,15 @@ inline w_hear()
 	fi;
 	do
 	:: look(back, kind, g, p);
-		room = room_there;
 		if
 		:: kind == CLOSED -> back?CLOSED,g,p; w_end(g, p)
 		:: kind == JOINED -> back?JOINED,g,p; w_wanted = true
 		:: kind == REFUSED -> back?REFUSED,g,p; w_asked = false
-		:: kind == OFFER && room -> back?OFFER,g,p;
+		:: kind == OFFER -> back?OFFER,g,p;
 			w_asked = false;
 			if
 			:: w_over_udp && w_may && !w_ring -> w_ring = g; w_cell = 0; w_place = 0; w_closed = false; w_told = false
-			:: else -> say(REFUSED, g)
+			:: else -> w_refuses = g
 			fi
 		:: else -> break
 		fi
@@ -134,6 +134,11 @@ inline w_hear()
 
 inline w_switch()
 {
+	room = room_there;
+	if
+	:: w_refuses && room -> say(REFUSED, w_refuses); w_refuses = 0
+	:: else
+	fi;
 	if
 	:: w_has_to_leave -> w_out = false; w_leaving = true
 	:: else
@@ -153,7 +158,7 @@ inline w_switch()
 	:: !w_leaving && w_over_udp && w_ring && !w_may -> w_ring = 0
 	:: !w_leaving && w_over_udp && w_ring && w_may && room -> say(OPEN, w_ring); w_over_udp = false; w_out = true
 	:: !w_leaving && w_over_udp && !w_ring && !w_asked && w_wanted && !w_may -> w_wanted = false
-	:: !w_leaving && w_over_udp && !w_ring && !w_asked && w_wanted && w_may && room ->
+	:: !w_leaving && w_over_udp && !w_ring && !w_asked && w_wanted && w_may && room && !w_refuses ->
 		say(WANTED, 0); w_asked = true; w_wanted = false
 	:: else
 	fi
@@ -220,11 +225,12 @@ active proctype w_owner()
 byte state[RINGS + 1], at[RINGS + 1], ends[RINGS + 1];
 bool to_close[RINGS + 1], closed_here[RINGS + 1], told_closed[RINGS + 1];
 bool r_may = true, r_attention, r_asleep;
+bool r_asked;         /* and has not answered */
 byte offers;
 
 #define reading (state[1] == READ || state[2] == READ)
 #define r_front (len(there) > 0 && !there?[MESSAGE, _, _])
-#define r_takes ((there?[WANTED, _, _] && room_back) || (there?[OPEN, _, _] && !reading) || there?[END, _, _] || \
+#define r_takes (there?[WANTED, _, _] || (there?[OPEN, _, _] && !reading) || there?[END, _, _] || \
 		 there?[REFUSED, _, _])
 #ifdef UNHEARD
 #define r_behind(g) false
@@ -240,8 +246,8 @@ byte offers;
 #else
 #define udp_ready (there?[MESSAGE, _, _] && !reading)
 #endif
-#define r_able (r_takes || r_behind(1) || r_behind(2) || leaves(1) || leaves(2) || ((untold(1) || untold(2)) && room_back))
-#define r_more (untold(1) || untold(2) || leaves(1) || leaves(2) || r_front)
+#define r_able (r_takes || (r_asked && room_back) || r_behind(1) || r_behind(2) || leaves(1) || leaves(2) || ((untold(1) || untold(2)) && room_back))
+#define r_more (r_asked || untold(1) || untold(2) || leaves(1) || leaves(2) || r_front)
 
 inline r_hear()
 {
@@ -249,15 +255,10 @@ inline r_hear()
 	to_close[2] = to_close[2] || r_behind(2);
 	do
 	:: look(there, kind, g, p);
-		room = room_back;
 		if
 		:: kind == END -> there?END,g,p; to_close[g] = to_close[g] || state[g] == READ
 		:: kind == REFUSED -> there?REFUSED,g,p; state[g] = DONE; told_closed[g] = true
-		:: kind == WANTED && room -> there?WANTED,g,p;
-			if
-			:: r_may && offers < RINGS -> offers++; state[offers] = WAITING; say_back(OFFER, offers, 0)
-			:: else -> say_back(REFUSED, 0, 0)
-			fi
+		:: kind == WANTED -> there?WANTED,g,p; assert(!r_asked); r_asked = true
 		:: kind == OPEN && !reading -> there?OPEN,g,p;
 			assert(state[g] == WAITING); /* else the peer would be given up */
 			state[g] = READ;
@@ -284,6 +285,16 @@ inline r_leave(ring)
 	fi
 }
 
+inline r_answer()
+{
+	room = room_back;
+	if
+	:: r_asked && room && r_may && offers < RINGS -> offers++; state[offers] = WAITING; say_back(OFFER, offers, 0); r_asked = false
+	:: r_asked && room && (!r_may || offers == RINGS) -> say_back(REFUSED, 0, 0); r_asked = false
+	:: else
+	fi
+}
+
 inline r_drop(ring)
 {
 	if
@@ -297,6 +308,7 @@ inline r_progress()
 	r_hear();
 	r_leave(1);
 	r_leave(2);
+	r_answer();
 	r_drop(1);
 	r_drop(2);
 	r_switching = r_more;

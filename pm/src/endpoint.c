@@ -90,6 +90,7 @@ EXPORT int pm_endpoint_close(struct pm_endpoint *endpoint)
 	HASH_ITER(hh, endpoint->peers, peer, next) {
 		copied_peer_gone(peer);
 		HASH_DEL(endpoint->peers, peer);
+		free(peer->unanswered);
 		free(peer);
 	}
 	operation_free_all(endpoint);

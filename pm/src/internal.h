@@ -160,6 +160,7 @@ struct pm_peer {
 	unsigned joins_untold;             /* rails that can be used again, a bit each */
 	unsigned rings_wanted;             /* rails by which the other may be reached, and has not been tried; a bit each */
 	bool asked;                        /* it has been asked for one, and has not answered */
+	struct unanswered *unanswered;     /* what it has said about rings; NULL: nothing yet */
 	uint32_t offers;                   /* rings offered to it */
 	struct verbs_ring *verbs_in;       /* from it, or NULL */
 	struct outbound *outbound;         /* in use, asked for and not ready, or being left */

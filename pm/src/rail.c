@@ -83,6 +83,43 @@ static uint32_t length_of(const struct ring_message *message, enum rail rail)
 	return sizeof(struct ring_news);
 }
 
+/* False: there is no memory now. */
+static bool prepare_to_answer(struct pm_peer *peer)
+{
+	if (!peer->unanswered)
+		peer->unanswered = calloc(1, sizeof(*peer->unanswered));
+	return peer->unanswered;
+}
+
+static bool note_wish(struct pm_peer *peer, const struct ring_message *message, enum rail rail)
+{
+	if (!prepare_to_answer(peer))
+		return false;
+	peer->unanswered->wishes |= 1u << rail;
+	if (rail == RAIL_VERBS)
+		memcpy(&peer->unanswered->verbs, message->data, sizeof(peer->unanswered->verbs));
+	return true;
+}
+
+bool rail_answered(const struct pm_peer *peer)
+{
+	return !peer->unanswered || !(peer->unanswered->wishes | peer->unanswered->refusals);
+}
+
+/* Answers what there is room to answer. */
+void rail_answer(struct pm_peer *peer)
+{
+	struct unanswered *unanswered = peer->unanswered;
+	for (enum rail rail = 0; rail < RAILS && !rail_answered(peer); rail++) {
+		unsigned bit = 1u << rail;
+		if (unanswered->refusals & bit &&
+		    rail_tell(peer, RING_REFUSED, (struct ring_news){.generation = unanswered->refused[rail], .rail = rail}))
+			unanswered->refusals &= ~bit;
+		if (unanswered->wishes & bit && rail_offer_ring(peer, rail))
+			unanswered->wishes &= ~bit;
+	}
+}
+
 /* What a peer says about rings; false: this cannot be done yet. The end of a ring is perhaps heard twice (udp.c). */
 bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 {
@@ -114,9 +151,12 @@ bool rail_handle(struct pm_peer *peer, const struct ring_message *message)
 		peer->rings_wanted |= 1u << news.rail;
 		break;
 	case RING_WANTED:
-		return rail_offer_ring(peer, message, &news);
+		return note_wish(peer, message, news.rail);
 	case RING_OFFER:
-		return rail_take_offer(peer, message, &news);
+		if (!prepare_to_answer(peer))
+			return false;
+		rail_take_offer(peer, message, &news);
+		break;
 	case RING_REFUSED:
 		rail_refused(peer, &news);
 		break;

@@ -16,20 +16,31 @@ struct ring_news {
 /* The number is of whom the ring would have been written by, or offered by. */
 enum refused { REFUSED_OFFER, REFUSED_WISH };
 
+/* What a peer has said about rings and is to be answered. That waits here for room, not in the stream: where both sides
+ * waited so, neither would make room for the other. What is said later of the same rail takes the place of what was. */
+struct unanswered {
+	unsigned wishes;               /* for a ring to send by; rails, a bit each */
+	unsigned refusals;             /* of the rings that it has offered; rails, a bit each */
+	uint32_t refused[RAILS];       /* the number of that ring */
+	struct verbs_wanted verbs;     /* its wish for one of that rail */
+};
+
 /* rail.c */
 bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, uint32_t length);
 bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news news);
 bool rail_can_say(struct pm_peer *peer);
+void rail_answer(struct pm_peer *peer);
+bool rail_answered(const struct pm_peer *peer);
 struct ring_memory *rail_copy(const struct ring_memory *memory, size_t size);
 
 /* rail_write.c */
 bool rail_switch_peer(struct pm_peer *peer);
-bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news);
+void rail_take_offer(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news);
 
 /* rail_read.c */
 bool rail_switch_inbound(struct pm_endpoint *endpoint);
 bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news);
-bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news);
+bool rail_offer_ring(struct pm_peer *peer, enum rail rail);
 void rail_refused(struct pm_peer *peer, const struct ring_news *news);
 
 static inline bool is_about(const struct ring_news *news, enum rail rail, uint32_t generation)

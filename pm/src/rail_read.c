@@ -130,11 +130,9 @@ bool rail_open_ring(struct pm_peer *peer, const struct ring_news *news)
 }
 
 /* A ring for the peer, and what is to be said about it, of so many bytes; NULL: there can be none. */
-static struct inbound *make_ring(struct pm_peer *peer, const struct ring_message *message, enum rail rail,
-				 union any_offer *offer, uint32_t *length)
+static struct inbound *make_ring(struct pm_peer *peer, enum rail rail, union any_offer *offer, uint32_t *length)
 {
 	struct pm_context *context = peer->endpoint->context;
-	struct verbs_wanted wanted;
 	*length = rail == RAIL_VERBS ? sizeof(offer->verbs) : sizeof(offer->memory);
 	if (!rail_allowed(context, rail))
 		return NULL;
@@ -144,22 +142,22 @@ static struct inbound *make_ring(struct pm_peer *peer, const struct ring_message
 		return ivshmem_make(peer, &offer->memory);
 	if (rail != RAIL_VERBS || peer->verbs_in || !verbs_usable(context))
 		return NULL;
-	memcpy(&wanted, message->data, sizeof(wanted));
-	return verbs_make(peer, &wanted, &offer->verbs);
+	return verbs_make(peer, &peer->unanswered->verbs, &offer->verbs);
 }
 
-/* Offers the peer a ring, or refuses; false: that cannot be said now. */
-bool rail_offer_ring(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news)
+/* Offers the peer the ring that it wishes for, or refuses; false: that cannot be said now. */
+bool rail_offer_ring(struct pm_peer *peer, enum rail rail)
 {
 	struct pm_endpoint *endpoint = peer->endpoint;
 	union any_offer offer;
 	uint32_t length;
 	if (!rail_can_say(peer))
 		return false;
-	struct inbound *inbound = make_ring(peer, message, news->rail, &offer, &length);
-	if (!inbound)
-		return rail_tell(peer, RING_REFUSED,
-				 (struct ring_news){.generation = news->generation, .rail = news->rail, .cells = REFUSED_WISH});
+	struct inbound *inbound = make_ring(peer, rail, &offer, &length);
+	if (!inbound) {
+		uint32_t generation = rail == RAIL_VERBS ? peer->unanswered->verbs.generation : 0;
+		return rail_tell(peer, RING_REFUSED, (struct ring_news){.generation = generation, .rail = rail, .cells = REFUSED_WISH});
+	}
 	inbound->next = endpoint->waiting;
 	endpoint->waiting = inbound;
 	return rail_say(peer, RING_OFFER, &offer, length);

@@ -132,7 +132,7 @@ static void come_back(struct pm_peer *peer)
 {
 	struct outbound *outbound = peer->outbound;
 	if (!outbound) {
-		if (!peer->asked && !atomic_load(&peer->endpoint->held))
+		if (!peer->asked && rail_answered(peer) && !atomic_load(&peer->endpoint->held))
 			ask_for_ring(peer);
 	} else if (atomic_load(&outbound->gone) || !rail_allowed(peer->endpoint->context, outbound->rail)) {
 		link_free_outbound(peer);
@@ -172,6 +172,7 @@ bool rail_switch_peer(struct pm_peer *peer)
 	for (unsigned rail = 0; peer->joins_untold >> rail; rail++)
 		if (peer->joins_untold & 1u << rail && rail_tell(peer, RAIL_JOINED, (struct ring_news){.rail = rail}))
 			peer->joins_untold &= ~(1u << rail);
+	rail_answer(peer);
 	bool more = false;
 	if (has_to_leave(peer))
 		more = begin_to_leave(peer);
@@ -183,7 +184,7 @@ bool rail_switch_peer(struct pm_peer *peer)
 		link_want(peer); /* what has been begun is left when it is there */
 	if (peer->status)
 		return false;
-	return more || peer->joins_untold || peer->leaving || (has_to_leave(peer) && udp_link_to(peer)) || !comes_by_itself(peer);
+	return more || peer->joins_untold || !rail_answered(peer) || peer->leaving || (has_to_leave(peer) && udp_link_to(peer)) || !comes_by_itself(peer);
 }
 
 static bool take_offer(struct pm_peer *peer, const struct ring_message *message, enum rail rail)
@@ -200,10 +201,12 @@ static bool take_offer(struct pm_peer *peer, const struct ring_message *message,
 	return !peer->outbound && ivshmem_take(peer, &memory);
 }
 
-/* A peer has offered a ring; false: no answer can be given now. */
-bool rail_take_offer(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news)
+/* A peer has offered a ring: it is taken, or refused. */
+void rail_take_offer(struct pm_peer *peer, const struct ring_message *message, const struct ring_news *news)
 {
 	peer->asked &= news->rail != RAIL_IVSHMEM;
-	return take_offer(peer, message, news->rail) ||
-	       rail_tell(peer, RING_REFUSED, (struct ring_news){.generation = news->generation, .rail = news->rail});
+	if (take_offer(peer, message, news->rail))
+		return;
+	peer->unanswered->refusals |= 1u << news->rail;
+	peer->unanswered->refused[news->rail] = news->generation;
 }

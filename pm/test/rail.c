@@ -297,6 +297,62 @@ static void refused(struct side *side)
 	warm_up(side, &stream);
 }
 
+static bool send_short(struct side *side, struct stream *stream)
+{
+	struct iovec part = {&stream->sent, sizeof(stream->sent)};
+	int error = pm_send(side->peer, 3, &part, 1);
+	CHECK(!error || error == -EAGAIN);
+	stream->sent += !error;
+	return !error;
+}
+
+static void take_short(struct side *side, struct stream *stream)
+{
+	struct pm_message message;
+	if (!pm_receive(side->endpoint, &message))
+		return;
+	CHECK_IS(message.length, sizeof(stream->received));
+	CHECK(!memcmp(message.data, &stream->received, sizeof(stream->received)));
+	stream->received++;
+	pm_release(side->endpoint, &message);
+}
+
+/* Both ask for rings behind some messages, and there is no room behind that: who did not go on before it can answer would
+ * wait for ever. */
+static void asked_when_full(struct side *side)
+{
+	struct stream stream = {0};
+	struct pm_address own = address_of(side->endpoint);
+	uint64_t theirs;
+	warm_up(side, &stream);
+	CHECK_IS(pm_order_leave(&own, rail_name, SOON), 0);
+	meet(side);
+	while (statistics_of(side).rails[PM_RAIL_UDP].messages == 0)
+		send_some(side, &stream, 1);
+	tell(side, &stream.sent, sizeof(stream.sent));
+	hear(side, &theirs, sizeof(theirs));
+	take_all(side, &stream, theirs);
+	meet(side);
+	stream = (struct stream){0};
+	uint64_t switches = statistics_of(side).switches;
+	for (int i = 0; i < 3; i++)
+		CHECK(send_short(side, &stream));
+	meet(side);
+	CHECK_IS(pm_order_join(&own, rail_name, SOON), 0);
+	while (send_short(side, &stream))
+		;
+	meet(side);
+	uint64_t full = stream.sent;
+	while (stream.received < 3)
+		take_short(side, &stream);
+	while (stream.sent < full + 3)
+		send_short(side, &stream);
+	tell(side, &stream.sent, sizeof(stream.sent));
+	hear(side, &theirs, sizeof(theirs));
+	while (stream.received < theirs || statistics_of(side).switches == switches)
+		take_short(side, &stream);
+}
+
 /* A rail that is come to from udp. */
 static void over(const char *name)
 {
@@ -307,6 +363,7 @@ static void over(const char *name)
 	pair_run(NULL, wait_behind_ring);
 	pair_run(NULL, told_gone);
 	pair_run(NULL, put_aside);
+	pair_run(NULL, asked_when_full);
 }
 
 int main(void)
