@@ -1,4 +1,5 @@
 /* cq.c - completion queues. Reading one is also what moves the endpoints bound to it along. */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,8 @@
 #define SPIN_CREDIT 16      /* readings in a row that may look on in vain, at most */
 #define SPIN_GAIN 4         /* what one that does not adds to that */
 #define EMPTY_READINGS 64   /* after so many one looks on whatever came of it before */
+#define VAIN_READINGS 256   /* after so many in a row, in which an answer would have come, the processor is offered to others */
+#define VAIN_MORE 16        /* and then each time after so many more; a power of two */
 
 /* The bytes of an entry are the first ones of the longest format's. */
 static const size_t entry_sizes[] = {
@@ -142,26 +145,33 @@ static ssize_t read_entries(struct prov_cq *cq, void *buffer, size_t count, fi_a
 	return unlikely(!STAILQ_EMPTY(&cq->errors)) ? -FI_EAVAIL : -FI_EAGAIN;
 }
 
-static ssize_t cq_read(struct fid_cq *fid, void *buffer, size_t count)
+/*
+ * Some callers read again and again until something comes, as Open MPI does in a send that blocks, and never give up the
+ * processor: whom they wait for may need it.
+ */
+static inline void give_way(uint32_t vain)
 {
-	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
-	ssize_t result;
-
-	prov_lock(cq->collector.domain);
-	result = read_entries(cq, buffer, count, NULL);
-	prov_unlock(cq->collector.domain);
-	return result;
+	if (unlikely(vain >= VAIN_READINGS && !(vain & (VAIN_MORE - 1))))
+		sched_yield();
 }
 
 static ssize_t cq_readfrom(struct fid_cq *fid, void *buffer, size_t count, fi_addr_t *sources)
 {
 	struct prov_cq *cq = container_of(fid, struct prov_cq, fid);
+	uint32_t vain;
 	ssize_t result;
 
 	prov_lock(cq->collector.domain);
 	result = read_entries(cq, buffer, count, sources);
+	vain = cq->vain_readings = result == -FI_EAGAIN ? cq->vain_readings + 1 : 0;
 	prov_unlock(cq->collector.domain);
+	give_way(vain);
 	return result;
+}
+
+static ssize_t cq_read(struct fid_cq *fid, void *buffer, size_t count)
+{
+	return cq_readfrom(fid, buffer, count, NULL);
 }
 
 static ssize_t cq_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, uint64_t flags)

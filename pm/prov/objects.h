@@ -151,6 +151,7 @@ struct prov_cq {
 	STAILQ_HEAD(, prov_cq_error) errors;
 	uint32_t spin_credit, empty_readings; /* see look_on */
 	bool was_empty; /* the last reading found nothing */
+	uint32_t vain_readings; /* in a row; see give_way */
 	struct prov_cq_error *last_error; /* whose data the caller may still look at */
 };
 
