@@ -1,7 +1,10 @@
 /*
  * udp_silent.c - a peer that is stopped is given up when it has left as many questions unanswered as the job is
- * patient, and not before; when it goes on it is told so. It is only asked while something is awaited of it.
+ * patient, and not before; when it goes on it is told so. It is only asked while something is awaited of it, also by who
+ * sleeps.
  */
+#include <poll.h>
+
 #include "wire.h"
 
 #define PATIENCE 1
@@ -85,10 +88,59 @@ static void awaited(struct side *side)
 	CHECK(!kill(child, SIGCONT));
 }
 
+static void sleep_on_descriptors(struct pm_endpoint *endpoint)
+{
+	int descriptors[PM_WAIT_DESCRIPTORS], count = pm_wait_descriptors(endpoint, descriptors);
+	struct pollfd polled[PM_WAIT_DESCRIPTORS];
+	CHECK(count > 0);
+	for (int i = 0; i < count; i++)
+		polled[i] = (struct pollfd){.fd = descriptors[i], .events = POLLIN};
+	if (!pm_wait_begin(endpoint, -1))
+		CHECK(poll(polled, count, -1) > 0);
+	pm_wait_end(endpoint);
+}
+
+static bool by_descriptors;
+
+/* The same by who sleeps until there is something. */
+static void slept_for(struct side *side)
+{
+	pid_t child = getpid();
+	struct pm_message message;
+	struct pm_event event;
+	if (side->number) {
+		tell(side, &child, sizeof(child));
+		take_all(side, 1);
+		gone(side, -EHOSTDOWN);
+		return;
+	}
+	hear(side, &child, sizeof(child));
+	send_surely(side, 0, "a", 2);
+	look(side, 0.5);
+	CHECK(!kill(child, SIGSTOP));
+	pm_peer_await(side->peer, true);
+	while (!pm_next_event(side->endpoint, &event)) {
+		if (by_descriptors)
+			sleep_on_descriptors(side->endpoint);
+		else
+			CHECK_IS(pm_wait(side->endpoint, -1), 1);
+		CHECK_IS(pm_receive(side->endpoint, &message), 0);
+	}
+	CHECK_IS(event.type, PM_PEER_GONE);
+	CHECK_IS(event.status, -ETIMEDOUT);
+	CHECK(!kill(child, SIGCONT));
+}
+
+static void each(struct side *side)
+{
+	static void (*const bodies[])(struct side *) = {silent, awaited, slept_for, slept_for};
+	by_descriptors = side_by_side == 3;
+	bodies[side_by_side](side);
+}
+
 int main(void)
 {
 	wire_begin("1");
-	pair_run(NULL, silent);
-	pair_run(NULL, awaited);
+	run_side_by_side(each, 4);
 	return 0;
 }
