@@ -335,8 +335,8 @@ static void asked_when_full(struct side *side)
 	meet(side);
 	stream = (struct stream){0};
 	uint64_t switches = statistics_of(side).switches;
-	for (int i = 0; i < 3; i++)
-		CHECK(send_short(side, &stream));
+	while (stream.sent < 3)
+		send_short(side, &stream);
 	meet(side);
 	CHECK_IS(pm_order_join(&own, rail_name, SOON), 0);
 	while (send_short(side, &stream))
