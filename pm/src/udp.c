@@ -273,15 +273,16 @@ static void hear_of_ends(struct udp *udp, struct udp_link *link)
 {
 	struct ring_message found;
 	uint64_t at = 0;
-	for (bool more = link->open && !link->peer->status; more;) {
+	bool more;
+	do {
 		pthread_mutex_lock(&udp->lock);
 		do
-			more = flow_peek_beyond(&link->flow, &at, &found, PM_MAX_MESSAGE);
+			more = link->open && !link->peer->status && flow_peek_beyond(&link->flow, &at, &found, PM_MAX_MESSAGE);
 		while (more && found.type != RING_END && found.type != RING_CLOSED);
 		pthread_mutex_unlock(&udp->lock);
 		if (more)
 			rail_handle(link->peer, &found);
-	}
+	} while (more);
 }
 
 /* Takes what peers say about rings; whether some of it cannot be taken yet. */
