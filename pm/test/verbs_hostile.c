@@ -116,8 +116,10 @@ static void wrong_offers(void)
 static void too_many(void)
 {
 	begin();
+	hostile.unattended = true;
 	for (unsigned i = 0; i <= VERBS_CELLS; i++)
 		hostile_write(&hostile, IBV_WR_RDMA_WRITE_WITH_IMM, 0, 0, ring_control(0, 0, MESSAGE, 0));
+	hostile.unattended = false;
 	hostile_receive(&hostile);
 	hostile_receive(&hostile);
 	CHECK_IS(pm_peer_status(hostile.peer), -EPROTO);
