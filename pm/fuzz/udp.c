@@ -34,19 +34,21 @@ static void greet(struct pm_endpoint *endpoint, const struct pm_address *far, co
 		.check = GREETING_MAGIC, .link = GREETING_LINK, .type = UDP_GREETING, .version = GREETING_VERSION,
 		.from = *far, .to = endpoint->address, .ring_bytes = 65536, .more = LINKS - 1,
 	};
+	pthread_mutex_lock(&endpoint->udp->lock);
 	if (endpoint->udp->count)
 		memcpy(greeting.echo, endpoint->udp->links[0]->nonce, UDP_NONCE);
 	for (size_t i = 0; i < size && i < offsetof(struct udp_greeting, seal); i++)
 		((uint8_t *)&greeting)[i] ^= data[i];
 	crypto_auth(greeting.seal, (uint8_t *)&greeting, offsetof(struct udp_greeting, seal), endpoint->context->job_key);
 	udp_greeted(endpoint, (uint8_t *)&greeting, sizeof(greeting), clock_ns(), true);
+	pthread_mutex_unlock(&endpoint->udp->lock);
 }
 
 #define MOST_PAYLOAD 300
 /* Octets of the input that a packet takes: what its header differs by from a good one's, of bulk, and how long it is. */
 #define TAKEN (24 + sizeof(struct udp_bulk) - sizeof(struct udp_packet) + 1)
 
-/* A packet of which the header begins as a good one's would; its length. */
+/* A packet of which the header begins as a good one's would; its length. Under the rail's lock. */
 static uint32_t make(struct udp_link *link, uint64_t key, const uint8_t *data, uint8_t made[sizeof(struct udp_bulk) + MOST_PAYLOAD])
 {
 	struct udp_bulk head = {
@@ -77,8 +79,8 @@ static void packet(struct pm_endpoint *endpoint, struct udp_link *link, uint64_t
 {
 	uint8_t taken[TAKEN] = {0}, made[sizeof(struct udp_bulk) + MOST_PAYLOAD];
 	memcpy(taken, data, size < TAKEN ? size : TAKEN);
-	uint32_t length = make(link, key, taken, made);
 	pthread_mutex_lock(&endpoint->udp->lock);
+	uint32_t length = make(link, key, taken, made);
 	udp_take_packet(endpoint, link, made, length, clock_ns());
 	pthread_mutex_unlock(&endpoint->udp->lock);
 }
@@ -89,10 +91,12 @@ static void train(struct pm_endpoint *endpoint, struct udp_link *link, uint64_t 
 	struct sockaddr_in to = {.sin_family = AF_INET};
 	uint8_t all[8 * (sizeof(struct udp_bulk) + MOST_PAYLOAD)];
 	uint32_t length = 0, first = 0;
+	pthread_mutex_lock(&endpoint->udp->lock);
 	for (int i = 0; i < 8 && size >= TAKEN; i++, data += TAKEN, size -= TAKEN) {
 		length += make(link, key, data, all + length);
 		first = first ? first : length;
 	}
+	pthread_mutex_unlock(&endpoint->udp->lock);
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(uint16_t))];
