@@ -232,7 +232,8 @@ bool ivshmem_take(struct pm_peer *peer, const struct ring_offer *offer)
 	bool fits = area && offer->size == area->size && offer->data_bytes == DATA_BYTES && offer->offset % PAGE == 0 &&
 		    offer->offset <= area->size && area->size - offer->offset >= place_size();
 	struct place *place = fits ? place_at(area, offer->offset) : NULL;
-	fits = fits && !memcmp(place->nonce, offer->nonce, sizeof(offer->nonce));
+	/* All that its reader has written there is seen, too. */
+	fits = fits && atomic_load(&place->writer) == MAY_WRITE && !memcmp(place->nonce, offer->nonce, sizeof(offer->nonce));
 	struct outbound *outbound = fits ? link_outbound(peer, RAIL_IVSHMEM, offer->generation) : NULL;
 	pthread_mutex_unlock(&context->lock);
 	if (!outbound)

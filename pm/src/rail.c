@@ -64,12 +64,35 @@ bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news ne
 	return rail_say(peer, type, &news, sizeof(news));
 }
 
-/* A copy of a ring's memory for one side of it alone; NULL: no memory. */
-struct ring_memory *rail_copy(const struct ring_memory *memory, size_t size)
+/* Copies a part of a byte ring. */
+static void copy_bytes(uint8_t *to, const uint8_t *from, uint32_t data_bytes, const struct ring_part *part)
 {
+	uint64_t left = part->byte_end - part->byte;
+	left = left < data_bytes ? left : data_bytes;
+	for (uint64_t at = part->byte, length; left; at += length, left -= length) {
+		uint32_t offset = at & (data_bytes - 1);
+		length = left < data_bytes - offset ? left : data_bytes - offset;
+		memcpy(to + offset, from + offset, length);
+	}
+}
+
+/* A copy of a part of a ring for one side of it alone, where the rest is empty: the other side may be writing there; NULL:
+ * no memory. */
+struct ring_memory *rail_copy(struct ring_memory *memory, uint32_t data_bytes, const struct ring_part *part)
+{
+	size_t size = ring_size(data_bytes);
 	struct ring_memory *copy = aligned_alloc(_Alignof(struct ring_memory), size);
-	if (copy)
-		memcpy(copy, memory, size);
+	if (!copy)
+		return NULL;
+	memset(copy, 0, size);
+	atomic_store(&copy->taken.cells, part->cell);
+	atomic_store(&copy->taken.bytes, part->byte);
+	for (uint64_t i = part->cell; i != part->cell_end; i++) {
+		uint32_t at = i & (ring_cells(data_bytes) - 1);
+		atomic_store(&copy->cells[at].control, atomic_load(&memory->cells[at].control));
+		memcpy(copy->cells[at].payload, memory->cells[at].payload, RING_INLINE);
+	}
+	copy_bytes(ring_data(copy, data_bytes), ring_data(memory, data_bytes), data_bytes, part);
 	return copy;
 }
 

@@ -25,13 +25,18 @@ struct unanswered {
 	struct verbs_wanted verbs;     /* its wish for one of that rail */
 };
 
+/* The messages of a ring from one to another: their cells, and bytes of data. */
+struct ring_part {
+	uint64_t cell, cell_end, byte, byte_end;
+};
+
 /* rail.c */
 bool rail_say(struct pm_peer *peer, enum message_type type, const void *what, uint32_t length);
 bool rail_tell(struct pm_peer *peer, enum message_type type, struct ring_news news);
 bool rail_can_say(struct pm_peer *peer);
 void rail_answer(struct pm_peer *peer);
 bool rail_answered(const struct pm_peer *peer);
-struct ring_memory *rail_copy(const struct ring_memory *memory, size_t size);
+struct ring_memory *rail_copy(struct ring_memory *memory, uint32_t data_bytes, const struct ring_part *part);
 
 /* rail_write.c */
 bool rail_switch_peer(struct pm_peer *peer);

@@ -36,12 +36,10 @@ static bool close_inbound(struct pm_endpoint *endpoint, struct inbound *inbound)
 	else
 		find_end(inbound);
 	if (inbound->end != ring->cell) {
-		copy = rail_copy(ring->memory, inbound->ring_size);
+		/* What has been written since is not read, but sent again. */
+		copy = rail_copy(ring->memory, ring->data_mask + 1, &(struct ring_part){ring->cell, inbound->end, ring->byte, inbound->end_byte});
 		if (!copy)
 			return false;
-		/* What has been written since is not read, but sent again. */
-		if (inbound->end - ring->cell <= ring->cell_mask)
-			atomic_store(&copy->cells[inbound->end & ring->cell_mask].control, 0);
 	}
 	help_forget(endpoint, inbound);
 	link_unmap_inbound(endpoint->context, inbound);

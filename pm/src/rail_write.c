@@ -12,7 +12,8 @@ static bool let_go(struct outbound *outbound)
 	if (!help_leave(outbound))
 		return false;
 	ring_writer_look(ring);
-	if (ring->cells_taken != ring->cell && !(copy = rail_copy(ring->memory, outbound->ring_size)))
+	const struct ring_part part = {ring->cells_taken, ring->cell, ring->bytes_taken, ring->byte};
+	if (ring->cells_taken != ring->cell && !(copy = rail_copy(ring->memory, ring->data_mask + 1, &part)))
 		return false;
 	link_unmap_outbound(outbound);
 	ring->memory = copy;

@@ -117,11 +117,11 @@ static inline uint64_t ring_place(uint64_t byte, uint32_t length, uint32_t data_
 	return ring_lines(length) > left ? byte + left : byte;
 }
 
-/* Looks how far the reader is. */
+/* Looks how far the reader is. Either may be of a later look of the reader's than the other. */
 static inline void ring_writer_look(struct ring_writer *writer)
 {
 	uint64_t cells = atomic_load_explicit(&writer->memory->taken.cells, memory_order_acquire);
-	uint64_t bytes = atomic_load_explicit(&writer->memory->taken.bytes, memory_order_relaxed);
+	uint64_t bytes = atomic_load_explicit(&writer->memory->taken.bytes, memory_order_acquire);
 	if (writer->cell - cells > (uint64_t)writer->cell_mask + 1 || writer->byte - bytes > (uint64_t)writer->data_mask + 1) {
 		writer->broken = true;
 		return;
@@ -229,7 +229,7 @@ static inline void ring_tell(struct ring_reader *reader)
 {
 	reader->cells_told = reader->cell;
 	reader->bytes_told = reader->byte;
-	atomic_store_explicit(&reader->memory->taken.bytes, reader->byte, memory_order_relaxed);
+	atomic_store_explicit(&reader->memory->taken.bytes, reader->byte, memory_order_release);
 	atomic_store_explicit(&reader->memory->taken.cells, reader->cell, memory_order_release);
 }
 
