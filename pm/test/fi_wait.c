@@ -68,6 +68,21 @@ static struct fi_cq_tagged_entry read_asleep(struct fid_cq *cq)
 	return entry;
 }
 
+/*
+ * All of these may be slept on, and nothing wakes the sleeper. Where a rail has work of its own, as to acknowledge what has
+ * come, that is done first and may be told as well: over packets sleep is tried again.
+ */
+static void nothing_there(struct fid **fids, struct pollfd *asleep, int count)
+{
+	const char *rails = getenv("PM_RAILS");
+
+	for (int tries = rails && !strcmp(rails, "udp") ? 100 : 0; tries; tries--)
+		if (!fi_trywait(pair.fabric, fids, count) && !poll(asleep, count, 0))
+			return;
+	CHECK_IS(fi_trywait(pair.fabric, fids, count), 0);
+	CHECK_IS(poll(asleep, count, 0), 0);
+}
+
 static void objects(void)
 {
 	static const enum fi_wait_obj refused[] = { FI_WAIT_SET, FI_WAIT_MUTEX_COND, FI_WAIT_POLLFD };
@@ -142,9 +157,12 @@ static void idle(void)
 /* What has come between a look and the sleep is not slept through; nor what somebody else's look has found. */
 static void no_time_to_sleep(void)
 {
-	struct fid *fids[] = { &b->cq->fid }, *counted[] = { &b->received->fid };
-	struct pollfd asleep = { .fd = descriptor_of(&b->cq->fid), .events = POLLIN };
-	struct pollfd count = { .fd = descriptor_of(&b->received->fid), .events = POLLIN };
+	struct fid *both[] = { &b->cq->fid, &b->received->fid }, **counted = both + 1;
+	struct pollfd bells[] = {
+		{ .fd = descriptor_of(both[0]), .events = POLLIN },
+		{ .fd = descriptor_of(both[1]), .events = POLLIN },
+	};
+	struct pollfd *asleep = bells, *count = bells + 1;
 	struct fi_cq_tagged_entry entry;
 
 	CHECK(!fi_trecv(b->ep, in, 8, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
@@ -153,64 +171,61 @@ static void no_time_to_sleep(void)
 	/* There, and not yet looked for. */
 	CHECK(!fi_trecv(b->ep, in, 8, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
 	AGAIN(fi_tinject(a->ep, out, 8, a->other, 1), a);
-	while (!fi_trywait(pair.fabric, fids, 1))
-		CHECK_IS(poll(&asleep, 1, 20000), 1);
+	while (!fi_trywait(pair.fabric, both, 1))
+		CHECK_IS(poll(asleep, 1, 20000), 1);
 	CHECK_IS(fi_trywait(pair.fabric, counted, 1), -FI_EAGAIN);
 	read_by_descriptor(b->cq);
 	/* Found by who has looked at the counter. */
 	fi_cntr_read(b->received);
-	CHECK_IS(fi_trywait(pair.fabric, fids, 1), 0);
-	CHECK_IS(fi_trywait(pair.fabric, counted, 1), 0);
+	nothing_there(both, bells, 2);
 	CHECK(!fi_trecv(b->ep, in, 8, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
 	AGAIN(fi_tinject(a->ep, out, 8, a->other, 1), a);
-	CHECK_IS(poll(&asleep, 1, 20000), 1);
+	CHECK_IS(poll(asleep, 1, 20000), 1);
 	while (!fi_trywait(pair.fabric, counted, 1))
-		CHECK_IS(poll(&count, 1, 20000), 1);
-	CHECK_IS(poll(&asleep, 1, 0), 1);
+		CHECK_IS(poll(count, 1, 20000), 1);
+	CHECK_IS(poll(asleep, 1, 0), 1);
 	fi_cntr_read(b->received);
-	CHECK_IS(poll(&asleep, 1, 0), 1);
-	CHECK_IS(fi_trywait(pair.fabric, fids, 1), -FI_EAGAIN);
+	CHECK_IS(poll(asleep, 1, 0), 1);
+	CHECK_IS(fi_trywait(pair.fabric, both, 1), -FI_EAGAIN);
 	CHECK_IS(fi_cq_read(b->cq, &entry, 1), 1);
 	/* A counter changes by what a queue's reader finds, and by the program. */
 	uint64_t value = fi_cntr_read(b->received);
-	CHECK_IS(fi_trywait(pair.fabric, counted, 1), 0);
+	nothing_there(counted, count, 1);
 	CHECK(!fi_trecv(b->ep, in, 8, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
 	AGAIN(fi_tinject(a->ep, out, 8, a->other, 1), a);
 	while (fi_cq_read(b->cq, &entry, 1) != 1)
 		;
-	CHECK_IS(poll(&count, 1, 0), 1);
+	CHECK_IS(poll(count, 1, 0), 1);
 	CHECK_IS(fi_trywait(pair.fabric, counted, 1), -FI_EAGAIN);
 	CHECK_IS(fi_cntr_read(b->received), value + 1);
-	CHECK_IS(fi_trywait(pair.fabric, counted, 1), 0);
-	CHECK_IS(poll(&count, 1, 0), 0);
+	nothing_there(counted, count, 1);
 	CHECK(!fi_cntr_add(b->received, 5));
-	CHECK_IS(poll(&count, 1, 0), 1);
+	CHECK_IS(poll(count, 1, 0), 1);
 	CHECK_IS(fi_cntr_read(b->received), value + 6);
 }
 
 /* What ends at once is told as well; and where others may sleep, they are, when somebody reads in their stead. */
 static void without_a_message(void)
 {
-	struct fid *fids[] = { &a->cq->fid }, *counted[] = { &a->sent->fid };
-	struct pollfd asleep = { .fd = descriptor_of(&a->cq->fid), .events = POLLIN };
-	struct pollfd count = { .fd = descriptor_of(&a->sent->fid), .events = POLLIN };
+	struct fid *both[] = { &a->cq->fid, &a->sent->fid };
+	struct pollfd bells[] = {
+		{ .fd = descriptor_of(both[0]), .events = POLLIN },
+		{ .fd = descriptor_of(both[1]), .events = POLLIN },
+	};
+	struct pollfd *asleep = bells, *count = bells + 1;
 	struct fi_cq_tagged_entry entry;
 
 	fi_cntr_read(a->sent);
-	CHECK_IS(fi_trywait(pair.fabric, fids, 1), 0);
-	CHECK_IS(fi_trywait(pair.fabric, counted, 1), 0);
-	CHECK_IS(poll(&asleep, 1, 0), 0);
-	CHECK_IS(poll(&count, 1, 0), 0);
+	nothing_there(both, bells, 2);
 	AGAIN(fi_tsend(a->ep, out, 8, NULL, a->other, 1, NULL), b);
-	CHECK_IS(poll(&asleep, 1, 0), 1);
-	CHECK_IS(poll(&count, 1, 0), 1);
+	CHECK_IS(poll(asleep, 1, 0), 1);
+	CHECK_IS(poll(count, 1, 0), 1);
 	fi_cntr_read(a->sent);
 	CHECK_IS(fi_cq_read(a->cq, &entry, 1), 1);
 	if (pair.info->domain_attr->threading == FI_THREAD_SAFE) {
-		CHECK_IS(fi_trywait(pair.fabric, fids, 1), 0);
-		CHECK_IS(poll(&asleep, 1, 0), 0);
+		nothing_there(both, bells, 1);
 		CHECK_IS(fi_cq_read(a->cq, &entry, 1), -FI_EAGAIN);
-		CHECK_IS(poll(&asleep, 1, 0), 1);
+		CHECK_IS(poll(asleep, 1, 0), 1);
 	}
 	CHECK(!fi_trecv(b->ep, in, 8, NULL, FI_ADDR_UNSPEC, 1, 0, NULL));
 	read_by_descriptor(b->cq);
