@@ -75,9 +75,10 @@ static void offer(struct bed *bed, struct input *input)
 	struct ring_offer offer = {
 		.generation = take(input) % 8, .rail = RAIL_IVSHMEM, .offset = 4096ull * take(input), .size = SHARED, .data_bytes = 128 << 10,
 	};
-	if (offer.offset + 4096 <= SHARED) {
-		memcpy(offer.nonce, bed->shared + offer.offset, IVSHMEM_NONCE);
-		memcpy(bed->shared + offer.offset + 2 * RING_LINE, &(uint32_t){1}, sizeof(uint32_t)); /* it may be written to */
+	struct place *place = (struct place *)(bed->shared + offer.offset);
+	if (offer.offset + sizeof(*place) <= SHARED) {
+		memcpy(offer.nonce, place->nonce, sizeof(offer.nonce));
+		atomic_store(&place->writer, MAY_WRITE);
 	}
 	offer.size ^= take(input) == 255;
 	hostile_arrive(bed->link, RING_OFFER, &offer, sizeof(offer));

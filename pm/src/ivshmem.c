@@ -30,16 +30,6 @@
 #define DATA_BYTES (128u << 10)
 #define PAGE 4096
 
-enum writer { NONE_YET, MAY_WRITE, HAS_LET_GO };
-
-/* What stands before a ring. */
-struct place {
-	uint8_t nonce[IVSHMEM_NONCE];
-	_Alignas(RING_LINE) _Atomic uint32_t asleep; /* the reader's: it wants to be woken */
-	_Alignas(RING_LINE) _Atomic uint32_t writer; /* enum writer: the first is the reader's, the last the writer's word */
-	struct ring_memory ring;
-};
-
 static size_t place_size(void)
 {
 	return (offsetof(struct place, ring) + ring_size(DATA_BYTES) + PAGE - 1) & ~(size_t)(PAGE - 1);

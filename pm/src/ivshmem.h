@@ -16,6 +16,16 @@ struct area {
 	bool *taken;
 };
 
+enum writer { NONE_YET, MAY_WRITE, HAS_LET_GO };
+
+/* What stands before a ring. */
+struct place {
+	uint8_t nonce[IVSHMEM_NONCE];
+	_Alignas(RING_LINE) _Atomic uint32_t asleep; /* the reader's: it wants to be woken */
+	_Alignas(RING_LINE) _Atomic uint32_t writer; /* enum writer: the first is the reader's, the last the writer's word */
+	struct ring_memory ring;
+};
+
 /* What a reader offers. */
 struct ring_offer {
 	uint32_t generation, rail;

@@ -117,7 +117,7 @@ static inline uint64_t ring_place(uint64_t byte, uint32_t length, uint32_t data_
 	return ring_lines(length) > left ? byte + left : byte;
 }
 
-/* Looks how far the reader is. Either may be of a later look of the reader's than the other. */
+/* Looks how far the reader is. The bytes may be newer than the cells, so both are acquired: what is written over has been read. */
 static inline void ring_writer_look(struct ring_writer *writer)
 {
 	uint64_t cells = atomic_load_explicit(&writer->memory->taken.cells, memory_order_acquire);

@@ -93,13 +93,6 @@ static void child(int reading, int writing)
 		fi_cntr_read(a->received);
 }
 
-static bool over_udp(void)
-{
-	const char *rails = getenv("PM_RAILS");
-
-	return rails && !strcmp(rails, "udp");
-}
-
 /* An error of each of the operations comes; which contexts came is a bit each. */
 static int errors(int count)
 {

@@ -204,6 +204,13 @@ static inline void nothing(struct side *side, struct side *other)
 	}
 }
 
+static inline bool over_udp(void)
+{
+	const char *rails = getenv("PM_RAILS");
+
+	return rails && !strcmp(rails, "udp");
+}
+
 /* Does it until there is room. */
 #define AGAIN(call, other_side)                                                                                       \
 	do {                                                                                                          \

@@ -74,9 +74,7 @@ static struct fi_cq_tagged_entry read_asleep(struct fid_cq *cq)
  */
 static void nothing_there(struct fid **fids, struct pollfd *asleep, int count)
 {
-	const char *rails = getenv("PM_RAILS");
-
-	for (int tries = rails && !strcmp(rails, "udp") ? 100 : 0; tries; tries--)
+	for (int tries = over_udp() ? 100 : 0; tries; tries--)
 		if (!fi_trywait(pair.fabric, fids, count) && !poll(asleep, count, 0))
 			return;
 	CHECK_IS(fi_trywait(pair.fabric, fids, count), 0);
