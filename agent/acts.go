@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/placement"
 )
 
 // routeWait is how long a guest that is let run waits for its route: it runs without one rather than not at all.
@@ -150,8 +151,9 @@ func (g *guest) prepare(ctx context.Context, w *v1.GuestWanted) error {
 		return err
 	}
 	var short *memoryError
-	// Another host may have the room that this one lacks, sooner than this one gets it.
-	final := errors.As(err, &short) || errors.Is(err, syscall.ENOSPC)
+	var refused *refusedError
+	// Another host may have what this one lacks.
+	final := errors.As(err, &short) || errors.As(err, &refused) || errors.Is(err, syscall.ENOSPC)
 	g.failure = Failure{Epoch: w.Epoch, NeverRan: true, Final: final, Message: err.Error()}
 	g.delay = min(max(2*g.delay, time.Second), 15*time.Second)
 	g.backoff = time.Now().Add(g.delay)
@@ -161,6 +163,9 @@ func (g *guest) prepare(ctx context.Context, w *v1.GuestWanted) error {
 func (g *guest) prepareParts(ctx context.Context, w *v1.GuestWanted, p *prepared) (err error) {
 	if w.Image == nil || w.Shape == nil || w.Identity == nil {
 		return fmt.Errorf("start guest %s: the manager sent no image, shape or identity", w.Name)
+	}
+	if reason := placement.Unconfined(g.agent.confinement()); reason != "" {
+		return fmt.Errorf("start guest %s: %w", w.Name, &refusedError{reason})
 	}
 	if err := g.agent.room(g, w.Shape.MemoryBytes); err != nil {
 		return fmt.Errorf("start guest %s: %w", w.Name, err)
@@ -355,6 +360,15 @@ func (g *guest) forget(ctx context.Context) error {
 	if err := os.RemoveAll(g.agent.guestRunDir(g.uid)); err != nil {
 		return fmt.Errorf("remove the sockets of guest %s: %w", g.name, err)
 	}
+	if r != nil && r.Source != "" { // QEMU leaves the socket by which the guest arrived
+		socket, err := g.agent.hypervisor.MigrateSocket(g.name)
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the migration socket of guest %s: %w", g.name, err)
+		}
+	}
 	if err := os.Remove(filepath.Join(g.agent.records.GuestDir(g.uid), "console.log")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the console of guest %s: %w", g.name, err)
 	}
@@ -393,6 +407,11 @@ func (g *guest) adopt(ctx context.Context) {
 		g.begin(ctx, OperationSending, g.awaitSendEnd)
 	}
 }
+
+// refusedError says that the host takes no new guests.
+type refusedError struct{ reason string }
+
+func (e *refusedError) Error() string { return e.reason }
 
 // memoryError says that there is no room for a guest.
 type memoryError struct{ need, free, reserved uint64 }

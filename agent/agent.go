@@ -36,6 +36,8 @@ type Config struct {
 	FreeMemory func() uint64
 	// FindProcesses are the pids of QEMU processes of a guest.
 	FindProcesses func(uid string) []int
+	// AllowUnconfined accepts new guests though QEMU runs as root or without a security driver.
+	AllowUnconfined bool
 
 	Hypervisor Hypervisor
 	Network    Network
@@ -139,10 +141,12 @@ func (a *Agent) heardLocked() {
 	if !a.domains.heard() {
 		return
 	}
-	if hypervisor, qemu, err := a.hypervisor.Versions(); err == nil &&
-		(hypervisor != a.info.LibvirtVersion || qemu != a.info.QemuVersion) {
-		a.info = proto.CloneOf(a.info)
-		a.info.LibvirtVersion, a.info.QemuVersion = hypervisor, qemu
+	if hypervisor, qemu, err := a.hypervisor.Versions(); err == nil {
+		info := proto.CloneOf(a.info)
+		info.LibvirtVersion, info.QemuVersion, info.Confinement = hypervisor, qemu, a.confinement()
+		if !proto.Equal(info, a.info) {
+			a.info = info
+		}
 	}
 	select {
 	case <-a.heard:
@@ -162,6 +166,15 @@ func (a *Agent) heardLocked() {
 			a.guests[info.UID] = g
 		}
 	}
+}
+
+// confinement says how new guests are confined here, and whether that is accepted; nil: not known yet.
+func (a *Agent) confinement() *v1.Confinement {
+	c := a.hypervisor.Confinement()
+	if c != nil {
+		c.UnconfinedAllowed = a.config.AllowUnconfined
+	}
+	return c
 }
 
 func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }

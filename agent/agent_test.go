@@ -284,6 +284,20 @@ func TestAFullDiskRefusesTheStart(t *testing.T) {
 	o.awaitReady(2)
 }
 
+func TestAHostThatDoesNotConfineGuestsRefusesTheStart(t *testing.T) {
+	o := newOutside(t)
+	o.confinement = &v1.Confinement{User: "root", SecurityModel: "apparmor"}
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if !strings.Contains(g.Message, "QEMU runs as root") || o.count("boot "+uid) != 0 {
+		t.Errorf("message %q, done %v", g.Message, o.log)
+	}
+	o.agent.config.AllowUnconfined = true
+	o.take(guestWish(uid, run, 2))
+	o.awaitReady(2)
+}
+
 func TestAFullDiskRefusesTheImage(t *testing.T) {
 	o := newOutside(t)
 	o.ensure = func(context.Context) error { return fmt.Errorf("fetch it: %w", syscall.ENOSPC) }

@@ -49,6 +49,11 @@ var ErrUncertain = errors.New("whether it was done is not known")
 type Hypervisor interface {
 	Events() <-chan DomainEvent
 	Versions() (hypervisor, qemu string, err error)
+	// Confinement says how the hypervisor confines guests; nil before it has answered.
+	Confinement() *v1.Confinement
+	// MigrateSocket returns the path of the Unix socket by which a guest's memory leaves this host or arrives here,
+	// and makes sure that the hypervisor may create a socket there. The path is the same on all hosts.
+	MigrateSocket(name string) (path string, err error)
 	List(ctx context.Context) ([]DomainInfo, error)
 	Boot(ctx context.Context, spec Spec) error
 	Fork(ctx context.Context, spec Spec, template string) error
@@ -111,16 +116,17 @@ type Tunnels interface {
 	Expect(e Expected) (stop func())
 	// Drop ends all connections of an incoming migration.
 	Drop(migration string)
-	// Open makes the way to a target.
-	Open(ctx context.Context, order *v1.MigrationOrder, uid string) (Way, error)
+	// Open makes the way to a target. The hypervisor is to send the guest's memory to migrateSocket.
+	Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (Way, error)
 	// Active tells whether any connection of an incoming migration is open.
 	Active(migration string) bool
 }
 
 // Expected is a migration that may come in.
 type Expected struct {
-	Migration, Source, UID string
-	SourceUID              string // the source host's
+	Migration, Source string
+	SourceUID         string // the source host's
+	MigrateSocket     string // path at which the hypervisor listens for the guest's memory
 	// Admit is called before each connection is let in; an error refuses it.
 	Admit func() error
 	// Changed is called when a connection was opened or closed.

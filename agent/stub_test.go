@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -41,7 +42,8 @@ type outside struct {
 	identity        *v1.Identity // of the last Identify
 	template        string
 	pids            func() []int
-	applied         [][]string // the local guests of each Apply
+	confinement     *v1.Confinement // nil: a stock host's
+	applied         [][]string      // the local guests of each Apply
 
 	// What the acts do; nil: they succeed.
 	boot      func(ctx context.Context, s Spec) error
@@ -172,6 +174,17 @@ func find(h *v1.HostObserved, uid string) *v1.GuestObserved {
 func (o *outside) Events() <-chan DomainEvent { return o.events }
 
 func (o *outside) Versions() (string, string, error) { return "9", "7", nil }
+
+func (o *outside) Confinement() *v1.Confinement {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.confinement != nil {
+		return proto.CloneOf(o.confinement)
+	}
+	return &v1.Confinement{User: "libvirt-qemu", SecurityModel: "apparmor"}
+}
+
+func (o *outside) MigrateSocket(name string) (string, error) { return "/run/migrate-" + name, nil }
 
 func (o *outside) List(context.Context) ([]DomainInfo, error) {
 	o.mu.Lock()

@@ -60,7 +60,8 @@ type failedMaking struct {
 type templateInfo struct {
 	Image string `json:"image"` // digest
 	Size  int64  `json:"size"`  // of the file, bytes
-	// Hypervisor is the version of what saved it; another one may not be able to restore it.
+	// Hypervisor is the version and the confinement of what saved it. A template that another version saved, or QEMU as
+	// another user or under another security driver, may fail to be restored.
 	Hypervisor string `json:"hypervisor"`
 }
 
@@ -69,7 +70,8 @@ func (t *templates) version() string {
 	if err != nil {
 		return ""
 	}
-	return hypervisor + " " + qemu
+	c := t.agent.hypervisor.Confinement()
+	return fmt.Sprintf("%s %s %s %s", hypervisor, qemu, c.GetUser(), c.GetSecurityModel())
 }
 
 func newTemplates(a *Agent) *templates {

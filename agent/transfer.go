@@ -19,7 +19,12 @@ var sendEndWait = time.Minute
 // libvirt until then: ended any earlier, the source's daemon may take the transfer for failed, and have the target's
 // give up a guest that is whole and runs there.
 func (g *guest) send(ctx context.Context, w *v1.GuestWanted) error {
-	way, err := g.agent.tunnels.Open(ctx, w.Migration, g.uid)
+	socket, err := g.agent.hypervisor.MigrateSocket(g.name)
+	if err != nil {
+		g.sendFailed(ctx, w, err)
+		return err
+	}
+	way, err := g.agent.tunnels.Open(ctx, w.Migration, socket)
 	if err != nil {
 		err = fmt.Errorf("open the tunnel to host %s: %w", w.Migration.TargetHost, err)
 		g.sendFailed(ctx, w, err)
@@ -169,7 +174,12 @@ func (g *guest) expectIncoming() {
 	if wanted == "" {
 		return
 	}
-	stop := g.agent.tunnels.Expect(Expected{Migration: wanted, Source: r.Source, SourceUID: w.Migration.SourceUid, UID: g.uid,
+	socket, err := g.agent.hypervisor.MigrateSocket(g.name)
+	if err != nil {
+		g.failed(err)
+		return
+	}
+	stop := g.agent.tunnels.Expect(Expected{Migration: wanted, Source: r.Source, SourceUID: w.Migration.SourceUid, MigrateSocket: socket,
 		Admit: func() error { return g.admit(wanted) }, Changed: func() { poke(g.wake) }})
 	g.mu.Lock()
 	g.expect, g.expected = stop, wanted

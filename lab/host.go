@@ -67,7 +67,7 @@ func (l *Lab) prepareHosts(ctx context.Context, o Options) error {
 
 func (l *Lab) prepareAgent(ctx context.Context, o Options, host Host, token string, config *hostConfig) error {
 	dir := filepath.Join(l.hostDir(host.Name), agentState)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil { // QEMU's user reads images below it
 		return err
 	}
 	joined := l.joined(host.Name)
@@ -105,6 +105,7 @@ func (l *Lab) prepareAgent(ctx context.Context, o Options, host Host, token stri
 		"--state", "/var/lib/watari/agent", "--run", "/run/watari",
 		"--name", host.Name, "--site", host.Site, "--lan-address", host.Address.String(),
 		"--memory", strconv.FormatUint(memoryShare(len(l.Hosts())), 10),
+		"--allow-unconfined", // AppArmor does not work inside of a namespace host
 	}
 	return nil
 }

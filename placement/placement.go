@@ -24,6 +24,7 @@ type Host struct {
 	MemoryUsed   uint64 // set aside for guests, incoming ones among them
 	VCPUs        uint32 // of guests placed on it
 	Acceleration v1.AccelerationKind
+	Confinement  *v1.Confinement // nil: not known
 	HasImage     bool
 	// ClusterGuests is how many guests of the request's cluster are placed on it.
 	ClusterGuests int
@@ -66,6 +67,9 @@ var Filters = []Filter{
 	{"draining", func(_ *Request, h *Host) string {
 		return refuse(h.Draining, "it is being drained")
 	}},
+	{"confinement", func(_ *Request, h *Host) string {
+		return Unconfined(h.Confinement)
+	}},
 	{"exclude", func(r *Request, h *Host) string {
 		return refuse(slices.Contains(r.Exclude, h.Name), "the guest is there already, or was refused there")
 	}},
@@ -82,6 +86,20 @@ var Filters = []Filter{
 		return refuse(r.Shape.GetMemoryBytes() > free, "%s of memory wanted, %s of %s are free",
 			humanize.IBytes(r.Shape.GetMemoryBytes()), humanize.IBytes(free), humanize.IBytes(h.MemoryBytes))
 	}},
+}
+
+// Unconfined says why a host with that confinement takes no new guests; empty where it takes them. What is not known is
+// no reason.
+func Unconfined(c *v1.Confinement) string {
+	var faults []string
+	if c.GetUser() == "root" {
+		faults = append(faults, "QEMU runs as root")
+	}
+	if c.GetSecurityModel() == "" {
+		faults = append(faults, "libvirt has no security driver (AppArmor or SELinux)")
+	}
+	return refuse(c != nil && !c.UnconfinedAllowed && len(faults) > 0,
+		"it does not confine guests: %s; mend that, or accept it on that host with `watari up --allow-unconfined`", strings.Join(faults, ", and "))
 }
 
 func refuse(refused bool, format string, a ...any) string {

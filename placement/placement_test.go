@@ -93,3 +93,23 @@ func TestPlanAgainstPlainReference(t *testing.T) {
 		}
 	})
 }
+
+func TestHostsThatDoNotConfineGuestsAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		confinement *v1.Confinement
+		want        string // part of the reason; empty: not refused
+	}{
+		{"not known", nil, ""},
+		{"own user and AppArmor", &v1.Confinement{User: "libvirt-qemu", SecurityModel: "apparmor"}, ""},
+		{"root", &v1.Confinement{User: "root", SecurityModel: "apparmor"}, "QEMU runs as root;"},
+		{"no security driver", &v1.Confinement{User: "libvirt-qemu"}, "no security driver"},
+		{"neither", &v1.Confinement{User: "root"}, "QEMU runs as root, and libvirt has no security driver"},
+		{"neither, and accepted", &v1.Confinement{User: "root", UnconfinedAllowed: true}, ""},
+	} {
+		got := Unconfined(c.confinement)
+		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -23,8 +23,9 @@ import (
 // childName is argv[0] of the process that runs the trial guest; its package init takes over from main.
 const childName = "watari-kvm-probe"
 
-// trialTime is how long the trial guest may take. A working one needs a few milliseconds.
-const trialTime = 2 * time.Second
+// trialTime is how long the trial guest may take. A working one needs a few milliseconds; on a host that is itself a
+// busy emulated machine it needs seconds.
+const trialTime = 10 * time.Second
 
 func init() {
 	if len(os.Args) == 1 && os.Args[0] == childName {

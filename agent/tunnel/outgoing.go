@@ -18,10 +18,11 @@ import (
 
 // Order is a migration that is to be sent.
 type Order struct {
-	Migration, UID string
-	Target         string // host's name in its certificate
-	TargetUID      string // the same for its uid; "" for any of that name
-	Address        string // host:port
+	Migration     string
+	MigrateSocket string // path to which this host's QEMU sends the guest's memory
+	Target        string // host's name in its certificate
+	TargetUID     string // the same for its uid; "" for any of that name
+	Address       string // host:port
 }
 
 // Outgoing is the way to a target.
@@ -48,7 +49,7 @@ func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	out := &Outgoing{cancel: cancel, dir: filepath.Join(t.config.RunDir, "tunnel", o.Migration)}
 	out.LibvirtSocket = filepath.Join(out.dir, "libvirt.sock")
-	out.MigrateSocket = MigrateSocket(t.config.RunDir, o.UID)
+	out.MigrateSocket = o.MigrateSocket
 	for path, socket := range map[string]Socket{out.LibvirtSocket: Libvirt, out.MigrateSocket: QEMU} {
 		listener, err := listenUnix(path)
 		if err != nil {

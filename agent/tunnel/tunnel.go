@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -52,8 +51,9 @@ type Config struct {
 
 // Expected is a migration that may come in.
 type Expected struct {
-	Migration, Source, UID string
-	SourceUID              string // in the source's certificate; "" for any of that name
+	Migration, Source string
+	SourceUID         string // in the source's certificate; "" for any of that name
+	MigrateSocket     string // path at which this host's QEMU listens for the guest's memory
 	// Admit is called before each connection is let in; an error refuses it.
 	Admit func() error
 	// Changed is called after a connection was opened or closed.
@@ -106,11 +106,6 @@ func (t *Tunnels) Active(migration string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.open[migration]) > 0
-}
-
-// MigrateSocket is where a guest's memory goes to at the source, and comes from at the target.
-func MigrateSocket(runDir, uid string) string {
-	return filepath.Join(runDir, "guests", uid, "migrate.sock")
 }
 
 // acceptPause is waited when no connection could be taken: for want of descriptors, say, which passes.
@@ -171,7 +166,7 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	}
 	path := t.config.LibvirtSocket
 	if socket == QEMU {
-		path = MigrateSocket(t.config.RunDir, e.UID)
+		path = e.MigrateSocket
 	}
 	local, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {

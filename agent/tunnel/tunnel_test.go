@@ -84,8 +84,8 @@ func listen(t *testing.T, path string) {
 	}()
 }
 
-func order(target *host) Order {
-	return Order{Migration: "m1", UID: "u1", Target: "b1", TargetUID: "uid-of-b1", Address: target.address}
+func order(source, target *host) Order {
+	return Order{Migration: "m1", MigrateSocket: filepath.Join(source.run, "migrate.sock"), Target: "b1", TargetUID: "uid-of-b1", Address: target.address}
 }
 
 func converse(t *testing.T, path string, send []byte) []byte {
@@ -109,9 +109,9 @@ func converse(t *testing.T, path string, send []byte) []byte {
 func TestBothSocketsReachTheTarget(t *testing.T) {
 	source, target := twoHosts(t)
 	listen(t, target.config.LibvirtSocket)
-	listen(t, MigrateSocket(target.run, "u1"))
+	listen(t, filepath.Join(target.run, "migrate.sock"))
 	admitted := 0
-	stop := target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1", UID: "u1", Admit: func() error {
+	stop := target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1", MigrateSocket: filepath.Join(target.run, "migrate.sock"), Admit: func() error {
 		admitted++
 		if !target.Active("m1") {
 			t.Error("a connection that is being let in is not open")
@@ -119,7 +119,7 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 		return nil
 	}})
 	defer stop()
-	out, err := source.Open(t.Context(), order(target))
+	out, err := source.Open(t.Context(), order(source, target))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,10 +148,10 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 func TestACancelledOrderLeavesTheWayOpen(t *testing.T) {
 	source, target := twoHosts(t)
 	listen(t, target.config.LibvirtSocket)
-	stop := target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})
+	stop := target.Expect(Expected{Migration: "m1", Source: "a1"})
 	defer stop()
 	ctx, cancel := context.WithCancel(t.Context())
-	out, err := source.Open(ctx, order(target))
+	out, err := source.Open(ctx, order(source, target))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,38 +164,38 @@ func TestACancelledOrderLeavesTheWayOpen(t *testing.T) {
 
 func TestOnlyTheAnnouncedIsLetIn(t *testing.T) {
 	source, target := twoHosts(t)
-	if _, err := source.Open(t.Context(), order(target)); err == nil || !strings.Contains(err.Error(), "not expected here") {
+	if _, err := source.Open(t.Context(), order(source, target)); err == nil || !strings.Contains(err.Error(), "not expected here") {
 		t.Errorf("an unknown migration: %v", err)
 	}
-	stop := target.Expect(Expected{Migration: "m1", Source: "c1", UID: "u1"})
-	if _, err := source.Open(t.Context(), order(target)); err == nil || !strings.Contains(err.Error(), "expected from host c1") {
+	stop := target.Expect(Expected{Migration: "m1", Source: "c1"})
+	if _, err := source.Open(t.Context(), order(source, target)); err == nil || !strings.Contains(err.Error(), "expected from host c1") {
 		t.Errorf("another source: %v", err)
 	}
 	stop()
-	stop = target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})
-	o := order(target)
+	stop = target.Expect(Expected{Migration: "m1", Source: "a1"})
+	o := order(source, target)
 	o.Target = "c1"
 	if _, err := source.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "answers there") {
 		t.Errorf("another target: %v", err)
 	}
-	o = order(target)
+	o = order(source, target)
 	o.TargetUID = "uid-of-a-later-b1"
 	if _, err := source.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "answers there") {
 		t.Errorf("a target that was removed, and another has its name: %v", err)
 	}
 	stop()
-	stop = target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a-later-a1", UID: "u1"})
-	if _, err := source.Open(t.Context(), order(target)); err == nil || !strings.Contains(err.Error(), "expected from host a1") {
+	stop = target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a-later-a1"})
+	if _, err := source.Open(t.Context(), order(source, target)); err == nil || !strings.Contains(err.Error(), "expected from host a1") {
 		t.Errorf("a source that was removed, and another has its name: %v", err)
 	}
 	stop()
-	if _, err := source.Open(t.Context(), order(target)); err == nil {
+	if _, err := source.Open(t.Context(), order(source, target)); err == nil {
 		t.Error("let in after it was not expected any more")
 	}
 	// A host of another authority.
 	stranger, _ := twoHosts(t)
-	target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})
-	if _, err := stranger.Open(t.Context(), order(target)); err == nil {
+	target.Expect(Expected{Migration: "m1", Source: "a1"})
+	if _, err := stranger.Open(t.Context(), order(source, target)); err == nil {
 		t.Error("a stranger was let in")
 	}
 }
@@ -204,8 +204,8 @@ func TestDropEndsWhatWasLetIn(t *testing.T) {
 	source, target := twoHosts(t)
 	listen(t, target.config.LibvirtSocket)
 	changed := make(chan struct{}, 8)
-	target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1", Changed: func() { changed <- struct{}{} }})
-	out, err := source.Open(t.Context(), order(target))
+	target.Expect(Expected{Migration: "m1", Source: "a1", Changed: func() { changed <- struct{}{} }})
+	out, err := source.Open(t.Context(), order(source, target))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,8 +251,8 @@ func TestWantOfDescriptorsPasses(t *testing.T) {
 	}
 	source, target := twoHosts(t)
 	go target.Serve(t.Context(), &shortListener{Listener: listener})
-	defer target.Expect(Expected{Migration: "m1", Source: "a1", UID: "u1"})()
-	o := order(target)
+	defer target.Expect(Expected{Migration: "m1", Source: "a1"})()
+	o := order(source, target)
 	o.Address = listener.Addr().String()
 	out, err := source.Open(t.Context(), o)
 	if err != nil {

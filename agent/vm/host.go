@@ -33,6 +33,8 @@ type hostFacts struct {
 	cpu            libvirtxml.DomainCPU
 	libvirtVersion string
 	qemuVersion    string
+	owner          owner  // that QEMU runs as
+	securityModel  string // libvirt's driver that confines QEMU: "apparmor", "selinux"; "": none
 }
 
 // readHostFacts asks libvirt for them.
@@ -52,6 +54,7 @@ func readHostFacts(conn *libvirt.Connect, kind v1.AccelerationKind) (*hostFacts,
 	if facts.emulator, facts.machine, err = findMachine(&caps, facts.virtType); err != nil {
 		return nil, err
 	}
+	facts.owner, facts.securityModel = readConfinement(&caps, facts.virtType)
 	library, err := conn.GetLibVersion()
 	if err != nil {
 		return nil, fmt.Errorf("read libvirt's version: %w", err)

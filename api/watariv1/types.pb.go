@@ -816,8 +816,10 @@ type HostInfo struct {
 	KernelVersion      string        `protobuf:"bytes,14,opt,name=kernel_version,json=kernelVersion,proto3" json:"kernel_version,omitempty"`
 	CpuModel           string        `protobuf:"bytes,15,opt,name=cpu_model,json=cpuModel,proto3" json:"cpu_model,omitempty"`
 	Mtu                uint32        `protobuf:"varint,16,opt,name=mtu,proto3" json:"mtu,omitempty"` // of the LAN interface, bytes
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// confinement is absent while libvirt has not answered the agent yet, and from agents of before this field.
+	Confinement   *Confinement `protobuf:"bytes,17,opt,name=confinement,proto3" json:"confinement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
@@ -962,6 +964,75 @@ func (x *HostInfo) GetMtu() uint32 {
 	return 0
 }
 
+func (x *HostInfo) GetConfinement() *Confinement {
+	if x != nil {
+		return x.Confinement
+	}
+	return nil
+}
+
+// Confinement says what keeps a guest's QEMU from the host.
+type Confinement struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`                                        // that QEMU runs as; "root" confines nothing
+	SecurityModel string                 `protobuf:"bytes,2,opt,name=security_model,json=securityModel,proto3" json:"security_model,omitempty"` // libvirt's security driver, "apparmor" or "selinux"; empty: none
+	// unconfined_allowed: an administrator accepts guests that run as root or without a security driver.
+	UnconfinedAllowed bool `protobuf:"varint,3,opt,name=unconfined_allowed,json=unconfinedAllowed,proto3" json:"unconfined_allowed,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Confinement) Reset() {
+	*x = Confinement{}
+	mi := &file_watari_v1_types_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Confinement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Confinement) ProtoMessage() {}
+
+func (x *Confinement) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Confinement.ProtoReflect.Descriptor instead.
+func (*Confinement) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Confinement) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Confinement) GetSecurityModel() string {
+	if x != nil {
+		return x.SecurityModel
+	}
+	return ""
+}
+
+func (x *Confinement) GetUnconfinedAllowed() bool {
+	if x != nil {
+		return x.UnconfinedAllowed
+	}
+	return false
+}
+
 // HostLoad is a sample of a host's load.
 type HostLoad struct {
 	state                protoimpl.MessageState `protogen:"open.v1"`
@@ -975,7 +1046,7 @@ type HostLoad struct {
 
 func (x *HostLoad) Reset() {
 	*x = HostLoad{}
-	mi := &file_watari_v1_types_proto_msgTypes[4]
+	mi := &file_watari_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1058,7 @@ func (x *HostLoad) String() string {
 func (*HostLoad) ProtoMessage() {}
 
 func (x *HostLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[4]
+	mi := &file_watari_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1071,7 @@ func (x *HostLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostLoad.ProtoReflect.Descriptor instead.
 func (*HostLoad) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HostLoad) GetCpuBusy() float64 {
@@ -1051,7 +1122,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_watari_v1_types_proto_msgTypes[5]
+	mi := &file_watari_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1134,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[5]
+	mi := &file_watari_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1147,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Host) GetMeta() *Meta {
@@ -1153,7 +1224,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[6]
+	mi := &file_watari_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1236,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[6]
+	mi := &file_watari_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1249,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Blob) GetDigest() string {
@@ -1215,7 +1286,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[7]
+	mi := &file_watari_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1298,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[7]
+	mi := &file_watari_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1311,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -1324,7 +1395,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[8]
+	mi := &file_watari_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1336,7 +1407,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[8]
+	mi := &file_watari_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1349,7 +1420,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -1381,7 +1452,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[9]
+	mi := &file_watari_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1464,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[9]
+	mi := &file_watari_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1477,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -1471,7 +1542,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[10]
+	mi := &file_watari_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1554,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[10]
+	mi := &file_watari_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1567,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -1598,7 +1669,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1681,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1694,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -1775,7 +1846,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1858,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +1871,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -1883,7 +1954,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +1966,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +1979,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -2077,7 +2148,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2160,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2173,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -2199,7 +2270,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2282,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2295,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -2336,7 +2407,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2419,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2432,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -2390,7 +2461,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2473,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2486,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -2458,7 +2529,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2541,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2554,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -2558,7 +2629,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2641,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2654,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Event) GetId() uint64 {
@@ -2654,7 +2725,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\fAcceleration\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.watari.v1.AccelerationKindR\x04kind\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xc3\x04\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xfd\x04\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -2675,7 +2746,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fqemu_version\x18\r \x01(\tR\vqemuVersion\x12%\n" +
 	"\x0ekernel_version\x18\x0e \x01(\tR\rkernelVersion\x12\x1b\n" +
 	"\tcpu_model\x18\x0f \x01(\tR\bcpuModel\x12\x10\n" +
-	"\x03mtu\x18\x10 \x01(\rR\x03mtu\"\xb9\x01\n" +
+	"\x03mtu\x18\x10 \x01(\rR\x03mtu\x128\n" +
+	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\"w\n" +
+	"\vConfinement\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
+	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +
+	"\x12unconfined_allowed\x18\x03 \x01(\bR\x11unconfinedAllowed\"\xb9\x01\n" +
 	"\bHostLoad\x12\x19\n" +
 	"\bcpu_busy\x18\x01 \x01(\x01R\acpuBusy\x124\n" +
 	"\x16memory_available_bytes\x18\x02 \x01(\x04R\x14memoryAvailableBytes\x120\n" +
@@ -2927,7 +3003,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -2943,77 +3019,79 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*NUMANode)(nil),              // 11: watari.v1.NUMANode
 	(*Acceleration)(nil),          // 12: watari.v1.Acceleration
 	(*HostInfo)(nil),              // 13: watari.v1.HostInfo
-	(*HostLoad)(nil),              // 14: watari.v1.HostLoad
-	(*Host)(nil),                  // 15: watari.v1.Host
-	(*Blob)(nil),                  // 16: watari.v1.Blob
-	(*Image)(nil),                 // 17: watari.v1.Image
-	(*GuestShape)(nil),            // 18: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 19: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 20: watari.v1.Cluster
-	(*Guest)(nil),                 // 21: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 22: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 23: watari.v1.Migration
-	(*RunSpec)(nil),               // 24: watari.v1.RunSpec
-	(*Run)(nil),                   // 25: watari.v1.Run
-	(*Quota)(nil),                 // 26: watari.v1.Quota
-	(*User)(nil),                  // 27: watari.v1.User
-	(*Token)(nil),                 // 28: watari.v1.Token
-	(*Event)(nil),                 // 29: watari.v1.Event
-	nil,                           // 30: watari.v1.RunSpec.EnvEntry
-	nil,                           // 31: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 32: google.protobuf.Timestamp
+	(*Confinement)(nil),           // 14: watari.v1.Confinement
+	(*HostLoad)(nil),              // 15: watari.v1.HostLoad
+	(*Host)(nil),                  // 16: watari.v1.Host
+	(*Blob)(nil),                  // 17: watari.v1.Blob
+	(*Image)(nil),                 // 18: watari.v1.Image
+	(*GuestShape)(nil),            // 19: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 20: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 21: watari.v1.Cluster
+	(*Guest)(nil),                 // 22: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 23: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 24: watari.v1.Migration
+	(*RunSpec)(nil),               // 25: watari.v1.RunSpec
+	(*Run)(nil),                   // 26: watari.v1.Run
+	(*Quota)(nil),                 // 27: watari.v1.Quota
+	(*User)(nil),                  // 28: watari.v1.User
+	(*Token)(nil),                 // 29: watari.v1.Token
+	(*Event)(nil),                 // 30: watari.v1.Event
+	nil,                           // 31: watari.v1.RunSpec.EnvEntry
+	nil,                           // 32: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	32, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	32, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	33, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	33, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	11, // 3: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
 	12, // 4: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	32, // 5: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	10, // 6: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	13, // 7: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	0,  // 8: watari.v1.Host.state:type_name -> watari.v1.HostState
-	14, // 9: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	32, // 10: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	10, // 11: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	16, // 12: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	16, // 13: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	16, // 14: watari.v1.Image.root:type_name -> watari.v1.Blob
-	18, // 15: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 16: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 17: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	19, // 18: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	3,  // 19: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 20: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	18, // 21: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	32, // 22: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	4,  // 23: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 24: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 25: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	22, // 26: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	32, // 27: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	32, // 28: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	32, // 29: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	30, // 30: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 31: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 32: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	24, // 33: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 34: watari.v1.Run.state:type_name -> watari.v1.RunState
-	32, // 35: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	32, // 36: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	31, // 37: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 38: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 39: watari.v1.User.role:type_name -> watari.v1.Role
-	26, // 40: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 41: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	32, // 42: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	32, // 43: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 44: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	45, // [45:45] is the sub-list for method output_type
-	45, // [45:45] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	14, // 5: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	33, // 6: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	10, // 7: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	13, // 8: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	0,  // 9: watari.v1.Host.state:type_name -> watari.v1.HostState
+	15, // 10: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	33, // 11: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	10, // 12: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	17, // 13: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	17, // 14: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	17, // 15: watari.v1.Image.root:type_name -> watari.v1.Blob
+	19, // 16: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 17: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	10, // 18: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	20, // 19: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	3,  // 20: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	10, // 21: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	19, // 22: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	33, // 23: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	4,  // 24: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	10, // 25: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 26: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	23, // 27: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	33, // 28: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	33, // 29: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	33, // 30: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	31, // 31: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 32: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 33: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	25, // 34: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 35: watari.v1.Run.state:type_name -> watari.v1.RunState
+	33, // 36: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	33, // 37: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	32, // 38: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 39: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 40: watari.v1.User.role:type_name -> watari.v1.Role
+	27, // 41: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 42: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	33, // 43: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	33, // 44: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 45: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -3027,7 +3105,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

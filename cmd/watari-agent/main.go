@@ -82,6 +82,7 @@ type options struct {
 	tunnelPort    uint
 	wireguardPort uint
 	memory        uint64 // MiB; 0: all
+	unconfined    bool
 	debug         bool
 }
 
@@ -122,6 +123,7 @@ func parse(args []string) (options, error) {
 	flags.UintVar(&o.tunnelPort, "tunnel-port", 7071, "TCP port for migrations that come in")
 	flags.UintVar(&o.wireguardPort, "wireguard-port", overlay.DefaultWireGuardPort, "UDP port of WireGuard")
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
+	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
 	flags.BoolVar(&o.debug, "debug", false, "log every act")
 	if err := flags.Parse(args); err != nil {
 		return o, err

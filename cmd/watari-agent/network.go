@@ -62,8 +62,8 @@ type tunnels struct{ *tunnel.Tunnels }
 
 func (t tunnels) Expect(e agent.Expected) (stop func()) { return t.Tunnels.Expect(tunnel.Expected(e)) }
 
-func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, uid string) (agent.Way, error) {
-	out, err := t.Tunnels.Open(ctx, tunnel.Order{Migration: order.Id, UID: uid, Target: order.TargetHost, TargetUID: order.TargetUid, Address: order.TargetAddress})
+func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (agent.Way, error) {
+	out, err := t.Tunnels.Open(ctx, tunnel.Order{Migration: order.Id, MigrateSocket: migrateSocket, Target: order.TargetHost, TargetUID: order.TargetUid, Address: order.TargetAddress})
 	if err != nil {
 		return agent.Way{}, err
 	}

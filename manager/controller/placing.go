@@ -38,7 +38,7 @@ func PlacementHosts(s *store.Snapshot, o view.Observer, cluster, imageDigest str
 		hosts = append(hosts, placement.Host{
 			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining,
 			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
-			Acceleration: h.GetInfo().GetAcceleration().GetKind(), HasImage: slices.Contains(report.GetImages(), imageDigest),
+			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), HasImage: slices.Contains(report.GetImages(), imageDigest),
 		})
 	}
 	add := func(host string, g *v1.Guest) {

@@ -44,12 +44,33 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"memory", output.Size(info.GetMemoryBytes())},
 		[2]string{"nodes", nodes(info.GetNumaNodes())},
 		[2]string{"acceleration", acceleration},
+		[2]string{"guests run", confinement(info.GetConfinement())},
 		[2]string{"load", now},
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
 		[2]string{"address", fmt.Sprintf("%s, MTU %d", info.GetLanAddress(), info.GetMtu())},
 		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), cmp.Or(info.GetLibvirtVersion(), unknown), cmp.Or(info.GetQemuVersion(), unknown), info.GetKernelVersion())},
 		[2]string{"boot", info.GetBootId()},
 	)
+}
+
+// confinement tells as whom QEMU runs and what confines it: "as libvirt-qemu, confined by apparmor".
+func confinement(c *v1.Confinement) string {
+	switch {
+	case c == nil:
+		return ""
+	case c.GetSecurityModel() == "":
+		return "as " + c.GetUser() + ", not confined by a security driver" + accepted(c)
+	case c.GetUser() == "root":
+		return "as root, confined by " + c.GetSecurityModel() + accepted(c)
+	}
+	return "as " + c.GetUser() + ", confined by " + c.GetSecurityModel()
+}
+
+func accepted(c *v1.Confinement) string {
+	if c.GetUnconfinedAllowed() {
+		return " (accepted: --allow-unconfined)"
+	}
+	return " (no new guests: --allow-unconfined accepts this)"
 }
 
 // nodes tells the memory nodes, a line each: "0: CPUs 0-3, 16 GiB".

@@ -43,6 +43,9 @@ func (u *up) startAgent(ctx context.Context) error {
 	} else if memory > 0 {
 		spec.Command = append(spec.Command, "--memory", strconv.FormatUint(memory, 10))
 	}
+	if u.AllowUnconfined {
+		spec.Command = append(spec.Command, "--allow-unconfined")
+	}
 	if u.Site != "" {
 		spec.Command = append(spec.Command, "--site", u.Site)
 	}

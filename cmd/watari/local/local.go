@@ -30,9 +30,11 @@ type options struct {
 	Name       string `json:"name,omitempty"`
 	LANAddress string `json:"lan_address,omitempty"`
 	Memory     string `json:"memory,omitempty"` // as in 8G; empty: all
-	Listen     string `json:"listen,omitempty"`
-	NoAgent    bool   `json:"no_agent,omitempty"`
-	Outside    store  `json:"store"`
+	// AllowUnconfined accepts guests whose QEMU runs as root or without a security driver.
+	AllowUnconfined bool   `json:"allow_unconfined,omitempty"`
+	Listen          string `json:"listen,omitempty"`
+	NoAgent         bool   `json:"no_agent,omitempty"`
+	Outside         store  `json:"store"`
 }
 
 // ofManager are the options that the manager is started with.
@@ -40,7 +42,7 @@ func (o options) ofManager() options { return options{Listen: o.Listen, Outside:
 
 // ofAgent are those of the agent.
 func (o options) ofAgent() options {
-	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory}
+	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory, AllowUnconfined: o.AllowUnconfined}
 }
 
 // memoryMiB is how much memory guests may take; 0: all.

@@ -66,6 +66,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Name, "name", "", "name of this host (default: the machine's)")
 	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address by which other hosts of the site reach this one (default: that of the default route)")
 	flags.StringVar(&asked.Memory, "memory", "", "most memory that guests may take of this machine, as in 8G (default: all)")
+	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests on this machine though QEMU runs as root or without AppArmor or SELinux")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "the manager alone: this machine runs no guests")
 	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL by which hosts and users reach this manager (default: from --listen)")
@@ -103,7 +104,8 @@ func (u *up) settle(asked options, given func(string) bool) error {
 	for name, take := range map[string]func(){
 		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
 		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
-		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory }, "no-agent": func() { u.NoAgent = asked.NoAgent },
+		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory },
+		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined }, "no-agent": func() { u.NoAgent = asked.NoAgent },
 		"advertise": func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
 		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },
 		"etcd-cert": func() { u.Outside.Cert = asked.Outside.Cert }, "etcd-key": func() { u.Outside.Key = asked.Outside.Key },

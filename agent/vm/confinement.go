@@ -1,0 +1,113 @@
+package vm
+
+// confinement.go - as whom QEMU runs and what confines it, and the one place where it may create a socket that is not
+// part of its domain: the one that a migration arrives at.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+
+	v1 "watari/api/watariv1"
+)
+
+// migrateFolder holds the sockets of migrations. libvirt's AppArmor profile of a domain lets its QEMU create
+// /run/libvirt/**/*.tunnelmigrate.dest.<domain>, for libvirt's own tunnelled migration (virt-aa-helper, libvirt 0.9 to
+// 11): nothing else outside of the domain's own files may be created by QEMU on a host with AppArmor.
+const migrateFolder = "/run/libvirt/watari"
+
+// pathLimit is the longest path of a Unix socket, in bytes (unix(7), without the final NUL).
+const pathLimit = 107
+
+// migrateSocket returns the path for a guest's migration. It is short enough for guests' names of up to 59 bytes.
+func migrateSocket(name string) string {
+	return filepath.Join(migrateFolder, "m.tunnelmigrate.dest."+NamePrefix+name)
+}
+
+// MigrateSocket returns the path of the socket by which a guest's memory leaves this host or arrives here, and makes
+// its folder, in which QEMU's user may create it. The path is the same on all hosts. It fails with ErrUnavailable
+// before the first connection.
+func (l *Libvirt) MigrateSocket(name string) (string, error) {
+	host := l.hostFacts()
+	if host == nil {
+		return "", fmt.Errorf("prepare the migration socket of guest %s: %w", name, ErrUnavailable)
+	}
+	path := migrateSocket(name)
+	if len(path) > pathLimit {
+		return "", fmt.Errorf("prepare the migration socket of guest %s: its path has %d bytes, a socket's may have %d", name, len(path), pathLimit)
+	}
+	if err := ownedFolder(migrateFolder, host.owner); err != nil {
+		return "", fmt.Errorf("prepare the migration socket of guest %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// ownedFolder makes a folder that its owner alone, and root, can enter.
+func ownedFolder(path string, o owner) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if err := os.Chown(path, o.uid, o.gid); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o700)
+}
+
+// owner is a user and a group. The zero value is root.
+type owner struct{ uid, gid int }
+
+// Confinement says how this host's QEMU is confined, as of the last connection; nil before the first.
+func (l *Libvirt) Confinement() *v1.Confinement {
+	host := l.hostFacts()
+	if host == nil {
+		return nil
+	}
+	return &v1.Confinement{User: userName(host.owner), SecurityModel: host.securityModel}
+}
+
+// readConfinement finds QEMU's user and the security driver in libvirt's capabilities: libvirt names each driver with
+// the label that domains get. The "dac" driver's is "+uid:+gid"; without that driver QEMU runs as libvirt's own user.
+func readConfinement(caps *libvirtxml.Caps, virtType string) (qemu owner, securityModel string) {
+	for _, model := range caps.Host.SecModel {
+		switch model.Name {
+		case "dac":
+			for _, label := range model.Labels {
+				if label.Type == virtType {
+					qemu = parseOwner(label.Value)
+				}
+			}
+		case "none":
+		default:
+			securityModel = model.Name
+		}
+	}
+	return qemu, securityModel
+}
+
+// parseOwner reads "+64055:+994"; what it cannot read is root, so that nobody takes it for confined.
+func parseOwner(label string) owner {
+	first, second, found := strings.Cut(label, ":")
+	uid, errUID := strconv.Atoi(strings.TrimPrefix(first, "+"))
+	gid, errGID := strconv.Atoi(strings.TrimPrefix(second, "+"))
+	if !found || errUID != nil || errGID != nil {
+		return owner{}
+	}
+	return owner{uid, gid}
+}
+
+func userName(o owner) string {
+	id := strconv.Itoa(o.uid)
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username
+	}
+	return id
+}
