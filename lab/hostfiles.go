@@ -29,9 +29,6 @@ func (l *Lab) writeHostFiles(host Host) error {
 			return err
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "log"), 0o755); err != nil {
-		return err
-	}
 	files := map[string]string{
 		"hosts":                     l.hostsFile(),
 		"hostname":                  host.Name + "\n",

@@ -29,6 +29,9 @@ func hostInit(args []string) error {
 	if err := readJSON(filepath.Join(dir, "host.json"), &config); err != nil {
 		return err
 	}
+	if config.Machine != nil {
+		return runMachine(dir, config)
+	}
 	if err := unix.Sethostname([]byte(host)); err != nil {
 		return fmt.Errorf("set the host name: %w", err)
 	}

@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"watari/lab/machine"
 )
 
 var (
@@ -34,6 +36,9 @@ type Options struct {
 	Sites int    // 1 to MaxSites
 	Hosts int    // on each site, 1 to MaxHosts
 	WAN   *WAN   // nil: unshaped for a new lab, unchanged for one that exists
+
+	// Whole says which hosts are whole machines; nil: none of a new lab, those that there are of one that exists.
+	Whole *Whole
 
 	// Agent starts an agent on each host. A host that has not joined yet needs a token, from Tokens (one for each
 	// host, in the order of Hosts) or from TokenFunc.
@@ -62,6 +67,7 @@ type Lab struct {
 	executable string
 	progress   func(string)
 	state      state
+	templates  map[machine.Spec]machine.Template // that Up needs
 }
 
 // Up makes a lab, or finishes what is missing of it. It can be interrupted by ctx or a crash at any point and called
@@ -86,6 +92,9 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 		return err
 	}
 	if err := l.applyWAN(ctx); err != nil {
+		return err
+	}
+	if err := l.prepareMachines(ctx); err != nil {
 		return err
 	}
 	if err := l.prepareHosts(ctx, o); err != nil {

@@ -251,6 +251,73 @@ func ensureBridge(namespace, name string, mac net.HardwareAddr, address netip.Pr
 	return setUpEnd(h, end{name: name, address: address})
 }
 
+// ensurePort makes a link a port of a bridge.
+func ensurePort(namespace, name, bridgeName string) error {
+	h, err := handle(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	port, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	bridge, err := h.LinkByName(bridgeName)
+	if err != nil {
+		return fmt.Errorf("bridge %s: %w", bridgeName, err)
+	}
+	if err := h.LinkSetMaster(port, bridge); err != nil {
+		return fmt.Errorf("make link %s a port of bridge %s: %w", name, bridgeName, err)
+	}
+	return nil
+}
+
+// ensureTap makes a tap, up, through which a virtual machine is connected.
+func ensureTap(namespace, name string) error {
+	h, err := handle(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if _, err := h.LinkByName(name); err != nil {
+		tap := &netlink.Tuntap{
+			LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP,
+			Flags: netlink.TUNTAP_ONE_QUEUE | netlink.TUNTAP_VNET_HDR,
+		}
+		// /dev/net/tun makes it in the namespace of the calling thread.
+		if err := inNamespace(namespace, func() error { return netlink.LinkAdd(tap) }); err != nil {
+			return fmt.Errorf("make tap %s: %w", name, err)
+		}
+	}
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("tap %s: %w", name, err)
+	}
+	if err := h.LinkSetMTU(link, mtu); err != nil {
+		return fmt.Errorf("set the MTU of tap %s: %w", name, err)
+	}
+	return setUpEnd(h, end{name: name})
+}
+
+// removeLink removes a link, if it is there.
+func removeLink(namespace, name string) error {
+	h, err := handle(namespace)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return nil
+	}
+	err = h.LinkDel(link)
+	var missing netlink.LinkNotFoundError
+	if err != nil && !errors.As(err, &missing) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", name, err)
+	}
+	return nil
+}
+
 func ensureRoute(namespace string, to netip.Prefix, via netip.Addr) error {
 	h, err := handleOrOwn(namespace)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +17,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"watari/lab/machine"
 )
 
 // How long a lock that another process holds is waited for, and after how long that is said.
@@ -41,6 +44,8 @@ type state struct {
 	// RootEnd is this machine's address in the lab: where its hosts find a manager that runs here.
 	RootEnd netip.Addr           `json:"root_end"`
 	UUIDs   map[string]uuid.UUID `json:"host_uuids"` // what libvirt takes for the host's identity
+	// Whole has the machines of those hosts, by name, that are whole machines.
+	Whole map[string]machine.Spec `json:"whole,omitempty"`
 }
 
 func (s state) plan() plan { return plan{slot: s.Slot, sites: s.Sites, hosts: s.Hosts} }
@@ -104,11 +109,17 @@ func openOrCreate(ctx context.Context, o Options) (l *Lab, unlock func(), err er
 }
 
 func (l *Lab) decide(o Options) error {
-	err := l.load()
+	whole, err := o.Whole.specs(plan{sites: o.Sites, hosts: o.Hosts})
+	if err != nil {
+		return err
+	}
+	err = l.load()
 	switch {
 	case err == nil && (l.state.Sites != o.Sites || l.state.Hosts != o.Hosts):
 		return fmt.Errorf("%w: %s has %d sites of %d hosts, asked for are %d of %d (take it down first, or choose another name)",
 			ErrShape, o.Name, l.state.Sites, l.state.Hosts, o.Sites, o.Hosts)
+	case err == nil && o.Whole != nil && !maps.Equal(l.state.Whole, whole):
+		return fmt.Errorf("%w: %s has other whole hosts than those asked for (take it down first, or choose another name)", ErrShape, o.Name)
 	case err != nil && !errors.Is(err, ErrNotFound):
 		return err
 	case err != nil:
@@ -116,7 +127,7 @@ func (l *Lab) decide(o Options) error {
 		if err != nil {
 			return err
 		}
-		l.state = state{Name: o.Name, Slot: slot, Sites: o.Sites, Hosts: o.Hosts, UUIDs: map[string]uuid.UUID{}}
+		l.state = state{Name: o.Name, Slot: slot, Sites: o.Sites, Hosts: o.Hosts, UUIDs: map[string]uuid.UUID{}, Whole: whole}
 		l.state.RootEnd = l.state.plan().rootEnd()
 		for _, h := range l.Hosts() {
 			l.state.UUIDs[h.Name] = uuid.New()

@@ -3,9 +3,11 @@
 package lab
 
 import (
-	"fmt"
-	"path/filepath"
+	"context"
+	"sync"
 	"time"
+
+	"watari/lab/machine"
 )
 
 const statusFile = inHost + "/status.json"
@@ -33,8 +35,9 @@ type SiteStatus struct {
 type HostStatus struct {
 	Host
 	Running bool           `json:"running"`
-	PID     int            `json:"pid"` // of its first process, seen from outside
-	Daemons []DaemonStatus `json:"daemons"`
+	PID     int            `json:"pid"`               // of its first process, seen from outside
+	Daemons []DaemonStatus `json:"daemons"`           // if asked for
+	Machine *machine.Spec  `json:"machine,omitempty"` // of a whole host
 }
 
 // DaemonStatus is one daemon of a host.
@@ -46,7 +49,7 @@ type DaemonStatus struct {
 	Error  string    `json:"error"` // how it ended last, if it does not run
 }
 
-// Status looks at the lab as it is now.
+// Status looks at the lab as it is now, without asking hosts for their daemons.
 func (l *Lab) Status() (Status, error) {
 	if err := l.load(); err != nil {
 		return Status{}, err
@@ -62,14 +65,28 @@ func (l *Lab) Status() (Status, error) {
 	for _, host := range l.Hosts() {
 		hs := HostStatus{Host: host, PID: l.hostProcess(host.Name)}
 		hs.Running = hs.PID != 0
-		if hs.Running {
-			var daemons []daemon
-			_ = readJSON(filepath.Join(fmt.Sprintf("/proc/%d/root", hs.PID), statusFile), &daemons)
-			for _, d := range daemons {
-				hs.Daemons = append(hs.Daemons, DaemonStatus{d.Name, d.PID, d.Starts, d.Since, d.Error})
-			}
+		if spec, whole := l.state.Whole[host.Name]; whole {
+			hs.Machine = &spec
 		}
 		s.Sites[host.site].Hosts = append(s.Sites[host.site].Hosts, hs)
 	}
 	return s, nil
+}
+
+// askLimit is how long a host may take to tell its daemons. One that does not answer is shown without.
+const askLimit = 20 * time.Second
+
+// AskDaemons fills in the daemons of all hosts that run. An answer of a whole host takes a second or more.
+func (l *Lab) AskDaemons(ctx context.Context, s Status) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	var asking sync.WaitGroup
+	for _, site := range s.Sites {
+		for i := range site.Hosts {
+			if h := &site.Hosts[i]; h.Running {
+				asking.Go(func() { h.Daemons = l.kind(h.Host).daemons(ctx, h.PID) })
+			}
+		}
+	}
+	asking.Wait()
 }

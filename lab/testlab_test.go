@@ -50,6 +50,11 @@ func deadline(t *testing.T) context.Context {
 
 func up(t *testing.T, o Options) testLab {
 	t.Helper()
+	return upWithin(t, deadline(t), o)
+}
+
+func upWithin(t *testing.T, ctx context.Context, o Options) testLab {
+	t.Helper()
 	needLab(t)
 	t.Cleanup(func() {
 		if err := Down(context.Background(), o.Name, nil); err != nil {
@@ -59,7 +64,7 @@ func up(t *testing.T, o Options) testLab {
 	if err := Down(deadline(t), o.Name, nil); err != nil { // what a test that was killed left
 		t.Fatal(err)
 	}
-	l, err := Up(deadline(t), o)
+	l, err := Up(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}

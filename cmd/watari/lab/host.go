@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"watari/cmd/internal/cli"
 	"watari/lab"
@@ -32,7 +33,11 @@ func (v *verbs) exec() *cobra.Command {
 			if _, err := l.Host(args[0]); err != nil {
 				return err
 			}
-			inside := l.Command(args[0], args[1:]...)
+			run := l.Command
+			if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) {
+				run = l.TerminalCommand
+			}
+			inside := run(args[0], args[1:]...)
 			if inside.Err != nil {
 				return inside.Err
 			}

@@ -22,7 +22,7 @@ func (v *verbs) status() *cobra.Command {
 		Example:           "  watari lab status",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: v.Run(func(context.Context, []string) error {
+		RunE: v.Run(func(ctx context.Context, _ []string) error {
 			l, err := v.open()
 			if err != nil {
 				return err
@@ -31,6 +31,7 @@ func (v *verbs) status() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			l.AskDaemons(ctx, s)
 			return v.show(s, func(w io.Writer) { printStatus(w, s) })
 		}),
 	}
@@ -40,7 +41,7 @@ func printStatus(w io.Writer, s lab.Status) {
 	output.Fields(w, [2]string{"lab", s.Name}, [2]string{"addresses", s.Prefix}, [2]string{"this machine", s.RootEnd},
 		[2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper}, [2]string{"files", s.Dir})
 	fmt.Fprintln(w)
-	table := output.NewTable("SITE", "HOST", "ADDRESS", "STATE", "PID", "DAEMONS")
+	table := output.NewTable("SITE", "HOST", "KIND", "ADDRESS", "STATE", "PID", "DAEMONS")
 	for _, site := range s.Sites {
 		label := site.Name
 		if site.Cut {
@@ -51,10 +52,17 @@ func printStatus(w io.Writer, s lab.Status) {
 			if h.Running {
 				state, pid = "up", fmt.Sprint(h.PID)
 			}
-			table.Row(label, h.Name, h.Address.String(), state, pid, describeDaemons(h.Daemons))
+			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, describeDaemons(h.Daemons))
 		}
 	}
 	table.Write(w)
+}
+
+func kind(h lab.HostStatus) string {
+	if h.Machine == nil {
+		return "namespaces"
+	}
+	return fmt.Sprintf("whole: %s, %s, %s", h.Machine.Suite, output.Size(h.Machine.Memory<<20), output.Count(h.Machine.Cells, "cell"))
 }
 
 func describeDaemons(daemons []lab.DaemonStatus) string {
@@ -62,7 +70,7 @@ func describeDaemons(daemons []lab.DaemonStatus) string {
 	for _, d := range daemons {
 		word := d.Name
 		switch {
-		case d.PID == 0:
+		case d.PID == 0 && d.Error != "":
 			word += " down: " + d.Error
 		case d.Starts > 1:
 			word += fmt.Sprintf(" (start %d, %s ago)", d.Starts, time.Since(d.Since).Round(time.Second))

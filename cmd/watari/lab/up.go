@@ -22,9 +22,15 @@ func (v *verbs) up() *cobra.Command {
 		Use:   "up",
 		Short: "Make a lab, or finish one that was left half made",
 		Long: `Make a lab, or finish one that was left half made. Each host's agent joins the manager of this machine, found by
-the client config, unless --manager and --token name another; or pass --agent=false for hosts without agents.`,
-		Example:           "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit",
-		Args:              cli.Args(),
+the client config, unless --manager and --token name another; or pass --agent=false for hosts without agents.
+
+With --whole, hosts are whole machines: virtual machines with Debian, systemd, a kernel and a disk of their own, in which
+KVM runs. QEMU emulates them. The first such lab installs Debian and saves a machine that is up, which takes minutes;
+hosts start from there within seconds. --whole=b makes whole machines of the hosts of site b only, --whole=a2,b1 of these
+two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only those of site b.`,
+		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab up --whole\n" +
+			"  watari lab up --whole=b --suite=trixie --memory 4G",
+		Args:              wholeArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := command.Flags()
@@ -34,8 +40,16 @@ the client config, unless --manager and --token name another; or pass --agent=fa
 	flags.BoolVar(&o.Agent, "agent", true, "start an agent on each host")
 	flags.StringVar(&o.Manager, "manager", "", "the URL of the manager, as the hosts reach it (default: the client config's, on this machine)")
 	flags.StringSliceVar(&o.Tokens, "token", nil, "join tokens, one for each host")
+	whole := addWholeFlags(flags)
 	command.RunE = v.Run(func(ctx context.Context, _ []string) error {
 		if err := lab.CheckShape(v.name, o.Sites, o.Hosts); err != nil {
+			return cli.Usagef("%v", err)
+		}
+		var err error
+		if o.Whole, err = whole.read(flags); err == nil {
+			err = o.Whole.Check(o.Sites, o.Hosts)
+		}
+		if err != nil {
 			return cli.Usagef("%v", err)
 		}
 		if flags.Changed("wan") {

@@ -1,0 +1,80 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/output"
+	"watari/lab"
+)
+
+// allHosts is what --whole means without a value.
+const allHosts = "all"
+
+// wholeFlags are the flags of `watari lab up` about whole hosts.
+type wholeFlags struct {
+	hosts, suites []string
+	memory        string
+	cells         int
+}
+
+func addWholeFlags(flags *pflag.FlagSet) *wholeFlags {
+	w := &wholeFlags{}
+	flags.StringSliceVar(&w.hosts, "whole", nil, "make whole machines of all hosts, or of those of the sites and hosts named: --whole=a,b2")
+	flags.Lookup("whole").NoOptDefVal = allHosts
+	flags.StringSliceVar(&w.suites, "suite", nil, "Debian release of whole hosts, bookworm or trixie; of some: b=trixie (default bookworm)")
+	flags.StringVar(&w.memory, "memory", "", "memory of each whole host (default 3G)")
+	flags.IntVar(&w.cells, "cells", 0, "NUMA cells of each whole host: 1, 2 or 4 (default 2)")
+	return w
+}
+
+// wholeArgs refuses arguments. A value of --whole after a space is one.
+func wholeArgs(command *cobra.Command, args []string) error {
+	if len(args) > 0 && command.Flags().Changed("whole") {
+		return cli.Usagef("unexpected argument %q: sites and hosts are written --whole=%[1]s", args[0])
+	}
+	return cli.Args()(command, args)
+}
+
+// read says which hosts are whole; nil: nothing was said about them.
+func (w *wholeFlags) read(flags *pflag.FlagSet) (*lab.Whole, error) {
+	if !flags.Changed("whole") {
+		for _, name := range []string{"suite", "memory", "cells"} {
+			if flags.Changed(name) {
+				return nil, fmt.Errorf("--%s is about whole hosts: it goes with --whole", name)
+			}
+		}
+		return nil, nil
+	}
+	whole := &lab.Whole{Hosts: w.hosts, Cells: w.cells, Suites: map[string]string{}}
+	if slices.Contains(w.hosts, allHosts) {
+		if len(w.hosts) > 1 {
+			return nil, errors.New("--whole names all hosts, and some")
+		}
+		whole.Hosts = nil
+	}
+	for _, text := range w.suites {
+		who, suite, some := strings.Cut(text, "=")
+		if !some {
+			who, suite = "", text
+		}
+		if whole.Suites[who] != "" {
+			return nil, fmt.Errorf("--suite %s: given twice", text)
+		}
+		whole.Suites[who] = suite
+	}
+	if w.memory != "" {
+		bytes, err := output.ParseSize(w.memory)
+		if err != nil {
+			return nil, fmt.Errorf("--memory: %w", err)
+		}
+		whole.Memory = bytes >> 20
+	}
+	return whole, nil
+}

@@ -1,0 +1,174 @@
+// Starting machines from a template, from their own disks, and what they report.
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+
+	"watari/internal/qmp"
+)
+
+// Start says how a machine is started in its folder.
+type Start struct {
+	Template  Template         `json:"template"`
+	Tap       string           `json:"tap"` // network device of the calling thread's network namespace
+	MAC       net.HardwareAddr `json:"mac"`
+	UUID      uuid.UUID        `json:"uuid"`
+	MachineID uuid.UUID        `json:"machine_id"`
+}
+
+// Again is the command by which a running machine takes another identity, an archive that it reads.
+var Again = []string{"/usr/local/lib/watari-lab/identity", "again"}
+
+func prepareDir(dir string) error {
+	return os.MkdirAll(filepath.Join(dir, filepath.Dir(consoleFile)), 0o755)
+}
+
+// Run starts the machine in dir and returns when it has ended. A machine without a disk gets one and starts from the
+// template's state; one with a disk boots from it. The machine ends with the calling process only if that is the first
+// of a process namespace.
+func Run(ctx context.Context, dir string, s Start) error {
+	disk := filepath.Join(dir, diskFile)
+	_, err := os.Stat(disk)
+	restore := errors.Is(err, os.ErrNotExist)
+	if restore {
+		if err := makeDisk(dir, filepath.Join(s.Template.Dir, diskFile), "qcow2"); err != nil {
+			return err
+		}
+	}
+	// A socket that an earlier QEMU left would be taken for this one's.
+	if err := os.Remove(filepath.Join(dir, monitorFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := report(dir, reportStart); err != nil {
+		return err
+	}
+	l := launch{
+		spec: s.Template.Spec, template: s.Template.Root, dir: dir, restore: restore, tap: s.Tap, uuid: s.UUID, mac: s.MAC.String(),
+		// The machine may have crashed before its own id was on its disk.
+		kernel: []string{"systemd.machine_id=" + strings.ReplaceAll(s.MachineID.String(), "-", "")},
+	}
+	if restore {
+		l.memory = s.Template.Dir
+	}
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", l.arguments()...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	if restore {
+		if err := restoreState(dir, s.Template, ended); err != nil {
+			return fmt.Errorf("restore the saved state: %w", err)
+		}
+	}
+	if err := <-ended; err != nil {
+		return fmt.Errorf("QEMU ended: %w", err)
+	}
+	return errors.New("the machine was switched off")
+}
+
+// restoreState has the QEMU that waits for it take the template's state.
+func restoreState(dir string, t Template, ended chan error) error {
+	var m *qmp.Monitor
+	for m == nil {
+		var err error
+		m, err = qmp.Dial(filepath.Join(dir, monitorFile), monitorLimit)
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		default:
+			return err
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("QEMU ended: %w", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	defer m.Close()
+	if err := m.SharedMemoryStays(); err != nil {
+		return err
+	}
+	return m.Restore("exec:cat '" + filepath.Join(t.Dir, stateFile) + "'")
+}
+
+// makeDisk makes the disk of the machine in dir, which holds what differs from the disk below.
+func makeDisk(dir, below, format string) error {
+	disk := filepath.Join(dir, diskFile)
+	cmd := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", format, "-b", below, disk+".new")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make the disk: qemu-img: %w: %s", err, lastLines(string(out), 2))
+	}
+	return os.Rename(disk+".new", disk)
+}
+
+// Words of the report. The machine writes the others.
+const (
+	reportStart   = "start"
+	reportReady   = "ready"
+	reportJoined  = "joined"
+	reportSettled = "settled" // and systemd's state, with the units that failed
+	reportFailed  = "failed"  // and what failed: an argument of the program identity
+)
+
+func report(dir, word string) error {
+	f, err := os.OpenFile(filepath.Join(dir, reportFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(word + "\n")
+	return errors.Join(err, f.Close())
+}
+
+// Report is what a machine has told.
+type Report struct {
+	Ready  bool   // up since its last start
+	Joined bool   // its agent has joined a manager, at some time
+	Failed string // what failed since its last start, as an argument of the program identity
+
+	settled string // systemd's state in the machine that is to be saved, with the units that failed
+}
+
+// ReadReport reads what the machine in dir has told.
+func ReadReport(dir string) Report {
+	data, _ := os.ReadFile(filepath.Join(dir, reportFile))
+	return parseReport(string(data))
+}
+
+func parseReport(text string) (r Report) {
+	for line := range strings.Lines(text) {
+		word, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch word {
+		case reportStart:
+			r = Report{Joined: r.Joined}
+		case reportReady:
+			r.Ready = true
+		case reportJoined:
+			r.Joined = true
+		case reportSettled:
+			r.settled = value
+		case reportFailed:
+			r.Failed = value
+		}
+	}
+	return r
+}
+
+// SaysLast is what the machine in dir wrote last to its console, for an error.
+func SaysLast(dir string) string {
+	data, _ := os.ReadFile(filepath.Join(dir, consoleFile))
+	return fmt.Sprintf("its console %s says: %s", filepath.Join(dir, consoleFile), lastLines(string(data), 1))
+}

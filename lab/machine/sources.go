@@ -1,0 +1,51 @@
+// Where the Debian packages of a machine come from: the mirror of this machine's apt.
+
+package machine
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// keyring has the keys of all of Debian's releases.
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// sources are apt's lines for a suite: this machine's sources of Debian, with the suite in the place of this machine's.
+func sources(ctx context.Context, suite string) ([]string, error) {
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)",
+		"Created-By: Packages", "Origin: Debian").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask apt for this machine's sources: %w", err)
+	}
+	lines := sourcesFor(suite, string(out))
+	if len(lines) == 0 {
+		return nil, errNoSource
+	}
+	return lines, nil
+}
+
+// sourcesFor rewrites what apt says of its sources ("site release component" in each line). Sources of backports and of
+// other components than main are left out.
+func sourcesFor(suite, targets string) []string {
+	var lines []string
+	for target := range strings.Lines(targets) {
+		fields := strings.Fields(target)
+		if len(fields) != 3 || fields[2] != "main" {
+			continue
+		}
+		_, pocket, found := strings.Cut(fields[1], "-")
+		if found && pocket != "updates" && pocket != "security" {
+			continue
+		}
+		release := suite
+		if found {
+			release += "-" + pocket
+		}
+		lines = append(lines, fmt.Sprintf("deb [signed-by=%s] %s %s main", keyring, fields[0], release))
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}

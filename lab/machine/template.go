@@ -1,0 +1,234 @@
+// Templates: the disk and the memory that machines start from, made once and kept.
+
+package machine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"watari/internal/qmp"
+)
+
+// Template is a saved machine.
+type Template struct {
+	Spec Spec   `json:"spec"`
+	Root string `json:"root"` // folder of the disk, the kernel and the initrd
+	Dir  string `json:"dir"`  // folder of the saved state
+}
+
+const (
+	stateFile = "state"
+	// settleLimit is how long a machine may take to boot before it is saved.
+	settleLimit = 20 * time.Minute
+	// monitorLimit is how long saving or restoring may take.
+	monitorLimit = 5 * time.Minute
+)
+
+// Prepare finds the template of a machine, or makes it, telling say each step. That takes minutes. It removes older
+// templates of the suite, but those whose folders of states are in use.
+func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format string, args ...any)) (Template, error) {
+	if err := spec.Check(); err != nil {
+		return Template{}, err
+	}
+	lines, err := sources(ctx, spec.Suite)
+	if err != nil {
+		return Template{}, err
+	}
+	key, err := rootKey(spec.Suite, lines)
+	if err != nil {
+		return Template{}, err
+	}
+	t := Template{Spec: spec, Root: filepath.Join(Cache, spec.Suite+"-"+key)}
+	if t.Dir, err = t.stateDir(ctx); err != nil {
+		return Template{}, err
+	}
+	unlock, err := lockSuite(ctx, spec.Suite, say)
+	if err != nil {
+		return Template{}, err
+	}
+	defer unlock()
+	err = build(t.Root, func(dir string) error {
+		say("installing Debian %s for whole hosts (once)", spec.Suite)
+		return makeRoot(ctx, spec.Suite, lines, dir)
+	})
+	if err != nil {
+		return Template{}, err
+	}
+	err = build(t.Dir, func(dir string) error {
+		say("booting a whole host of Debian %s with %d MiB and %d NUMA cells, to be saved (once)", spec.Suite, spec.Memory, spec.Cells)
+		return t.save(ctx, dir)
+	})
+	if err != nil {
+		return Template{}, err
+	}
+	prune(spec.Suite, append(inUse, t.Dir))
+	return t, nil
+}
+
+// stateDir names the folder of the saved state: a state fits the disk, the machine and the QEMU that it was made with.
+func (t Template) stateDir(ctx context.Context) (string, error) {
+	version, err := exec.CommandContext(ctx, "qemu-system-x86_64", "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask QEMU for its version: %w", err)
+	}
+	shape := launch{spec: t.Spec, template: t.Root, memory: "/", uuid: uuid.Nil}
+	sum := sha256.Sum256([]byte(string(version) + strings.Join(shape.arguments(), "\n")))
+	return filepath.Join(t.Root, "state-"+hex.EncodeToString(sum[:])[:16]), nil
+}
+
+// build makes a folder, unless it is there. What fill left when it failed stays, to be looked at, until the next time.
+func build(dir string, fill func(dir string) error) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	unfinished := dir + ".new"
+	if err := os.RemoveAll(unfinished); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(unfinished, 0o755); err != nil {
+		return err
+	}
+	if err := fill(unfinished); err != nil {
+		return err
+	}
+	return os.Rename(unfinished, dir)
+}
+
+// prune removes the templates of a suite that nothing uses.
+func prune(suite string, inUse []string) {
+	found, _ := filepath.Glob(filepath.Join(Cache, suite+"-*"))
+	for _, dir := range found {
+		if !slices.ContainsFunc(inUse, func(path string) bool { return strings.HasPrefix(path, dir+"/") }) {
+			_ = os.RemoveAll(dir) // what stays takes space alone
+		}
+	}
+}
+
+func lockSuite(ctx context.Context, suite string, say func(format string, args ...any)) (unlock func(), err error) {
+	if err := os.MkdirAll(Cache, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(Cache, suite+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for told := false; ; told = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+		}
+		if !told {
+			say("waiting for another command that makes whole hosts of Debian %s", suite)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// save boots a machine without an identity, and saves it in dir when it is up.
+func (t Template) save(ctx context.Context, dir string) error {
+	// The folder gets another name when it is full, so the disk names its own one by a relative path.
+	if err := makeDisk(dir, filepath.Join("..", rootFile), "raw"); err != nil {
+		return err
+	}
+	if err := prepareDir(dir); err != nil {
+		return err
+	}
+	identity, err := os.Create(filepath.Join(dir, identityFile))
+	if err != nil {
+		return err
+	}
+	defer identity.Close()
+	if err := identity.Truncate(identitySize); err != nil {
+		return err
+	}
+	l := launch{
+		spec: t.Spec, template: t.Root, dir: dir, memory: dir, save: true, tap: "lan0", uuid: uuid.New(),
+		mac: net.HardwareAddr{0x02, 0x57, 'T', 0, 0, 1}.String(),
+	}
+	if err := t.bootAndSave(ctx, l); err != nil {
+		return fmt.Errorf("save a whole host of Debian %s: %w", t.Spec.Suite, err)
+	}
+	for _, name := range []string{identityFile, monitorFile, reportFile} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t Template) bootAndSave(ctx context.Context, l launch) error {
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	runtime.LockOSThread() // QEMU gets its signal when the thread ends that started it
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", l.arguments()...)
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWNET}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	defer func() { cancel(); <-ended }()
+	if err := awaitSettled(ctx, l.dir, ended); err != nil {
+		return fmt.Errorf("%w; %s%s", err, lastLines(said.String(), 3), SaysLast(l.dir))
+	}
+	m, err := qmp.Dial(filepath.Join(l.dir, monitorFile), monitorLimit)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if err := m.SharedMemoryStays(); err != nil {
+		return err
+	}
+	return m.Migrate("exec:cat > '" + filepath.Join(l.dir, stateFile) + "'")
+}
+
+// awaitSettled returns when the machine in dir is up. It gives back what it takes from ended.
+func awaitSettled(ctx context.Context, dir string, ended chan error) error {
+	for {
+		r := ReadReport(dir)
+		switch {
+		case r.Failed != "":
+			return fmt.Errorf("its program identity failed to %s", r.Failed)
+		case r.settled == "running":
+			return nil
+		case r.settled != "":
+			return fmt.Errorf("systemd in it is %s", r.settled)
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			if ctx.Err() != nil {
+				return fmt.Errorf("it was not up: %w", context.Cause(ctx))
+			}
+			return fmt.Errorf("QEMU ended: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
