@@ -74,7 +74,7 @@ func (l *Lab) Status() (Status, error) {
 }
 
 // askLimit is how long a host may take to tell its daemons. One that does not answer is shown without.
-const askLimit = 20 * time.Second
+const askLimit = time.Minute
 
 // AskDaemons fills in the daemons of all hosts that run. An answer of a whole host takes a second or more.
 func (l *Lab) AskDaemons(ctx context.Context, s Status) {

@@ -111,6 +111,10 @@ func (h wholeHost) start(ctx context.Context) error {
 	if err := h.plugIn(); err != nil {
 		return err
 	}
+	// Not by the first process: who waits for the host would take what it told in its last life for an answer.
+	if err := machine.Starting(h.dir()); err != nil {
+		return err
+	}
 	return inNamespace(h.router(), func() error {
 		_, err := h.lab.spawnHost(h.Host, syscall.CLONE_NEWPID)
 		return err

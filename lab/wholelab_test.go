@@ -88,7 +88,7 @@ func testMachine(l testLab, host string) {
 		"processors":         {"nproc", "2"},
 		"IOMMU":              {"ls /sys/class/iommu", "dmar0"},
 		"user of guests":     {"grep -c '^ *[^# ]' /etc/libvirt/qemu.conf || true", "0"},
-		"libvirt's settings": {"dpkg --verify libvirt-daemon-system libvirt-daemon", ""},
+		"libvirt's settings": {"dpkg --verify libvirt-daemon-system libvirt-daemon | grep -v ^missing || true", ""},
 	} {
 		if got := l.words(host, "sh", "-c", c.command); got != c.want {
 			l.t.Errorf("%s: %s says %q, want %q", what, c.command, got, c.want)
@@ -125,7 +125,7 @@ func testIdentity(l testLab) {
 		"cat /etc/machine-id": strings.ReplaceAll(s.MachineID.String(), "-", ""),
 		"cat /sys/devices/virtual/dmi/id/product_uuid": s.UUID.String(),
 		"cat /sys/class/net/en*/address":               s.MAC.String(),
-		"getent hosts b1":                              "198.18." + strings.TrimPrefix(l.Hosts()[1].Address.String(), "198.18.") + " b1",
+		"getent hosts b1":                              l.Hosts()[1].Address.String() + " b1",
 	} {
 		if got := l.words("a1", "sh", "-c", command); got != want {
 			l.t.Errorf("%s says %q, want %q", command, got, want)
@@ -241,12 +241,12 @@ func TestWholeHostsDiffer(t *testing.T) {
 	suites := map[string]string{"a": "bookworm", "b": "trixie"}
 	l := upWithin(t, patient(t), Options{Name: "test-machines", Sites: 2, Hosts: 2, Whole: &Whole{Suites: suites, Memory: 2048}})
 	for _, file := range []string{
-		"/etc/machine-id", "/proc/sys/kernel/random/boot_id", "/sys/devices/virtual/dmi/id/product_uuid", "/sys/class/net/enp0s5/address",
+		"/etc/machine-id", "/proc/sys/kernel/random/boot_id", "/sys/devices/virtual/dmi/id/product_uuid", "/sys/class/net/en*/address",
 		"/etc/ssh/ssh_host_ed25519_key", "/proc/sys/kernel/random/uuid",
 	} {
 		owner := map[string]string{}
 		for _, h := range l.Hosts() {
-			text := l.words(h.Name, "cat", file)
+			text := l.words(h.Name, "sh", "-c", "cat "+file)
 			if other := owner[text]; other != "" {
 				t.Errorf("%s of %s and %s is %q", file, other, h.Name, text)
 			}

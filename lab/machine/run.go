@@ -51,9 +51,6 @@ func Run(ctx context.Context, dir string, s Start) error {
 	if err := os.Remove(filepath.Join(dir, monitorFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := report(dir, reportStart); err != nil {
-		return err
-	}
 	l := launch{
 		spec: s.Template.Spec, template: s.Template.Root, dir: dir, restore: restore, tap: s.Tap, uuid: s.UUID, mac: s.MAC.String(),
 		// The machine may have crashed before its own id was on its disk.
@@ -124,12 +121,13 @@ const (
 	reportFailed  = "failed"  // and what failed: an argument of the program identity
 )
 
-func report(dir, word string) error {
+// Starting writes to the report of the machine in dir that it is about to be started: it is not ready any more.
+func Starting(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, reportFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteString(word + "\n")
+	_, err = f.WriteString(reportStart + "\n")
 	return errors.Join(err, f.Close())
 }
 

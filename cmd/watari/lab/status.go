@@ -52,7 +52,11 @@ func printStatus(w io.Writer, s lab.Status) {
 			if h.Running {
 				state, pid = "up", fmt.Sprint(h.PID)
 			}
-			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, describeDaemons(h.Daemons))
+			daemons := describeDaemons(h.Daemons)
+			if h.Running && len(h.Daemons) == 0 {
+				daemons = "no answer"
+			}
+			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, daemons)
 		}
 	}
 	table.Write(w)

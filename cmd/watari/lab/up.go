@@ -88,8 +88,9 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 	return command
 }
 
-// readyWait is how long the hosts may take to be ready; the first start of a libvirt daemon looks into each QEMU.
-const readyWait = 2 * time.Minute
+// readyWait is how long the hosts may take to be ready. The first start of a libvirt daemon looks into each QEMU, and the
+// agent of a whole host, which is emulated, tries a guest under KVM.
+const readyWait = 5 * time.Minute
 
 // hostsReady returns when the manager knows all hosts as ready.
 func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
