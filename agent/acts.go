@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -62,7 +61,12 @@ func (g *guest) setUpcoming(actions []Action) {
 func (g *guest) actOne(ctx context.Context, o Observed, action Action) error {
 	switch action.Kind {
 	case ActionRecord:
-		return g.recordNow(ctx, o.Record, action.Record)
+		to := g.withEnding(o.Record, action.Record)
+		err := g.recordNow(ctx, o.Record, to)
+		if err == nil && to.Phase == PhaseEnded && to.Outcome != OutcomeForgotten {
+			g.keepConsole(o.Record, to)
+		}
+		return err
 	case ActionPrepare:
 		g.begin(ctx, OperationPreparing, func(ctx context.Context) error { return g.prepare(ctx, o.Wanted) })
 	case ActionStart:
@@ -114,6 +118,9 @@ func (g *guest) write(from, to *Record) error {
 		return errSettled // a tunnel was let in meanwhile: step again
 	}
 	begins := from == nil || to.Epoch > from.Epoch
+	if begins {
+		to.BeganAt = g.agent.records.Now().UTC().Format(time.RFC3339)
+	}
 	if err := g.agent.records.Save(to, !begins); err != nil {
 		if begins && to.Phase != PhaseEnded {
 			g.failure = Failure{Epoch: to.Epoch, NeverRan: true, Final: true, Message: err.Error()}
@@ -178,8 +185,9 @@ func (g *guest) prepareParts(ctx context.Context, w *v1.GuestWanted, p *prepared
 		return fmt.Errorf("start guest %s: %w", w.Name, err)
 	}
 	g.mu.Lock()
-	n := g.networkGuestLocked()
+	n, r := g.networkGuestLocked(), g.record
 	g.mu.Unlock()
+	g.keepConsole(r, r) // of an end that a crash of the agent kept from being settled
 	p.tap, err = g.agent.network.PlugGuest(ctx, n, w.Identity.Mtu)
 	if err != nil {
 		return fmt.Errorf("start guest %s: plug its tap: %w", w.Name, err)
@@ -210,7 +218,7 @@ func (g *guest) spec(w *v1.GuestWanted, p *prepared) Spec {
 	return Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
 		Kernel: p.files.Kernel, Initrd: p.files.Initrd, Root: p.files.Root, RootType: w.Image.RootType,
 		KernelArgs: w.Image.KernelArgs, Tap: p.tap, Channel: g.agent.channelSocket(w.Uid),
-		Console: filepath.Join(g.agent.records.GuestDir(w.Uid), "console.log"), ImageDigest: w.Image.Digest}
+		Console: g.agent.consoles.path(w.Uid), ImageDigest: w.Image.Digest}
 }
 
 // start creates the domain. The record of it is on disk already.
@@ -369,9 +377,7 @@ func (g *guest) forget(ctx context.Context) error {
 			return fmt.Errorf("remove the migration socket of guest %s: %w", g.name, err)
 		}
 	}
-	if err := os.Remove(filepath.Join(g.agent.records.GuestDir(g.uid), "console.log")); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the console of guest %s: %w", g.name, err)
-	}
+	g.keepConsole(r, r)
 	return nil
 }
 

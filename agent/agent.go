@@ -56,6 +56,7 @@ type Agent struct {
 	images     Images
 	tunnels    Tunnels
 	records    *RecordStore
+	consoles   *consoles
 	domains    *domains
 	networks   *networkKeeper
 	templates  *templates
@@ -84,6 +85,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 		a.log = slog.Default()
 	}
 	a.records = NewRecordStore(filepath.Join(config.StateDir, "guests"))
+	a.consoles = &consoles{dir: a.records.Dir, now: a.records.Now, log: a.log}
 	a.domains = newDomains(config.Hypervisor)
 	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
 	a.templates = newTemplates(a)
@@ -132,6 +134,7 @@ func (a *Agent) clearRecords() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.records.Clear(keepForgotten, func(uid string) bool { return a.guests[uid] != nil })
+	a.consoles.clear()
 }
 
 // heardLocked takes up what only the hypervisor can tell: which domains there are that no record tells of, when it has
@@ -284,6 +287,7 @@ func (a *Agent) sample(ctx context.Context) {
 	defer tick.Stop()
 	for n := 0; ; n++ {
 		load := a.config.Load()
+		a.consoles.bound()
 		a.mu.Lock()
 		a.load = load
 		idle := len(a.guests) == 0

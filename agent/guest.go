@@ -230,6 +230,9 @@ func (g *guest) report() *v1.GuestObserved {
 	if r.Migration != "" {
 		observed.Progress = g.progress
 	}
+	if r.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && g.record != nil {
+		observed.LastLines = g.record.LastLines
+	}
 	if !g.stoppedAt.IsZero() {
 		observed.StoppedUnixNs = g.stoppedAt.UnixNano()
 	}

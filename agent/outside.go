@@ -66,6 +66,8 @@ type Hypervisor interface {
 	Migrate(ctx context.Context, uid string, options MigrateOptions) error
 	// Busy tells whether the hypervisor is still at something with the domain.
 	Busy(ctx context.Context, uid string) (bool, error)
+	// Ended says how a guest's domain ended that is no more.
+	Ended(uid, name string) Ending
 	// Progress of the transfer under way; an error where none is.
 	Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error)
 }

@@ -351,7 +351,7 @@ func refuse(format string, a ...any) Decision { return Decision{Problem: fmt.Spr
 
 func record(r *Record, phase Phase) Action {
 	next := *r
-	next.Phase, next.Outcome, next.Message = phase, "", ""
+	next.Phase, next.Outcome, next.Message, next.Target = phase, "", "", ""
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
@@ -373,7 +373,7 @@ func confirmEnd(o Observed, outcome Outcome, message string) Decision {
 
 func sending(r *Record, w *v1.GuestWanted) Action {
 	a := record(r, PhaseSending)
-	a.Record.Migration = w.Migration.Id
+	a.Record.Migration, a.Record.Target = w.Migration.Id, w.Migration.TargetHost
 	return a
 }
 

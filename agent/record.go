@@ -54,8 +54,11 @@ type Record struct {
 	Phase       Phase   `json:"phase"`
 	Migration   string  `json:"migration,omitempty"` // uid; reserved to received, sending, sent
 	Source      string  `json:"source,omitempty"`    // host it is received from
+	Target      string  `json:"target,omitempty"`    // host it is, or was, sent to
 	Outcome     Outcome `json:"outcome,omitempty"`
 	Message     string  `json:"message,omitempty"`
+	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
+	BeganAt     string  `json:"began_at,omitempty"`   // RFC 3339: when the epoch began here
 	Address     string  `json:"address,omitempty"`
 	Prefix      string  `json:"prefix,omitempty"`
 	MAC         string  `json:"mac,omitempty"`
@@ -195,8 +198,8 @@ func (s *RecordStore) Damaged(uid string) bool {
 	return err == nil
 }
 
-// Clear removes all files of guests whose records were forgotten for longer than age and that are not in use. A record
-// that cannot be read is left to Load, which tells of it.
+// Clear removes the files of guests that were forgotten for longer than age and are not in use. A record that cannot
+// be read is left to Load, which tells of it.
 func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
 	entries, _ := os.ReadDir(s.Dir)
 	for _, entry := range entries {
@@ -208,9 +211,20 @@ func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
 			continue
 		}
 		if at, err := time.Parse(time.RFC3339, r.ChangedAt); err != nil || s.Now().Sub(at) > age {
-			os.RemoveAll(s.GuestDir(entry.Name()))
+			s.remove(entry.Name())
 		}
 	}
+}
+
+// remove removes all files of a guest but its kept consoles, which have a time of their own (see consoles.clear).
+func (s *RecordStore) remove(uid string) {
+	files, _ := os.ReadDir(s.GuestDir(uid))
+	for _, file := range files {
+		if !file.IsDir() {
+			os.Remove(filepath.Join(s.GuestDir(uid), file.Name()))
+		}
+	}
+	os.Remove(s.GuestDir(uid)) // unless consoles are kept
 }
 
 // writeFile is for the agent's own files, which nobody else needs to read.

@@ -7,8 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -90,57 +88,6 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 			}
 		}
 	}
-}
-
-// Console streams a guest's kept console from an offset. Followed, it ends when the host keeps it no more: the guest has
-// moved away.
-func (s service) Console(ctx context.Context, req *connect.Request[v1.ConsoleRequest], stream *connect.ServerStream[v1.ConsoleResponse]) error {
-	uid := req.Msg.GuestUid
-	if !validUID(uid) {
-		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("malformed guest uid %q", uid))
-	}
-	path := filepath.Join(s.records.GuestDir(uid), "console.log")
-	f, err := os.Open(path)
-	if err != nil {
-		return connect.NewError(connect.CodeNotFound, fmt.Errorf("host %s keeps no console of guest %s", s.config.Name, uid))
-	}
-	defer f.Close()
-	buf := make([]byte, 64<<10)
-	offset := int64(req.Msg.Offset)
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		kept := sameFile(f, path) // asked first: what is read after that is all there will be
-		n, err := f.ReadAt(buf, offset)
-		if n > 0 {
-			if err := stream.Send(&v1.ConsoleResponse{Data: buf[:n], Offset: uint64(offset)}); err != nil {
-				return err
-			}
-			offset += int64(n)
-			continue
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("read the console: %w", err)
-		}
-		if !req.Msg.Follow || !kept {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-}
-
-// sameFile tells whether an open file is still the one at path.
-func sameFile(f *os.File, path string) bool {
-	now, err := os.Stat(path)
-	if err != nil {
-		return false
-	}
-	opened, err := f.Stat()
-	return err == nil && os.SameFile(now, opened)
 }
 
 // serveGuest passes a request on to a guest's agent, in both directions at once.

@@ -41,6 +41,7 @@ type outside struct {
 	networkProblems []string
 	identity        *v1.Identity // of the last Identify
 	template        string
+	ending          Ending // of every domain that ends
 	pids            func() []int
 	confinement     *v1.Confinement // nil: a stock host's
 	applied         [][]string      // the local guests of each Apply
@@ -278,6 +279,12 @@ func (o *outside) Busy(context.Context, string) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.busy, nil
+}
+
+func (o *outside) Ended(string, string) Ending {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ending
 }
 
 func (o *outside) Progress(context.Context, string) (*v1.MigrationProgress, error) {

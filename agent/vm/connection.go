@@ -44,6 +44,7 @@ type Libvirt struct {
 	log     *slog.Logger
 	events  *eventQueue
 	finals  *finalProgress
+	endings *endings
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -65,7 +66,7 @@ func Connect(uri string, options Options) (*Libvirt, error) {
 		return nil, err
 	}
 	l := &Libvirt{
-		uri: uri, options: options, log: options.Log, events: newEventQueue(), finals: newFinalProgress(),
+		uri: uri, options: options, log: options.Log, events: newEventQueue(), finals: newFinalProgress(), endings: newEndings(),
 		done: make(chan struct{}), ready: make(chan struct{}),
 	}
 	if l.log == nil {

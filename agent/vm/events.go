@@ -56,7 +56,10 @@ func (l *Libvirt) registerEvents(conn *libvirt.Connect) (unregister func(), err 
 			_ = conn.DomainEventDeregister(id)
 		}
 	}
-	id, err := conn.DomainEventLifecycleRegister(nil, func(_ *libvirt.Connect, d *libvirt.Domain, _ *libvirt.DomainEventLifecycle) {
+	id, err := conn.DomainEventLifecycleRegister(nil, func(_ *libvirt.Connect, d *libvirt.Domain, event *libvirt.DomainEventLifecycle) {
+		if uid, err := d.GetUUIDString(); err == nil {
+			l.endings.note(uid, event.Event, event.Detail)
+		}
 		l.changed(d)
 	})
 	if err != nil {

@@ -741,6 +741,7 @@ type GuestObserved struct {
 	Step          string                 `protobuf:"bytes,11,opt,name=step,proto3" json:"step,omitempty"`                                           // what the start is doing now, for progress: "fetching image 40 %"
 	StoppedUnixNs int64                  `protobuf:"varint,12,opt,name=stopped_unix_ns,json=stoppedUnixNs,proto3" json:"stopped_unix_ns,omitempty"` // a send's end: when the guest stopped, by the source's clock
 	ResumedUnixNs int64                  `protobuf:"varint,13,opt,name=resumed_unix_ns,json=resumedUnixNs,proto3" json:"resumed_unix_ns,omitempty"` // when it was resumed here, by this host's clock
+	LastLines     string                 `protobuf:"bytes,14,opt,name=last_lines,json=lastLines,proto3" json:"last_lines,omitempty"`                // GONE: what its console ended with, a few printable lines
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -866,6 +867,13 @@ func (x *GuestObserved) GetResumedUnixNs() int64 {
 	return 0
 }
 
+func (x *GuestObserved) GetLastLines() string {
+	if x != nil {
+		return x.LastLines
+	}
+	return ""
+}
+
 // HostObserved is all that an agent sees.
 type HostObserved struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -972,6 +980,7 @@ type ConsoleRequest struct {
 	GuestUid      string                 `protobuf:"bytes,1,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the present one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1027,6 +1036,15 @@ func (x *ConsoleRequest) GetFollow() bool {
 	return false
 }
 
+func (x *ConsoleRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+// ConsoleResponse is a part of a console. Where bytes were not kept, a line in their place says so, and offsets go on
+// after them.
 type ConsoleResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
@@ -1077,6 +1095,94 @@ func (x *ConsoleResponse) GetOffset() uint64 {
 		return x.Offset
 	}
 	return 0
+}
+
+type ListConsolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	GuestUid      string                 `protobuf:"bytes,1,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConsolesRequest) Reset() {
+	*x = ListConsolesRequest{}
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConsolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConsolesRequest) ProtoMessage() {}
+
+func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
+func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListConsolesRequest) GetGuestUid() string {
+	if x != nil {
+		return x.GuestUid
+	}
+	return ""
+}
+
+type ListConsolesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consoles      []*KeptConsole         `protobuf:"bytes,1,rep,name=consoles,proto3" json:"consoles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConsolesResponse) Reset() {
+	*x = ListConsolesResponse{}
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConsolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConsolesResponse) ProtoMessage() {}
+
+func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
+func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
+	if x != nil {
+		return x.Consoles
+	}
+	return nil
 }
 
 var File_watari_v1_agent_proto protoreflect.FileDescriptor
@@ -1140,7 +1246,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"generation\x12.\n" +
 	"\x06guests\x18\x03 \x03(\v2\x16.watari.v1.GuestWantedR\x06guests\x122\n" +
 	"\anetwork\x18\x04 \x01(\v2\x18.watari.v1.NetworkWantedR\anetwork\x12(\n" +
-	"\x06images\x18\x05 \x03(\v2\x10.watari.v1.ImageR\x06images\"\xb8\x03\n" +
+	"\x06images\x18\x05 \x03(\v2\x10.watari.v1.ImageR\x06images\"\xd7\x03\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -1155,7 +1261,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	" \x01(\x04R\vmemoryBytes\x12\x12\n" +
 	"\x04step\x18\v \x01(\tR\x04step\x12&\n" +
 	"\x0fstopped_unix_ns\x18\f \x01(\x03R\rstoppedUnixNs\x12&\n" +
-	"\x0fresumed_unix_ns\x18\r \x01(\x03R\rresumedUnixNs\"\xa9\x02\n" +
+	"\x0fresumed_unix_ns\x18\r \x01(\x03R\rresumedUnixNs\x12\x1d\n" +
+	"\n" +
+	"last_lines\x18\x0e \x01(\tR\tlastLines\"\xa9\x02\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -1166,14 +1274,19 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"generation\x12-\n" +
 	"\x12network_generation\x18\x06 \x01(\x04R\x11networkGeneration\x12\x16\n" +
 	"\x06images\x18\a \x03(\tR\x06images\x12\x1a\n" +
-	"\bproblems\x18\b \x03(\tR\bproblems\"]\n" +
+	"\bproblems\x18\b \x03(\tR\bproblems\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06follow\x18\x03 \x01(\bR\x06follow\"=\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"=\n" +
 	"\x0fConsoleResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset*\x84\x01\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"2\n" +
+	"\x13ListConsolesRequest\x12\x1b\n" +
+	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\"J\n" +
+	"\x14ListConsolesResponse\x122\n" +
+	"\bconsoles\x18\x01 \x03(\v2\x16.watari.v1.KeptConsoleR\bconsoles*\x84\x01\n" +
 	"\tGuestRole\x12\x1a\n" +
 	"\x16GUEST_ROLE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eGUEST_ROLE_RUN\x10\x01\x12\x15\n" +
@@ -1193,10 +1306,11 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x17GUEST_CONDITION_SENDING\x10\t\x12\x18\n" +
 	"\x14GUEST_CONDITION_SENT\x10\n" +
 	"\x12\x1f\n" +
-	"\x1bGUEST_CONDITION_SEND_FAILED\x10\v2\x8e\x01\n" +
+	"\x1bGUEST_CONDITION_SEND_FAILED\x10\v2\xdf\x01\n" +
 	"\fAgentService\x12:\n" +
 	"\x04Sync\x12\x15.watari.v1.HostWanted\x1a\x17.watari.v1.HostObserved(\x010\x01\x12B\n" +
-	"\aConsole\x12\x19.watari.v1.ConsoleRequest\x1a\x1a.watari.v1.ConsoleResponse0\x01B\x1eZ\x1cwatari/api/watariv1;watariv1b\x06proto3"
+	"\aConsole\x12\x19.watari.v1.ConsoleRequest\x1a\x1a.watari.v1.ConsoleResponse0\x01\x12O\n" +
+	"\fListConsoles\x12\x1e.watari.v1.ListConsolesRequest\x1a\x1f.watari.v1.ListConsolesResponseB\x1eZ\x1cwatari/api/watariv1;watariv1b\x06proto3"
 
 var (
 	file_watari_v1_agent_proto_rawDescOnce sync.Once
@@ -1211,54 +1325,60 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_watari_v1_agent_proto_goTypes = []any{
-	(GuestRole)(0),            // 0: watari.v1.GuestRole
-	(GuestCondition)(0),       // 1: watari.v1.GuestCondition
-	(*MigrationOrder)(nil),    // 2: watari.v1.MigrationOrder
-	(*GuestWanted)(nil),       // 3: watari.v1.GuestWanted
-	(*GuestRoute)(nil),        // 4: watari.v1.GuestRoute
-	(*PeerHost)(nil),          // 5: watari.v1.PeerHost
-	(*ClusterNetwork)(nil),    // 6: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),     // 7: watari.v1.NetworkWanted
-	(*HostWanted)(nil),        // 8: watari.v1.HostWanted
-	(*GuestObserved)(nil),     // 9: watari.v1.GuestObserved
-	(*HostObserved)(nil),      // 10: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),    // 11: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),   // 12: watari.v1.ConsoleResponse
-	(*GuestShape)(nil),        // 13: watari.v1.GuestShape
-	(*Image)(nil),             // 14: watari.v1.Image
-	(*Identity)(nil),          // 15: watari.v1.Identity
-	(*MigrationProgress)(nil), // 16: watari.v1.MigrationProgress
-	(*HostInfo)(nil),          // 17: watari.v1.HostInfo
-	(*HostLoad)(nil),          // 18: watari.v1.HostLoad
+	(GuestRole)(0),               // 0: watari.v1.GuestRole
+	(GuestCondition)(0),          // 1: watari.v1.GuestCondition
+	(*MigrationOrder)(nil),       // 2: watari.v1.MigrationOrder
+	(*GuestWanted)(nil),          // 3: watari.v1.GuestWanted
+	(*GuestRoute)(nil),           // 4: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 5: watari.v1.PeerHost
+	(*ClusterNetwork)(nil),       // 6: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 7: watari.v1.NetworkWanted
+	(*HostWanted)(nil),           // 8: watari.v1.HostWanted
+	(*GuestObserved)(nil),        // 9: watari.v1.GuestObserved
+	(*HostObserved)(nil),         // 10: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 11: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 12: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 13: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 14: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 15: watari.v1.GuestShape
+	(*Image)(nil),                // 16: watari.v1.Image
+	(*Identity)(nil),             // 17: watari.v1.Identity
+	(*MigrationProgress)(nil),    // 18: watari.v1.MigrationProgress
+	(*HostInfo)(nil),             // 19: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 20: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 21: watari.v1.KeptConsole
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	13, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	14, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	15, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	15, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	16, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	17, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	2,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
 	4,  // 5: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
 	5,  // 6: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
 	6,  // 7: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
 	3,  // 8: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
 	7,  // 9: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	14, // 10: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	16, // 10: watari.v1.HostWanted.images:type_name -> watari.v1.Image
 	1,  // 11: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	16, // 12: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	17, // 13: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	18, // 14: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	18, // 12: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	19, // 13: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	20, // 14: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
 	9,  // 15: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	8,  // 16: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	11, // 17: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	10, // 18: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	12, // 19: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	18, // [18:20] is the sub-list for method output_type
-	16, // [16:18] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	21, // 16: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	8,  // 17: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	11, // 18: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	13, // 19: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	10, // 20: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	12, // 21: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	14, // 22: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	20, // [20:23] is the sub-list for method output_type
+	17, // [17:20] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -1274,7 +1394,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

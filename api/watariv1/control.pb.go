@@ -1344,6 +1344,7 @@ type GuestConsoleRequest struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	Follow        bool                   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	Previous      uint32                 `protobuf:"varint,4,opt,name=previous,proto3" json:"previous,omitempty"` // the console of an earlier life, 1 being the last that ended; 0: the present one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1399,6 +1400,13 @@ func (x *GuestConsoleRequest) GetFollow() bool {
 	return false
 }
 
+func (x *GuestConsoleRequest) GetPrevious() uint32 {
+	if x != nil {
+		return x.Previous
+	}
+	return 0
+}
+
 type GuestConsoleResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
@@ -1451,6 +1459,102 @@ func (x *GuestConsoleResponse) GetOffset() uint64 {
 	return 0
 }
 
+type ListGuestConsolesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGuestConsolesRequest) Reset() {
+	*x = ListGuestConsolesRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGuestConsolesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGuestConsolesRequest) ProtoMessage() {}
+
+func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
+func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ListGuestConsolesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ListGuestConsolesResponse struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Consoles         []*KeptConsole         `protobuf:"bytes,1,rep,name=consoles,proto3" json:"consoles,omitempty"`                                         // oldest first
+	UnreachableHosts []string               `protobuf:"bytes,2,rep,name=unreachable_hosts,json=unreachableHosts,proto3" json:"unreachable_hosts,omitempty"` // which may keep more
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ListGuestConsolesResponse) Reset() {
+	*x = ListGuestConsolesResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGuestConsolesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGuestConsolesResponse) ProtoMessage() {}
+
+func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
+func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
+	if x != nil {
+		return x.Consoles
+	}
+	return nil
+}
+
+func (x *ListGuestConsolesResponse) GetUnreachableHosts() []string {
+	if x != nil {
+		return x.UnreachableHosts
+	}
+	return nil
+}
+
 type GuestExecRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Guest         string                 `protobuf:"bytes,1,opt,name=guest,proto3" json:"guest,omitempty"`    // first message
@@ -1463,7 +1567,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1579,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1592,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -1528,7 +1632,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1644,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1657,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -1574,7 +1678,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1690,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1703,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -1632,7 +1736,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1748,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1761,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -1679,7 +1783,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1795,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1808,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -1744,7 +1848,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1860,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1873,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -1791,7 +1895,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1907,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1920,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -1857,7 +1961,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +1973,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +1986,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -1908,7 +2012,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +2024,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2037,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -1952,7 +2056,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2068,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2081,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -1998,7 +2102,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2114,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2127,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -2056,7 +2160,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2172,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2185,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -2104,7 +2208,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2220,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2233,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -2162,7 +2266,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2174,7 +2278,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2187,7 +2291,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -2206,7 +2310,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2322,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2335,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -2250,7 +2354,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2366,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2379,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -2295,7 +2399,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2411,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2424,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -2346,7 +2450,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2462,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2475,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -2393,7 +2497,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2509,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2522,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -2444,7 +2548,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2560,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2573,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -2491,7 +2595,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2607,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2620,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -2558,7 +2662,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2674,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2687,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -2617,7 +2721,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2733,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2746,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -2669,7 +2773,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +2785,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +2798,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2722,7 +2826,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +2838,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +2851,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -2781,7 +2885,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +2897,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +2910,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -2831,7 +2935,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +2947,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +2960,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 type ListUsersResponse struct {
@@ -2868,7 +2972,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +2984,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +2997,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -2912,7 +3016,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3028,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3041,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -2955,7 +3059,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3071,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3084,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 type SetQuotaRequest struct {
@@ -2993,7 +3097,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3109,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3122,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3044,7 +3148,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3160,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3173,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -3090,7 +3194,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3206,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3219,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3148,7 +3252,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3264,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3277,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3193,7 +3297,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3309,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3322,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -3250,7 +3354,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3262,7 +3366,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3275,7 +3379,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -3338,7 +3442,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3454,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3467,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -3399,7 +3503,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3515,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3528,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -3528,14 +3632,20 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x10StopGuestRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
 	"\x11StopGuestResponse\x12&\n" +
-	"\x05guest\x18\x01 \x01(\v2\x10.watari.v1.GuestR\x05guest\"Y\n" +
+	"\x05guest\x18\x01 \x01(\v2\x10.watari.v1.GuestR\x05guest\"u\n" +
 	"\x13GuestConsoleRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06follow\x18\x03 \x01(\bR\x06follow\"B\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x1a\n" +
+	"\bprevious\x18\x04 \x01(\rR\bprevious\"B\n" +
 	"\x14GuestConsoleResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xa6\x01\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\".\n" +
+	"\x18ListGuestConsolesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"|\n" +
+	"\x19ListGuestConsolesResponse\x122\n" +
+	"\bconsoles\x18\x01 \x03(\v2\x16.watari.v1.KeptConsoleR\bconsoles\x12+\n" +
+	"\x11unreachable_hosts\x18\x02 \x03(\tR\x10unreachableHosts\"\xa6\x01\n" +
 	"\x10GuestExecRequest\x12\x14\n" +
 	"\x05guest\x18\x01 \x01(\tR\x05guest\x124\n" +
 	"\x05start\x18\x02 \x01(\v2\x1e.watari.v1.StartProcessRequestR\x05start\x12.\n" +
@@ -3655,7 +3765,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12%\n" +
 	"\x0eca_certificate\x18\x02 \x01(\fR\rcaCertificate\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
-	"\x04site\x18\x04 \x01(\tR\x04site2\xb1\x13\n" +
+	"\x04site\x18\x04 \x01(\tR\x04site2\x91\x14\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -3675,7 +3785,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"StartGuest\x12\x1c.watari.v1.StartGuestRequest\x1a\x1d.watari.v1.StartGuestResponse\x12F\n" +
 	"\tStopGuest\x12\x1b.watari.v1.StopGuestRequest\x1a\x1c.watari.v1.StopGuestResponse\x12Q\n" +
-	"\fGuestConsole\x12\x1e.watari.v1.GuestConsoleRequest\x1a\x1f.watari.v1.GuestConsoleResponse0\x01\x12J\n" +
+	"\fGuestConsole\x12\x1e.watari.v1.GuestConsoleRequest\x1a\x1f.watari.v1.GuestConsoleResponse0\x01\x12^\n" +
+	"\x11ListGuestConsoles\x12#.watari.v1.ListGuestConsolesRequest\x1a$.watari.v1.ListGuestConsolesResponse\x12J\n" +
 	"\tGuestExec\x12\x1b.watari.v1.GuestExecRequest\x1a\x1c.watari.v1.GuestExecResponse(\x010\x01\x12P\n" +
 	"\aPutFile\x12 .watari.v1.ControlPutFileRequest\x1a!.watari.v1.ControlPutFileResponse(\x01\x12P\n" +
 	"\aGetFile\x12 .watari.v1.ControlGetFileRequest\x1a!.watari.v1.ControlGetFileResponse0\x01\x12@\n" +
@@ -3710,213 +3821,219 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 	return file_watari_v1_control_proto_rawDescData
 }
 
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_watari_v1_control_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),        // 0: watari.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),       // 1: watari.v1.GetStatusResponse
-	(*WhoAmIRequest)(nil),           // 2: watari.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),          // 3: watari.v1.WhoAmIResponse
-	(*ListHostsRequest)(nil),        // 4: watari.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),       // 5: watari.v1.ListHostsResponse
-	(*DrainHostRequest)(nil),        // 6: watari.v1.DrainHostRequest
-	(*DrainHostResponse)(nil),       // 7: watari.v1.DrainHostResponse
-	(*RemoveHostRequest)(nil),       // 8: watari.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),      // 9: watari.v1.RemoveHostResponse
-	(*CreateImageRequest)(nil),      // 10: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),     // 11: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),       // 12: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),      // 13: watari.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),      // 14: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),     // 15: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),    // 16: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),   // 17: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),     // 18: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),    // 19: watari.v1.ListClustersResponse
-	(*DeleteClusterRequest)(nil),    // 20: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),   // 21: watari.v1.DeleteClusterResponse
-	(*ListGuestsRequest)(nil),       // 22: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),      // 23: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),       // 24: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),      // 25: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),        // 26: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),       // 27: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),     // 28: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),    // 29: watari.v1.GuestConsoleResponse
-	(*GuestExecRequest)(nil),        // 30: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),       // 31: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),   // 32: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),  // 33: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),   // 34: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),  // 35: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),          // 36: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),         // 37: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),  // 38: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil), // 39: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),   // 40: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),  // 41: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),        // 42: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),       // 43: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),         // 44: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),        // 45: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),         // 46: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),        // 47: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),        // 48: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),       // 49: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),        // 50: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),       // 51: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),      // 52: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 53: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),          // 54: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),         // 55: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),        // 56: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),       // 57: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),       // 58: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),      // 59: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),         // 60: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),        // 61: watari.v1.SetQuotaResponse
-	(*EventsRequest)(nil),           // 62: watari.v1.EventsRequest
-	(*EventsResponse)(nil),          // 63: watari.v1.EventsResponse
-	(*WatchRequest)(nil),            // 64: watari.v1.WatchRequest
-	(*WatchResponse)(nil),           // 65: watari.v1.WatchResponse
-	(*JoinRequest)(nil),             // 66: watari.v1.JoinRequest
-	(*JoinResponse)(nil),            // 67: watari.v1.JoinResponse
-	(*User)(nil),                    // 68: watari.v1.User
-	(*Host)(nil),                    // 69: watari.v1.Host
-	(*Image)(nil),                   // 70: watari.v1.Image
-	(*Blob)(nil),                    // 71: watari.v1.Blob
-	(*ClusterSpec)(nil),             // 72: watari.v1.ClusterSpec
-	(*Cluster)(nil),                 // 73: watari.v1.Cluster
-	(*Guest)(nil),                   // 74: watari.v1.Guest
-	(*StartProcessRequest)(nil),     // 75: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),           // 76: watari.v1.AttachRequest
-	(*AttachResponse)(nil),          // 77: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),          // 78: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),         // 79: watari.v1.GetFileResponse
-	(*Migration)(nil),               // 80: watari.v1.Migration
-	(*RunSpec)(nil),                 // 81: watari.v1.RunSpec
-	(*Run)(nil),                     // 82: watari.v1.Run
-	(*durationpb.Duration)(nil),     // 83: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 84: google.protobuf.Timestamp
-	(Role)(0),                       // 85: watari.v1.Role
-	(*Quota)(nil),                   // 86: watari.v1.Quota
-	(*Event)(nil),                   // 87: watari.v1.Event
+	(*GetStatusRequest)(nil),          // 0: watari.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 1: watari.v1.GetStatusResponse
+	(*WhoAmIRequest)(nil),             // 2: watari.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),            // 3: watari.v1.WhoAmIResponse
+	(*ListHostsRequest)(nil),          // 4: watari.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),         // 5: watari.v1.ListHostsResponse
+	(*DrainHostRequest)(nil),          // 6: watari.v1.DrainHostRequest
+	(*DrainHostResponse)(nil),         // 7: watari.v1.DrainHostResponse
+	(*RemoveHostRequest)(nil),         // 8: watari.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),        // 9: watari.v1.RemoveHostResponse
+	(*CreateImageRequest)(nil),        // 10: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 11: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 12: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 13: watari.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 14: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 15: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 16: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 17: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 18: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 19: watari.v1.ListClustersResponse
+	(*DeleteClusterRequest)(nil),      // 20: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 21: watari.v1.DeleteClusterResponse
+	(*ListGuestsRequest)(nil),         // 22: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 23: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 24: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 25: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 26: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 27: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 28: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 29: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 30: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 31: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 32: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 33: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 34: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 35: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 36: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 37: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 38: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 39: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 40: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 41: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 42: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 43: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 44: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 45: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 46: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 47: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 48: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 49: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 50: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 51: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 52: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 53: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 54: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 55: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 56: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 57: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 58: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 59: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 60: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 61: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 62: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 63: watari.v1.SetQuotaResponse
+	(*EventsRequest)(nil),             // 64: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 65: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 66: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 67: watari.v1.WatchResponse
+	(*JoinRequest)(nil),               // 68: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 69: watari.v1.JoinResponse
+	(*User)(nil),                      // 70: watari.v1.User
+	(*Host)(nil),                      // 71: watari.v1.Host
+	(*Image)(nil),                     // 72: watari.v1.Image
+	(*Blob)(nil),                      // 73: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 74: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 75: watari.v1.Cluster
+	(*Guest)(nil),                     // 76: watari.v1.Guest
+	(*KeptConsole)(nil),               // 77: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 78: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 79: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 80: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 81: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 82: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 83: watari.v1.Migration
+	(*RunSpec)(nil),                   // 84: watari.v1.RunSpec
+	(*Run)(nil),                       // 85: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 86: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 87: google.protobuf.Timestamp
+	(Role)(0),                         // 88: watari.v1.Role
+	(*Quota)(nil),                     // 89: watari.v1.Quota
+	(*Event)(nil),                     // 90: watari.v1.Event
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	68, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	69, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	69, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	70, // 3: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	70, // 4: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	71, // 5: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	70, // 6: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	72, // 7: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	73, // 8: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	73, // 9: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	74, // 10: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	74, // 11: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	74, // 12: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	75, // 13: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	76, // 14: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	77, // 15: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	78, // 16: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	79, // 17: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	80, // 18: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	80, // 19: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	80, // 20: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	81, // 21: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	82, // 22: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	82, // 23: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	82, // 24: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	82, // 25: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	82, // 26: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	83, // 27: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	84, // 28: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	85, // 29: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	86, // 30: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	68, // 31: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	68, // 32: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	86, // 33: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	68, // 34: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	87, // 35: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	73, // 36: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	74, // 37: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	69, // 38: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	80, // 39: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	82, // 40: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	74, // 41: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	0,  // 42: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	2,  // 43: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	4,  // 44: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	6,  // 45: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	8,  // 46: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	10, // 47: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	12, // 48: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	14, // 49: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	16, // 50: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	18, // 51: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	20, // 52: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	22, // 53: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	24, // 54: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	26, // 55: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	28, // 56: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	30, // 57: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	32, // 58: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	34, // 59: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	36, // 60: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	38, // 61: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	40, // 62: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	42, // 63: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	44, // 64: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	46, // 65: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	48, // 66: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	50, // 67: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	52, // 68: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	54, // 69: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	56, // 70: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	58, // 71: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	60, // 72: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	62, // 73: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	64, // 74: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	66, // 75: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	1,  // 76: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	3,  // 77: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	5,  // 78: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	7,  // 79: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	9,  // 80: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	11, // 81: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	13, // 82: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	15, // 83: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	17, // 84: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	19, // 85: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	21, // 86: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	23, // 87: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	25, // 88: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	27, // 89: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	29, // 90: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	31, // 91: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	33, // 92: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	35, // 93: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	37, // 94: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	39, // 95: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	41, // 96: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	43, // 97: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	45, // 98: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	47, // 99: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	49, // 100: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	51, // 101: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	53, // 102: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	55, // 103: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	57, // 104: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	59, // 105: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	61, // 106: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	63, // 107: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	65, // 108: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	67, // 109: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	76, // [76:110] is the sub-list for method output_type
-	42, // [42:76] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	70, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	71, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	71, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	72, // 3: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	72, // 4: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	73, // 5: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	72, // 6: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	74, // 7: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	75, // 8: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	75, // 9: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	76, // 10: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	76, // 11: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	76, // 12: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	77, // 13: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	78, // 14: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	79, // 15: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	80, // 16: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	81, // 17: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	82, // 18: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	83, // 19: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	83, // 20: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	83, // 21: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	84, // 22: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	85, // 23: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	85, // 24: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	85, // 25: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	85, // 26: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	85, // 27: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	86, // 28: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	87, // 29: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	88, // 30: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	89, // 31: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	70, // 32: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	70, // 33: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	89, // 34: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	70, // 35: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	90, // 36: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	75, // 37: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	76, // 38: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	71, // 39: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	83, // 40: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	85, // 41: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	76, // 42: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	0,  // 43: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	2,  // 44: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	4,  // 45: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	6,  // 46: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	8,  // 47: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	10, // 48: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	12, // 49: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	14, // 50: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	16, // 51: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	18, // 52: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	20, // 53: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	22, // 54: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	24, // 55: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	26, // 56: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	28, // 57: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	30, // 58: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	32, // 59: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	34, // 60: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	36, // 61: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	38, // 62: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	40, // 63: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	42, // 64: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	44, // 65: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	46, // 66: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	48, // 67: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	50, // 68: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	52, // 69: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	54, // 70: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	56, // 71: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	58, // 72: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	60, // 73: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	62, // 74: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	64, // 75: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	66, // 76: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	68, // 77: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	1,  // 78: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	3,  // 79: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	5,  // 80: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	7,  // 81: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	9,  // 82: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	11, // 83: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	13, // 84: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	15, // 85: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	17, // 86: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	19, // 87: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	21, // 88: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	23, // 89: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	25, // 90: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	27, // 91: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	29, // 92: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	31, // 93: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	33, // 94: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	35, // 95: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	37, // 96: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	39, // 97: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	41, // 98: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	43, // 99: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	45, // 100: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	47, // 101: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	49, // 102: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	51, // 103: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	53, // 104: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	55, // 105: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	57, // 106: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	59, // 107: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	61, // 108: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	63, // 109: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	65, // 110: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	67, // 111: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	69, // 112: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	78, // [78:113] is the sub-list for method output_type
+	43, // [43:78] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -3932,7 +4049,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   68,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -2706,6 +2706,116 @@ func (x *Event) GetMessage() string {
 	return ""
 }
 
+// KeptConsole is what one host keeps of a guest's console: what the guest wrote there under one epoch that has ended
+// there. A life of a guest has as many of them as hosts it was moved over.
+type KeptConsole struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Source        string                 `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"` // host that the guest was received from; empty: it was started here
+	Target        string                 `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"` // host that the guest was sent to; empty: it ended here
+	Began         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=began,proto3" json:"began,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended,proto3" json:"ended,omitempty"`
+	End           string                 `protobuf:"bytes,7,opt,name=end,proto3" json:"end,omitempty"`      // how it ended, printable
+	Bytes         uint64                 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"` // that are kept
+	Life          uint32                 `protobuf:"varint,9,opt,name=life,proto3" json:"life,omitempty"`   // set by the manager: 0 is the present life, 1 the one before it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptConsole) Reset() {
+	*x = KeptConsole{}
+	mi := &file_watari_v1_types_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptConsole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptConsole) ProtoMessage() {}
+
+func (x *KeptConsole) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
+func (*KeptConsole) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *KeptConsole) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *KeptConsole) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *KeptConsole) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *KeptConsole) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *KeptConsole) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *KeptConsole) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *KeptConsole) GetEnd() string {
+	if x != nil {
+		return x.End
+	}
+	return ""
+}
+
+func (x *KeptConsole) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *KeptConsole) GetLife() uint32 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
+}
+
 var File_watari_v1_types_proto protoreflect.FileDescriptor
 
 const file_watari_v1_types_proto_rawDesc = "" +
@@ -2924,7 +3034,17 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12\x14\n" +
 	"\x05actor\x18\x06 \x01(\tR\x05actor\x12\x18\n" +
-	"\amessage\x18\a \x01(\tR\amessage*\x8a\x01\n" +
+	"\amessage\x18\a \x01(\tR\amessage\"\x87\x02\n" +
+	"\vKeptConsole\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x04 \x01(\tR\x06target\x120\n" +
+	"\x05began\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05ended\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x10\n" +
+	"\x03end\x18\a \x01(\tR\x03end\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04life\x18\t \x01(\rR\x04life*\x8a\x01\n" +
 	"\tHostState\x12\x1a\n" +
 	"\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10HOST_STATE_READY\x10\x01\x12\x1a\n" +
@@ -3003,7 +3123,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -3036,23 +3156,24 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*User)(nil),                  // 28: watari.v1.User
 	(*Token)(nil),                 // 29: watari.v1.Token
 	(*Event)(nil),                 // 30: watari.v1.Event
-	nil,                           // 31: watari.v1.RunSpec.EnvEntry
-	nil,                           // 32: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*KeptConsole)(nil),           // 31: watari.v1.KeptConsole
+	nil,                           // 32: watari.v1.RunSpec.EnvEntry
+	nil,                           // 33: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	33, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	33, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	34, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	34, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	11, // 3: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
 	12, // 4: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	14, // 5: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	33, // 6: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	34, // 6: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
 	10, // 7: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	13, // 8: watari.v1.Host.info:type_name -> watari.v1.HostInfo
 	0,  // 9: watari.v1.Host.state:type_name -> watari.v1.HostState
 	15, // 10: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	33, // 11: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	34, // 11: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	10, // 12: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	17, // 13: watari.v1.Image.kernel:type_name -> watari.v1.Blob
 	17, // 14: watari.v1.Image.initrd:type_name -> watari.v1.Blob
@@ -3064,34 +3185,36 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	3,  // 20: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	10, // 21: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	19, // 22: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	33, // 23: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	34, // 23: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	4,  // 24: watari.v1.Guest.state:type_name -> watari.v1.GuestState
 	10, // 25: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	5,  // 26: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	23, // 27: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	33, // 28: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	33, // 29: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	33, // 30: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	31, // 31: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	34, // 28: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	34, // 29: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	34, // 30: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	32, // 31: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	7,  // 32: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
 	10, // 33: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	25, // 34: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	6,  // 35: watari.v1.Run.state:type_name -> watari.v1.RunState
-	33, // 36: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	33, // 37: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	32, // 38: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	34, // 36: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	34, // 37: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	33, // 38: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
 	10, // 39: watari.v1.User.meta:type_name -> watari.v1.Meta
 	8,  // 40: watari.v1.User.role:type_name -> watari.v1.Role
 	27, // 41: watari.v1.User.quota:type_name -> watari.v1.Quota
 	10, // 42: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	33, // 43: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	33, // 44: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	34, // 43: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	34, // 44: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
 	9,  // 45: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	46, // [46:46] is the sub-list for method output_type
-	46, // [46:46] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	34, // 46: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	34, // 47: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	48, // [48:48] is the sub-list for method output_type
+	48, // [48:48] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -3105,7 +3228,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

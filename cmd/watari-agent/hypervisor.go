@@ -98,6 +98,16 @@ func (h *hypervisor) Migrate(ctx context.Context, uid string, o agent.MigrateOpt
 	return plain(h.Libvirt.Migrate(ctx, uid, vm.MigrateOptions{DestURI: o.DestURI, MigrateURI: o.MigrateURI, BandwidthBytes: o.BandwidthBytes}))
 }
 
+// Ended says how a domain ended.
+func (h *hypervisor) Ended(uid, name string) agent.Ending {
+	ending, said := h.Libvirt.Ended(uid, name)
+	if ending == vm.EndingUnknown {
+		return agent.Ending{Said: said}
+	}
+	return agent.Ending{How: ending.String(), Said: said}
+}
+
+// Progress tells how far a transfer has come.
 func (h *hypervisor) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
 	return h.Libvirt.Progress(ctx, uid)
 }

@@ -23,6 +23,9 @@ func (s *Server) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestCo
 	if err != nil {
 		return err
 	}
+	if r.Msg.Previous > 0 {
+		return s.previous(ctx, g, r.Msg, slices.Sorted(maps.Keys(snap.Hosts)), out)
+	}
 	c := &console{s: s, uid: g.Meta.Uid, out: out, offset: r.Msg.Offset}
 	if g.Host == "" {
 		return c.search(ctx, slices.Sorted(maps.Keys(snap.Hosts)), r.Msg.Name)
@@ -57,6 +60,7 @@ type console struct {
 	uid    string
 	out    *connect.ServerStream[v1.GuestConsoleResponse]
 	host   string // the present part's
+	epoch  uint64 // of a kept part; 0: what is written now
 	base   uint64 // what earlier parts had
 	offset uint64 // of the caller's next byte
 	begun  bool   // a host had a part of it
@@ -75,7 +79,7 @@ func (c *console) read(ctx context.Context, host string, follow bool, alive func
 		c.host = host
 	}
 	in, err := watariv1connect.NewAgentServiceClient(client, session.BaseURL).Console(ctx,
-		connect.NewRequest(&v1.ConsoleRequest{GuestUid: c.uid, Offset: c.offset - c.base, Follow: follow}))
+		connect.NewRequest(&v1.ConsoleRequest{GuestUid: c.uid, Offset: c.offset - c.base, Follow: follow, Epoch: c.epoch}))
 	if err != nil {
 		return err
 	}
@@ -102,5 +106,5 @@ func (c *console) search(ctx context.Context, hosts []string, name string) error
 		}
 		c.host, c.base, c.offset = "", 0, begin
 	}
-	return fail(connect.CodeFailedPrecondition, "guest %s runs nowhere, and no host keeps a console of it", name)
+	return fail(connect.CodeFailedPrecondition, "guest %s runs nowhere; watari guest console --previous %[1]s shows its last life", name)
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/printable"
 	"watari/manager/lifecycle"
 	"watari/manager/store"
 	"watari/manager/view"
@@ -258,10 +259,23 @@ func (c *Controller) guest(ctx context.Context, s *store.Snapshot, g *v1.Guest, 
 		if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
 			return false, err
 		}
-		c.event(ctx, severity, "guest", g.Meta.Name, "ended on %s: %s", g.Host, d.Message)
+		c.event(ctx, severity, "guest", g.Meta.Name, "ended on %s: %s%s", g.Host, d.Message, c.lastLines(g, d))
 		return true, nil
 	}
 	return false, nil
+}
+
+// quotedCharacters bounds each line that is quoted of a console.
+const quotedCharacters = 200
+
+// lastLines quotes the console of a guest that ended though it was wanted.
+func (c *Controller) lastLines(g *v1.Guest, d lifecycle.Decision) string {
+	report, _, _ := c.Sessions.Observed(g.Host)
+	seen := view.GuestOn(report, g.Meta.Uid)
+	if d.Restarts == 0 && d.Act != lifecycle.Fail || seen.GetEpoch() != g.Epoch || seen.GetLastLines() == "" {
+		return ""
+	}
+	return "; its console ended with:\n" + printable.Lines(seen.LastLines, quotedCharacters)
 }
 
 // clusters removes a cluster of which nothing is left.

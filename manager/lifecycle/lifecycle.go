@@ -5,6 +5,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -102,11 +103,23 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	}
 	switch h.Guest.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_SENT:
-		return true, "its QEMU ended"
+		return true, ended(h.Guest.Message)
 	case v1.GuestCondition_GUEST_CONDITION_FAILED:
 		return true, "it could not be started: " + h.Guest.Message
 	}
 	return false, ""
+}
+
+// ended adds what the host says of an end.
+func ended(message string) string {
+	const what = "its QEMU ended"
+	if more, is := strings.CutPrefix(message, "it ended"); is {
+		return what + more
+	}
+	if message != "" {
+		return what + ": " + message
+	}
+	return what
 }
 
 func release(g *v1.Guest, h Host, why string, deleting bool) Decision {

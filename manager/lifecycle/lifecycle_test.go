@@ -71,3 +71,19 @@ func TestEndsBeforeALongLifeAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+func TestAnEndIsToldAsTheHostTellsIt(t *testing.T) {
+	g := &v1.Guest{Meta: &v1.Meta{Name: "md-0"}, Host: "a1", Epoch: 3}
+	for message, want := range map[string]string{
+		"":         "its QEMU ended",
+		"it ended": "its QEMU ended",
+		"it ended: its QEMU crashed or was killed":        "its QEMU ended: its QEMU crashed or was killed",
+		"a copy that the host had no record of was ended": "its QEMU ended: a copy that the host had no record of was ended",
+	} {
+		h := Host{Exists: true, Connected: true, Current: true, Guest: observed(3, v1.GuestCondition_GUEST_CONDITION_GONE)}
+		h.Guest.Message = message
+		if d := Step(g, h, false); d.Message != want {
+			t.Errorf("%q is told as %q, not %q", message, d.Message, want)
+		}
+	}
+}

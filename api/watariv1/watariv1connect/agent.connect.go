@@ -41,6 +41,9 @@ const (
 	AgentServiceSyncProcedure = "/watari.v1.AgentService/Sync"
 	// AgentServiceConsoleProcedure is the fully-qualified name of the AgentService's Console RPC.
 	AgentServiceConsoleProcedure = "/watari.v1.AgentService/Console"
+	// AgentServiceListConsolesProcedure is the fully-qualified name of the AgentService's ListConsoles
+	// RPC.
+	AgentServiceListConsolesProcedure = "/watari.v1.AgentService/ListConsoles"
 )
 
 // AgentServiceClient is a client for the watari.v1.AgentService service.
@@ -48,8 +51,10 @@ type AgentServiceClient interface {
 	// Sync: the manager sends all that is wanted of the host, whenever it changes; the agent sends all that it
 	// observes, whenever it changes and every few seconds. Either may be lost and sent again without harm.
 	Sync(context.Context) *connect.BidiStreamForClient[watariv1.HostWanted, watariv1.HostObserved]
-	// Console reads a guest's kept console.
+	// Console reads a guest's console on this host: the present one, or that of an epoch that ended here.
 	Console(context.Context, *connect.Request[watariv1.ConsoleRequest]) (*connect.ServerStreamForClient[watariv1.ConsoleResponse], error)
+	// ListConsoles lists the consoles that the host keeps of a guest's epochs that ended here, oldest first.
+	ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the watari.v1.AgentService service. By default, it
@@ -75,13 +80,20 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Console")),
 			connect.WithClientOptions(opts...),
 		),
+		listConsoles: connect.NewClient[watariv1.ListConsolesRequest, watariv1.ListConsolesResponse](
+			httpClient,
+			baseURL+AgentServiceListConsolesProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ListConsoles")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	sync    *connect.Client[watariv1.HostWanted, watariv1.HostObserved]
-	console *connect.Client[watariv1.ConsoleRequest, watariv1.ConsoleResponse]
+	sync         *connect.Client[watariv1.HostWanted, watariv1.HostObserved]
+	console      *connect.Client[watariv1.ConsoleRequest, watariv1.ConsoleResponse]
+	listConsoles *connect.Client[watariv1.ListConsolesRequest, watariv1.ListConsolesResponse]
 }
 
 // Sync calls watari.v1.AgentService.Sync.
@@ -94,13 +106,20 @@ func (c *agentServiceClient) Console(ctx context.Context, req *connect.Request[w
 	return c.console.CallServerStream(ctx, req)
 }
 
+// ListConsoles calls watari.v1.AgentService.ListConsoles.
+func (c *agentServiceClient) ListConsoles(ctx context.Context, req *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error) {
+	return c.listConsoles.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the watari.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Sync: the manager sends all that is wanted of the host, whenever it changes; the agent sends all that it
 	// observes, whenever it changes and every few seconds. Either may be lost and sent again without harm.
 	Sync(context.Context, *connect.BidiStream[watariv1.HostWanted, watariv1.HostObserved]) error
-	// Console reads a guest's kept console.
+	// Console reads a guest's console on this host: the present one, or that of an epoch that ended here.
 	Console(context.Context, *connect.Request[watariv1.ConsoleRequest], *connect.ServerStream[watariv1.ConsoleResponse]) error
+	// ListConsoles lists the consoles that the host keeps of a guest's epochs that ended here, oldest first.
+	ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -122,12 +141,20 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Console")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceListConsolesHandler := connect.NewUnaryHandler(
+		AgentServiceListConsolesProcedure,
+		svc.ListConsoles,
+		connect.WithSchema(agentServiceMethods.ByName("ListConsoles")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/watari.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceSyncProcedure:
 			agentServiceSyncHandler.ServeHTTP(w, r)
 		case AgentServiceConsoleProcedure:
 			agentServiceConsoleHandler.ServeHTTP(w, r)
+		case AgentServiceListConsolesProcedure:
+			agentServiceListConsolesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -143,4 +170,8 @@ func (UnimplementedAgentServiceHandler) Sync(context.Context, *connect.BidiStrea
 
 func (UnimplementedAgentServiceHandler) Console(context.Context, *connect.Request[watariv1.ConsoleRequest], *connect.ServerStream[watariv1.ConsoleResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.AgentService.Console is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.AgentService.ListConsoles is not implemented"))
 }

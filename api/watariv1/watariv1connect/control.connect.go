@@ -82,6 +82,9 @@ const (
 	// ControlServiceGuestConsoleProcedure is the fully-qualified name of the ControlService's
 	// GuestConsole RPC.
 	ControlServiceGuestConsoleProcedure = "/watari.v1.ControlService/GuestConsole"
+	// ControlServiceListGuestConsolesProcedure is the fully-qualified name of the ControlService's
+	// ListGuestConsoles RPC.
+	ControlServiceListGuestConsolesProcedure = "/watari.v1.ControlService/ListGuestConsoles"
 	// ControlServiceGuestExecProcedure is the fully-qualified name of the ControlService's GuestExec
 	// RPC.
 	ControlServiceGuestExecProcedure = "/watari.v1.ControlService/GuestExec"
@@ -148,6 +151,8 @@ type ControlServiceClient interface {
 	StartGuest(context.Context, *connect.Request[watariv1.StartGuestRequest]) (*connect.Response[watariv1.StartGuestResponse], error)
 	StopGuest(context.Context, *connect.Request[watariv1.StopGuestRequest]) (*connect.Response[watariv1.StopGuestResponse], error)
 	GuestConsole(context.Context, *connect.Request[watariv1.GuestConsoleRequest]) (*connect.ServerStreamForClient[watariv1.GuestConsoleResponse], error)
+	// ListGuestConsoles lists what hosts keep of the consoles of a guest's lives that ended.
+	ListGuestConsoles(context.Context, *connect.Request[watariv1.ListGuestConsolesRequest]) (*connect.Response[watariv1.ListGuestConsolesResponse], error)
 	// GuestExec runs a command in a guest; the first message names guest and command.
 	GuestExec(context.Context) *connect.BidiStreamForClient[watariv1.GuestExecRequest, watariv1.GuestExecResponse]
 	// PutFile and GetFile move files to and from a guest; of a run, to and from its head guest.
@@ -276,6 +281,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("GuestConsole")),
 			connect.WithClientOptions(opts...),
 		),
+		listGuestConsoles: connect.NewClient[watariv1.ListGuestConsolesRequest, watariv1.ListGuestConsolesResponse](
+			httpClient,
+			baseURL+ControlServiceListGuestConsolesProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListGuestConsoles")),
+			connect.WithClientOptions(opts...),
+		),
 		guestExec: connect.NewClient[watariv1.GuestExecRequest, watariv1.GuestExecResponse](
 			httpClient,
 			baseURL+ControlServiceGuestExecProcedure,
@@ -389,39 +400,40 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 
 // controlServiceClient implements ControlServiceClient.
 type controlServiceClient struct {
-	getStatus       *connect.Client[watariv1.GetStatusRequest, watariv1.GetStatusResponse]
-	whoAmI          *connect.Client[watariv1.WhoAmIRequest, watariv1.WhoAmIResponse]
-	listHosts       *connect.Client[watariv1.ListHostsRequest, watariv1.ListHostsResponse]
-	drainHost       *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
-	removeHost      *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
-	createImage     *connect.Client[watariv1.CreateImageRequest, watariv1.CreateImageResponse]
-	listImages      *connect.Client[watariv1.ListImagesRequest, watariv1.ListImagesResponse]
-	removeImage     *connect.Client[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse]
-	createCluster   *connect.Client[watariv1.CreateClusterRequest, watariv1.CreateClusterResponse]
-	listClusters    *connect.Client[watariv1.ListClustersRequest, watariv1.ListClustersResponse]
-	deleteCluster   *connect.Client[watariv1.DeleteClusterRequest, watariv1.DeleteClusterResponse]
-	listGuests      *connect.Client[watariv1.ListGuestsRequest, watariv1.ListGuestsResponse]
-	startGuest      *connect.Client[watariv1.StartGuestRequest, watariv1.StartGuestResponse]
-	stopGuest       *connect.Client[watariv1.StopGuestRequest, watariv1.StopGuestResponse]
-	guestConsole    *connect.Client[watariv1.GuestConsoleRequest, watariv1.GuestConsoleResponse]
-	guestExec       *connect.Client[watariv1.GuestExecRequest, watariv1.GuestExecResponse]
-	putFile         *connect.Client[watariv1.ControlPutFileRequest, watariv1.ControlPutFileResponse]
-	getFile         *connect.Client[watariv1.ControlGetFileRequest, watariv1.ControlGetFileResponse]
-	migrate         *connect.Client[watariv1.MigrateRequest, watariv1.MigrateResponse]
-	cancelMigration *connect.Client[watariv1.CancelMigrationRequest, watariv1.CancelMigrationResponse]
-	listMigrations  *connect.Client[watariv1.ListMigrationsRequest, watariv1.ListMigrationsResponse]
-	createRun       *connect.Client[watariv1.CreateRunRequest, watariv1.CreateRunResponse]
-	startRun        *connect.Client[watariv1.StartRunRequest, watariv1.StartRunResponse]
-	listRuns        *connect.Client[watariv1.ListRunsRequest, watariv1.ListRunsResponse]
-	cancelRun       *connect.Client[watariv1.CancelRunRequest, watariv1.CancelRunResponse]
-	runOutput       *connect.Client[watariv1.RunOutputRequest, watariv1.RunOutputResponse]
-	createToken     *connect.Client[watariv1.CreateTokenRequest, watariv1.CreateTokenResponse]
-	addUser         *connect.Client[watariv1.AddUserRequest, watariv1.AddUserResponse]
-	listUsers       *connect.Client[watariv1.ListUsersRequest, watariv1.ListUsersResponse]
-	removeUser      *connect.Client[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse]
-	setQuota        *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
-	events          *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
-	watch           *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
+	getStatus         *connect.Client[watariv1.GetStatusRequest, watariv1.GetStatusResponse]
+	whoAmI            *connect.Client[watariv1.WhoAmIRequest, watariv1.WhoAmIResponse]
+	listHosts         *connect.Client[watariv1.ListHostsRequest, watariv1.ListHostsResponse]
+	drainHost         *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
+	removeHost        *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
+	createImage       *connect.Client[watariv1.CreateImageRequest, watariv1.CreateImageResponse]
+	listImages        *connect.Client[watariv1.ListImagesRequest, watariv1.ListImagesResponse]
+	removeImage       *connect.Client[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse]
+	createCluster     *connect.Client[watariv1.CreateClusterRequest, watariv1.CreateClusterResponse]
+	listClusters      *connect.Client[watariv1.ListClustersRequest, watariv1.ListClustersResponse]
+	deleteCluster     *connect.Client[watariv1.DeleteClusterRequest, watariv1.DeleteClusterResponse]
+	listGuests        *connect.Client[watariv1.ListGuestsRequest, watariv1.ListGuestsResponse]
+	startGuest        *connect.Client[watariv1.StartGuestRequest, watariv1.StartGuestResponse]
+	stopGuest         *connect.Client[watariv1.StopGuestRequest, watariv1.StopGuestResponse]
+	guestConsole      *connect.Client[watariv1.GuestConsoleRequest, watariv1.GuestConsoleResponse]
+	listGuestConsoles *connect.Client[watariv1.ListGuestConsolesRequest, watariv1.ListGuestConsolesResponse]
+	guestExec         *connect.Client[watariv1.GuestExecRequest, watariv1.GuestExecResponse]
+	putFile           *connect.Client[watariv1.ControlPutFileRequest, watariv1.ControlPutFileResponse]
+	getFile           *connect.Client[watariv1.ControlGetFileRequest, watariv1.ControlGetFileResponse]
+	migrate           *connect.Client[watariv1.MigrateRequest, watariv1.MigrateResponse]
+	cancelMigration   *connect.Client[watariv1.CancelMigrationRequest, watariv1.CancelMigrationResponse]
+	listMigrations    *connect.Client[watariv1.ListMigrationsRequest, watariv1.ListMigrationsResponse]
+	createRun         *connect.Client[watariv1.CreateRunRequest, watariv1.CreateRunResponse]
+	startRun          *connect.Client[watariv1.StartRunRequest, watariv1.StartRunResponse]
+	listRuns          *connect.Client[watariv1.ListRunsRequest, watariv1.ListRunsResponse]
+	cancelRun         *connect.Client[watariv1.CancelRunRequest, watariv1.CancelRunResponse]
+	runOutput         *connect.Client[watariv1.RunOutputRequest, watariv1.RunOutputResponse]
+	createToken       *connect.Client[watariv1.CreateTokenRequest, watariv1.CreateTokenResponse]
+	addUser           *connect.Client[watariv1.AddUserRequest, watariv1.AddUserResponse]
+	listUsers         *connect.Client[watariv1.ListUsersRequest, watariv1.ListUsersResponse]
+	removeUser        *connect.Client[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse]
+	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
+	events            *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
+	watch             *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
 }
 
 // GetStatus calls watari.v1.ControlService.GetStatus.
@@ -497,6 +509,11 @@ func (c *controlServiceClient) StopGuest(ctx context.Context, req *connect.Reque
 // GuestConsole calls watari.v1.ControlService.GuestConsole.
 func (c *controlServiceClient) GuestConsole(ctx context.Context, req *connect.Request[watariv1.GuestConsoleRequest]) (*connect.ServerStreamForClient[watariv1.GuestConsoleResponse], error) {
 	return c.guestConsole.CallServerStream(ctx, req)
+}
+
+// ListGuestConsoles calls watari.v1.ControlService.ListGuestConsoles.
+func (c *controlServiceClient) ListGuestConsoles(ctx context.Context, req *connect.Request[watariv1.ListGuestConsolesRequest]) (*connect.Response[watariv1.ListGuestConsolesResponse], error) {
+	return c.listGuestConsoles.CallUnary(ctx, req)
 }
 
 // GuestExec calls watari.v1.ControlService.GuestExec.
@@ -606,6 +623,8 @@ type ControlServiceHandler interface {
 	StartGuest(context.Context, *connect.Request[watariv1.StartGuestRequest]) (*connect.Response[watariv1.StartGuestResponse], error)
 	StopGuest(context.Context, *connect.Request[watariv1.StopGuestRequest]) (*connect.Response[watariv1.StopGuestResponse], error)
 	GuestConsole(context.Context, *connect.Request[watariv1.GuestConsoleRequest], *connect.ServerStream[watariv1.GuestConsoleResponse]) error
+	// ListGuestConsoles lists what hosts keep of the consoles of a guest's lives that ended.
+	ListGuestConsoles(context.Context, *connect.Request[watariv1.ListGuestConsolesRequest]) (*connect.Response[watariv1.ListGuestConsolesResponse], error)
 	// GuestExec runs a command in a guest; the first message names guest and command.
 	GuestExec(context.Context, *connect.BidiStream[watariv1.GuestExecRequest, watariv1.GuestExecResponse]) error
 	// PutFile and GetFile move files to and from a guest; of a run, to and from its head guest.
@@ -728,6 +747,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceGuestConsoleProcedure,
 		svc.GuestConsole,
 		connect.WithSchema(controlServiceMethods.ByName("GuestConsole")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListGuestConsolesHandler := connect.NewUnaryHandler(
+		ControlServiceListGuestConsolesProcedure,
+		svc.ListGuestConsoles,
+		connect.WithSchema(controlServiceMethods.ByName("ListGuestConsoles")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceGuestExecHandler := connect.NewBidiStreamHandler(
@@ -870,6 +895,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceStopGuestHandler.ServeHTTP(w, r)
 		case ControlServiceGuestConsoleProcedure:
 			controlServiceGuestConsoleHandler.ServeHTTP(w, r)
+		case ControlServiceListGuestConsolesProcedure:
+			controlServiceListGuestConsolesHandler.ServeHTTP(w, r)
 		case ControlServiceGuestExecProcedure:
 			controlServiceGuestExecHandler.ServeHTTP(w, r)
 		case ControlServicePutFileProcedure:
@@ -973,6 +1000,10 @@ func (UnimplementedControlServiceHandler) StopGuest(context.Context, *connect.Re
 
 func (UnimplementedControlServiceHandler) GuestConsole(context.Context, *connect.Request[watariv1.GuestConsoleRequest], *connect.ServerStream[watariv1.GuestConsoleResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.GuestConsole is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListGuestConsoles(context.Context, *connect.Request[watariv1.ListGuestConsolesRequest]) (*connect.Response[watariv1.ListGuestConsolesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListGuestConsoles is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) GuestExec(context.Context, *connect.BidiStream[watariv1.GuestExecRequest, watariv1.GuestExecResponse]) error {

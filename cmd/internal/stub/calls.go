@@ -185,6 +185,11 @@ func (m *Manager) Events(ctx context.Context, r *connect.Request[v1.EventsReques
 	return stream(ctx, m.OnEvents, r, to)
 }
 
+// ListGuestConsoles implements the service.
+func (m *Manager) ListGuestConsoles(ctx context.Context, r *connect.Request[v1.ListGuestConsolesRequest]) (*connect.Response[v1.ListGuestConsolesResponse], error) {
+	return answer[v1.ListGuestConsolesRequest, v1.ListGuestConsolesResponse](ctx, m, r)
+}
+
 // GuestConsole implements the service.
 func (m *Manager) GuestConsole(ctx context.Context, r *connect.Request[v1.GuestConsoleRequest], to *connect.ServerStream[v1.GuestConsoleResponse]) error {
 	return stream(ctx, m.OnConsole, r, to)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -92,6 +93,6 @@ func writeEvent(env *cli.Env, e *v1.Event) error {
 			mark = "E"
 		}
 		fmt.Fprintf(w, "%s %s %-18s %-10s %s\n", e.GetAt().AsTime().In(env.Now().Location()).Format(time.DateTime), mark,
-			e.GetKind()+" "+e.GetName(), e.GetActor(), e.GetMessage())
+			e.GetKind()+" "+e.GetName(), e.GetActor(), strings.ReplaceAll(e.GetMessage(), "\n", "\n    | "))
 	})
 }

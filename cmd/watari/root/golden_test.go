@@ -81,6 +81,10 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.ListMigrationsResponse{Migrations: named(migrations, r.Name)}, nil
 	case *v1.ListRunsRequest:
 		return &v1.ListRunsResponse{Runs: named(runs, r.Name)}, nil
+	case *v1.ListGuestConsolesRequest:
+		return &v1.ListGuestConsolesResponse{UnreachableHosts: []string{"b2"}, Consoles: []*v1.KeptConsole{
+			{Host: "b1", Epoch: 1, Life: 1, Began: ago(3 * time.Hour), Ended: ago(2 * time.Hour), End: "it ended: its QEMU crashed or was killed\x1b[2J", Bytes: 30 << 10},
+			{Host: "b1", Epoch: 2, Target: "a1", Began: ago(2 * time.Hour), Ended: ago(time.Hour), End: "it moved to a1", Bytes: 512}}}, nil
 	case *v1.ListUsersRequest:
 		return &v1.ListUsersResponse{Users: users}, nil
 	case *v1.CreateClusterRequest:
@@ -121,7 +125,9 @@ func TestDialogues(t *testing.T) {
 	manager := (&stub.Manager{Unary: answers, OnEvents: func(_ context.Context, _ *v1.EventsRequest, send func(*v1.EventsResponse) error) error {
 		for i, event := range []*v1.Event{
 			{Kind: "cluster", Name: "md", Actor: "aiko", Message: "created: 2 guests", Severity: v1.Severity_SEVERITY_INFO},
-			{Kind: "host", Name: "b1", Actor: "manager", Message: "unreachable", Severity: v1.Severity_SEVERITY_WARNING}} {
+			{Kind: "host", Name: "b1", Actor: "manager", Message: "unreachable", Severity: v1.Severity_SEVERITY_WARNING},
+			{Kind: "guest", Name: "md-1", Actor: "manager", Severity: v1.Severity_SEVERITY_WARNING,
+				Message: "ended on b1: its QEMU ended: the guest powered itself off or reset itself; its console ended with:\nKernel panic - not syncing: x\nRebooting immediately.."}} {
 			event.Id, event.At = uint64(i+1), ago(time.Minute)
 			if err := send(&v1.EventsResponse{Event: event}); err != nil {
 				return err
