@@ -76,6 +76,7 @@ func findMPI() []string {
 	var found []string
 	for _, mpi := range []struct{ name, file string }{
 		{"openmpi", "/usr/bin/orted"}, {"openmpi", "/usr/local/bin/orted"},
+		{"openmpi", "/usr/bin/prted"}, {"openmpi", "/usr/local/bin/prted"}, // from 5.0 on
 		{"mpich", "/usr/bin/mpiexec.hydra"}, {"mpich", "/usr/bin/hydra_pmi_proxy"}, {"mpich", "/usr/local/bin/hydra_pmi_proxy"},
 	} {
 		if _, err := os.Stat(mpi.file); err == nil && !slices.Contains(found, mpi.name) {

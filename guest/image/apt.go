@@ -4,8 +4,6 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -18,10 +16,11 @@ import (
 	"time"
 )
 
-// apt asks this machine's apt sources, keys and proxies, as they are configured, but with package lists and
-// downloads of its own, so that neither the machine's nor ours are disturbed.
+// apt asks the image's sources with this machine's keys and proxies, as they are configured, but with package lists
+// and downloads of its own, so that neither the machine's nor ours are disturbed.
 type apt struct {
 	dir      string // folder in the cache
+	sources  *sources
 	progress func(Progress)
 	updated  bool
 }
@@ -31,7 +30,7 @@ func (w *workspace) apt() (*apt, error) {
 	if w.packages != nil {
 		return w.packages, nil
 	}
-	a := &apt{dir: filepath.Join(w.cache, "apt"), progress: w.progress}
+	a := &apt{dir: filepath.Join(w.cache, w.sources.aptFolder()), sources: w.sources, progress: w.progress}
 	for _, dir := range []string{a.lists() + "/partial", a.archives() + "/partial"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, diskError(err, w.cache)
@@ -50,13 +49,13 @@ func (a *apt) status() string   { return filepath.Join(a.dir, "status") }
 
 // options make apt work in a.dir as on a machine that has no package installed.
 func (a *apt) options() []string {
-	return []string{
+	return append([]string{
 		// Other architectures that this machine knows have essential packages too: none of theirs.
 		"-q", "-o", "APT::Architectures=" + runtime.GOARCH, "-o", "Dir::State=" + filepath.Join(a.dir, "state"), "-o", "Dir::State::status=" + a.status(),
 		"-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"), "-o", "Dir::Log=" + filepath.Join(a.dir, "log"),
 		"-o", "APT::Install-Recommends=false", "-o", "Acquire::Languages=none", "-o", "APT::Get::Assume-Yes=true",
 		"-o", "Acquire::Retries=2", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20",
-	}
+	}, a.sources.options()...)
 }
 
 // get runs apt-get with progress of its downloads under the name of step.
@@ -192,51 +191,4 @@ func (a *apt) explain(err error) error {
 			&commandError{name: failure.name, err: failure.err, tail: failure.tail[at : at+1]})
 	}
 	return err
-}
-
-// sourceFiles are the machine's apt source files that are in use.
-func sourceFiles() []string {
-	files := []string{"/etc/apt/sources.list"}
-	for _, pattern := range []string{"/etc/apt/sources.list.d/*.list", "/etc/apt/sources.list.d/*.sources"} {
-		found, _ := filepath.Glob(pattern)
-		files = append(files, found...)
-	}
-	return slices.DeleteFunc(files, func(path string) bool { return hasNoContent(path) })
-}
-
-func hasNoContent(path string) bool {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return true
-	}
-	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-			return false
-		}
-	}
-	return true
-}
-
-// sourcesKey hashes the machine's apt sources: other sources, other packages.
-func sourcesKey() string {
-	hash := sha256.New()
-	for _, path := range sourceFiles() {
-		text, _ := os.ReadFile(path)
-		hash.Write(text)
-	}
-	return hex.EncodeToString(hash.Sum(nil))
-}
-
-// suite is the machine's Debian release ("bookworm").
-func suite() (string, error) {
-	text, err := os.ReadFile("/etc/os-release")
-	if err != nil {
-		return "", fmt.Errorf("find this machine's Debian release: %w", err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok && name != "" {
-			return strings.Trim(name, `"`), nil
-		}
-	}
-	return "", errors.New("images are built from packages on Debian and its kin only: /etc/os-release names no VERSION_CODENAME; use --tree or --oci")
 }

@@ -58,6 +58,9 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 		return nil, err
 	}
 	defer w.close()
+	if w.sources, err = findSources(ctx, recipe.Suite, w.temp); err != nil {
+		return nil, err
+	}
 	var kernel *kernelEntry
 	if recipe.KernelPackage != "" {
 		// First, for a mistake in its name shows at once.

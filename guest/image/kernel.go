@@ -43,7 +43,7 @@ func (k *kernelEntry) modulePaths() []moduleFile {
 // kernel finds a Debian package's kernel in the cache, or fetches it.
 func (w *workspace) kernel(ctx context.Context, recipe Recipe, name string) (*kernelEntry, error) {
 	entry := &kernelEntry{}
-	key := key("kernel", name, recipe.moduleKey(), sourcesKey())
+	key := key("kernel", name, recipe.moduleKey(), w.sources.key)
 	if dir, ok := w.cached("kernels", key, entry); ok && !recipe.Force && hasSize(filepath.Join(dir, KernelFile), entry.Blob) {
 		entry.dir = dir
 		return entry, nil

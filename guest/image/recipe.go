@@ -54,6 +54,8 @@ type Recipe struct {
 	OCI      string   // an OCI or docker archive (a tar file), whose layers become the root
 
 	Additions []Addition
+	// Suite is the Debian release that packages and kernel come from, one of Suites; "": this machine's own.
+	Suite string
 	// KernelPackage is the Debian package of the kernel; "": the kernel a tree or archive brings, else
 	// DefaultKernelPackage.
 	KernelPackage string
@@ -102,6 +104,9 @@ func (r Recipe) Validate() error {
 	}
 	if sources != 1 {
 		return errors.New("an image is made from exactly one of packages, a tree and an OCI archive")
+	}
+	if err := checkSuite(r.Suite); err != nil {
+		return err
 	}
 	for _, name := range r.Packages {
 		if !packageName.MatchString(name) {

@@ -74,7 +74,7 @@ func TestAdditionIsRead(t *testing.T) {
 func TestRootKeyTellsRecipesApart(t *testing.T) {
 	key := func(r Recipe) string {
 		t.Helper()
-		k, err := rootKey(t.Context(), r.withDefaults())
+		k, err := rootKey(t.Context(), r.withDefaults(), &sources{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,7 @@ func (r *rootEntry) bootDir() string { return filepath.Join(r.dir, "boot") }
 // root finds the recipe's root in the cache, or makes it.
 func (w *workspace) root(ctx context.Context, recipe Recipe) (*rootEntry, error) {
 	w.progress(Progress{Step: "look for a root made before"})
-	key, err := rootKey(ctx, recipe)
+	key, err := rootKey(ctx, recipe, w.sources)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (w *workspace) root(ctx context.Context, recipe Recipe) (*rootEntry, error)
 
 // rootKey hashes all that determines a root: the recipe, and the content of what it names. Debian's packages
 // may have newer versions meanwhile: --force takes them.
-func rootKey(ctx context.Context, recipe Recipe) (string, error) {
+func rootKey(ctx context.Context, recipe Recipe, from *sources) (string, error) {
 	parts := []string{rootType, recipe.source(), strings.Join(squashOptions, " ")}
 	switch {
 	case recipe.Tree != "":
@@ -85,7 +85,7 @@ func rootKey(ctx context.Context, recipe Recipe) (string, error) {
 		}
 		parts = append(parts, file.Digest, recipe.moduleKey())
 	default:
-		parts = append(parts, sourcesKey(), strings.Join(basePackages, " "), strings.Join(excludedPaths, " "))
+		parts = append(parts, from.key, strings.Join(basePackages, " "), strings.Join(excludedPaths, " "))
 	}
 	for _, a := range recipe.Additions {
 		sum, err := treeSum(ctx, a.Source)
@@ -107,8 +107,8 @@ var excludedPaths = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share
 // rootFromPackages makes a root with mmdebstrap from packages that apt has fetched before: only apt needs
 // the network, with the machine's own settings.
 func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *rootEntry) error {
-	suite, err := suite()
-	if err != nil {
+	if w.sources.suite == "" {
+		_, err := machineSuite() // says why
 		return err
 	}
 	a, err := w.apt()
@@ -130,7 +130,7 @@ func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *
 	if err := a.prepare(root); err != nil {
 		return err
 	}
-	if err := w.mmdebstrap(ctx, a, suite, root, packages, count); err != nil {
+	if err := w.mmdebstrap(ctx, a, root, packages, count); err != nil {
 		return fmt.Errorf("install packages: %w", err)
 	}
 	if entry.Packages, err = installed(ctx, root); err != nil {
@@ -147,7 +147,7 @@ func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *
 	if entry.MPI, err = mpiInTree(root); err != nil {
 		return err
 	}
-	entry.Source = "packages: " + strings.Join(versions(recipe.Packages, entry.Packages), ", ") + " (" + suite + ")"
+	entry.Source = "packages: " + strings.Join(versions(recipe.Packages, entry.Packages), ", ") + " (" + a.sources.suite + ")"
 	if err := run(ctx, command{name: "apt-get", args: append(a.options(), "autoclean")}); ctx.Err() != nil {
 		return err // else: old packages stay, which is no harm
 	}
@@ -155,7 +155,7 @@ func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *
 }
 
 // mmdebstrap installs packages, all fetched before, into root.
-func (w *workspace) mmdebstrap(ctx context.Context, a *apt, suite, root string, packages []string, count int) error {
+func (w *workspace) mmdebstrap(ctx context.Context, a *apt, root string, packages []string, count int) error {
 	const step = "install packages"
 	done := 0
 	args := []string{
@@ -166,7 +166,7 @@ func (w *workspace) mmdebstrap(ctx context.Context, a *apt, suite, root string, 
 	for _, path := range excludedPaths {
 		args = append(args, "--dpkgopt=path-exclude="+path)
 	}
-	args = append(append(args, suite, root), sourceFiles()...)
+	args = append(append(args, a.sources.suite, root), a.sources.files...)
 	return a.explain(run(ctx, command{
 		name: "mmdebstrap", args: args, contained: true, dir: w.temp,
 		env: []string{"TMPDIR=" + w.temp, "DEBIAN_FRONTEND=noninteractive"},
@@ -206,10 +206,12 @@ func (a *apt) prepare(root string) error {
 		return diskError(err, root)
 	}
 	copies := map[string]string{
-		a.lists() + "/*":           "var/lib/apt/lists",
-		a.archives() + "/*.deb":    "var/cache/apt/archives",
-		"/etc/apt/preferences":     "etc/apt",
-		"/etc/apt/preferences.d/*": "etc/apt/preferences.d",
+		a.lists() + "/*":        "var/lib/apt/lists",
+		a.archives() + "/*.deb": "var/cache/apt/archives",
+	}
+	if a.sources.own {
+		copies["/etc/apt/preferences"] = "etc/apt"
+		copies["/etc/apt/preferences.d/*"] = "etc/apt/preferences.d"
 	}
 	for pattern, target := range copies {
 		found, _ := filepath.Glob(pattern)

@@ -186,6 +186,8 @@ func mpiOf(name string) string {
 		return "openmpi"
 	case strings.HasPrefix(name, "libmpich.so"), name == "mpichversion":
 		return "mpich"
+	case strings.HasPrefix(name, "libprrte.so"), name == "prterun":
+		return "prrte" // by which Open MPI launches from 5.0 on
 	}
 	return ""
 }

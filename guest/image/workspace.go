@@ -32,13 +32,13 @@ const (
 
 // recipeVersion is part of every key of the cache: it changes when equal recipes begin to give another root
 // or kernel.
-const recipeVersion = "2"
+const recipeVersion = "3"
 
 // workspace is the cache during one build:
 //
 //	roots/<key>/    root, entry.json, and boot/ where the root brought its own kernel
 //	kernels/<key>/  kernel, modules/, entry.json
-//	apt/            apt's own package lists and packages
+//	apt/            apt's own package lists and packages; apt-SUITE/ those of another Debian release
 //	build-*/        what is being made; removed at the end, also by the next build after a crash
 //	output-*/       see OutputFolder
 //	lock            held by the one build at a time
@@ -47,6 +47,7 @@ type workspace struct {
 	temp     string
 	lock     *os.File
 	progress func(Progress)
+	sources  *sources
 	packages *apt // see apt
 }
 

@@ -35,6 +35,13 @@ var openMPI = map[string]string{
 	"OMPI_MCA_oob_tcp_if_exclude":    "lo",
 }
 
+// prrte are the same parameters for Open MPI's launcher from 5.0 on, which is a program of its own.
+var prrte = map[string]string{
+	"PRTE_MCA_plm_ssh_agent":         guestAgent + " rsh",
+	"PRTE_MCA_prte_default_hostfile": hostfile,
+	"PRTE_MCA_prte_if_exclude":       "lo",
+}
+
 // openMPIOverPM are set otherwise, or besides, where PM carries the messages.
 var openMPIOverPM = map[string]string{
 	"OMPI_MCA_pml":                      "cm",
@@ -106,8 +113,15 @@ func launch(mpi []string, spec *v1.RunSpec, ranks uint32, jobKey string) (comman
 			command = append(command, "-prepend-rank")
 		}
 	} else {
+		hasPRRTE := slices.Contains(mpi, "prrte")
+		if hasPRRTE {
+			defaults = merged(openMPI, prrte)
+		}
 		if spec.Transport == v1.Transport_TRANSPORT_PM {
-			defaults = merged(openMPI, openMPIOverPM)
+			defaults = merged(defaults, openMPIOverPM)
+			if hasPRRTE {
+				defaults["OMPI_MCA_osc"] = openMPI["OMPI_MCA_osc"] // 5.0 has no pt2pt
+			}
 			asked = merged(pm, map[string]string{"PM_JOB_KEY": jobKey}, spec.Env)
 		}
 		command = []string{"mpirun", "-n", n}

@@ -17,6 +17,7 @@ func TestLaunchersAndTheirEnvironment(t *testing.T) {
 	}{
 		{[]string{"openmpi"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_plm_rsh_agent=" + guestAgent + " rsh"},
 		{[]string{"mpich", "openmpi"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_orte_default_hostfile=" + hostfile},
+		{[]string{"openmpi", "prrte"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "PRTE_MCA_prte_default_hostfile=" + hostfile},
 		{nil, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_pml=ob1"},
 		{[]string{"mpich"}, "mpiexec.hydra -n 4 -prepend-rank -v lmp -in a b", "HYDRA_LAUNCHER_EXEC=" + guestAgent + "-rsh"},
 	} {
@@ -48,6 +49,9 @@ func TestARunOverPMHasItsParametersAndAKeyOfItsOwn(t *testing.T) {
 		if !slices.Contains(env, want) {
 			t.Errorf("no %s in %v", want, env)
 		}
+	}
+	if _, env := launch([]string{"openmpi", "prrte"}, spec, 2, key); !slices.Contains(env, "OMPI_MCA_osc=^ucx") || !slices.Contains(env, "OMPI_MCA_pml=cm") {
+		t.Errorf("Open MPI 5.0 has no osc/pt2pt: %v", env)
 	}
 	if len(key) != 64 || newJobKey() == key {
 		t.Errorf("the key is %q, and not a fresh one each time", key)

@@ -45,6 +45,7 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.StringSliceVar(&o.packages, "packages", nil, "Debian packages to install, from this machine's apt sources")
+	flags.StringVar(&o.recipe.Suite, "suite", "", "Debian release of packages and kernel: "+strings.Join(image.Suites, " or ")+" (default: this machine's)")
 	flags.StringVar(&o.recipe.Tree, "tree", "", "directory that becomes the root as it is")
 	flags.StringVar(&o.recipe.OCI, "oci", "", "OCI or docker archive (a tar file) whose layers become the root")
 	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or folder into the root (repeatable)")

@@ -1,0 +1,158 @@
+package image
+
+// suite.go - where packages come from: this machine's apt sources, or the same mirror's packages of another Debian
+// release.
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Suites are the Debian releases that images can be built from whatever release this machine has: Debian 12 and 13.
+var Suites = []string{"bookworm", "trixie"}
+
+// debianKeys signs all of Suites. Debian 12's debian-archive-keyring holds Debian 13's keys from 2023.3+deb12u1 on.
+const debianKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+// sources are the apt sources that packages come from.
+type sources struct {
+	suite string   // "bookworm"
+	own   bool     // this machine's own, with its preferences
+	files []string // in apt's form
+	key   string   // differs where other packages may come
+}
+
+// findSources returns this machine's sources where suite is empty or this machine's own. For another suite it writes
+// a file below dir that names the mirror of this machine's Debian sources.
+func findSources(ctx context.Context, suite, dir string) (*sources, error) {
+	release, err := machineSuite()
+	if suite == "" || err == nil && suite == release {
+		return &sources{suite: release, own: true, files: sourceFiles(), key: sourcesKey()}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	known, err := output(ctx, command{name: "apt-get", args: []string{
+		"indextargets", "--format", "$(LABEL)\t$(CODENAME)\t$(REPO_URI)\t$(COMPONENT)", "Created-By: Packages"}})
+	if err != nil {
+		return nil, fmt.Errorf("ask apt for its sources: %w", err)
+	}
+	text := suiteSources(known, release, suite)
+	if text == "" {
+		return nil, fmt.Errorf("this machine's apt knows no mirror of Debian %s, which would have %s, too: check /etc/apt, and run apt-get update",
+			release, suite)
+	}
+	file := filepath.Join(dir, suite+".list")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		return nil, diskError(err, dir)
+	}
+	sum := sha256.Sum256([]byte(text))
+	return &sources{suite: suite, files: []string{file}, key: hex.EncodeToString(sum[:])}, nil
+}
+
+// suiteSources writes the sources of a suite on the mirrors from which a machine of the given release has its own:
+// known has a line "label, codename, URI, component", parted by tabs, for each.
+func suiteSources(known, release, suite string) string {
+	var lines []string
+	for line := range strings.Lines(known) {
+		fields := strings.Split(strings.TrimSpace(line), "\t")
+		if len(fields) != 4 || !strings.HasPrefix(fields[0], "Debian") {
+			continue
+		}
+		pocket, of := strings.CutPrefix(fields[1], release) // "", "-updates", "-security"
+		if !of || !slices.Contains([]string{"", "-updates", "-security"}, pocket) {
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("deb [signed-by=%s] %s %s %s\n", debianKeys, fields[2], suite+pocket, fields[3]))
+	}
+	slices.Sort(lines)
+	return strings.Join(slices.Compact(lines), "")
+}
+
+// options make apt use these sources instead of this machine's.
+func (s *sources) options() []string {
+	if s.own {
+		return nil
+	}
+	return []string{
+		"-o", "Dir::Etc::sourcelist=" + s.files[0], "-o", "Dir::Etc::sourceparts=/dev/null",
+		"-o", "Dir::Etc::preferences=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null",
+		"-o", "APT::Default-Release=" + s.suite,
+	}
+}
+
+// aptFolder names the folder of apt's lists and packages in the cache.
+func (s *sources) aptFolder() string {
+	if s.own {
+		return "apt"
+	}
+	return "apt-" + s.suite
+}
+
+// suiteName is a Debian release's code name.
+var suiteName = regexp.MustCompile(`^[a-z]+$`)
+
+func checkSuite(suite string) error {
+	if suite == "" || slices.Contains(Suites, suite) {
+		return nil
+	}
+	if own, err := machineSuite(); err == nil && suite == own && suiteName.MatchString(suite) {
+		return nil
+	}
+	return fmt.Errorf("suite %q is not one that images are built from: %s", suite, strings.Join(Suites, ", "))
+}
+
+// sourceFiles are the machine's apt source files that are in use.
+func sourceFiles() []string {
+	files := []string{"/etc/apt/sources.list"}
+	for _, pattern := range []string{"/etc/apt/sources.list.d/*.list", "/etc/apt/sources.list.d/*.sources"} {
+		found, _ := filepath.Glob(pattern)
+		files = append(files, found...)
+	}
+	return slices.DeleteFunc(files, func(path string) bool { return hasNoContent(path) })
+}
+
+func hasNoContent(path string) bool {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			return false
+		}
+	}
+	return true
+}
+
+// sourcesKey hashes the machine's apt sources: other sources, other packages.
+func sourcesKey() string {
+	hash := sha256.New()
+	for _, path := range sourceFiles() {
+		text, _ := os.ReadFile(path)
+		hash.Write(text)
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
+
+// machineSuite is this machine's Debian release ("bookworm").
+func machineSuite() (string, error) {
+	text, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "", fmt.Errorf("find this machine's Debian release: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok && name != "" {
+			return strings.Trim(name, `"`), nil
+		}
+	}
+	return "", errors.New("images are built from packages on Debian and its kin only: /etc/os-release names no VERSION_CODENAME; use --tree or --oci")
+}
