@@ -92,6 +92,11 @@ func (l *Lab) spawnHost(host Host, namespaces uintptr) (pid int, err error) {
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
+	if err := l.enterShare(host.Name, cmd.Process.Pid); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return 0, err
+	}
 	go func() { _ = cmd.Wait() }() // reaped while this process lives, by the machine's first process after that
 	return cmd.Process.Pid, nil
 }
@@ -210,5 +215,5 @@ func (l *Lab) commandOn(name string, terminal bool, argv []string) *exec.Cmd {
 		cmd.Err = err
 		return cmd
 	}
-	return l.kind(host).command(pid, terminal, argv)
+	return l.inShare(name, l.kind(host).command(pid, terminal, argv))
 }

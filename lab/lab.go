@@ -36,6 +36,8 @@ type Options struct {
 	Sites int    // 1 to MaxSites
 	Hosts int    // on each site, 1 to MaxHosts
 	WAN   *WAN   // nil: unshaped for a new lab, unchanged for one that exists
+	// CPUs is how many processors' worth of time each host named may use; nil: unchanged.
+	CPUs map[string]float64
 
 	// Whole says which hosts are whole machines; nil: none of a new lab, those that there are of one that exists.
 	Whole *Whole
@@ -95,6 +97,9 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 		return err
 	}
 	if err := l.prepareMachines(ctx); err != nil {
+		return err
+	}
+	if err := l.applyShares(); err != nil {
 		return err
 	}
 	if err := l.prepareHosts(ctx, o); err != nil {

@@ -45,6 +45,7 @@ func (h namespaceHost) prepare(ctx context.Context, o Options, agent agentSetup)
 		config.Agent = append([]string{inHost + "/bin/" + filepath.Base(o.AgentBinary)}, agent.arguments...)
 		config.Agent = append(config.Agent, "--memory", strconv.FormatUint(h.lab.memoryShare(), 10),
 			"--allow-unconfined") // AppArmor does not work inside of a namespace host
+		config.Agent = append(config.Agent, h.lab.agentGroup(h.Name)...)
 	}
 	return writeJSON(h.lab.hostFile(h.Name), config)
 }

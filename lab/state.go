@@ -46,6 +46,8 @@ type state struct {
 	UUIDs   map[string]uuid.UUID `json:"host_uuids"` // what libvirt takes for the host's identity
 	// Whole has the machines of those hosts, by name, that are whole machines.
 	Whole map[string]machine.Spec `json:"whole,omitempty"`
+	// CPUs is how many processors' worth of time a host may use; hosts without are not limited.
+	CPUs map[string]float64 `json:"cpus,omitempty"`
 }
 
 func (s state) plan() plan { return plan{slot: s.Slot, sites: s.Sites, hosts: s.Hosts} }
@@ -135,6 +137,9 @@ func (l *Lab) decide(o Options) error {
 	}
 	if o.WAN != nil {
 		l.state.WAN = *o.WAN
+	}
+	if err := l.setShares(o.CPUs); err != nil {
+		return err
 	}
 	return l.save()
 }

@@ -38,6 +38,7 @@ type HostStatus struct {
 	PID     int            `json:"pid"`               // of its first process, seen from outside
 	Daemons []DaemonStatus `json:"daemons"`           // if asked for
 	Machine *machine.Spec  `json:"machine,omitempty"` // of a whole host
+	CPUs    float64        `json:"cpus,omitempty"`    // processors' worth of time that it may use; 0: no limit
 }
 
 // DaemonStatus is one daemon of a host.
@@ -63,7 +64,7 @@ func (l *Lab) Status() (Status, error) {
 		s.Sites = append(s.Sites, SiteStatus{Name: siteName(site), LAN: p.lan(site).String(), Cut: l.isCut(site)})
 	}
 	for _, host := range l.Hosts() {
-		hs := HostStatus{Host: host, PID: l.hostProcess(host.Name)}
+		hs := HostStatus{Host: host, PID: l.hostProcess(host.Name), CPUs: l.state.CPUs[host.Name]}
 		hs.Running = hs.PID != 0
 		if spec, whole := l.state.Whole[host.Name]; whole {
 			hs.Machine = &spec

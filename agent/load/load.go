@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -24,9 +25,15 @@ import (
 type Reader struct {
 	Root string
 	Disk string // a directory on the disk whose space is reported
+	// Cgroup is the path of the control group whose processes are the host, below the root of each hierarchy; empty:
+	// the host is the machine.
+	Cgroup string
+	// Memory is what such a host has, bytes; 0: all of the machine's.
+	Memory uint64
+	Now    func() time.Time // nil: time.Now
 
 	mu          sync.Mutex
-	busy, total uint64 // of the last sample, clock ticks over all CPUs
+	busy, total uint64 // of the last sample, clock ticks over all CPUs; of a control group, nanoseconds
 }
 
 // Topology fills in what does not change while the host runs.
@@ -45,6 +52,9 @@ func (r *Reader) Topology(info *v1.HostInfo) error {
 		}
 	}
 	info.Cores = uint32(len(online))
+	if r.Cgroup != "" {
+		info.Cores, info.CpuShare = r.ownCores(len(online)), r.cpuShare()
+	}
 	info.NumaNodes = r.nodes(online, info.MemoryBytes)
 	return nil
 }
@@ -96,6 +106,9 @@ func (r *Reader) Sample() *v1.HostLoad {
 		load.DiskAvailableBytes = disk.Bavail * uint64(disk.Bsize)
 	}
 	busy, total, cpus := r.ticks()
+	if r.Cgroup != "" {
+		busy, total, cpus = r.groupTicks()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.total != 0 && total > r.total && busy >= r.busy {
@@ -111,7 +124,11 @@ func (r *Reader) MemoryAvailable() uint64 {
 	if err != nil {
 		return 0
 	}
-	return memory["MemAvailable"]
+	available := memory["MemAvailable"]
+	if r.Cgroup != "" && r.Memory > 0 {
+		available = min(available, r.Memory-min(r.Memory, r.memoryUsed()))
+	}
+	return available
 }
 
 // ticks are the clock ticks since boot, over all CPUs.

@@ -818,6 +818,7 @@ type HostInfo struct {
 	Mtu                uint32        `protobuf:"varint,16,opt,name=mtu,proto3" json:"mtu,omitempty"` // of the LAN interface, bytes
 	// confinement is absent while libvirt has not answered the agent yet, and from agents of before this field.
 	Confinement   *Confinement `protobuf:"bytes,17,opt,name=confinement,proto3" json:"confinement,omitempty"`
+	CpuShare      float64      `protobuf:"fixed64,18,opt,name=cpu_share,json=cpuShare,proto3" json:"cpu_share,omitempty"` // processors' worth of time that it may use, where that is limited; 0: all cores
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -969,6 +970,13 @@ func (x *HostInfo) GetConfinement() *Confinement {
 		return x.Confinement
 	}
 	return nil
+}
+
+func (x *HostInfo) GetCpuShare() float64 {
+	if x != nil {
+		return x.CpuShare
+	}
+	return 0
 }
 
 // Confinement says what keeps a guest's QEMU from the host.
@@ -2835,7 +2843,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\fAcceleration\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.watari.v1.AccelerationKindR\x04kind\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xfd\x04\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9a\x05\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -2857,7 +2865,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0ekernel_version\x18\x0e \x01(\tR\rkernelVersion\x12\x1b\n" +
 	"\tcpu_model\x18\x0f \x01(\tR\bcpuModel\x12\x10\n" +
 	"\x03mtu\x18\x10 \x01(\rR\x03mtu\x128\n" +
-	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\"w\n" +
+	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\x12\x1b\n" +
+	"\tcpu_share\x18\x12 \x01(\x01R\bcpuShare\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +

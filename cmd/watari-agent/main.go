@@ -83,6 +83,7 @@ type options struct {
 	wireguardPort uint
 	memory        uint64 // MiB; 0: all
 	unconfined    bool
+	cgroup        string
 	debug         bool
 }
 
@@ -124,6 +125,7 @@ func parse(args []string) (options, error) {
 	flags.UintVar(&o.wireguardPort, "wireguard-port", overlay.DefaultWireGuardPort, "UDP port of WireGuard")
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
+	flags.StringVar(&o.cgroup, "cgroup", "", "`path` of the control group whose processes are this host: load and processors are its own, not the machine's")
 	flags.BoolVar(&o.debug, "debug", false, "log every act")
 	if err := flags.Parse(args); err != nil {
 		return o, err

@@ -18,12 +18,20 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example: "  watari host show a1", Names: cli.Hosts, Get: get, Describe: describe}.Command(env)
 }
 
+func cores(info *v1.HostInfo) string {
+	text := fmt.Sprintf("%d, %s", info.GetCores(), info.GetCpuModel())
+	if share := info.GetCpuShare(); share > 0 {
+		text += fmt.Sprintf("; limited to the time of %v", share)
+	}
+	return text
+}
+
 func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 	const unknown = "unknown" // a version, before libvirt has answered the agent
 	info, load := h.GetInfo(), h.GetLoad()
 	now := ""
 	if load != nil {
-		now = fmt.Sprintf("%.1f of %d cores busy, %s of memory and %s of disk free", load.GetCpuBusy(), info.GetCores(),
+		now = fmt.Sprintf("%.1f of %v cores busy, %s of memory and %s of disk free", load.GetCpuBusy(), cmp.Or(info.GetCpuShare(), float64(info.GetCores())),
 			output.Size(load.GetMemoryAvailableBytes()), output.Size(load.GetDiskAvailableBytes()))
 	}
 	seen := ""
@@ -40,7 +48,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"state", output.State(h.GetState())},
 		[2]string{"agent seen", seen},
 		[2]string{"problems", strings.Join(h.GetProblems(), "\n")},
-		[2]string{"cores", fmt.Sprintf("%d, %s", info.GetCores(), info.GetCpuModel())},
+		[2]string{"cores", cores(info)},
 		[2]string{"memory", output.Size(info.GetMemoryBytes())},
 		[2]string{"nodes", nodes(info.GetNumaNodes())},
 		[2]string{"acceleration", acceleration},

@@ -41,7 +41,7 @@ func printStatus(w io.Writer, s lab.Status) {
 	output.Fields(w, [2]string{"lab", s.Name}, [2]string{"addresses", s.Prefix}, [2]string{"this machine", s.RootEnd},
 		[2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper}, [2]string{"files", s.Dir})
 	fmt.Fprintln(w)
-	table := output.NewTable("SITE", "HOST", "KIND", "ADDRESS", "STATE", "PID", "DAEMONS")
+	table := output.NewTable("SITE", "HOST", "KIND", "ADDRESS", "STATE", "PID", "CPUS", "DAEMONS")
 	for _, site := range s.Sites {
 		label := site.Name
 		if site.Cut {
@@ -56,7 +56,11 @@ func printStatus(w io.Writer, s lab.Status) {
 			if h.Running && len(h.Daemons) == 0 {
 				daemons = "no answer"
 			}
-			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, daemons)
+			cpus := ""
+			if h.CPUs > 0 {
+				cpus = fmt.Sprint(h.CPUs)
+			}
+			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, cpus, daemons)
 		}
 	}
 	table.Write(w)

@@ -17,7 +17,7 @@ import (
 
 func (v *verbs) up() *cobra.Command {
 	o := lab.Options{}
-	wan := ""
+	wan, cpus := "", ""
 	command := &cobra.Command{
 		Use:   "up",
 		Short: "Make a lab, or finish one that was left half made",
@@ -28,7 +28,7 @@ With --whole, hosts are whole machines: virtual machines with Debian, systemd, a
 KVM runs. QEMU emulates them. The first such lab installs Debian and saves a machine that is up, which takes minutes;
 hosts start from there within seconds. --whole=b makes whole machines of the hosts of site b only, --whole=a2,b1 of these
 two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only those of site b.`,
-		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab up --whole\n" +
+		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab up --cpus a1=0.7,b1=1.5\n  watari lab up --whole\n" +
 			"  watari lab up --whole=b --suite=trixie --memory 4G",
 		Args:              wholeArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -37,6 +37,7 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 	flags.IntVar(&o.Sites, "sites", 2, "number of sites")
 	flags.IntVar(&o.Hosts, "hosts", 2, "number of hosts on each site")
 	flags.StringVar(&wan, "wan", "", "round trip, bandwidth and loss between sites: 20ms,200mbit,1% (each may be left out); none: unshaped")
+	flags.StringVar(&cpus, "cpus", "", "how many processors' worth of time hosts may use, as in a1=0.7,b1=1.5; none: no limits")
 	flags.BoolVar(&o.Agent, "agent", true, "start an agent on each host")
 	flags.StringVar(&o.Manager, "manager", "", "the URL of the manager, as the hosts reach it (default: the client config's, on this machine)")
 	flags.StringSliceVar(&o.Tokens, "token", nil, "join tokens, one for each host")
@@ -58,6 +59,12 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 				return cli.Usagef("%v", err)
 			}
 			o.WAN = &shape
+		}
+		if flags.Changed("cpus") {
+			var err error
+			if o.CPUs, err = lab.ParseCPUs(cpus); err != nil {
+				return cli.Usagef("%v", err)
+			}
 		}
 		if (o.Manager == "") != (len(o.Tokens) == 0) {
 			return cli.Usagef("--manager and --token go together: a host that joins needs both")

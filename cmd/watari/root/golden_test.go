@@ -37,7 +37,7 @@ var (
 				AgentVersion: "v1", LibvirtVersion: "9.0.0", QemuVersion: "7.2.9", KernelVersion: "6.1", BootId: "b00t"},
 			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, LastSeen: ago(2 * time.Second)},
 		{Meta: meta("b1"), State: v1.HostState_HOST_STATE_UNREACHABLE, LastSeen: ago(90 * time.Second),
-			Info: &v1.HostInfo{Site: "b", Cores: 2, MemoryBytes: 4 << 30, Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_KVM}}},
+			Info: &v1.HostInfo{Site: "b", Cores: 2, CpuShare: 1.5, MemoryBytes: 4 << 30, Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_KVM}}},
 	}
 	clusters = []*v1.Cluster{{Meta: meta("md"), State: v1.ClusterState_CLUSTER_STATE_DEGRADED, ReadyGuests: 1, Prefix: "10.77.3.0/24", Mtu: 1420,
 		Message: "guest md-1 is not reachable", ImageDigest: "sha256:0123456789abcdef0123",

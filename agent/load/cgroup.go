@@ -1,0 +1,89 @@
+package load
+
+// cgroup.go - the load of a host that is a control group of this machine: a host of a lab.
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// cgroups is where control groups are mounted: each controller of version 1 in a folder, version 2 in cgroups itself.
+const cgroups = "sys/fs/cgroup"
+
+// cpuTime is how much processor time the host has used, in nanoseconds; false: that is not known.
+func (r *Reader) cpuTime() (uint64, bool) {
+	if text := r.line(filepath.Join(cgroups, "cpuacct", r.Cgroup, "cpuacct.usage")); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		return n, err == nil
+	}
+	for line := range strings.Lines(r.line(filepath.Join(cgroups, r.Cgroup, "cpu.stat"))) {
+		if text, ok := strings.CutPrefix(line, "usage_usec "); ok {
+			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+			return n * 1000, err == nil
+		}
+	}
+	return 0, false
+}
+
+func (r *Reader) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
+
+// groupTicks are what ticks is for a machine: busy is the control group's processor time, total the time that has
+// passed, both in nanoseconds.
+func (r *Reader) groupTicks() (busy, total uint64, cpus int) {
+	used, known := r.cpuTime()
+	if !known {
+		return 0, 0, 0
+	}
+	return used, uint64(r.now().UnixNano()), 1
+}
+
+// cpuShare is how many processors' time the host may use; 0: no limit.
+func (r *Reader) cpuShare() float64 {
+	quota := r.line(filepath.Join(cgroups, "cpu", r.Cgroup, "cpu.cfs_quota_us"))
+	period := r.line(filepath.Join(cgroups, "cpu", r.Cgroup, "cpu.cfs_period_us"))
+	if quota == "" {
+		quota, period, _ = strings.Cut(r.line(filepath.Join(cgroups, r.Cgroup, "cpu.max")), " ")
+	}
+	q, errQ := strconv.ParseFloat(quota, 64) // "-1" or "max": no limit
+	p, errP := strconv.ParseFloat(period, 64)
+	if errQ != nil || errP != nil || q <= 0 || p <= 0 {
+		return 0
+	}
+	return q / p
+}
+
+// ownCores is how many of the machine's processors the host is taken to have.
+func (r *Reader) ownCores(machine int) uint32 {
+	if share := r.cpuShare(); share > 0 {
+		return uint32(min(math.Ceil(share), float64(machine)))
+	}
+	return uint32(machine)
+}
+
+// memoryUsed is what the host's processes hold that is no copy of a file. /proc is the host's own and shows no others.
+func (r *Reader) memoryUsed() (used uint64) {
+	found, _ := filepath.Glob(filepath.Join(r.Root, "proc/[0-9]*/status"))
+	for _, path := range found {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		for line := range strings.Lines(string(data)) {
+			name, value, _ := strings.Cut(line, ":")
+			if f := strings.Fields(value); (name == "RssAnon" || name == "RssShmem") && len(f) > 0 {
+				kib, _ := strconv.ParseUint(f[0], 10, 64)
+				used += kib << 10
+			}
+		}
+	}
+	return used
+}
