@@ -96,8 +96,11 @@ func (l *Lab) hostProcess(host string) int {
 
 // alive is false for a zombie as well, but only when its last thread has ended: until then a host's first process is
 // still waiting for the host's other processes to end.
-func alive(pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func alive(pid int) bool { return aliveIn("/proc", strconv.Itoa(pid)) }
+
+// aliveIn is alive for a process as the given /proc has it.
+func aliveIn(proc, pid string) bool {
+	data, err := os.ReadFile(filepath.Join(proc, pid, "stat"))
 	if err != nil {
 		return false
 	}
@@ -105,7 +108,7 @@ func alive(pid int) bool {
 	if !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X") {
 		return true
 	}
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	threads, err := os.ReadDir(filepath.Join(proc, pid, "task"))
 	return err == nil && len(threads) > 1
 }
 

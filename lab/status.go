@@ -34,11 +34,12 @@ type SiteStatus struct {
 // HostStatus is one host's part.
 type HostStatus struct {
 	Host
-	Running bool           `json:"running"`
-	PID     int            `json:"pid"`               // of its first process, seen from outside
-	Daemons []DaemonStatus `json:"daemons"`           // if asked for
-	Machine *machine.Spec  `json:"machine,omitempty"` // of a whole host
-	CPUs    float64        `json:"cpus,omitempty"`    // processors' worth of time that it may use; 0: no limit
+	Running bool            `json:"running"`
+	PID     int             `json:"pid"`               // of its first process, seen from outside
+	Daemons []DaemonStatus  `json:"daemons"`           // if asked for
+	Machine *machine.Spec   `json:"machine,omitempty"` // of a whole host
+	CPUs    float64         `json:"cpus,omitempty"`    // processors' worth of time that it may use; 0: no limit
+	Owner   []OwnerActivity `json:"owner,omitempty"`   // what the owner does who is played, if asked for
 }
 
 // DaemonStatus is one daemon of a host.
@@ -77,7 +78,7 @@ func (l *Lab) Status() (Status, error) {
 // askLimit is how long a host may take to tell its daemons. One that does not answer is shown without.
 const askLimit = time.Minute
 
-// AskDaemons fills in the daemons of all hosts that run. An answer of a whole host takes a second or more.
+// AskDaemons fills in the daemons and the owners of all hosts that run. An answer of a whole host takes a second or more.
 func (l *Lab) AskDaemons(ctx context.Context, s Status) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -85,7 +86,10 @@ func (l *Lab) AskDaemons(ctx context.Context, s Status) {
 	for _, site := range s.Sites {
 		for i := range site.Hosts {
 			if h := &site.Hosts[i]; h.Running {
-				asking.Go(func() { h.Daemons = l.kind(h.Host).daemons(ctx, h.PID) })
+				asking.Go(func() {
+					h.Daemons = l.kind(h.Host).daemons(ctx, h.PID)
+					h.Owner = l.ownerNow(h.Name)
+				})
 			}
 		}
 	}

@@ -41,7 +41,7 @@ func printStatus(w io.Writer, s lab.Status) {
 	output.Fields(w, [2]string{"lab", s.Name}, [2]string{"addresses", s.Prefix}, [2]string{"this machine", s.RootEnd},
 		[2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper}, [2]string{"files", s.Dir})
 	fmt.Fprintln(w)
-	table := output.NewTable("SITE", "HOST", "KIND", "ADDRESS", "STATE", "PID", "CPUS", "DAEMONS")
+	table := output.NewTable("SITE", "HOST", "KIND", "ADDRESS", "STATE", "PID", "CPUS", "OWNER", "DAEMONS")
 	for _, site := range s.Sites {
 		label := site.Name
 		if site.Cut {
@@ -56,11 +56,14 @@ func printStatus(w io.Writer, s lab.Status) {
 			if h.Running && len(h.Daemons) == 0 {
 				daemons = "no answer"
 			}
-			cpus := ""
+			cpus, owner := "", ""
 			if h.CPUs > 0 {
 				cpus = fmt.Sprint(h.CPUs)
 			}
-			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, cpus, daemons)
+			if h.Running {
+				owner = describeOwner(h.Owner)
+			}
+			table.Row(label, h.Name, kind(h), h.Address.String(), state, pid, cpus, owner, daemons)
 		}
 	}
 	table.Write(w)

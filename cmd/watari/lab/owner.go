@@ -1,0 +1,57 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"watari/cmd/internal/cli"
+	"watari/lab"
+)
+
+func (v *verbs) owner() *cobra.Command {
+	words := ownerWords(lab.OwnerActivities)
+	return &cobra.Command{
+		Use:   "owner HOST " + strings.Join(words, "|"),
+		Short: "Play the owner of a host, who needs it or goes away",
+		Long: `Play the owner of a host. Busy: a process outside Watari, of the user nobody, keeps a processor busy. Types: somebody
+is logged in on a terminal, and types every second. Both can be at once; away ends them. They end in a crash of the
+host, too.`,
+		Example: "  watari lab owner a1 busy\n  watari lab owner a1 away",
+		Args:    cli.Args("HOST", strings.Join(words, "|")),
+		ValidArgsFunction: func(command *cobra.Command, args []string, start string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return words, cobra.ShellCompDirectiveNoFileComp
+			}
+			return v.completeHosts(command, args, start)
+		},
+		RunE: v.Run(func(ctx context.Context, args []string) error {
+			does := lab.OwnerActivity(args[1])
+			l, err := v.open()
+			if err != nil {
+				return err
+			}
+			if err := l.Owner(ctx, args[0], does); err != nil {
+				return err
+			}
+			v.Notef("the owner of host %s: %s", args[0], does)
+			return nil
+		}),
+	}
+}
+
+func ownerWords(activities []lab.OwnerActivity) (words []string) {
+	for _, activity := range activities {
+		words = append(words, fmt.Sprint(activity))
+	}
+	return words
+}
+
+func describeOwner(does []lab.OwnerActivity) string {
+	if len(does) == 0 {
+		return string(lab.OwnerAway)
+	}
+	return strings.Join(ownerWords(does), ", ")
+}

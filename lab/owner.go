@@ -1,0 +1,196 @@
+// The owner of a host, who can be played: keeps the processors busy, types on a terminal, goes away.
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// OwnerActivity is something that the owner of a host does.
+type OwnerActivity string
+
+// What an owner does. OwnerAway ends all of it.
+const (
+	OwnerBusy  OwnerActivity = "busy"  // a process outside Watari computes
+	OwnerTypes OwnerActivity = "types" // somebody is logged in and types
+	OwnerAway  OwnerActivity = "away"
+)
+
+// OwnerActivities are all that can be asked for.
+var OwnerActivities = []OwnerActivity{OwnerBusy, OwnerTypes, OwnerAway}
+
+const (
+	// ownerDir is where a host keeps the processes that play its owner: a file with the process id for each activity. It
+	// is lost in a crash, as these processes are.
+	ownerDir = "/run/watari-owner"
+	// ownerUser is whom they run as.
+	ownerUser = "nobody"
+	// sessionID marks the owner's entry in utmp.
+	sessionID = "wtro"
+)
+
+// ownerBegins starts $1 as the owner, in a session of its own that outlives this shell, and keeps its process id as $0.
+const ownerBegins = `mkdir -p ` + ownerDir + ` && chown ` + ownerUser + ` ` + ownerDir + ` && cd / || exit
+setsid setpriv --reuid=` + ownerUser + ` --regid=nogroup --clear-groups sh -c "$1" watari-owner </dev/null >/dev/null 2>&1 &
+echo $! >` + ownerDir + `/"$0"`
+
+var ownerScripts = map[OwnerActivity]string{
+	OwnerBusy: `while :; do :; done`,
+	// Each line typed is read from the terminal at once, which is when the kernel notes the time of its last input.
+	OwnerTypes: `while sleep 1; do echo; done | script -qc 'tty >` + ownerDir + `/tty; echo $$ >` + ownerDir + `/session; exec cat >/dev/null' /dev/null`,
+}
+
+// Owner plays the owner of a host that runs. What the owner does already goes on.
+func (l *Lab) Owner(ctx context.Context, name string, does OwnerActivity) error {
+	if !slices.Contains(OwnerActivities, does) {
+		return fmt.Errorf("owner of host %s: %q is none of %v", name, does, OwnerActivities)
+	}
+	unlock, _, err := l.lockHost(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if l.hostProcess(name) == 0 {
+		return l.down(name)
+	}
+	switch {
+	case does == OwnerAway:
+		err = l.ownerGoes(ctx, name)
+	case !slices.Contains(l.ownerNow(name), does):
+		err = l.ownerBegins(ctx, name, does)
+	}
+	if err != nil {
+		return fmt.Errorf("play the owner of host %s: %w", name, err)
+	}
+	return nil
+}
+
+func (l *Lab) ownerBegins(ctx context.Context, name string, does OwnerActivity) error {
+	if _, err := l.inHost(name, "", "sh", "-c", ownerBegins, string(does), ownerScripts[does]); err != nil {
+		return err
+	}
+	if does != OwnerTypes {
+		return nil
+	}
+	var terminal string
+	var session int
+	err := waitFor(ctx, 30*time.Second, "owner's terminal", func() bool {
+		terminal = l.readWord(name, ownerDir+"/tty")
+		session, _ = strconv.Atoi(l.readWord(name, ownerDir+"/session"))
+		return terminal != "" && session != 0
+	})
+	if err != nil {
+		return err
+	}
+	return l.logIn(name, login{pid: session, line: strings.TrimPrefix(terminal, "/dev/"), user: ownerUser, at: time.Now()})
+}
+
+// ownerGoes ends what the owner does, and the owner's session.
+func (l *Lab) ownerGoes(ctx context.Context, name string) error {
+	for _, does := range l.ownerNow(name) {
+		group := l.readWord(name, ownerDir+"/"+string(does))
+		if _, err := l.inHost(name, "", "sh", "-c", `kill -KILL "-$0"`, group); err != nil {
+			return err
+		}
+	}
+	err := waitFor(ctx, 30*time.Second, "owner's processes to end", func() bool { return len(l.ownerNow(name)) == 0 })
+	if err != nil {
+		return err
+	}
+	if l.readWord(name, ownerDir+"/session") != "" {
+		if err := l.logIn(name, login{}); err != nil {
+			return err
+		}
+	}
+	_, err = l.inHost(name, "", "rm", "-rf", ownerDir)
+	return err
+}
+
+// ownerTells prints what the owner does.
+const ownerTells = `cd ` + ownerDir + ` 2>/dev/null || exit 0
+for does in ` + string(OwnerBusy) + ` ` + string(OwnerTypes) + `; do
+	[ -e $does ] && kill -0 "$(cat $does)" 2>/dev/null && echo $does
+done
+true`
+
+// ownerNow is what the owner does of a host that runs; nothing where the host does not answer.
+func (l *Lab) ownerNow(name string) (does []OwnerActivity) {
+	out, _ := l.inHost(name, "", "sh", "-c", ownerTells)
+	for word := range strings.FieldsSeq(out) {
+		does = append(does, OwnerActivity(word))
+	}
+	return does
+}
+
+// readWord reads a file of a host; it is empty where there is none.
+func (l *Lab) readWord(name, path string) string {
+	out, _ := l.inHost(name, "", "cat", path)
+	return strings.TrimSpace(out)
+}
+
+// inHost runs a command in a host with that input, and gives what it writes.
+func (l *Lab) inHost(name, input string, argv ...string) (string, error) {
+	command := l.Command(name, argv...)
+	command.Stdin = strings.NewReader(input)
+	var out, errors bytes.Buffer
+	command.Stdout, command.Stderr = &out, &errors
+	if err := command.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w: %s", argv[0], err, bytes.TrimSpace(errors.Bytes()))
+	}
+	return out.String(), nil
+}
+
+// login is an entry in utmp; the zero value says that nobody is logged in any more.
+type login struct {
+	pid        int
+	line, user string
+	at         time.Time
+}
+
+// logIn writes who is logged in into the host's /run/utmp.
+func (l *Lab) logIn(name string, entry login) error {
+	before, err := l.inHost(name, "", "sh", "-c", "[ ! -e /run/utmp ] || cat /run/utmp")
+	if err != nil {
+		return err
+	}
+	_, err = l.inHost(name, string(withLogin([]byte(before), entry)), "sh", "-c", "cat >/run/utmp")
+	return err
+}
+
+// utmp(5) on 64-bit machines: the size of an entry, where its id is, and the types of entries.
+const (
+	utmpSize    = 384
+	utmpID      = 40
+	userProcess = 7
+	deadProcess = 8
+)
+
+// withLogin is a file of utmp with the owner's entry put in the place of the one before.
+func withLogin(file []byte, entry login) []byte {
+	record := make([]byte, utmpSize)
+	kind := uint16(userProcess)
+	if entry.pid == 0 {
+		kind = deadProcess
+	}
+	binary.NativeEndian.PutUint16(record[0:], kind)
+	binary.NativeEndian.PutUint32(record[4:], uint32(entry.pid))
+	copy(record[8:40], entry.line)
+	copy(record[utmpID:utmpID+4], sessionID)
+	copy(record[44:76], entry.user)
+	if !entry.at.IsZero() {
+		binary.NativeEndian.PutUint32(record[340:], uint32(entry.at.Unix()))
+	}
+	for at := 0; at+utmpSize <= len(file); at += utmpSize {
+		if string(file[at+utmpID:at+utmpID+4]) == sessionID {
+			return slices.Concat(file[:at], record, file[at+utmpSize:])
+		}
+	}
+	return slices.Concat(file[:len(file)/utmpSize*utmpSize], record)
+}

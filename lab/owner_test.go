@@ -1,0 +1,132 @@
+package lab
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestTheOwnersLoginReplacesTheOneBefore(t *testing.T) {
+	other := bytes.Repeat([]byte{1}, utmpSize)
+	first := withLogin(other, login{pid: 7, line: "pts/3", user: "nobody", at: time.Unix(1000, 0)})
+	if len(first) != 2*utmpSize || !bytes.Equal(first[:utmpSize], other) || first[utmpSize] != userProcess {
+		t.Fatalf("%d bytes", len(first))
+	}
+	second := withLogin(first, login{})
+	if len(second) != 2*utmpSize || !bytes.Equal(second[:utmpSize], other) || second[utmpSize] != deadProcess {
+		t.Errorf("%d bytes, type %d", len(second), second[utmpSize])
+	}
+	if third := withLogin([]byte("cut short"), login{pid: 1}); len(third) != utmpSize {
+		t.Errorf("%d bytes", len(third))
+	}
+}
+
+// owner is what a host's owner does, as the lab's status has it.
+func (l testLab) owner(host string) []OwnerActivity {
+	l.t.Helper()
+	s, err := l.Status()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, site := range s.Sites {
+		for _, h := range site.Hosts {
+			if h.Name == host {
+				return h.Owner
+			}
+		}
+	}
+	l.t.Fatalf("no host %s", host)
+	return nil
+}
+
+// processorTime is what the processes of a control group have used.
+func processorTime(t *testing.T, groups hierarchies, path string) time.Duration {
+	t.Helper()
+	dir := filepath.Join(groups.roots[len(groups.roots)-1], path)
+	word, unit := readWord(filepath.Join(dir, "cpuacct.usage")), time.Nanosecond
+	if groups.second {
+		word, unit = readWord(filepath.Join(dir, "cpu.stat")), time.Microsecond
+		word, _, _ = strings.Cut(strings.TrimPrefix(word, "usage_usec "), "\n")
+	}
+	n, err := strconv.ParseInt(word, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(n) * unit
+}
+
+func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
+	groups := findHierarchies(cgroupRoot)
+	if len(groups.roots) == 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("missing: control groups for the processor's time")
+		}
+		t.Skip("missing: control groups for the processor's time")
+	}
+	l := up(t, Options{Name: "owned", Sites: 1, Hosts: 2, CPUs: map[string]float64{"a1": 0.25}})
+	for _, does := range []OwnerActivity{OwnerBusy, OwnerTypes, OwnerTypes} {
+		if err := l.Owner(deadline(t), "a1", does); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := l.owner("a1"); !slices.Equal(got, []OwnerActivity{OwnerBusy, OwnerTypes}) {
+		t.Errorf("the owner: %v", got)
+	}
+	if got := l.owner("a2"); len(got) != 0 {
+		t.Errorf("the owner of the other host: %v", got)
+	}
+	if out := l.must("a1", "who"); strings.Count(out, ownerUser) != 1 {
+		t.Errorf("logged in: %s", out)
+	}
+	used := func() time.Duration { return processorTime(t, groups, groupPath("owned", "a1")) }
+	begun, before := time.Now(), used()
+	err := waitFor(deadline(t), time.Minute, "owner to use processor time", func() bool { return used()-before > 500*time.Millisecond })
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel may let a group have one period's share at the beginning and at the end.
+	passed := time.Since(begun)
+	if share := float64(used()-before) / float64(passed+200*time.Millisecond); share > 0.3 {
+		t.Errorf("the host used %.2f processors in %v, its share is 0.25", share, passed)
+	}
+	if err := l.Owner(deadline(t), "a1", OwnerAway); err != nil {
+		t.Fatal(err)
+	}
+	if got, who := l.owner("a1"), l.must("a1", "who"); len(got) != 0 || who != "" {
+		t.Errorf("after the owner went away: %v, logged in: %s", got, who)
+	}
+	if err := l.Owner(deadline(t), "a1", OwnerBusy); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.HostCrash(deadline(t), "a1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.HostStart(deadline(t), "a1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.owner("a1"); len(got) != 0 {
+		t.Errorf("the owner outlived a power failure: %v", got)
+	}
+	limit := map[bool]string{false: "cpu.cfs_quota_us", true: "cpu.max"}[groups.second]
+	if quota := readWord(filepath.Join(groups.roots[0], groupPath("owned", "a1"), limit)); !strings.HasPrefix(quota, "25000") {
+		t.Errorf("the host's share after a power failure: %s", quota)
+	}
+	if err := Down(deadline(t), "owned", nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range groups.members(groupPath("owned", "")) {
+		if _, err := os.Stat(file); err == nil {
+			t.Errorf("left: %s", file)
+		}
+	}
+}
+
+func readWord(path string) string {
+	data, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(data))
+}
