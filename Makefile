@@ -7,22 +7,29 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build generate demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: help setup build programs provider generate demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-setup: ## install Debian packages and Go, where missing
-	@scripts/setup.sh
+# Each target installs the Debian packages that it needs itself: the lists are in scripts/packages.
+setup: ## install what building needs: Debian packages and Go, where missing
+	@scripts/setup.sh build
 
 build: setup ## build watari, watari-agent, watari-guest and PM's provider for guests into build/bin
-	@echo "== building"
-	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -o $(BIN)/watari ./cmd/watari
-	@CGO_ENABLED=1 $(GO) build $(LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
-	@CGO_ENABLED=0 $(GO) build $(LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
-	@$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
-	@strip --strip-unneeded -o $(BIN)/libpm-fi.so build/pm/libpm-fi.so
+	@scripts/quietly build "building Watari" $(MAKE) --no-print-directory programs
+	@scripts/quietly build-pm "building PM's provider" $(MAKE) --no-print-directory provider
+
+# These two build and install nothing.
+programs:
+	CGO_ENABLED=0 $(GO) build $(LDFLAGS) -o $(BIN)/watari ./cmd/watari
+	CGO_ENABLED=1 $(GO) build $(LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
+	CGO_ENABLED=0 $(GO) build $(LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
+provider:
+	$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
+	strip --strip-unneeded -o $(BIN)/libpm-fi.so build/pm/libpm-fi.so
 
 demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
+	@scripts/setup.sh build demo
 	@scripts/demo.sh
 
 test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up all it needs (root)
@@ -30,11 +37,12 @@ test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 40m ./test/
 
 test-unit: build
+	@scripts/setup.sh build demo generate test
 	@echo "== unit tests"
 	@$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -timeout 30m $$($(GO) list ./... | grep -v '^watari/test$$')
 
 test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI programs (root for Debian packages only)
-	@scripts/setup.sh $$(grep -v '^\#' pm/packages)
+	@scripts/setup.sh build pm/packages
 	@echo "== PM: library and provider"
 	@$(PM) -j$$(nproc) test
 	@echo "== PM: models, all interleavings"
@@ -48,7 +56,7 @@ test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI prog
 	@$(PM) test-mpi
 
 test-guests: build ## PM between two real guests, with shared memory and verbs devices (root)
-	@scripts/setup.sh $$(grep -v '^\#' pm/packages)
+	@scripts/setup.sh build demo pm/packages
 	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@echo "== PM: between real guests"
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
@@ -58,14 +66,16 @@ test-full: lint test-unit test-pm test-guests ## all tests, also every kind of b
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 
-lint: setup ## formatting, vet, shell scripts
+lint: ## formatting, vet, shell scripts
+	@scripts/setup.sh build lint
 	@echo "== lint"
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
 	@$(GO) vet ./...
-	@shellcheck scripts/*.sh
+	@shellcheck scripts/*.sh scripts/quietly
 	@$(PM) lint
 
-generate: setup ## regenerate the Go code of api/ from its protobuf files
+generate: ## regenerate the Go code of api/ from its protobuf files
+	@scripts/setup.sh build generate
 	@$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
 	@PATH=$(CURDIR)/$(BIN):$$PATH protoc -I api --go_out=. --go_opt=module=watari --connect-go_out=. --connect-go_opt=module=watari api/watari/v1/*.proto
 

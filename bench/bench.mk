@@ -1,25 +1,28 @@
 # bench.mk: targets of the benchmarks; each writes build/reports/<name>.json.
 .PHONY: bench-overlay
-bench-overlay: setup ## network: Watari's routes and WireGuard against bare links, bare WireGuard and OpenVPN (root)
+bench-overlay: ## network: Watari's routes and WireGuard against bare links, bare WireGuard and OpenVPN (root)
+	@scripts/setup.sh build bench-overlay
 	@$(GO) build -o $(BIN)/wireguard-go golang.zx2c4.com/wireguard
 	@$(GO) build -o $(BIN)/bench-overlay ./bench/overlay
 	@$(BIN)/bench-overlay
 
 .PHONY: bench-start
 bench-start: build ## four guests from nothing to a finished mpirun: forked, booted, and a stock Debian (root)
+	@scripts/setup.sh build demo bench-start
 	@$(GO) run ./bench/start
 
 .PHONY: bench-migrate
 bench-migrate: build ## live migration under an MPI ping-pong, against virsh migrate --live (root)
-	@scripts/setup.sh libopenmpi-dev openmpi-bin openssl
+	@scripts/setup.sh build demo bench-migrate
 	@$(GO) run ./bench/migrate
 
 .PHONY: bench-idle
 bench-idle: build ## CPU time and memory of manager and agent with sixteen idle guests (root)
+	@scripts/setup.sh build demo
 	@$(GO) run ./bench/idle
 
 .PHONY: bench-pm
 bench-pm: build ## PM, and MPI over it, against what three MPIs and libfabric have: on one machine, between two, between guests (root)
-	@scripts/setup.sh $$(grep -v '^\#' pm/packages) mpich libmpich-dev gnuplot-nox
+	@scripts/setup.sh build demo pm/packages bench-pm
 	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@$(GO) run ./bench/pm

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # demo.sh - the main job: a LAMMPS run over two sites, once left alone, once with a guest moved to the other site
-# and back while it runs. Every step is a command that a user would type.
+# and back while it runs. Every step is a command that a user would type. Programs' whole output is in build/demo and
+# build/log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/build/bin:$PATH
@@ -14,6 +15,7 @@ say() { printf '\n== %s\n' "$*"; }
 run() { printf '\n$ watari %s\n' "$*"; watari "$@"; }
 now() { date +%s.%N; }
 since() { echo "$(now) $1" | awk '{printf "%.2f", $1 - $2}'; }
+took() { printf '   %.1f s\n' "$1"; }
 
 started_manager=
 finish() {
@@ -43,24 +45,30 @@ run host list
 
 say "an image with Open MPI and LAMMPS, from Debian's packages (kept for the next time)"
 begin=$(now)
-run image build mpi --packages openmpi-bin,lammps
+scripts/quietly image '$ watari image build mpi --packages openmpi-bin,lammps' watari image build mpi --packages openmpi-bin,lammps
 image_s=$(since "$begin")
+tail -n 1 build/log/image.log
 
 say "a cluster of four guests over both sites"
 begin=$(now)
 run cluster create "$cluster" --guests 4 --vcpus 1 --memory 512M --image mpi --spread site --wait
 ready_s=$(since "$begin")
+took "$ready_s"
 run guest list "$cluster"
 
-melt() { # melt LOG: run the melt, its output to the terminal, its log to LOG
+melt() { # melt LOG: run the melt, and collect its log as LOG
     watari run "$cluster" --stage examples/melt/in.melt --collect "log.lammps:$1" -- lmp -in in.melt
 }
+digest() { # of what LAMMPS prints: every fifth line of the table, and the time
+    awk '/^ *Step /{inside=1; print; fflush(); next} /^Loop time/{inside=0; print} inside && $1 % 50 == 0 {print; fflush()}'
+}
 
-say "the melt, left alone"
+say "the melt, left alone (every fifth line of its output; the rest is in $work/undisturbed.out)"
 printf '$ watari run %s --stage examples/melt/in.melt --collect log.lammps:%s -- lmp -in in.melt\n' "$cluster" "$work/undisturbed.log"
 begin=$(now)
-melt "$work/undisturbed.log" | tee "$work/undisturbed.out"
+melt "$work/undisturbed.log" 2>&1 | tee "$work/undisturbed.out" | digest || { tail -n 20 "$work/undisturbed.out"; exit 1; }
 undisturbed_s=$(since "$begin")
+took "$undisturbed_s"
 
 say "the melt again; $guest moves to the other site while it runs, and back"
 # The step that the program printed last.
@@ -73,7 +81,7 @@ while [ "$(step)" -lt 20 ]; do
     kill -0 "$background" 2>/dev/null || { cat "$work/migrated.out"; echo "the run ended before the guest was moved"; exit 1; }
     sleep 0.2
 done
-site_of() { watari -o json guest show "$guest" | python3 -c 'import json,sys; g=json.load(sys.stdin); g=g[0] if isinstance(g,list) else g; print(g["host"][0])'; }
+site_of() { watari guest list "$cluster" | awk -v guest="$guest" '$1 == guest {print substr($3, 1, 1)}'; } # b1 is of site b
 other() { if [ "$1" = a ]; then echo b; else echo a; fi; }
 home=$(site_of)
 begin_step=$(step)
@@ -87,9 +95,11 @@ if [ "$end_step" -lt 150 ]; then
     watari -o json migrate "$guest" --to-site "$home" > "$work/back.json"
     back=(--back "$work/back.json" --back-end-step "$(step)")
 fi
-wait "$background"; background=
+wait "$background" || { tail -n 20 "$work/migrated.out"; exit 1; }
+background=
 migrated_s=$(since "$begin")
-tail -n 25 "$work/migrated.out"
+digest < "$work/migrated.out"
+took "$migrated_s"
 
 say "result"
 acceleration=$(watari -o json host list | grep -q KVM && echo kvm || echo "tcg (no usable KVM here)")

@@ -1,30 +1,62 @@
 #!/usr/bin/env bash
-# setup.sh [PACKAGE...] - install what building and testing need: Debian packages (those named too) and a Go
-# toolchain. Safe to repeat.
+# setup.sh [LIST...] - install what is missing of a Go toolchain and of the Debian packages in the lists. A list is a file
+# of package names; a bare word means scripts/packages/WORD. Without a list: build. Safe to repeat.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-PATH=${PATH//"$PWD/build/bin:"/} # build/bin/go is a link to what is looked for here
+PATH=${PATH//"$PWD/build/bin:"/} # build/bin/go is a link to the Go that find_go looks for
 
-say() { printf '== %s\n' "$*"; }
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+as_root=(env)
+[ "$(id -u)" = 0 ] || as_root=(sudo env)
+apt=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends)
 
+# A package must not start a daemon on a machine that is not ours: Debian asks policy-rc.d before each start. The
+# machine's own policy is put aside meanwhile.
+policy=/usr/sbin/policy-rc.d
+mark="written by Watari's scripts/setup.sh"
+forbid_starts() {
+    if [ -e "$policy" ] && ! grep -qs "$mark" "$policy"; then "${as_root[@]}" mv "$policy" "$policy.watari-saved"; fi
+    printf '#!/bin/sh\n# %s: no daemon is started during an installation\nexit 101\n' "$mark" |
+        "${as_root[@]}" install -m 755 /dev/stdin "$policy"
+}
+restore_starts() {
+    if grep -qs "$mark" "$policy"; then "${as_root[@]}" rm -f "$policy"; fi
+    if [ -e "$policy.watari-saved" ]; then "${as_root[@]}" mv "$policy.watari-saved" "$policy"; fi
+}
+
+# A package may also enable its daemons for the next boot. That is undone for those just installed.
+disable_units() {
+    command -v systemctl >/dev/null || return 0
+    local units
+    units=$(dpkg -L "$@" | sed -nE 's,^(/usr)?/lib/systemd/system/([^/@]+\.(service|socket|timer|path))$,\2,p')
+    for unit in $units; do
+        if [ "$(systemctl is-enabled "$unit" 2>/dev/null)" = enabled ]; then "${as_root[@]}" systemctl disable -q "$unit"; fi
+    done
+}
+
+lists=()
+for list in "${@:-build}"; do
+    case $list in */*) lists+=("$list") ;; *) lists+=("scripts/packages/$list") ;; esac
+done
 missing=()
 while read -r package; do
-    case $package in ''|'#'*) continue ;; esac
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
-done < <(cat scripts/packages; printf "%s\n" "$@")
+done < <(sed 's/#.*//; /^[[:space:]]*$/d' "${lists[@]}" | sort -u)
 if [ "${#missing[@]}" -gt 0 ]; then
-    say "installing ${#missing[@]} Debian packages: ${missing[*]}"
-    as_root apt-get update -q
-    # Daemons that a package would start belong to whoever runs the machine, so none is started here.
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+    trap restore_starts EXIT
+    forbid_starts
+    scripts/quietly apt-update "updating apt's lists" "${apt[@]}" update
+    scripts/quietly apt-install "installing ${#missing[@]} Debian packages, none of whose services is started: ${missing[*]}" \
+        "${apt[@]}" install "${missing[@]}"
+    disable_units "${missing[@]}"
+    restore_starts
+    trap - EXIT
 fi
 
 # libvirt's daemon does not start its QEMU driver without this user, which Debian's libvirt-daemon-system makes;
 # that package would also start a daemon and a network on this machine.
 if ! getent passwd libvirt-qemu >/dev/null; then
-    say "making the system user libvirt-qemu"
-    as_root useradd --system --user-group --no-create-home --home-dir /var/lib/libvirt --shell /usr/sbin/nologin libvirt-qemu
+    echo "== making the system user libvirt-qemu, without which libvirt runs no guest"
+    "${as_root[@]}" useradd --system --user-group --no-create-home --home-dir /var/lib/libvirt --shell /usr/sbin/nologin libvirt-qemu
 fi
 
 # Any Go from 1.21 on fetches the exact toolchain that go.mod names; Debian 12's own (1.19) does not.
@@ -37,16 +69,14 @@ find_go() {
     return 1
 }
 if ! find_go >/dev/null; then
-    say "installing Go from Debian's backports"
     if ! grep -rqs bookworm-backports /etc/apt/sources.list /etc/apt/sources.list.d; then
         # shellcheck disable=SC2016 # $(SITE) is apt's own
         mirror=$(apt-get indextargets --format '$(SITE)' 'Codename: bookworm' | head -n 1)
-        [ -n "$mirror" ] || { echo "setup: apt has no source for Debian's bookworm, from which Go would be had: add one to /etc/apt/sources.list" >&2; exit 1; }
-        echo "deb $mirror bookworm-backports main" | as_root tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
+        [ -n "$mirror" ] || { echo "setup: apt has no source for Debian's bookworm, which Go comes from: add one to /etc/apt/sources.list" >&2; exit 1; }
+        echo "deb $mirror bookworm-backports main" | "${as_root[@]}" tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
     fi
-    as_root apt-get update -q
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q -t bookworm-backports golang-1.24-go
+    scripts/quietly apt-update "updating apt's lists, with Debian's backports for Go" "${apt[@]}" update
+    scripts/quietly apt-go "installing Go from Debian's backports" "${apt[@]}" install -t bookworm-backports golang-1.24-go
 fi
 mkdir -p build/bin
 ln -sfn "$(find_go)" build/bin/go
-say "Go: $(build/bin/go version)"
