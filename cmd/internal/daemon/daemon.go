@@ -1,5 +1,6 @@
-// Package daemon starts programs that go on without their parent, and ends them later, by pid files. A pid file
-// names the process so that another one which got the same number is not taken for it.
+// Package daemon starts programs that go on without their parent, and ends them later: by a systemd unit where there is
+// one for the program, else by a pid file. A pid file names the process so that another one which got the same number is
+// not taken for it.
 package daemon
 
 import (
@@ -23,6 +24,8 @@ type Spec struct {
 	Env []string
 	// PIDFile and Log are paths; their folders are made. The log is appended to.
 	PIDFile, Log string
+	// Unit is the systemd unit that runs the daemon if it is for this very program; "": systemd is not asked.
+	Unit string
 }
 
 // poll is how often a process's end is looked for.
@@ -31,12 +34,19 @@ const poll = 20 * time.Millisecond
 // Process is a daemon that runs.
 type Process struct {
 	identity
-	spec Spec
-	end  chan struct{} // closed when a child of this process has ended; nil for another's
+	spec     Spec
+	end      chan struct{} // closed when a child of this process has ended; nil for another's
+	unit     bool          // systemd runs it, by spec.Unit; identity has no more than the pid then
+	restarts int           // how often systemd had started the unit again when it was found
 }
 
-// Start starts a daemon in a session of its own and writes its pid file. It does not wait until it serves.
+// Start starts a daemon by its unit, or in a session of its own with a pid file. It does not wait until it serves.
 func Start(spec Spec) (*Process, error) {
+	if spec.Unit != "" {
+		if process, err := startUnit(spec); process != nil || err != nil {
+			return process, err
+		}
+	}
 	for _, path := range []string{spec.PIDFile, spec.Log} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return nil, fmt.Errorf("start %s: %w", spec.Name, err)
@@ -70,8 +80,11 @@ func Start(spec Spec) (*Process, error) {
 	return process, nil
 }
 
-// Ended says whether a daemon that this process started has ended.
+// Ended says whether a daemon that this process started or found has ended.
 func (p *Process) Ended() bool {
+	if p.unit {
+		return p.unitEnded()
+	}
 	select {
 	case <-p.end:
 		return true
@@ -82,11 +95,27 @@ func (p *Process) Ended() bool {
 
 // Died is the error of a daemon that ended when it should not have, with the end of its log.
 func (p *Process) Died() error {
+	if p.unit {
+		return fmt.Errorf("the %s ended at once, and systemd goes on trying; its log (%s) ends with:\n%s", p.spec.Name, p.Log(), journal(p.spec.Unit, 8))
+	}
 	return fmt.Errorf("the %s ended at once; its log %s ends with:\n%s", p.spec.Name, p.spec.Log, LastLines(p.spec.Log, 8))
 }
 
-// Running finds the daemon of a pid file; nil where it does not run.
+// Log is where the daemon's log is read: a path, or a command.
+func (p *Process) Log() string {
+	if p.unit {
+		return "journalctl -u " + p.spec.Unit
+	}
+	return p.spec.Log
+}
+
+// Running finds the daemon of a unit or pid file; nil where it does not run.
 func Running(spec Spec) (*Process, error) {
+	if spec.Unit != "" {
+		if process, err := runningUnit(spec); process != nil || err != nil {
+			return process, err
+		}
+	}
 	found, err := read(spec.PIDFile)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -100,8 +129,12 @@ func Running(spec Spec) (*Process, error) {
 	return &Process{identity: found, spec: spec}, nil
 }
 
-// Stop ends a daemon with SIGTERM, and with SIGKILL when it has not ended after grace, and removes its pid file.
+// Stop ends a daemon with SIGTERM, and with SIGKILL when it has not ended after grace, and removes its pid file. A unit
+// is disabled and stopped, with its own timeout.
 func (p *Process) Stop(grace time.Duration) error {
+	if p.unit {
+		return p.stopUnit()
+	}
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		if err := p.signal(signal); err != nil {
 			return fmt.Errorf("end the %s (pid %d): %w", p.spec.Name, p.PID, err)

@@ -24,7 +24,7 @@ func (u *up) startAgent(ctx context.Context) error {
 		u.lines.Notef("the agent runs already, pid %d", process.PID)
 		return u.awaitAgent(ctx, process, u.hasCertificate())
 	}
-	path, err := program("watari-agent")
+	path, err := Program("watari-agent")
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before boo
 	info := host.GetInfo()
 	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent's pid is %d, its log %s", u.Name, info.GetSite(),
 		output.State(host.GetState()), output.Count(int(info.GetCores()), "core"), output.Size(info.GetMemoryBytes()),
-		acceleration(info.GetAcceleration()), process.PID, u.agent().Log)
+		acceleration(info.GetAcceleration()), process.PID, process.Log())
 	for _, problem := range host.GetProblems() {
 		u.lines.Notef("host %s: %s", u.Name, problem)
 	}

@@ -108,6 +108,6 @@ func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before
 		u.lines.Notef("the agent runs, pid %d, and goes on trying: %s", process.PID, why)
 		return nil
 	}
-	u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, u.agent().Log)
+	u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, process.Log())
 	return nil
 }

@@ -78,7 +78,7 @@ func guestOf(path string) (name, uid string) {
 
 // endGuests has the agent's program end this machine's guests and take the overlay's part here away.
 func endGuests(ctx context.Context, l layout) error {
-	path, err := program("watari-agent")
+	path, err := Program("watari-agent")
 	if err != nil {
 		return err
 	}

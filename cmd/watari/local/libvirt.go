@@ -31,13 +31,16 @@ func answers(socket string) bool {
 	return true
 }
 
-func libvirtAnswers() bool {
+func libvirtAnswers() bool { return LibvirtSocket() != "" }
+
+// LibvirtSocket is where a libvirt daemon answers; "": none does.
+func LibvirtSocket() string {
 	for _, socket := range libvirtSockets {
 		if answers(socket) {
-			return true
+			return socket
 		}
 	}
-	return false
+	return ""
 }
 
 // startLibvirt starts libvirt's daemons where none answers. With systemd they are started by being asked.
@@ -63,7 +66,7 @@ func (u *up) startLibvirt(ctx context.Context) error {
 }
 
 func (u *up) startOne(ctx context.Context, name, socket string, args ...string) error {
-	path, err := program(name)
+	path, err := Program(name)
 	if err != nil {
 		return err
 	}

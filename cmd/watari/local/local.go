@@ -93,10 +93,20 @@ func (l layout) daemon(name, folder string) daemon.Spec {
 	return daemon.Spec{Name: name, PIDFile: filepath.Join(l.state, "up", name+".pid"), Log: filepath.Join(l.state, folder, name+".log")}
 }
 
-func (l layout) manager() daemon.Spec  { return l.daemon("manager", "manager") }
-func (l layout) agent() daemon.Spec    { return l.daemon("agent", "agent") }
+func (l layout) manager() daemon.Spec  { return l.service("manager") }
+func (l layout) agent() daemon.Spec    { return l.service("agent") }
 func (l layout) libvirtd() daemon.Spec { return l.daemon("libvirtd", "libvirt") }
 func (l layout) virtlogd() daemon.Spec { return l.daemon("virtlogd", "libvirt") }
+
+// service is a daemon that has a systemd unit where Watari is installed as a package. The units are for the default
+// state alone.
+func (l layout) service(name string) daemon.Spec {
+	spec := l.daemon(name, name)
+	if _, err := os.Stat("/run/systemd/system"); err == nil && l.state == defaultState { // sd_booted(3)
+		spec.Unit = "watari-" + name + ".service"
+	}
+	return spec
+}
 
 // load reads the options of the last `watari up`, if there was one.
 func (l layout) load() (options, error) {
@@ -133,8 +143,8 @@ func needRoot(command string) error {
 	return fmt.Errorf("%s needs root, since it sets up networks and virtual machines: sudo %s", command, command)
 }
 
-// program finds a program beside this one, or on the PATH, or among the administrator's.
-func program(name string) (string, error) {
+// Program finds a program beside this one, or on the PATH, or among the administrator's.
+func Program(name string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)
 		if info, err := os.Stat(beside); err == nil && info.Mode().IsRegular() {

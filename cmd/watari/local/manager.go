@@ -48,7 +48,7 @@ func (u *up) startManager(ctx context.Context) error {
 		return err
 	}
 	if began {
-		u.lines.Notef("manager %s runs, pid %d, listening on %s; its log is %s", version, process.PID, u.Listen, spec.Log)
+		u.lines.Notef("manager %s runs, pid %d, listening on %s; its log is %s", version, process.PID, u.Listen, process.Log())
 	} else {
 		u.lines.Notef("the manager runs already, pid %d", process.PID)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,9 +32,13 @@ becomes a host of a manager elsewhere. What already runs is left as it is, so th
 Several managers, of which one leads, share an etcd cluster and a folder of images' content: give each --etcd-endpoints
 and --blobs.
 
-The options are kept for the next time; a machine that was started anew needs only "watari up". The manager's log is
-/var/lib/watari/manager/manager.log, the agent's /var/lib/watari/agent/agent.log. Where no libvirt daemon answers, one is
-started, which listens on no network. "watari down" ends what this command began.`
+Where Watari is installed as a package and systemd runs, manager and agent are run by the units watari-manager and
+watari-agent, which start them at boot too; their logs are in the journal (journalctl -u watari-agent). Otherwise they
+are daemons of their own, whose logs are /var/lib/watari/manager/manager.log and /var/lib/watari/agent/agent.log.
+
+The options are kept for the next time: after a boot without units, "watari up" is enough. Where no libvirt daemon
+answers, one is started, which listens on no network. "watari down" ends what this command began; "watari doctor" says
+what a machine lacks.`
 
 // up is one `watari up` under way.
 type up struct {
@@ -212,7 +217,14 @@ func (u *up) steps(ctx context.Context) error {
 	if err := u.startLibvirt(ctx); err != nil {
 		return err
 	}
-	return u.startAgent(ctx)
+	if err := u.startAgent(ctx); err != nil {
+		return err
+	}
+	if text, err := os.ReadFile("/proc/sys/vm/unprivileged_userfaultfd"); err == nil && strings.TrimSpace(string(text)) == "0" {
+		u.lines.Notef("QEMU, which is no root, may not use userfaultfd, without which guests cannot be saved while they run: " +
+			"sysctl vm.unprivileged_userfaultfd=1, and in /etc/sysctl.d")
+	}
+	return nil
 }
 
 // start starts a daemon unless it runs.
