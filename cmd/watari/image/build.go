@@ -129,22 +129,27 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 	return recipe, findBeside(&recipe, filepath.Dir(program))
 }
 
-// findBeside fills in the programs that go into an image and are not named, from the folder of this program. The guest
-// agent has to be there.
+// findBeside fills in the programs that go into an image and are not named. They are in the folder of this program where
+// Watari was built, and in ../libexec/watari where it is installed. The guest agent has to be there.
 func findBeside(recipe *image.Recipe, folder string) error {
+	find := func(name string) string {
+		for _, path := range []string{filepath.Join(folder, name), filepath.Join(folder, "..", "libexec", "watari", name)} {
+			if _, err := os.Stat(path); err == nil {
+				return path
+			}
+		}
+		return ""
+	}
 	if recipe.GuestAgent == "" {
-		recipe.GuestAgent = filepath.Join(folder, "watari-guest")
-		if _, err := os.Stat(recipe.GuestAgent); err != nil {
-			return fmt.Errorf("the guest agent is not beside this program (%s): build it, or name it by --guest-agent", recipe.GuestAgent)
+		if recipe.GuestAgent = find("watari-guest"); recipe.GuestAgent == "" {
+			return fmt.Errorf("the guest agent is not beside this program (%s): build it, or name it by --guest-agent", filepath.Join(folder, "watari-guest"))
 		}
 	}
-	switch beside := filepath.Join(folder, image.Provider); recipe.PM {
+	switch recipe.PM {
 	case "none":
 		recipe.PM = ""
 	case "":
-		if _, err := os.Stat(beside); err == nil {
-			recipe.PM = beside
-		}
+		recipe.PM = find(image.Provider)
 	}
 	return nil
 }

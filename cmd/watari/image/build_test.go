@@ -57,3 +57,21 @@ func TestPMIsTakenFromBesideThisProgramUnlessSaidOtherwise(t *testing.T) {
 		}
 	}
 }
+
+func TestInstalledProgramsAreTakenFromLibexec(t *testing.T) {
+	top := t.TempDir()
+	libexec := filepath.Join(top, "libexec", "watari")
+	if err := os.MkdirAll(libexec, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"watari-guest", image.Provider} {
+		if err := os.WriteFile(filepath.Join(libexec, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recipe := image.Recipe{}
+	err := findBeside(&recipe, filepath.Join(top, "bin"))
+	if err != nil || filepath.Dir(recipe.GuestAgent) != libexec || filepath.Dir(recipe.PM) != libexec {
+		t.Errorf("%v, %+v", err, recipe)
+	}
+}
