@@ -36,6 +36,11 @@ func run(args []string) error {
 				return err
 			}
 			return nil
+		case "probe":
+			if err := runProbe(args[1:], os.Stdout); !errors.Is(err, flag.ErrHelp) {
+				return err
+			}
+			return nil
 		case "version", "--version":
 			fmt.Println("watari-agent", version.Version)
 			return nil
@@ -101,14 +106,15 @@ func (l list) Set(text string) error {
 	return nil
 }
 
-func parse(args []string) (options, error) {
-	var o options
+// flags are the command line's, which fill in the options.
+func (o *options) flags() *flag.FlagSet {
 	hostname, _ := os.Hostname()
 	hostname, _, _ = strings.Cut(hostname, ".")
 	flags := flag.NewFlagSet("watari-agent", flag.ContinueOnError)
 	flags.Usage = func() {
 		fmt.Fprint(flags.Output(), "watari-agent [flags]: run guests on this host as the manager wants.\n"+
-			"watari-agent cleanup [--guests]: say which guests run here; with --guests, end them and take the network away.\n\nFlags:\n")
+			"watari-agent cleanup [--guests]: say which guests run here; with --guests, end them and take the network away.\n"+
+			"watari-agent probe: say, as JSON, how this host can run guests.\n\nFlags:\n")
 		flags.PrintDefaults()
 	}
 	flags.Var(list{&o.managers}, "manager", "`URL` of a manager, https://host:7070; may be repeated")
@@ -127,6 +133,12 @@ func parse(args []string) (options, error) {
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
 	flags.StringVar(&o.cgroup, "cgroup", "", "`path` of the control group whose processes are this host: load and processors are its own, not the machine's")
 	flags.BoolVar(&o.debug, "debug", false, "log every act")
+	return flags
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	flags := o.flags()
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

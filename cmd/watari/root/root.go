@@ -12,6 +12,7 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 	"watari/cmd/watari/cluster"
+	"watari/cmd/watari/doctor"
 	"watari/cmd/watari/guest"
 	"watari/cmd/watari/host"
 	"watari/cmd/watari/image"
@@ -75,7 +76,7 @@ func New(env *cli.Env) *cobra.Command {
 	root.AddGroup(&cobra.Group{ID: groupWork, Title: "Clusters and programs:"},
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
-	group(root, groupHosts, local.NewUp(env), local.NewDown(env), host.New(env), token.New(env), lab.New(env))
+	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), token.New(env), lab.New(env))
 	group(root, groupAdmin, newStatus(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	root.AddCommand(manager.Command()) // what `watari up` starts
 	cli.CompleteFiles(root, "config")

@@ -1,0 +1,64 @@
+package vm
+
+// describe.go - what a libvirt daemon says of its host, for people who set one up.
+
+import (
+	"context"
+	"fmt"
+
+	"libvirt.org/go/libvirt"
+	"libvirt.org/go/libvirtxml"
+)
+
+// Description is a host's hypervisor as people want to know it.
+type Description struct {
+	Libvirt, QEMU string // versions
+	User          string // that QEMU runs as
+	SecurityModel string // that confines QEMU: "apparmor", "selinux"; "": none
+}
+
+// Describe asks the daemon at uri once. It does not wait longer than ctx.
+func Describe(ctx context.Context, uri string) (Description, error) {
+	type answer struct {
+		description Description
+		err         error
+	}
+	answered := make(chan answer, 1)
+	go func() { // a daemon that hangs holds this goroutine
+		d, err := describe(uri)
+		answered <- answer{d, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.description, a.err
+	case <-ctx.Done():
+		return Description{}, fmt.Errorf("ask libvirt at %s: it does not answer: %w", uri, ctx.Err())
+	}
+}
+
+func describe(uri string) (Description, error) {
+	conn, err := libvirt.NewConnect(uri)
+	if err != nil {
+		return Description{}, fmt.Errorf("connect to libvirt at %s: %w", uri, err)
+	}
+	defer conn.Close()
+	library, err := conn.GetLibVersion()
+	if err != nil {
+		return Description{}, fmt.Errorf("read libvirt's version: %w", err)
+	}
+	d := Description{Libvirt: version(library)}
+	if emulator, err := conn.GetVersion(); err == nil { // no QEMU is no version
+		d.QEMU = version(emulator)
+	}
+	text, err := conn.GetCapabilities()
+	if err != nil {
+		return d, fmt.Errorf("read the host's capabilities: %w", err)
+	}
+	var caps libvirtxml.Caps
+	if err := caps.Unmarshal(text); err != nil {
+		return d, fmt.Errorf("read the host's capabilities: %w", err)
+	}
+	qemu, model := readConfinement(&caps, "qemu")
+	d.User, d.SecurityModel = userName(qemu), model
+	return d, nil
+}

@@ -1,0 +1,42 @@
+package main
+
+// probe.go - how this host can run guests, for `watari doctor`.
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"time"
+
+	"watari/agent/accel"
+	"watari/agent/vm"
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/probe"
+)
+
+// probeTime is for libvirt's answer.
+const probeTime = 10 * time.Second
+
+// runProbe writes a probe.Host as JSON.
+func runProbe(args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("watari-agent probe", flag.ContinueOnError)
+	uri := flags.String("libvirt", "qemu:///system", "`URI` of the libvirt daemon")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q; see watari-agent probe --help", flags.Arg(0))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	found := accel.Probe(ctx)
+	host := probe.Host{KVM: found.Kind == v1.AccelerationKind_ACCELERATION_KIND_KVM, Acceleration: found.Reason}
+	described, err := vm.Describe(ctx, *uri)
+	if err != nil {
+		host.LibvirtError = plain(err).Error()
+	}
+	host.Libvirt, host.QEMU, host.User, host.SecurityModel = described.Libvirt, described.QEMU, described.User, described.SecurityModel
+	return json.NewEncoder(out).Encode(host)
+}
