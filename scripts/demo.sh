@@ -12,7 +12,16 @@ work=build/demo
 rm -rf "$work"; mkdir -p "$work" build/reports
 
 say() { printf '\n== %s\n' "$*"; }
-run() { printf '\n$ watari %s\n' "$*"; watari "$@"; }
+run() { printf '\n$ watari %s\n' "$*"; brief watari "$@"; }
+# A terminal shows progress in place. Elsewhere each step is a line: the log gets them all, the reader those that tell the story.
+brief() {
+    if [ -t 2 ]; then "$@"; return; fi
+    local status=0
+    "$@" 2> >(tee -a "$work/demo.log" | grep --line-buffered -vE "$details" >&2) || status=$?
+    wait "$!" || true # for the filter, so that its last lines come before the next command's
+    return "$status"
+}
+details='^network namespace|^removed |^host .* ready$|^host .* is ready for guests|[0-9] %|starting on .*: (host|restoring|waits|giving|making a template: saving)|starting on [ab][0-9]+$|: (setting|resuming)'
 now() { date +%s.%N; }
 since() { echo "$(now) $1" | awk '{printf "%.2f", $1 - $2}'; }
 took() { printf '   %.1f s\n' "$1"; }
@@ -23,13 +32,13 @@ finish() {
     trap - EXIT INT TERM
     [ -z "${background:-}" ] || kill -INT "$background" 2>/dev/null || true
     if [ "$status" != 0 ]; then
-        say "the demo failed (status $status); what the manager says:"
+        say "the demo failed (status $status); each step is in $work/demo.log; what the manager says:"
         watari status || true
         watari events --last 20 || true
     fi
     say "cleaning up"
     watari cluster delete "$cluster" --wait >/dev/null 2>&1 || true
-    watari lab down --name "$lab" || true
+    brief watari lab down --name "$lab" || true
     [ -z "$started_manager" ] || watari down || true
     exit "$status"
 }
@@ -86,13 +95,13 @@ other() { if [ "$1" = a ]; then echo b; else echo a; fi; }
 home=$(site_of)
 begin_step=$(step)
 printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$(other "$home")" "$begin_step"
-watari -o json migrate "$guest" --to-site "$(other "$home")" > "$work/migration.json"
+brief watari -o json migrate "$guest" --to-site "$(other "$home")" > "$work/migration.json"
 end_step=$(step)
 watari guest list "$cluster"
 back=()
 if [ "$end_step" -lt 150 ]; then
     printf '\n$ watari migrate %s --to-site %s     # at step %s\n' "$guest" "$home" "$end_step"
-    watari -o json migrate "$guest" --to-site "$home" > "$work/back.json"
+    brief watari -o json migrate "$guest" --to-site "$home" > "$work/back.json"
     back=(--back "$work/back.json" --back-end-step "$(step)")
 fi
 wait "$background" || { tail -n 20 "$work/migrated.out"; exit 1; }
