@@ -5,9 +5,9 @@ GOTESTSUM = $(GO) tool gotestsum
 BIN := build/bin
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
-LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
+GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build programs provider generate demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: help setup build programs provider generate deb demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -19,11 +19,11 @@ build: setup ## build watari, watari-agent, watari-guest and PM's provider for g
 	@scripts/quietly build "building Watari" $(MAKE) --no-print-directory programs
 	@scripts/quietly build-pm "building PM's provider" $(MAKE) --no-print-directory provider
 
-# These two build and install nothing.
+# These two build, and install nothing. The packages' agent is position-independent (AGENT_FLAGS).
 programs:
-	CGO_ENABLED=0 $(GO) build $(LDFLAGS) -o $(BIN)/watari ./cmd/watari
-	CGO_ENABLED=1 $(GO) build $(LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
-	CGO_ENABLED=0 $(GO) build $(LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
+	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -o $(BIN)/watari ./cmd/watari
+	CGO_ENABLED=1 $(GO) build $(AGENT_FLAGS) $(GO_LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
+	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
 provider:
 	$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
 	strip --strip-unneeded -o $(BIN)/libpm-fi.so build/pm/libpm-fi.so
@@ -31,6 +31,11 @@ provider:
 demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
 	@scripts/setup.sh build demo
 	@scripts/demo.sh
+
+deb: ## build Debian packages into build/deb, and look them over with lintian
+	@scripts/setup.sh build deb
+	@scripts/quietly deb "building Debian packages" scripts/deb.sh
+	@ls build/deb/*.deb
 
 test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up all it needs (root)
 	@echo "== tests of the whole, in a lab with real guests"
@@ -71,7 +76,7 @@ lint: ## formatting, vet, shell scripts
 	@echo "== lint"
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
 	@$(GO) vet ./...
-	@shellcheck scripts/*.sh scripts/quietly
+	@shellcheck scripts/*.sh scripts/quietly scripts/deb-version debian/licences
 	@$(PM) lint
 
 generate: ## regenerate the Go code of api/ from its protobuf files
