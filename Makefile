@@ -44,7 +44,7 @@ test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up
 test-unit: build
 	@scripts/setup.sh build demo generate test
 	@echo "== unit tests"
-	@$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -timeout 30m $$($(GO) list ./... | grep -v '^watari/test$$')
+	@$(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -timeout 30m $$($(GO) list ./... | grep -v '^watari/test\(/packages\)\?$$')
 
 test-pm: ## PM's tests: library, provider, models, fuzzing, sanitizers, MPI programs (root for Debian packages only)
 	@scripts/setup.sh build pm/packages
@@ -67,7 +67,9 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
 test-full: export WATARI_TEST_FULL := 1
-test-full: lint test-unit test-pm test-guests ## all tests, also every kind of bad luck (root, about half an hour)
+test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind of bad luck (root, about half an hour)
+	@echo "== tests of the packages"
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 30m ./test/packages
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 
