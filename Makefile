@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build programs provider generate deb demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -36,6 +36,10 @@ deb: ## build Debian packages into build/deb, and look them over with lintian
 	@scripts/setup.sh build deb
 	@scripts/quietly deb "building Debian packages" scripts/deb.sh
 	@ls build/deb/*.deb
+
+tarball: build ## pack the programs for other distributions into build/watari-VERSION-linux-amd64.tar.xz
+	@scripts/quietly tarball "packing a tarball" scripts/tarball.sh
+	@tail -n 1 build/log/tarball.log
 
 test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up all it needs (root)
 	@echo "== tests of the whole, in a lab with real guests"
