@@ -86,6 +86,58 @@ func (GuestRole) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+type TemplateOrder int32
+
+const (
+	TemplateOrder_TEMPLATE_ORDER_UNSPECIFIED TemplateOrder = 0
+	TemplateOrder_TEMPLATE_ORDER_MAKE        TemplateOrder = 1
+	TemplateOrder_TEMPLATE_ORDER_WAIT        TemplateOrder = 2 // another host is at it
+	TemplateOrder_TEMPLATE_ORDER_FETCH       TemplateOrder = 3 // from the hosts that share the blob
+)
+
+// Enum value maps for TemplateOrder.
+var (
+	TemplateOrder_name = map[int32]string{
+		0: "TEMPLATE_ORDER_UNSPECIFIED",
+		1: "TEMPLATE_ORDER_MAKE",
+		2: "TEMPLATE_ORDER_WAIT",
+		3: "TEMPLATE_ORDER_FETCH",
+	}
+	TemplateOrder_value = map[string]int32{
+		"TEMPLATE_ORDER_UNSPECIFIED": 0,
+		"TEMPLATE_ORDER_MAKE":        1,
+		"TEMPLATE_ORDER_WAIT":        2,
+		"TEMPLATE_ORDER_FETCH":       3,
+	}
+)
+
+func (x TemplateOrder) Enum() *TemplateOrder {
+	p := new(TemplateOrder)
+	*p = x
+	return p
+}
+
+func (x TemplateOrder) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TemplateOrder) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (TemplateOrder) Type() protoreflect.EnumType {
+	return &file_watari_v1_agent_proto_enumTypes[1]
+}
+
+func (x TemplateOrder) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TemplateOrder.Descriptor instead.
+func (TemplateOrder) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 type GuestCondition int32
 
 const (
@@ -146,11 +198,11 @@ func (x GuestCondition) String() string {
 }
 
 func (GuestCondition) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_watari_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (GuestCondition) Type() protoreflect.EnumType {
-	return &file_watari_v1_agent_proto_enumTypes[1]
+	return &file_watari_v1_agent_proto_enumTypes[2]
 }
 
 func (x GuestCondition) Number() protoreflect.EnumNumber {
@@ -159,7 +211,62 @@ func (x GuestCondition) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GuestCondition.Descriptor instead.
 func (GuestCondition) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+type TemplateState int32
+
+const (
+	TemplateState_TEMPLATE_STATE_UNSPECIFIED TemplateState = 0
+	TemplateState_TEMPLATE_STATE_WANTED      TemplateState = 1
+	TemplateState_TEMPLATE_STATE_MAKING      TemplateState = 2
+	TemplateState_TEMPLATE_STATE_HELD        TemplateState = 3 // and can be fetched
+	TemplateState_TEMPLATE_STATE_FAILED      TemplateState = 4 // could not be made here
+)
+
+// Enum value maps for TemplateState.
+var (
+	TemplateState_name = map[int32]string{
+		0: "TEMPLATE_STATE_UNSPECIFIED",
+		1: "TEMPLATE_STATE_WANTED",
+		2: "TEMPLATE_STATE_MAKING",
+		3: "TEMPLATE_STATE_HELD",
+		4: "TEMPLATE_STATE_FAILED",
+	}
+	TemplateState_value = map[string]int32{
+		"TEMPLATE_STATE_UNSPECIFIED": 0,
+		"TEMPLATE_STATE_WANTED":      1,
+		"TEMPLATE_STATE_MAKING":      2,
+		"TEMPLATE_STATE_HELD":        3,
+		"TEMPLATE_STATE_FAILED":      4,
+	}
+)
+
+func (x TemplateState) Enum() *TemplateState {
+	p := new(TemplateState)
+	*p = x
+	return p
+}
+
+func (x TemplateState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TemplateState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_agent_proto_enumTypes[3].Descriptor()
+}
+
+func (TemplateState) Type() protoreflect.EnumType {
+	return &file_watari_v1_agent_proto_enumTypes[3]
+}
+
+func (x TemplateState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TemplateState.Descriptor instead.
+func (TemplateState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // MigrationOrder is the part of a migration that both hosts need.
@@ -648,21 +755,234 @@ func (x *NetworkWanted) GetMtu() uint32 {
 	return 0
 }
 
+// BlobPeer is another host that a blob is fetched from, or passed on to.
+type BlobPeer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // name and uid as in its certificate
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // of its tunnel, host:port
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlobPeer) Reset() {
+	*x = BlobPeer{}
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlobPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlobPeer) ProtoMessage() {}
+
+func (x *BlobPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
+func (*BlobPeer) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *BlobPeer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BlobPeer) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *BlobPeer) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// BlobShare says where a host fetches one blob, and which hosts may fetch it there.
+type BlobShare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	FromManager   bool                   `protobuf:"varint,2,opt,name=from_manager,json=fromManager,proto3" json:"from_manager,omitempty"` // this host fetches it from the manager for its site
+	Sources       []*BlobPeer            `protobuf:"bytes,3,rep,name=sources,proto3" json:"sources,omitempty"`                             // hosts to fetch it from, in this order
+	Readers       []*BlobPeer            `protobuf:"bytes,4,rep,name=readers,proto3" json:"readers,omitempty"`                             // hosts that may fetch it here
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`                               // for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlobShare) Reset() {
+	*x = BlobShare{}
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlobShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlobShare) ProtoMessage() {}
+
+func (x *BlobShare) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
+func (*BlobShare) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BlobShare) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *BlobShare) GetFromManager() bool {
+	if x != nil {
+		return x.FromManager
+	}
+	return false
+}
+
+func (x *BlobShare) GetSources() []*BlobPeer {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *BlobShare) GetReaders() []*BlobPeer {
+	if x != nil {
+		return x.Readers
+	}
+	return nil
+}
+
+func (x *BlobShare) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// TemplateShare says how a host comes by a template that it has asked for.
+type TemplateShare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Order         TemplateOrder          `protobuf:"varint,2,opt,name=order,proto3,enum=watari.v1.TemplateOrder" json:"order,omitempty"`
+	Blob          *Blob                  `protobuf:"bytes,3,opt,name=blob,proto3" json:"blob,omitempty"`     // FETCH: the packed template
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateShare) Reset() {
+	*x = TemplateShare{}
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateShare) ProtoMessage() {}
+
+func (x *TemplateShare) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
+func (*TemplateShare) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TemplateShare) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *TemplateShare) GetOrder() TemplateOrder {
+	if x != nil {
+		return x.Order
+	}
+	return TemplateOrder_TEMPLATE_ORDER_UNSPECIFIED
+}
+
+func (x *TemplateShare) GetBlob() *Blob {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *TemplateShare) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // HostWanted is all that is wanted of a host.
 type HostWanted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Term          uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`             // of the manager that leads; an older one's word is not taken
-	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // within the term
-	Guests        []*GuestWanted         `protobuf:"bytes,3,rep,name=guests,proto3" json:"guests,omitempty"`
-	Network       *NetworkWanted         `protobuf:"bytes,4,opt,name=network,proto3" json:"network,omitempty"`
-	Images        []*Image               `protobuf:"bytes,5,rep,name=images,proto3" json:"images,omitempty"` // to hold; others may be dropped when unused
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Term       uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`             // of the manager that leads; an older one's word is not taken
+	Generation uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // within the term
+	Guests     []*GuestWanted         `protobuf:"bytes,3,rep,name=guests,proto3" json:"guests,omitempty"`
+	Network    *NetworkWanted         `protobuf:"bytes,4,opt,name=network,proto3" json:"network,omitempty"`
+	Images     []*Image               `protobuf:"bytes,5,rep,name=images,proto3" json:"images,omitempty"` // to hold; others may be dropped when unused
+	// sharing: images and templates are fetched as blobs and templates say. False, as from an older manager: the host
+	// fetches images from the manager and makes templates itself.
+	Sharing       bool             `protobuf:"varint,6,opt,name=sharing,proto3" json:"sharing,omitempty"`
+	Blobs         []*BlobShare     `protobuf:"bytes,7,rep,name=blobs,proto3" json:"blobs,omitempty"`
+	Templates     []*TemplateShare `protobuf:"bytes,8,rep,name=templates,proto3" json:"templates,omitempty"`
+	TrustGroup    string           `protobuf:"bytes,9,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"` // the host's; a template that was fetched in another group is dropped
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +994,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +1007,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -725,6 +1045,34 @@ func (x *HostWanted) GetImages() []*Image {
 	return nil
 }
 
+func (x *HostWanted) GetSharing() bool {
+	if x != nil {
+		return x.Sharing
+	}
+	return false
+}
+
+func (x *HostWanted) GetBlobs() []*BlobShare {
+	if x != nil {
+		return x.Blobs
+	}
+	return nil
+}
+
+func (x *HostWanted) GetTemplates() []*TemplateShare {
+	if x != nil {
+		return x.Templates
+	}
+	return nil
+}
+
+func (x *HostWanted) GetTrustGroup() string {
+	if x != nil {
+		return x.TrustGroup
+	}
+	return ""
+}
+
 // GuestObserved is one guest as its host sees it.
 type GuestObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -748,7 +1096,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -760,7 +1108,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -773,7 +1121,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -874,6 +1222,152 @@ func (x *GuestObserved) GetLastLines() string {
 	return ""
 }
 
+// BlobObserved is a blob that a host holds or fetches.
+type BlobObserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Whole         bool                   `protobuf:"varint,2,opt,name=whole,proto3" json:"whole,omitempty"`                                // and verified
+	HaveBytes     uint64                 `protobuf:"varint,3,opt,name=have_bytes,json=haveBytes,proto3" json:"have_bytes,omitempty"`       // of one that is being fetched
+	FromOutside   bool                   `protobuf:"varint,4,opt,name=from_outside,json=fromOutside,proto3" json:"from_outside,omitempty"` // it is being fetched from the manager or from another site
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlobObserved) Reset() {
+	*x = BlobObserved{}
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlobObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlobObserved) ProtoMessage() {}
+
+func (x *BlobObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
+func (*BlobObserved) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *BlobObserved) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *BlobObserved) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+func (x *BlobObserved) GetHaveBytes() uint64 {
+	if x != nil {
+		return x.HaveBytes
+	}
+	return 0
+}
+
+func (x *BlobObserved) GetFromOutside() bool {
+	if x != nil {
+		return x.FromOutside
+	}
+	return false
+}
+
+// TemplateObserved is a template that a host holds, makes or asks for.
+type TemplateObserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"` // equal where a template made on one host serves on the other
+	State         TemplateState          `protobuf:"varint,2,opt,name=state,proto3,enum=watari.v1.TemplateState" json:"state,omitempty"`
+	Blob          *Blob                  `protobuf:"bytes,3,opt,name=blob,proto3" json:"blob,omitempty"`                               // HELD: the packed template
+	TrustGroup    string                 `protobuf:"bytes,4,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"` // HELD: in which it was fetched; empty: it was made here
+	MakingMs      uint32                 `protobuf:"varint,5,opt,name=making_ms,json=makingMs,proto3" json:"making_ms,omitempty"`      // how long it took to make, on the host that made it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TemplateObserved) Reset() {
+	*x = TemplateObserved{}
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TemplateObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TemplateObserved) ProtoMessage() {}
+
+func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
+func (*TemplateObserved) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TemplateObserved) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *TemplateObserved) GetState() TemplateState {
+	if x != nil {
+		return x.State
+	}
+	return TemplateState_TEMPLATE_STATE_UNSPECIFIED
+}
+
+func (x *TemplateObserved) GetBlob() *Blob {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *TemplateObserved) GetTrustGroup() string {
+	if x != nil {
+		return x.TrustGroup
+	}
+	return ""
+}
+
+func (x *TemplateObserved) GetMakingMs() uint32 {
+	if x != nil {
+		return x.MakingMs
+	}
+	return 0
+}
+
 // HostObserved is all that an agent sees.
 type HostObserved struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -885,13 +1379,18 @@ type HostObserved struct {
 	NetworkGeneration uint64                 `protobuf:"varint,6,opt,name=network_generation,json=networkGeneration,proto3" json:"network_generation,omitempty"` // in force
 	Images            []string               `protobuf:"bytes,7,rep,name=images,proto3" json:"images,omitempty"`                                                 // digests held whole
 	Problems          []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                             // what is wrong on this host, for `watari status`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	Sharing           bool                   `protobuf:"varint,9,opt,name=sharing,proto3" json:"sharing,omitempty"`                                              // the agent can fetch blobs from other hosts and pass them on
+	Blobs             []*BlobObserved        `protobuf:"bytes,10,rep,name=blobs,proto3" json:"blobs,omitempty"`
+	Templates         []*TemplateObserved    `protobuf:"bytes,11,rep,name=templates,proto3" json:"templates,omitempty"`
+	// fetch_bytes_per_second: how fast blobs came from the manager last; 0: not known.
+	FetchBytesPerSecond uint64 `protobuf:"varint,12,opt,name=fetch_bytes_per_second,json=fetchBytesPerSecond,proto3" json:"fetch_bytes_per_second,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +1402,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1415,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -975,6 +1474,34 @@ func (x *HostObserved) GetProblems() []string {
 	return nil
 }
 
+func (x *HostObserved) GetSharing() bool {
+	if x != nil {
+		return x.Sharing
+	}
+	return false
+}
+
+func (x *HostObserved) GetBlobs() []*BlobObserved {
+	if x != nil {
+		return x.Blobs
+	}
+	return nil
+}
+
+func (x *HostObserved) GetTemplates() []*TemplateObserved {
+	if x != nil {
+		return x.Templates
+	}
+	return nil
+}
+
+func (x *HostObserved) GetFetchBytesPerSecond() uint64 {
+	if x != nil {
+		return x.FetchBytesPerSecond
+	}
+	return 0
+}
+
 type ConsoleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GuestUid      string                 `protobuf:"bytes,1,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
@@ -987,7 +1514,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1526,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1539,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -1055,7 +1582,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1594,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1607,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -1106,7 +1633,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1645,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1658,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -1150,7 +1677,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1689,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1702,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -1237,7 +1764,22 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06routes\x18\x02 \x03(\v2\x15.watari.v1.GuestRouteR\x06routes\x12)\n" +
 	"\x05peers\x18\x03 \x03(\v2\x13.watari.v1.PeerHostR\x05peers\x125\n" +
 	"\bclusters\x18\x04 \x03(\v2\x19.watari.v1.ClusterNetworkR\bclusters\x12\x10\n" +
-	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"\xce\x01\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"J\n" +
+	"\bBlobPeer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\"\xbc\x01\n" +
+	"\tBlobShare\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12!\n" +
+	"\ffrom_manager\x18\x02 \x01(\bR\vfromManager\x12-\n" +
+	"\asources\x18\x03 \x03(\v2\x13.watari.v1.BlobPeerR\asources\x12-\n" +
+	"\areaders\x18\x04 \x03(\v2\x13.watari.v1.BlobPeerR\areaders\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x8e\x01\n" +
+	"\rTemplateShare\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
+	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
+	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xed\x02\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -1246,7 +1788,12 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"generation\x12.\n" +
 	"\x06guests\x18\x03 \x03(\v2\x16.watari.v1.GuestWantedR\x06guests\x122\n" +
 	"\anetwork\x18\x04 \x01(\v2\x18.watari.v1.NetworkWantedR\anetwork\x12(\n" +
-	"\x06images\x18\x05 \x03(\v2\x10.watari.v1.ImageR\x06images\"\xd7\x03\n" +
+	"\x06images\x18\x05 \x03(\v2\x10.watari.v1.ImageR\x06images\x12\x18\n" +
+	"\asharing\x18\x06 \x01(\bR\asharing\x12*\n" +
+	"\x05blobs\x18\a \x03(\v2\x14.watari.v1.BlobShareR\x05blobs\x126\n" +
+	"\ttemplates\x18\b \x03(\v2\x18.watari.v1.TemplateShareR\ttemplates\x12\x1f\n" +
+	"\vtrust_group\x18\t \x01(\tR\n" +
+	"trustGroup\"\xd7\x03\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -1263,7 +1810,20 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x0fstopped_unix_ns\x18\f \x01(\x03R\rstoppedUnixNs\x12&\n" +
 	"\x0fresumed_unix_ns\x18\r \x01(\x03R\rresumedUnixNs\x12\x1d\n" +
 	"\n" +
-	"last_lines\x18\x0e \x01(\tR\tlastLines\"\xa9\x02\n" +
+	"last_lines\x18\x0e \x01(\tR\tlastLines\"~\n" +
+	"\fBlobObserved\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05whole\x18\x02 \x01(\bR\x05whole\x12\x1d\n" +
+	"\n" +
+	"have_bytes\x18\x03 \x01(\x04R\thaveBytes\x12!\n" +
+	"\ffrom_outside\x18\x04 \x01(\bR\vfromOutside\"\xb7\x01\n" +
+	"\x10TemplateObserved\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateStateR\x05state\x12#\n" +
+	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
+	"\vtrust_group\x18\x04 \x01(\tR\n" +
+	"trustGroup\x12\x1b\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xe2\x03\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -1274,7 +1834,12 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"generation\x12-\n" +
 	"\x12network_generation\x18\x06 \x01(\x04R\x11networkGeneration\x12\x16\n" +
 	"\x06images\x18\a \x03(\tR\x06images\x12\x1a\n" +
-	"\bproblems\x18\b \x03(\tR\bproblems\"s\n" +
+	"\bproblems\x18\b \x03(\tR\bproblems\x12\x18\n" +
+	"\asharing\x18\t \x01(\bR\asharing\x12-\n" +
+	"\x05blobs\x18\n" +
+	" \x03(\v2\x17.watari.v1.BlobObservedR\x05blobs\x129\n" +
+	"\ttemplates\x18\v \x03(\v2\x1b.watari.v1.TemplateObservedR\ttemplates\x123\n" +
+	"\x16fetch_bytes_per_second\x18\f \x01(\x04R\x13fetchBytesPerSecond\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -1292,7 +1857,12 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x0eGUEST_ROLE_RUN\x10\x01\x12\x15\n" +
 	"\x11GUEST_ROLE_ABSENT\x10\x02\x12\x17\n" +
 	"\x13GUEST_ROLE_INCOMING\x10\x03\x12\x17\n" +
-	"\x13GUEST_ROLE_OUTGOING\x10\x04*\xf1\x02\n" +
+	"\x13GUEST_ROLE_OUTGOING\x10\x04*{\n" +
+	"\rTemplateOrder\x12\x1e\n" +
+	"\x1aTEMPLATE_ORDER_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13TEMPLATE_ORDER_MAKE\x10\x01\x12\x17\n" +
+	"\x13TEMPLATE_ORDER_WAIT\x10\x02\x12\x18\n" +
+	"\x14TEMPLATE_ORDER_FETCH\x10\x03*\xf1\x02\n" +
 	"\x0eGuestCondition\x12\x1f\n" +
 	"\x1bGUEST_CONDITION_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18GUEST_CONDITION_STARTING\x10\x01\x12\x1b\n" +
@@ -1306,7 +1876,13 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x17GUEST_CONDITION_SENDING\x10\t\x12\x18\n" +
 	"\x14GUEST_CONDITION_SENT\x10\n" +
 	"\x12\x1f\n" +
-	"\x1bGUEST_CONDITION_SEND_FAILED\x10\v2\xdf\x01\n" +
+	"\x1bGUEST_CONDITION_SEND_FAILED\x10\v*\x99\x01\n" +
+	"\rTemplateState\x12\x1e\n" +
+	"\x1aTEMPLATE_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15TEMPLATE_STATE_WANTED\x10\x01\x12\x19\n" +
+	"\x15TEMPLATE_STATE_MAKING\x10\x02\x12\x17\n" +
+	"\x13TEMPLATE_STATE_HELD\x10\x03\x12\x19\n" +
+	"\x15TEMPLATE_STATE_FAILED\x10\x042\xdf\x01\n" +
 	"\fAgentService\x12:\n" +
 	"\x04Sync\x12\x15.watari.v1.HostWanted\x1a\x17.watari.v1.HostObserved(\x010\x01\x12B\n" +
 	"\aConsole\x12\x19.watari.v1.ConsoleRequest\x1a\x1a.watari.v1.ConsoleResponse0\x01\x12O\n" +
@@ -1324,61 +1900,79 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 	return file_watari_v1_agent_proto_rawDescData
 }
 
-var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
-	(GuestCondition)(0),          // 1: watari.v1.GuestCondition
-	(*MigrationOrder)(nil),       // 2: watari.v1.MigrationOrder
-	(*GuestWanted)(nil),          // 3: watari.v1.GuestWanted
-	(*GuestRoute)(nil),           // 4: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 5: watari.v1.PeerHost
-	(*ClusterNetwork)(nil),       // 6: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 7: watari.v1.NetworkWanted
-	(*HostWanted)(nil),           // 8: watari.v1.HostWanted
-	(*GuestObserved)(nil),        // 9: watari.v1.GuestObserved
-	(*HostObserved)(nil),         // 10: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 11: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 12: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 13: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 14: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 15: watari.v1.GuestShape
-	(*Image)(nil),                // 16: watari.v1.Image
-	(*Identity)(nil),             // 17: watari.v1.Identity
-	(*MigrationProgress)(nil),    // 18: watari.v1.MigrationProgress
-	(*HostInfo)(nil),             // 19: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 20: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 21: watari.v1.KeptConsole
+	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
+	(GuestCondition)(0),          // 2: watari.v1.GuestCondition
+	(TemplateState)(0),           // 3: watari.v1.TemplateState
+	(*MigrationOrder)(nil),       // 4: watari.v1.MigrationOrder
+	(*GuestWanted)(nil),          // 5: watari.v1.GuestWanted
+	(*GuestRoute)(nil),           // 6: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 7: watari.v1.PeerHost
+	(*ClusterNetwork)(nil),       // 8: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 9: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 10: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 11: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 12: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 13: watari.v1.HostWanted
+	(*GuestObserved)(nil),        // 14: watari.v1.GuestObserved
+	(*BlobObserved)(nil),         // 15: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 16: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 17: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 18: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 19: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 20: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 21: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 22: watari.v1.GuestShape
+	(*Image)(nil),                // 23: watari.v1.Image
+	(*Identity)(nil),             // 24: watari.v1.Identity
+	(*Blob)(nil),                 // 25: watari.v1.Blob
+	(*MigrationProgress)(nil),    // 26: watari.v1.MigrationProgress
+	(*HostInfo)(nil),             // 27: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 28: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 29: watari.v1.KeptConsole
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	15, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	16, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	17, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
-	2,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	4,  // 5: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	5,  // 6: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	6,  // 7: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	3,  // 8: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	7,  // 9: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	16, // 10: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	1,  // 11: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	18, // 12: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	19, // 13: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	20, // 14: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	9,  // 15: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	21, // 16: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	8,  // 17: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	11, // 18: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	13, // 19: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	10, // 20: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	12, // 21: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	14, // 22: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	20, // [20:23] is the sub-list for method output_type
-	17, // [17:20] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	22, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	23, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	24, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	4,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
+	6,  // 5: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	7,  // 6: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	8,  // 7: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	10, // 8: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	10, // 9: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	1,  // 10: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	25, // 11: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	5,  // 12: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	9,  // 13: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	23, // 14: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	11, // 15: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	12, // 16: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	2,  // 17: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	26, // 18: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	3,  // 19: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	25, // 20: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	27, // 21: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	28, // 22: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	14, // 23: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	15, // 24: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	16, // 25: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	29, // 26: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	13, // 27: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	18, // 28: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	20, // 29: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	17, // 30: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	19, // 31: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	21, // 32: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	30, // [30:33] is the sub-list for method output_type
+	27, // [27:30] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -1393,8 +1987,8 @@ func file_watari_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   13,
+			NumEnums:      4,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

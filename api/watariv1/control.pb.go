@@ -531,6 +531,102 @@ func (*RemoveHostResponse) Descriptor() ([]byte, []int) {
 	return file_watari_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
+type TrustHostRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"` // empty: the host trusts no other
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrustHostRequest) Reset() {
+	*x = TrustHostRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrustHostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrustHostRequest) ProtoMessage() {}
+
+func (x *TrustHostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrustHostRequest.ProtoReflect.Descriptor instead.
+func (*TrustHostRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *TrustHostRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TrustHostRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type TrustHostResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *Host                  `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrustHostResponse) Reset() {
+	*x = TrustHostResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrustHostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrustHostResponse) ProtoMessage() {}
+
+func (x *TrustHostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrustHostResponse.ProtoReflect.Descriptor instead.
+func (*TrustHostResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *TrustHostResponse) GetHost() *Host {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
 type CreateImageRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Image         *Image                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"` // its blobs were put before
@@ -540,7 +636,7 @@ type CreateImageRequest struct {
 
 func (x *CreateImageRequest) Reset() {
 	*x = CreateImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -552,7 +648,7 @@ func (x *CreateImageRequest) String() string {
 func (*CreateImageRequest) ProtoMessage() {}
 
 func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[10]
+	mi := &file_watari_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -565,7 +661,7 @@ func (x *CreateImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageRequest.ProtoReflect.Descriptor instead.
 func (*CreateImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateImageRequest) GetImage() *Image {
@@ -585,7 +681,7 @@ type CreateImageResponse struct {
 
 func (x *CreateImageResponse) Reset() {
 	*x = CreateImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +693,7 @@ func (x *CreateImageResponse) String() string {
 func (*CreateImageResponse) ProtoMessage() {}
 
 func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[11]
+	mi := &file_watari_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +706,7 @@ func (x *CreateImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateImageResponse.ProtoReflect.Descriptor instead.
 func (*CreateImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CreateImageResponse) GetImage() *Image {
@@ -636,7 +732,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +744,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[12]
+	mi := &file_watari_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +757,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListImagesRequest) GetName() string {
@@ -680,7 +776,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -692,7 +788,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[13]
+	mi := &file_watari_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -705,7 +801,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -724,7 +820,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +832,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[14]
+	mi := &file_watari_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +845,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -767,7 +863,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +875,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[15]
+	mi := &file_watari_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +888,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 type CreateClusterRequest struct {
@@ -805,7 +901,7 @@ type CreateClusterRequest struct {
 
 func (x *CreateClusterRequest) Reset() {
 	*x = CreateClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +913,7 @@ func (x *CreateClusterRequest) String() string {
 func (*CreateClusterRequest) ProtoMessage() {}
 
 func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[16]
+	mi := &file_watari_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +926,7 @@ func (x *CreateClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterRequest.ProtoReflect.Descriptor instead.
 func (*CreateClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateClusterRequest) GetName() string {
@@ -857,7 +953,7 @@ type CreateClusterResponse struct {
 
 func (x *CreateClusterResponse) Reset() {
 	*x = CreateClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +965,7 @@ func (x *CreateClusterResponse) String() string {
 func (*CreateClusterResponse) ProtoMessage() {}
 
 func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[17]
+	mi := &file_watari_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +978,7 @@ func (x *CreateClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateClusterResponse.ProtoReflect.Descriptor instead.
 func (*CreateClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateClusterResponse) GetCluster() *Cluster {
@@ -908,7 +1004,7 @@ type ListClustersRequest struct {
 
 func (x *ListClustersRequest) Reset() {
 	*x = ListClustersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1016,7 @@ func (x *ListClustersRequest) String() string {
 func (*ListClustersRequest) ProtoMessage() {}
 
 func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[18]
+	mi := &file_watari_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1029,7 @@ func (x *ListClustersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersRequest.ProtoReflect.Descriptor instead.
 func (*ListClustersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListClustersRequest) GetName() string {
@@ -952,7 +1048,7 @@ type ListClustersResponse struct {
 
 func (x *ListClustersResponse) Reset() {
 	*x = ListClustersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1060,7 @@ func (x *ListClustersResponse) String() string {
 func (*ListClustersResponse) ProtoMessage() {}
 
 func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[19]
+	mi := &file_watari_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1073,7 @@ func (x *ListClustersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClustersResponse.ProtoReflect.Descriptor instead.
 func (*ListClustersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListClustersResponse) GetClusters() []*Cluster {
@@ -996,7 +1092,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1104,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[20]
+	mi := &file_watari_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1117,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1039,7 +1135,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1147,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[21]
+	mi := &file_watari_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1160,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 type ListGuestsRequest struct {
@@ -1077,7 +1173,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1185,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1198,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -1128,7 +1224,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1236,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1249,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -1172,7 +1268,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1280,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1293,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -1216,7 +1312,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +1324,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +1337,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -1260,7 +1356,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1368,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1381,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -1304,7 +1400,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1412,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1425,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -1351,7 +1447,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1459,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1472,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -1417,7 +1513,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1525,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1538,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -1468,7 +1564,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1576,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1589,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -1513,7 +1609,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1621,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1634,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -1567,7 +1663,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1675,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1688,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -1632,7 +1728,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1740,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1753,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -1678,7 +1774,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1786,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1799,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -1736,7 +1832,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1844,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1857,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -1783,7 +1879,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1891,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1904,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -1848,7 +1944,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1956,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1969,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -1895,7 +1991,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1907,7 +2003,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1920,7 +2016,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -1961,7 +2057,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2069,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2082,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -2012,7 +2108,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2120,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2133,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -2056,7 +2152,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2164,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2177,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -2102,7 +2198,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2210,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2223,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -2160,7 +2256,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2268,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2281,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -2208,7 +2304,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2316,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2329,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -2266,7 +2362,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2374,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2387,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -2310,7 +2406,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2418,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2431,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -2354,7 +2450,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2462,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2475,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -2399,7 +2495,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2507,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2520,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -2450,7 +2546,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2558,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2571,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -2497,7 +2593,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2605,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2618,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -2548,7 +2644,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2560,7 +2656,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2573,7 +2669,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -2595,7 +2691,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2703,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2716,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -2662,7 +2758,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2770,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2783,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -2721,7 +2817,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2829,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +2842,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -2773,7 +2869,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2881,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2894,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2826,7 +2922,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +2934,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +2947,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -2885,7 +2981,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +2993,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3006,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -2935,7 +3031,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3043,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3056,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 type ListUsersResponse struct {
@@ -2972,7 +3068,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3080,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3093,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -3016,7 +3112,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3124,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3137,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -3059,7 +3155,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3167,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3180,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 type SetQuotaRequest struct {
@@ -3097,7 +3193,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3109,7 +3205,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +3218,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3148,7 +3244,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3256,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3269,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -3194,7 +3290,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3206,7 +3302,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3219,7 +3315,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3252,7 +3348,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3360,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3373,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3297,7 +3393,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3405,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3418,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -3354,7 +3450,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3366,7 +3462,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3379,7 +3475,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -3442,7 +3538,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3454,7 +3550,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3467,7 +3563,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -3503,7 +3599,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3611,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3624,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -3595,6 +3691,11 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\bR\x04lost\"\x14\n" +
 	"\x12RemoveHostResponse\"<\n" +
+	"\x10TrustHostRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"8\n" +
+	"\x11TrustHostResponse\x12#\n" +
+	"\x04host\x18\x01 \x01(\v2\x0f.watari.v1.HostR\x04host\"<\n" +
 	"\x12CreateImageRequest\x12&\n" +
 	"\x05image\x18\x01 \x01(\v2\x10.watari.v1.ImageR\x05image\"h\n" +
 	"\x13CreateImageResponse\x12&\n" +
@@ -3765,14 +3866,15 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12%\n" +
 	"\x0eca_certificate\x18\x02 \x01(\fR\rcaCertificate\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
-	"\x04site\x18\x04 \x01(\tR\x04site2\x91\x14\n" +
+	"\x04site\x18\x04 \x01(\tR\x04site2\xd9\x14\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
 	"\tListHosts\x12\x1b.watari.v1.ListHostsRequest\x1a\x1c.watari.v1.ListHostsResponse\x12F\n" +
 	"\tDrainHost\x12\x1b.watari.v1.DrainHostRequest\x1a\x1c.watari.v1.DrainHostResponse\x12I\n" +
 	"\n" +
-	"RemoveHost\x12\x1c.watari.v1.RemoveHostRequest\x1a\x1d.watari.v1.RemoveHostResponse\x12L\n" +
+	"RemoveHost\x12\x1c.watari.v1.RemoveHostRequest\x1a\x1d.watari.v1.RemoveHostResponse\x12F\n" +
+	"\tTrustHost\x12\x1b.watari.v1.TrustHostRequest\x1a\x1c.watari.v1.TrustHostResponse\x12L\n" +
 	"\vCreateImage\x12\x1d.watari.v1.CreateImageRequest\x1a\x1e.watari.v1.CreateImageResponse\x12I\n" +
 	"\n" +
 	"ListImages\x12\x1c.watari.v1.ListImagesRequest\x1a\x1d.watari.v1.ListImagesResponse\x12L\n" +
@@ -3821,7 +3923,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 	return file_watari_v1_control_proto_rawDescData
 }
 
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_watari_v1_control_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),          // 0: watari.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 1: watari.v1.GetStatusResponse
@@ -3833,207 +3935,212 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*DrainHostResponse)(nil),         // 7: watari.v1.DrainHostResponse
 	(*RemoveHostRequest)(nil),         // 8: watari.v1.RemoveHostRequest
 	(*RemoveHostResponse)(nil),        // 9: watari.v1.RemoveHostResponse
-	(*CreateImageRequest)(nil),        // 10: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),       // 11: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),         // 12: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 13: watari.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),        // 14: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 15: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 16: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 17: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 18: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 19: watari.v1.ListClustersResponse
-	(*DeleteClusterRequest)(nil),      // 20: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 21: watari.v1.DeleteClusterResponse
-	(*ListGuestsRequest)(nil),         // 22: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 23: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 24: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 25: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 26: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 27: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 28: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 29: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 30: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 31: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 32: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 33: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 34: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 35: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 36: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 37: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 38: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 39: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 40: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 41: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 42: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 43: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 44: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 45: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 46: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 47: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 48: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 49: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 50: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 51: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 52: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 53: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 54: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 55: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 56: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 57: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 58: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 59: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 60: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 61: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 62: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 63: watari.v1.SetQuotaResponse
-	(*EventsRequest)(nil),             // 64: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 65: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 66: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 67: watari.v1.WatchResponse
-	(*JoinRequest)(nil),               // 68: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 69: watari.v1.JoinResponse
-	(*User)(nil),                      // 70: watari.v1.User
-	(*Host)(nil),                      // 71: watari.v1.Host
-	(*Image)(nil),                     // 72: watari.v1.Image
-	(*Blob)(nil),                      // 73: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 74: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 75: watari.v1.Cluster
-	(*Guest)(nil),                     // 76: watari.v1.Guest
-	(*KeptConsole)(nil),               // 77: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 78: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 79: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 80: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 81: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 82: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 83: watari.v1.Migration
-	(*RunSpec)(nil),                   // 84: watari.v1.RunSpec
-	(*Run)(nil),                       // 85: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 86: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 87: google.protobuf.Timestamp
-	(Role)(0),                         // 88: watari.v1.Role
-	(*Quota)(nil),                     // 89: watari.v1.Quota
-	(*Event)(nil),                     // 90: watari.v1.Event
+	(*TrustHostRequest)(nil),          // 10: watari.v1.TrustHostRequest
+	(*TrustHostResponse)(nil),         // 11: watari.v1.TrustHostResponse
+	(*CreateImageRequest)(nil),        // 12: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 13: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 14: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 15: watari.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 16: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 17: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 18: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 19: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 20: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 21: watari.v1.ListClustersResponse
+	(*DeleteClusterRequest)(nil),      // 22: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 23: watari.v1.DeleteClusterResponse
+	(*ListGuestsRequest)(nil),         // 24: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 25: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 26: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 27: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 28: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 29: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 30: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 31: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 32: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 33: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 34: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 35: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 36: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 37: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 38: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 39: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 40: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 41: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 42: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 43: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 44: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 45: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 46: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 47: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 48: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 49: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 50: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 51: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 52: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 53: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 54: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 55: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 56: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 57: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 58: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 59: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 60: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 61: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 62: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 63: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 64: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 65: watari.v1.SetQuotaResponse
+	(*EventsRequest)(nil),             // 66: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 67: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 68: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 69: watari.v1.WatchResponse
+	(*JoinRequest)(nil),               // 70: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 71: watari.v1.JoinResponse
+	(*User)(nil),                      // 72: watari.v1.User
+	(*Host)(nil),                      // 73: watari.v1.Host
+	(*Image)(nil),                     // 74: watari.v1.Image
+	(*Blob)(nil),                      // 75: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 76: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 77: watari.v1.Cluster
+	(*Guest)(nil),                     // 78: watari.v1.Guest
+	(*KeptConsole)(nil),               // 79: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 80: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 81: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 82: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 83: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 84: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 85: watari.v1.Migration
+	(*RunSpec)(nil),                   // 86: watari.v1.RunSpec
+	(*Run)(nil),                       // 87: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 88: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 89: google.protobuf.Timestamp
+	(Role)(0),                         // 90: watari.v1.Role
+	(*Quota)(nil),                     // 91: watari.v1.Quota
+	(*Event)(nil),                     // 92: watari.v1.Event
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	70, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	71, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	71, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	72, // 3: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	72, // 4: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	73, // 5: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	72, // 6: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	74, // 7: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	75, // 8: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	75, // 9: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	76, // 10: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	76, // 11: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	76, // 12: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	77, // 13: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	78, // 14: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	79, // 15: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	80, // 16: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	81, // 17: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	82, // 18: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	83, // 19: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	83, // 20: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	83, // 21: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	84, // 22: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	85, // 23: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	85, // 24: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	85, // 25: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	85, // 26: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	85, // 27: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	86, // 28: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	87, // 29: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	88, // 30: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	89, // 31: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	70, // 32: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	70, // 33: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	89, // 34: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	70, // 35: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	90, // 36: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	75, // 37: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	76, // 38: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	71, // 39: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	83, // 40: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	85, // 41: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	76, // 42: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	0,  // 43: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	2,  // 44: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	4,  // 45: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	6,  // 46: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	8,  // 47: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	10, // 48: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	12, // 49: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	14, // 50: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	16, // 51: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	18, // 52: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	20, // 53: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	22, // 54: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	24, // 55: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	26, // 56: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	28, // 57: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	30, // 58: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	32, // 59: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	34, // 60: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	36, // 61: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	38, // 62: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	40, // 63: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	42, // 64: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	44, // 65: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	46, // 66: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	48, // 67: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	50, // 68: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	52, // 69: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	54, // 70: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	56, // 71: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	58, // 72: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	60, // 73: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	62, // 74: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	64, // 75: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	66, // 76: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	68, // 77: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	1,  // 78: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	3,  // 79: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	5,  // 80: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	7,  // 81: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	9,  // 82: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	11, // 83: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	13, // 84: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	15, // 85: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	17, // 86: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	19, // 87: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	21, // 88: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	23, // 89: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	25, // 90: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	27, // 91: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	29, // 92: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	31, // 93: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	33, // 94: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	35, // 95: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	37, // 96: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	39, // 97: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	41, // 98: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	43, // 99: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	45, // 100: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	47, // 101: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	49, // 102: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	51, // 103: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	53, // 104: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	55, // 105: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	57, // 106: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	59, // 107: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	61, // 108: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	63, // 109: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	65, // 110: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	67, // 111: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	69, // 112: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	78, // [78:113] is the sub-list for method output_type
-	43, // [43:78] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	72, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	73, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	73, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	73, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	74, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	74, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	75, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	74, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	76, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	77, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	77, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	78, // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	78, // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	78, // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	79, // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	80, // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	81, // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	82, // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	83, // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	84, // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	85, // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	85, // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	85, // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	86, // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	87, // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	87, // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	87, // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	87, // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	87, // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	88, // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	89, // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	90, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	91, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	72, // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	72, // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	91, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	72, // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	92, // 37: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	77, // 38: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	78, // 39: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	73, // 40: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	85, // 41: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	87, // 42: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	78, // 43: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	0,  // 44: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	2,  // 45: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	4,  // 46: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	6,  // 47: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	8,  // 48: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	10, // 49: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	12, // 50: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	14, // 51: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	16, // 52: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	18, // 53: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	20, // 54: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	22, // 55: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	24, // 56: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	26, // 57: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	28, // 58: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	30, // 59: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	32, // 60: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	34, // 61: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	36, // 62: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	38, // 63: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	40, // 64: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	42, // 65: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	44, // 66: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	46, // 67: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	48, // 68: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	50, // 69: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	52, // 70: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	54, // 71: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	56, // 72: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	58, // 73: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	60, // 74: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	62, // 75: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	64, // 76: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	66, // 77: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	68, // 78: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	70, // 79: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	1,  // 80: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	3,  // 81: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	5,  // 82: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	7,  // 83: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	9,  // 84: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	11, // 85: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	13, // 86: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	15, // 87: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	17, // 88: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	19, // 89: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	21, // 90: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	23, // 91: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	25, // 92: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	27, // 93: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	29, // 94: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	31, // 95: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	33, // 96: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	35, // 97: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	37, // 98: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	39, // 99: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	41, // 100: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	43, // 101: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	45, // 102: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	47, // 103: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	49, // 104: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	51, // 105: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	53, // 106: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	55, // 107: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	57, // 108: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	59, // 109: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	61, // 110: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	63, // 111: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	65, // 112: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	67, // 113: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	69, // 114: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	71, // 115: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	80, // [80:116] is the sub-list for method output_type
+	44, // [44:80] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -4049,7 +4156,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

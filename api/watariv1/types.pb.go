@@ -1118,6 +1118,9 @@ type Host struct {
 	Info     *HostInfo              `protobuf:"bytes,3,opt,name=info,proto3" json:"info,omitempty"`
 	// fenced_boot_id: an administrator, or a later boot, has established that nothing started in this boot runs.
 	FencedBootId string `protobuf:"bytes,4,opt,name=fenced_boot_id,json=fencedBootId,proto3" json:"fenced_boot_id,omitempty"`
+	// trust_group: hosts of one group run guests that were forked from each other's templates, and so does their
+	// root have root in these. Empty: the host trusts no other.
+	TrustGroup string `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
 	// The rest is observed, never stored.
 	State         HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
 	Load          *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
@@ -1182,6 +1185,13 @@ func (x *Host) GetInfo() *HostInfo {
 func (x *Host) GetFencedBootId() string {
 	if x != nil {
 		return x.FencedBootId
+	}
+	return ""
+}
+
+func (x *Host) GetTrustGroup() string {
+	if x != nil {
+		return x.TrustGroup
 	}
 	return ""
 }
@@ -2875,12 +2885,14 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bcpu_busy\x18\x01 \x01(\x01R\acpuBusy\x124\n" +
 	"\x16memory_available_bytes\x18\x02 \x01(\x04R\x14memoryAvailableBytes\x120\n" +
 	"\x14disk_available_bytes\x18\x03 \x01(\x04R\x12diskAvailableBytes\x12*\n" +
-	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xd8\x02\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xf9\x02\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
 	"\x04info\x18\x03 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12$\n" +
-	"\x0efenced_boot_id\x18\x04 \x01(\tR\ffencedBootId\x12*\n" +
+	"\x0efenced_boot_id\x18\x04 \x01(\tR\ffencedBootId\x12\x1f\n" +
+	"\vtrust_group\x18\x05 \x01(\tR\n" +
+	"trustGroup\x12*\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x14.watari.v1.HostStateR\x05state\x12'\n" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +

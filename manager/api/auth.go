@@ -101,6 +101,7 @@ type guard struct{ s *Server }
 // adminOnly are the procedures that an ordinary user may not call.
 var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceDrainHostProcedure:   true,
+	watariv1connect.ControlServiceTrustHostProcedure:   true,
 	watariv1connect.ControlServiceRemoveHostProcedure:  true,
 	watariv1connect.ControlServiceCreateTokenProcedure: true,
 	watariv1connect.ControlServiceAddUserProcedure:     true,

@@ -73,6 +73,36 @@ func (s *Server) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHostR
 	return connect.NewResponse(&v1.DrainHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
 }
 
+// TrustHost puts a host into a trust group, or, where that is empty, has it trust no other.
+func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostRequest]) (*connect.Response[v1.TrustHostResponse], error) {
+	name, group := r.Msg.Name, r.Msg.Group
+	if group != "" {
+		if err := checkName("trust group", group); err != nil {
+			return nil, err
+		}
+	}
+	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
+		h := snap.Hosts[name]
+		switch {
+		case h == nil:
+			return nil, missing("host", name, snap.Hosts)
+		case h.TrustGroup == group:
+			return nil, nil
+		}
+		h = proto.CloneOf(h)
+		h.TrustGroup = group
+		what := "is in trust group " + group
+		if group == "" {
+			what = "trusts no other host"
+		}
+		return []store.Op{store.Update(h), audit(ctx, "host", name, "%s from now on", what)}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.TrustHostResponse{Host: s.viewHost(callerOf(ctx), s.Store.Snapshot(), name)}), nil
+}
+
 // RemoveHost takes a host out. It must have no guests, unless it is lost, which the caller vouches for: then
 // its guests are started elsewhere. Its certificate is not honoured from then on.
 func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHostRequest]) (*connect.Response[v1.RemoveHostResponse], error) {

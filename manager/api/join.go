@@ -92,6 +92,7 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 		return id, nil, err
 	}
 	used.UsedUid = host.Meta.Uid
+	host.TrustGroup = record.Meta.Owner // the hosts that one administrator joins trust each other
 	return ca.Identity{Kind: kind, Name: name, UID: host.Meta.Uid}, append(ops, store.Create(host), joined("host", name, "registered by token")), nil
 }
 

@@ -59,6 +59,7 @@ func (s *Server) CreateToken(ctx context.Context, r *connect.Request[v1.CreateTo
 		return nil, fail(connect.CodeInvalidArgument, "a token is valid for up to %v, not %v", maxTokenValid, valid)
 	}
 	token, record := s.newToken("", r.Msg.Site, valid)
+	record.Meta.Owner, record.Meta.OwnerUid = callerOf(ctx).name, callerOf(ctx).uid
 	if err := s.Store.Txn(ctx, store.Create(record), audit(ctx, "token", record.Meta.Name, "created for a host, valid for %v", valid)); err != nil {
 		return nil, storeError(err)
 	}

@@ -52,6 +52,9 @@ const (
 	// ControlServiceRemoveHostProcedure is the fully-qualified name of the ControlService's RemoveHost
 	// RPC.
 	ControlServiceRemoveHostProcedure = "/watari.v1.ControlService/RemoveHost"
+	// ControlServiceTrustHostProcedure is the fully-qualified name of the ControlService's TrustHost
+	// RPC.
+	ControlServiceTrustHostProcedure = "/watari.v1.ControlService/TrustHost"
 	// ControlServiceCreateImageProcedure is the fully-qualified name of the ControlService's
 	// CreateImage RPC.
 	ControlServiceCreateImageProcedure = "/watari.v1.ControlService/CreateImage"
@@ -141,6 +144,8 @@ type ControlServiceClient interface {
 	ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
+	// TrustHost says which hosts' templates a host may use.
+	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
 	CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error)
 	ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
@@ -219,6 +224,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceRemoveHostProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("RemoveHost")),
+			connect.WithClientOptions(opts...),
+		),
+		trustHost: connect.NewClient[watariv1.TrustHostRequest, watariv1.TrustHostResponse](
+			httpClient,
+			baseURL+ControlServiceTrustHostProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("TrustHost")),
 			connect.WithClientOptions(opts...),
 		),
 		createImage: connect.NewClient[watariv1.CreateImageRequest, watariv1.CreateImageResponse](
@@ -405,6 +416,7 @@ type controlServiceClient struct {
 	listHosts         *connect.Client[watariv1.ListHostsRequest, watariv1.ListHostsResponse]
 	drainHost         *connect.Client[watariv1.DrainHostRequest, watariv1.DrainHostResponse]
 	removeHost        *connect.Client[watariv1.RemoveHostRequest, watariv1.RemoveHostResponse]
+	trustHost         *connect.Client[watariv1.TrustHostRequest, watariv1.TrustHostResponse]
 	createImage       *connect.Client[watariv1.CreateImageRequest, watariv1.CreateImageResponse]
 	listImages        *connect.Client[watariv1.ListImagesRequest, watariv1.ListImagesResponse]
 	removeImage       *connect.Client[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse]
@@ -459,6 +471,11 @@ func (c *controlServiceClient) DrainHost(ctx context.Context, req *connect.Reque
 // RemoveHost calls watari.v1.ControlService.RemoveHost.
 func (c *controlServiceClient) RemoveHost(ctx context.Context, req *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error) {
 	return c.removeHost.CallUnary(ctx, req)
+}
+
+// TrustHost calls watari.v1.ControlService.TrustHost.
+func (c *controlServiceClient) TrustHost(ctx context.Context, req *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error) {
+	return c.trustHost.CallUnary(ctx, req)
 }
 
 // CreateImage calls watari.v1.ControlService.CreateImage.
@@ -613,6 +630,8 @@ type ControlServiceHandler interface {
 	ListHosts(context.Context, *connect.Request[watariv1.ListHostsRequest]) (*connect.Response[watariv1.ListHostsResponse], error)
 	DrainHost(context.Context, *connect.Request[watariv1.DrainHostRequest]) (*connect.Response[watariv1.DrainHostResponse], error)
 	RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error)
+	// TrustHost says which hosts' templates a host may use.
+	TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error)
 	CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error)
 	ListImages(context.Context, *connect.Request[watariv1.ListImagesRequest]) (*connect.Response[watariv1.ListImagesResponse], error)
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
@@ -687,6 +706,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceRemoveHostProcedure,
 		svc.RemoveHost,
 		connect.WithSchema(controlServiceMethods.ByName("RemoveHost")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceTrustHostHandler := connect.NewUnaryHandler(
+		ControlServiceTrustHostProcedure,
+		svc.TrustHost,
+		connect.WithSchema(controlServiceMethods.ByName("TrustHost")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceCreateImageHandler := connect.NewUnaryHandler(
@@ -875,6 +900,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceDrainHostHandler.ServeHTTP(w, r)
 		case ControlServiceRemoveHostProcedure:
 			controlServiceRemoveHostHandler.ServeHTTP(w, r)
+		case ControlServiceTrustHostProcedure:
+			controlServiceTrustHostHandler.ServeHTTP(w, r)
 		case ControlServiceCreateImageProcedure:
 			controlServiceCreateImageHandler.ServeHTTP(w, r)
 		case ControlServiceListImagesProcedure:
@@ -960,6 +987,10 @@ func (UnimplementedControlServiceHandler) DrainHost(context.Context, *connect.Re
 
 func (UnimplementedControlServiceHandler) RemoveHost(context.Context, *connect.Request[watariv1.RemoveHostRequest]) (*connect.Response[watariv1.RemoveHostResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RemoveHost is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) TrustHost(context.Context, *connect.Request[watariv1.TrustHostRequest]) (*connect.Response[watariv1.TrustHostResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.TrustHost is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) CreateImage(context.Context, *connect.Request[watariv1.CreateImageRequest]) (*connect.Response[watariv1.CreateImageResponse], error) {

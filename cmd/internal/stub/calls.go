@@ -55,6 +55,11 @@ func (m *Manager) DrainHost(ctx context.Context, r *connect.Request[v1.DrainHost
 	return answer[v1.DrainHostRequest, v1.DrainHostResponse](ctx, m, r)
 }
 
+// TrustHost implements the service.
+func (m *Manager) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostRequest]) (*connect.Response[v1.TrustHostResponse], error) {
+	return answer[v1.TrustHostRequest, v1.TrustHostResponse](ctx, m, r)
+}
+
 // RemoveHost implements the service.
 func (m *Manager) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHostRequest]) (*connect.Response[v1.RemoveHostResponse], error) {
 	return answer[v1.RemoveHostRequest, v1.RemoveHostResponse](ctx, m, r)

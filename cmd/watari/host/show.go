@@ -14,7 +14,7 @@ import (
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return cli.Show[*v1.Host]{Word: "HOST", Short: "Show a host: problems, cores, memory nodes, acceleration and why, load, guests",
+	return cli.Show[*v1.Host]{Word: "HOST", Short: "Show a host: problems, cores, memory nodes, acceleration and why, load, guests, trust group",
 		Example: "  watari host show a1", Names: cli.Hosts, Get: get, Describe: describe}.Command(env)
 }
 
@@ -57,6 +57,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
 		[2]string{"address", fmt.Sprintf("%s, MTU %d", info.GetLanAddress(), info.GetMtu())},
 		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), cmp.Or(info.GetLibvirtVersion(), unknown), cmp.Or(info.GetQemuVersion(), unknown), info.GetKernelVersion())},
+		[2]string{"trust group", cmp.Or(h.GetTrustGroup(), "none: it makes all its templates itself")},
 		[2]string{"boot", info.GetBootId()},
 	)
 }
