@@ -132,39 +132,52 @@ func (o *Outgoing) Close() {
 
 // dial opens a connection to one of the target's sockets.
 func (t *Tunnels) dial(ctx context.Context, o Order, socket Socket) (*tls.Conn, error) {
+	return t.connect(ctx, Peer{o.Target, o.TargetUID, o.Address}, socket, o.Migration)
+}
+
+// Peer is another host.
+type Peer struct {
+	Name    string // in its certificate
+	UID     string // the same; "" for any of that name
+	Address string // host:port
+}
+
+// connect opens a connection to another host for what the header says.
+func (t *Tunnels) connect(ctx context.Context, to Peer, socket Socket, text string) (*tls.Conn, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	raw, err := new(net.Dialer).DialContext(dialCtx, "tcp", o.Address)
+	raw, err := new(net.Dialer).DialContext(dialCtx, "tcp", to.Address)
 	if err != nil {
-		return nil, fmt.Errorf("reach host %s at %s: %w", o.Target, o.Address, err)
+		return nil, fmt.Errorf("reach host %s at %s: %w", to.Name, to.Address, err)
 	}
 	giveUpInTime(raw)
 	raw.SetDeadline(time.Now().Add(dialTimeout))
 	conn := tls.Client(raw, t.config.TLS)
 	err = conn.HandshakeContext(dialCtx)
 	if err == nil {
-		err = answers(conn, o)
+		err = answers(conn, to)
 	}
 	if err == nil {
-		err = writeHeader(conn, o.Migration, socket)
+		err = writeHeader(conn, text, socket)
 	}
 	if err == nil {
 		err = readAnswer(conn)
 	}
 	if err != nil {
 		raw.Close()
-		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", o.Target, o.Address, err)
+		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", to.Name, to.Address, err)
 	}
 	raw.SetDeadline(time.Time{})
 	return conn, nil
 }
 
-func answers(conn *tls.Conn, o Order) error {
+// answers checks that a connection leads to the host that it is meant for.
+func answers(conn *tls.Conn, to Peer) error {
 	id, err := ca.IdentityOf(conn.ConnectionState().PeerCertificates[0])
 	if err != nil {
 		return err
 	}
-	if !isHost(id, o.Target, o.TargetUID) {
+	if !isHost(id, to.Name, to.UID) {
 		return fmt.Errorf("%s answers there", id)
 	}
 	return nil

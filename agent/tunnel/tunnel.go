@@ -1,6 +1,7 @@
-// Package tunnel carries migrations between hosts: the Unix sockets that libvirt and QEMU use at both ends, over
-// TCP with TLS 1.3 and both hosts' certificates. A target lets in only what it was told to expect. A tunnel that
-// breaks makes the migration fail, and nothing is lost.
+// Package tunnel carries what hosts send to each other, over TCP with TLS 1.3 and both hosts' certificates. For a
+// migration it carries the Unix sockets that libvirt and QEMU use at both ends: a target lets in only what it was told
+// to expect, and a tunnel that breaks makes the migration fail, and nothing is lost. It also carries the blobs that
+// images and templates consist of.
 package tunnel
 
 import (
@@ -8,6 +9,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -27,9 +29,11 @@ const (
 	dialTimeout = 10 * time.Second
 	// accepted answers a header.
 	accepted, refused = 0, 1
+	// absent answers a request for a blob of which the host has nothing yet.
+	absent = 2
 )
 
-// Socket is one of the two sockets of a migration.
+// Socket is what a connection is for: one of the two sockets of a migration, or a blob.
 type Socket byte
 
 const (
@@ -37,6 +41,8 @@ const (
 	QEMU    Socket = 2
 	// probe asks whether the migration would be let in, and no more.
 	probe Socket = 3
+	// blob asks for a blob.
+	blob Socket = 4
 )
 
 // Config says where a host's tunnels end.
@@ -46,7 +52,9 @@ type Config struct {
 	RunDir string // /run/watari
 	// LibvirtSocket is this host's libvirt daemon's.
 	LibvirtSocket string
-	Log           *slog.Logger
+	// Blobs opens a blob for another host, known by its certificate, or says why not; nil: there are none.
+	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
+	Log   *slog.Logger
 }
 
 // Expected is a migration that may come in.
@@ -144,7 +152,15 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
 		return
 	}
-	e, socket, err := t.admit(conn)
+	id, text, socket, err := openedBy(conn)
+	if err == nil && socket == blob {
+		t.serveBlob(ctx, conn, id, text)
+		return
+	}
+	var e Expected
+	if err == nil {
+		e, err = t.admit(id, text)
+	}
 	if err != nil {
 		t.config.Log.Warn("a tunnel was refused", "address", raw.RemoteAddr().String(), "error", err)
 		answer(conn, err)
@@ -200,28 +216,31 @@ func (t *Tunnels) count(e Expected, conn net.Conn, by int) {
 	}
 }
 
-// admit reads a connection's header and says whether it may come in.
-func (t *Tunnels) admit(conn *tls.Conn) (Expected, Socket, error) {
+// openedBy says whose connection it is, and reads its header.
+func openedBy(conn *tls.Conn) (id ca.Identity, text string, socket Socket, err error) {
 	certs := conn.ConnectionState().PeerCertificates
 	if len(certs) == 0 {
-		return Expected{}, 0, errors.New("the other end showed no certificate")
+		return id, "", 0, errors.New("the other end showed no certificate")
 	}
-	id, err := ca.IdentityOf(certs[0])
-	if err != nil {
-		return Expected{}, 0, err
+	if id, err = ca.IdentityOf(certs[0]); err != nil {
+		return id, "", 0, err
 	}
-	migration, socket, err := readHeader(conn)
-	if err != nil {
-		return Expected{}, 0, fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
+	if text, socket, err = readHeader(conn); err != nil {
+		return id, "", 0, fmt.Errorf("read the header of a tunnel from %s: %w", id, err)
 	}
+	return id, text, socket, nil
+}
+
+// admit says whether a connection for a migration may come in.
+func (t *Tunnels) admit(id ca.Identity, migration string) (Expected, error) {
 	t.mu.Lock()
 	e, ok := t.expected[migration]
 	t.mu.Unlock()
 	switch {
 	case !ok:
-		return Expected{}, 0, fmt.Errorf("migration %q is not expected here", migration)
+		return Expected{}, fmt.Errorf("migration %q is not expected here", migration)
 	case !isHost(id, e.Source, e.SourceUID):
-		return Expected{}, 0, fmt.Errorf("migration %s is expected from host %s, not from %s", migration, e.Source, id)
+		return Expected{}, fmt.Errorf("migration %s is expected from host %s, not from %s", migration, e.Source, id)
 	}
-	return e, socket, nil
+	return e, nil
 }

@@ -5,6 +5,7 @@ package tunnel
 import (
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The header is a byte for the socket, two for the length of the migration's id, and the id. The answer is a
-// byte, two for the length of a text, and the text.
+// The header is a byte for the socket, two for the length of a text, and the text: the migration's id, or the digest
+// of a blob and the offset to read it from. The answer is a byte, two for the length of a text, and the text.
 
 func writeHeader(w io.Writer, migration string, socket Socket) error {
 	return writeFrame(w, byte(socket), migration)
@@ -23,7 +24,7 @@ func writeHeader(w io.Writer, migration string, socket Socket) error {
 
 func readHeader(r io.Reader) (string, Socket, error) {
 	kind, text, err := readFrame(r)
-	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) {
+	if err == nil && kind != byte(Libvirt) && kind != byte(QEMU) && kind != byte(probe) && kind != byte(blob) {
 		err = fmt.Errorf("unknown socket %d", kind)
 	}
 	return text, Socket(kind), err
@@ -34,14 +35,21 @@ func answer(w io.Writer, err error) {
 		writeFrame(w, accepted, "")
 		return
 	}
+	kind := byte(refused)
+	if errors.Is(err, ErrAbsent) {
+		kind = absent
+	}
 	text := err.Error()
-	writeFrame(w, refused, text[:min(len(text), headerLimit)])
+	writeFrame(w, kind, text[:min(len(text), headerLimit)])
 }
 
 func readAnswer(r io.Reader) error {
 	kind, text, err := readFrame(r)
 	if err != nil {
 		return fmt.Errorf("read its answer: %w", err)
+	}
+	if kind == absent {
+		return ErrAbsent
 	}
 	if kind != accepted {
 		return fmt.Errorf("it refused: %s", text)
