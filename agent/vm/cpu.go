@@ -1,8 +1,27 @@
 package vm
 
-// cpu.go - the CPU that emulated guests see.
+// cpu.go - the CPU that guests see, emulated or passed through.
 
-import "libvirt.org/go/libvirtxml"
+import (
+	"slices"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// hostCPU names what a guest sees of a host's CPU that is passed through: vendor, model and features. The frequency of
+// its counters, say, differs between equal CPUs and is left out.
+func hostCPU(cpu *libvirtxml.CapsHostCPU) string {
+	if cpu == nil {
+		return ""
+	}
+	var features []string
+	for _, feature := range cpu.FeatureFlags {
+		features = append(features, feature.Name)
+	}
+	slices.Sort(features)
+	return strings.Join(append([]string{cpu.Arch, cpu.Vendor, cpu.Model}, features...), " ")
+}
 
 // emulatedCPU is QEMU's plain qemu64 with the instructions that TCG has had since QEMU 7.2. It is spelled out, and
 // so the same on every host, where "maximum" is whatever a host's QEMU can do and cannot move between versions.

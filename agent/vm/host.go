@@ -31,6 +31,7 @@ type hostFacts struct {
 	emulator       string
 	machine        string
 	cpu            libvirtxml.DomainCPU
+	hostCPU        string // what a passed-through CPU looks like to guests; empty: guests see cpu on every host
 	libvirtVersion string
 	qemuVersion    string
 	owner          owner  // that QEMU runs as
@@ -50,6 +51,7 @@ func readHostFacts(conn *libvirt.Connect, kind v1.AccelerationKind) (*hostFacts,
 	facts := &hostFacts{virtType: "qemu", cpu: emulatedCPU()}
 	if kind == v1.AccelerationKind_ACCELERATION_KIND_KVM {
 		facts.virtType, facts.cpu = "kvm", passedThroughCPU()
+		facts.hostCPU = hostCPU(caps.Host.CPU)
 	}
 	if facts.emulator, facts.machine, err = findMachine(&caps, facts.virtType); err != nil {
 		return nil, err
@@ -144,7 +146,7 @@ func (l *Libvirt) hostFacts() *hostFacts {
 }
 
 // TemplateKey names the template that a guest can be forked from: guests with equal keys differ in nothing that a
-// saved state freezes. It is a short hex string, fit for a file name; empty before the first connection.
+// saved state freezes, also where they are on different hosts. It is a short hex string, fit for a file name; empty before the first connection.
 func (l *Libvirt) TemplateKey(spec Spec) string {
 	host := l.hostFacts()
 	if host == nil {
@@ -162,6 +164,6 @@ func templateKey(spec Spec, host *hostFacts) string {
 		domain = err.Error() // no guest is made from such a Spec; the key only has to be one
 	}
 	sum := sha256.Sum256([]byte(strings.Join([]string{
-		"1", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, domain}, "\x00")))
+		"2", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, host.hostCPU, domain}, "\x00")))
 	return hex.EncodeToString(sum[:16])
 }
