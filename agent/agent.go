@@ -346,6 +346,8 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 		a.term = w.Term
 	}
 	a.taken, a.refused = at, ""
+	a.images.Share(w.Sharing, w.Blobs) // before any guest acts on what is wanted
+	a.templates.share(w)
 	mentioned := map[string]bool{}
 	for _, wanted := range w.Guests {
 		if !validUID(wanted.Uid) {

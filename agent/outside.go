@@ -105,6 +105,18 @@ type Images interface {
 	Held() []string
 	// Keep says which images are wanted; others, of which inUse says that no guest uses them, are removed.
 	Keep(wanted []*v1.Image, inUse func(digest string) bool)
+	// Share replaces what the manager said about who fetches from whom; false: nothing.
+	Share(sharing bool, shares []*v1.BlobShare)
+	// Blobs are those held and those being fetched.
+	Blobs() []*v1.BlobObserved
+	// Rate is how fast content came from the manager last, bytes per second; 0: not known.
+	Rate() uint64
+	// Fetch makes a blob whole that only other hosts have, and links it to path.
+	Fetch(ctx context.Context, blob *v1.Blob, path string, step func(string)) error
+	// Pack compresses a file into a blob that other hosts can fetch, and links it to path.
+	Pack(ctx context.Context, from, path string) (*v1.Blob, error)
+	// Unpack writes what Pack compressed to a file of limit bytes at most, which appears whole or not at all.
+	Unpack(ctx context.Context, packed, path string, limit int64) error
 }
 
 // ImageFiles are the paths of an image's parts.

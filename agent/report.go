@@ -52,8 +52,13 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	}
 	o.Problems = append(o.Problems, a.templates.problems(guests)...)
 	o.Images = a.images.Held()
+	o.Sharing, o.Blobs, o.FetchBytesPerSecond = true, a.images.Blobs(), a.images.Rate()
+	o.Templates = a.templates.report()
 	return o, changed
 }
+
+// Publish has the host report again: something outside of the agent changed.
+func (a *Agent) Publish() { a.publish() }
 
 // publish tells those who report that something changed.
 func (a *Agent) publish() {

@@ -52,6 +52,7 @@ type outside struct {
 	tunnelErr error // why the tunnel carried a connection no further
 	ensure    func(ctx context.Context) error
 	fork      func() error
+	fetch     func(ctx context.Context) error
 }
 
 func newOutside(t *testing.T) *outside {
@@ -402,6 +403,38 @@ func (i stubImages) Ensure(ctx context.Context, image *v1.Image, step func(strin
 
 func (i stubImages) Held() []string                                 { return []string{"sha256:1"} }
 func (i stubImages) Keep(_ []*v1.Image, _ func(digest string) bool) {}
+
+func (i stubImages) Share(bool, []*v1.BlobShare) {}
+func (i stubImages) Blobs() []*v1.BlobObserved   { return nil }
+func (i stubImages) Rate() uint64                { return 0 }
+
+func (i stubImages) Fetch(ctx context.Context, blob *v1.Blob, path string, _ func(string)) error {
+	i.o.mu.Lock()
+	i.o.say("fetch " + blob.Digest)
+	fetch := i.o.fetch
+	i.o.mu.Unlock()
+	if fetch != nil {
+		if err := fetch(ctx); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(path, []byte("template"), 0o644)
+}
+
+func (i stubImages) Pack(_ context.Context, from, path string) (*v1.Blob, error) {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return nil, err
+	}
+	i.o.mu.Lock()
+	i.o.say("pack")
+	i.o.mu.Unlock()
+	return &v1.Blob{Digest: "sha256:packed", Size: uint64(len(data))}, os.WriteFile(path, data, 0o644)
+}
+
+func (i stubImages) Unpack(_ context.Context, packed, path string, _ int64) error {
+	return os.Rename(packed, path)
+}
 
 type stubTunnels struct{ o *outside }
 

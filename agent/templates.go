@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,15 +38,24 @@ type templates struct {
 	mu     sync.Mutex
 	making map[string]*making
 	failed map[string]failedMaking
-	used   map[string]int // restores under way, by path
+	// unusable are templates that were fetched and could not be restored: this host makes these itself.
+	unusable map[string]bool
+	packing  map[string]bool              // made, and being packed for other hosts
+	sharing  bool                         // the manager says who makes what
+	group    string                       // this host's trust group
+	grouped  bool                         // the manager has named it
+	orders   map[string]*v1.TemplateShare // its word, by key
+	told     chan struct{}                // closed when that was replaced
 }
 
+// making is a template that is being made or fetched.
 type making struct {
 	done chan struct{}
 	err  error
 
-	mu   sync.Mutex
-	step string
+	mu    sync.Mutex
+	step  string
+	state v1.TemplateState // WANTED or MAKING
 }
 
 type failedMaking struct {
@@ -56,37 +64,15 @@ type failedMaking struct {
 	spec Spec // of a guest that was to be forked from it
 }
 
-// templateInfo is kept beside a template as <key>.json.
-type templateInfo struct {
-	Image string `json:"image"` // digest
-	Size  int64  `json:"size"`  // of the file, bytes
-	// Hypervisor is the version and the confinement of what saved it. A template that another version saved, or QEMU as
-	// another user or under another security driver, may fail to be restored.
-	Hypervisor string `json:"hypervisor"`
-}
-
-func (t *templates) version() string {
-	hypervisor, qemu, err := t.agent.hypervisor.Versions()
-	if err != nil {
-		return ""
-	}
-	c := t.agent.hypervisor.Confinement()
-	return fmt.Sprintf("%s %s %s %s", hypervisor, qemu, c.GetUser(), c.GetSecurityModel())
-}
-
 func newTemplates(a *Agent) *templates {
 	return &templates{agent: a, dir: filepath.Join(a.config.StateDir, "templates"), log: a.log,
-		making: map[string]*making{}, failed: map[string]failedMaking{}, used: map[string]int{}}
+		making: map[string]*making{}, failed: map[string]failedMaking{}, unusable: map[string]bool{}, packing: map[string]bool{}, told: make(chan struct{})}
 }
 
 // templatePrefix begins the names of domains that templates are made of. No guest's name has a dot.
 const templatePrefix = "template."
 
 func isTemplate(name string) bool { return strings.HasPrefix(name, templatePrefix) }
-
-func (t *templates) path(key string) string { return filepath.Join(t.dir, key+".save") }
-
-func (t *templates) infoPath(key string) string { return filepath.Join(t.dir, key+".json") }
 
 // ensure returns the path of the template for guests like spec.
 func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (string, error) {
@@ -99,15 +85,15 @@ func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (s
 		t.mu.Unlock()
 		return t.path(key), nil
 	}
-	if f, ok := t.failed[key]; ok && time.Since(f.at) < templateRetry {
+	if f, ok := t.failed[key]; ok && time.Since(f.at) < templateRetry && t.orders[key].GetOrder() != v1.TemplateOrder_TEMPLATE_ORDER_FETCH {
 		t.mu.Unlock()
 		return "", f.err
 	}
 	m := t.making[key]
 	if m == nil {
-		m = &making{done: make(chan struct{})}
+		m = &making{done: make(chan struct{}), state: v1.TemplateState_TEMPLATE_STATE_WANTED}
 		t.making[key] = m
-		go t.makeShared(key, spec, m)
+		go t.obtainShared(key, spec, m)
 	}
 	t.mu.Unlock()
 	tick := time.NewTicker(250 * time.Millisecond)
@@ -129,33 +115,14 @@ func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (s
 	}
 }
 
-// whole tells whether a template is there and as it was when it was made.
-func (t *templates) whole(key string) bool {
-	data, err := os.ReadFile(t.infoPath(key))
-	if err != nil {
-		return false
-	}
-	var info templateInfo
-	if json.Unmarshal(data, &info) != nil {
-		return false
-	}
-	stat, err := os.Stat(t.path(key))
-	return err == nil && stat.Size() == info.Size && info.Hypervisor == t.version()
-}
-
-func (t *templates) makeShared(key string, spec Spec, m *making) {
-	ctx, cancel := context.WithTimeout(t.agent.ctx, templateTimeout)
-	defer cancel()
-	begun := time.Now()
-	m.err = t.make(ctx, key, spec, m)
+func (t *templates) obtainShared(key string, spec Spec, m *making) {
+	m.err = t.obtain(t.agent.ctx, key, spec, m)
 	t.mu.Lock()
 	delete(t.making, key)
 	delete(t.failed, key)
 	if m.err != nil && t.agent.ctx.Err() == nil {
 		t.failed[key] = failedMaking{time.Now(), m.err, spec}
 		t.log.Error("make a template", "key", key, "error", m.err)
-	} else {
-		t.log.Info("template made", "key", key, "seconds", time.Since(begun).Seconds())
 	}
 	t.mu.Unlock()
 	close(m.done)
@@ -170,7 +137,9 @@ func (m *making) say(step string) {
 
 // make boots a guest without identity up to the point where its agent answers, and saves it.
 func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) error {
-	a := t.agent
+	ctx, cancel := context.WithTimeout(ctx, templateTimeout)
+	defer cancel()
+	begun, a := time.Now(), t.agent
 	if err := os.MkdirAll(t.dir, 0o755); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
@@ -207,14 +176,11 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 	if err := a.hypervisor.SaveTemplate(ctx, uid, t.path(key)); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
-	stat, err := os.Stat(t.path(key))
-	if err != nil {
+	took := time.Since(begun)
+	if err := t.describe(key, templateInfo{Image: spec.ImageDigest, MakingMS: uint32(took.Milliseconds())}); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
-	data, _ := json.Marshal(templateInfo{Image: spec.ImageDigest, Size: stat.Size(), Hypervisor: t.version()})
-	if err := writeFile(t.infoPath(key), data); err != nil {
-		return fmt.Errorf("make a template: %w", err)
-	}
+	t.log.Info("template made", "key", key, "seconds", took.Seconds())
 	return nil
 }
 
@@ -283,9 +249,15 @@ func (t *templates) clean(ctx context.Context) {
 		if key, ok := strings.CutSuffix(name, ".save"); ok {
 			t.mu.Lock()
 			if t.making[key] == nil && !t.whole(key) {
-				os.Remove(t.infoPath(key))
-				os.Remove(t.path(key))
+				t.remove(key)
 				t.log.Info("template discarded: it is damaged, or another version's", "key", key)
+			}
+			t.mu.Unlock()
+		}
+		if key, ok := strings.CutSuffix(name, ".zst"); ok {
+			t.mu.Lock()
+			if t.making[key] == nil && !t.packing[key] && t.info(key) == nil {
+				t.remove(key)
 			}
 			t.mu.Unlock()
 		}
@@ -297,7 +269,7 @@ func (t *templates) clean(ctx context.Context) {
 func (t *templates) sweep() {
 	entries, _ := os.ReadDir(t.dir)
 	for _, entry := range entries {
-		if !strings.Contains(entry.Name(), ".save.") {
+		if !strings.Contains(entry.Name(), ".save.") && !strings.HasSuffix(entry.Name(), ".zst.part") {
 			continue
 		}
 		if err := os.Remove(filepath.Join(t.dir, entry.Name())); err != nil {
@@ -311,8 +283,10 @@ func (t *templates) discard(path string) {
 	key := strings.TrimSuffix(filepath.Base(path), ".save")
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	os.Remove(t.infoPath(key))
-	os.Remove(t.path(key))
+	if info := t.info(key); info != nil && info.Group != "" {
+		t.unusable[key] = true
+	}
+	t.remove(key)
 	t.log.Warn("template discarded", "key", key)
 }
 
@@ -326,15 +300,13 @@ func (t *templates) keep(images []string) {
 		if !ok || t.making[key] != nil {
 			continue
 		}
-		var info templateInfo
-		data, err := os.ReadFile(t.infoPath(key))
-		if err == nil && json.Unmarshal(data, &info) == nil && slices.Contains(images, info.Image) {
+		info := t.info(key)
+		if info != nil && slices.Contains(images, info.Image) {
 			continue
 		}
-		os.Remove(t.infoPath(key))
-		os.Remove(t.path(key))
+		t.remove(key)
 		os.Remove(filepath.Join(t.dir, key+".console.log"))
-		t.log.Info("template removed", "key", key, "image", info.Image)
+		t.log.Info("template removed", "key", key)
 	}
 }
 

@@ -54,7 +54,7 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 		m.tidy(ctx)
 	}()
 	err = m.RunController(ctx, controller.Deps{
-		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), RunsDir: m.runsDir(), Term: term, Log: m.Log,
+		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), RunsDir: m.runsDir(), NoSharing: m.NoSharing, Term: term, Log: m.Log,
 	})
 	m.leading.Store(false)
 	cancel(err)

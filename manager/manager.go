@@ -54,7 +54,9 @@ type Config struct {
 	AdminConfig string
 	// Prefix is what clusters' prefixes are taken from; zero: api.DefaultPrefix.
 	Prefix netip.Prefix
-	Log    *slog.Logger
+	// NoSharing has each host fetch images from the manager, and make templates itself.
+	NoSharing bool
+	Log       *slog.Logger
 
 	// RunController is what the leader runs; nil: controller.Run. For tests.
 	RunController func(context.Context, controller.Deps) error

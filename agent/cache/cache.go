@@ -1,12 +1,10 @@
-// Package cache holds images on a host by their content: parts are fetched from the manager when they are first
-// needed, taken up where a transfer was cut off, and verified before anything uses them.
+// Package cache holds content on a host by its hash: the parts of images, and packed templates. A blob is fetched from
+// the manager or from other hosts when it is first needed, taken up where a transfer was cut off, and verified before
+// anything uses it. Other hosts may fetch it here meanwhile.
 package cache
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +17,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	v1 "watari/api/watariv1"
-	"watari/internal/durable"
 )
 
 // Files are the paths of an image's parts.
@@ -29,20 +28,43 @@ type Files struct{ Kernel, Initrd, Root string }
 // Get asks the manager for a path, from an offset of bytes on.
 type Get func(ctx context.Context, path string, offset int64) (*http.Response, error)
 
-// Cache is a host's images. In Dir there is a directory for each image (its digest's hex digits) with the files
+// Ask asks another host for a blob, from an offset of bytes on. ErrAbsent: it has nothing of it yet.
+type Ask func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error)
+
+// Config says where content comes from.
+type Config struct {
+	Get Get
+	Ask Ask // nil: other hosts cannot be asked
+	// Bandwidth bounds what is fetched, and separately what is passed on to other hosts, bytes per second; 0: no limit.
+	Bandwidth uint64
+	// Changed is called when what is held has changed; may be nil.
+	Changed func()
+	Log     *slog.Logger
+}
+
+// Cache is a host's content. In its folder there is a directory for each image (its digest's hex digits) with the files
 // kernel, initrd and root, which are links to files under .blobs, named by their SHA-256.
 type Cache struct {
-	dir   string
-	get   Get
-	log   *slog.Logger
-	stall time.Duration // stallTime
+	Config
+	dir       string
+	log       *slog.Logger
+	stall     time.Duration // stallTime
+	peerStall time.Duration // peerStallTime
+	in, out   *rate.Limiter
 
 	mu       sync.Mutex
-	fetching map[string]*fetching   // by image digest
-	checked  map[string]stamp       // parts verified in this agent's life, by path
-	seen     map[string]time.Time   // when an image was last wanted or used, by hex digest
-	held     []string               // digests of whole images
-	busy     map[string]*sync.Mutex // one transfer of a blob at a time, by hex digest
+	fetching map[string]*fetching          // by image digest
+	checked  map[string]stamp              // parts verified in this agent's life, by path
+	seen     map[string]time.Time          // when an image was last wanted or used, by hex digest
+	held     []string                      // digests of whole images
+	busy     map[string]*sync.Mutex        // one transfer of a blob at a time, by hex digest
+	whole    map[string]bool               // blobs that are whole, by hex digest
+	growing  map[string]*growth            // blobs that are being fetched, by hex digest
+	sources  map[string]map[string]*source // what is remembered of hosts, by hex digest and host's name
+	sharing  bool                          // the manager says who fetches from whom
+	shares   map[string]*v1.BlobShare      // its word, by hex digest
+	told     chan struct{}                 // closed when that was replaced
+	rate     uint64                        // how fast a blob came from the manager last, bytes per second
 }
 
 // stamp tells cheaply whether a file was touched.
@@ -66,23 +88,19 @@ type fetching struct {
 // grace is how long an image that nobody wants is kept.
 const grace = 10 * time.Minute
 
-// stallTime is after how long without a byte a transfer is given up. It is taken up again where it ended, from whoever
-// leads then: the manager that it came from may hang, and keep its connections.
-const stallTime = time.Minute
-
-var errStalled = errors.New("nothing came for too long")
-
 // New opens a cache in dir.
-func New(dir string, get Get, log *slog.Logger) (*Cache, error) {
-	if log == nil {
-		log = slog.Default()
+func New(dir string, config Config) (*Cache, error) {
+	c := &Cache{Config: config, dir: dir, log: config.Log, stall: stallTime, peerStall: peerStallTime,
+		in: limiter(config.Bandwidth), out: limiter(config.Bandwidth), fetching: map[string]*fetching{},
+		checked: map[string]stamp{}, seen: map[string]time.Time{}, busy: map[string]*sync.Mutex{}, growing: map[string]*growth{},
+		sources: map[string]map[string]*source{}, told: make(chan struct{})}
+	if c.log == nil {
+		c.log = slog.Default()
 	}
-	c := &Cache{dir: dir, get: get, log: log, stall: stallTime, fetching: map[string]*fetching{}, checked: map[string]stamp{}, seen: map[string]time.Time{},
-		busy: map[string]*sync.Mutex{}}
 	if err := os.MkdirAll(c.blobDir(), 0o755); err != nil {
 		return nil, fmt.Errorf("open the image cache: %w", err)
 	}
-	c.held = c.findHeld()
+	c.held, c.whole = c.findHeld(), c.findWhole()
 	return c, nil
 }
 
@@ -155,12 +173,12 @@ func (c *Cache) fetch(ctx context.Context, name string, image *v1.Image, f *fetc
 		return files, fmt.Errorf("image %s: %w", shortName(image), err)
 	}
 	for _, p := range parts {
-		tell := func(have uint64) {
+		tell := func(have uint64, from string) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			f.step = fmt.Sprintf("fetching image %d %%", (before+have)*100/max(total, 1))
+			f.step = fmt.Sprintf("fetching image %d %% from %s", (before+have)*100/max(total, 1), from)
 		}
-		if err := c.ensurePart(ctx, p.path, p.blob, tell); err != nil {
+		if err := c.ensureBlob(ctx, p.path, p.blob, false, tell); err != nil {
 			return files, fmt.Errorf("image %s, %s: %w", shortName(image), filepath.Base(p.path), err)
 		}
 		before += p.blob.GetSize()
@@ -174,40 +192,6 @@ func shortName(image *v1.Image) string {
 		return name
 	}
 	return image.Digest[:min(len(image.Digest), 19)]
-}
-
-// ensurePart makes one part whole.
-func (c *Cache) ensurePart(ctx context.Context, path string, blob *v1.Blob, tell func(uint64)) error {
-	sum, err := hexDigest(blob.GetDigest())
-	if err != nil {
-		return err
-	}
-	defer c.lock(sum)()
-	switch err := c.verify(path, sum, blob.Size); {
-	case err == nil:
-		return nil
-	case !errors.Is(err, os.ErrNotExist):
-		c.log.Warn("a part of an image is fetched anew", "path", path, "reason", err)
-		os.Remove(path)
-		os.Remove(c.blobPath(sum))
-	}
-	if err := c.verify(c.blobPath(sum), sum, blob.Size); err != nil {
-		if !errors.Is(err, os.ErrNotExist) {
-			os.Remove(c.blobPath(sum))
-		}
-		if err := c.download(ctx, sum, blob, tell); err != nil {
-			return err
-		}
-	}
-	os.Remove(path)
-	if err := os.Link(c.blobPath(sum), path); err != nil {
-		return err
-	}
-	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
-		return err
-	}
-	c.trust(path)
-	return nil
 }
 
 // lock takes turns on a blob, which several images may share.
@@ -262,91 +246,6 @@ func (c *Cache) trust(path string) {
 	}
 }
 
-// download fetches a blob, going on where an earlier transfer ended.
-func (c *Cache) download(ctx context.Context, sum string, blob *v1.Blob, tell func(uint64)) error {
-	partial := c.blobPath(sum) + ".partial"
-	f, err := os.OpenFile(partial, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	hash := sha256.New()
-	have, err := io.Copy(hash, f)
-	if err != nil {
-		return err
-	}
-	if have > int64(blob.Size) {
-		have = 0
-		hash.Reset()
-		if err := errors.Join(f.Truncate(0), rewind(f)); err != nil {
-			return err
-		}
-	}
-	if have < int64(blob.Size) {
-		if err := c.transfer(ctx, f, hash, blob, have, tell); err != nil {
-			return err
-		}
-	}
-	if got := hex.EncodeToString(hash.Sum(nil)); got != sum {
-		os.Remove(partial)
-		return fmt.Errorf("what the manager sent is altered: its SHA-256 is %s instead of %s", got, sum)
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := os.Rename(partial, c.blobPath(sum)); err != nil {
-		return err
-	}
-	c.trust(c.blobPath(sum))
-	return durable.SyncDir(c.blobDir())
-}
-
-func rewind(f *os.File) error {
-	_, err := f.Seek(0, io.SeekStart)
-	return err
-}
-
-func (c *Cache) transfer(ctx context.Context, f *os.File, hash io.Writer, blob *v1.Blob, have int64, tell func(uint64)) error {
-	tell(uint64(have))
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	stalled := time.AfterFunc(c.stall, func() { giveUp(errStalled) })
-	defer stalled.Stop()
-	response, err := c.get(ctx, "/blobs/"+blob.Digest, have)
-	if err != nil {
-		return fmt.Errorf("fetch it from the manager: %w", cmp.Or(context.Cause(ctx), err))
-	}
-	defer response.Body.Close()
-	switch {
-	case response.StatusCode == http.StatusOK && have == 0, response.StatusCode == http.StatusPartialContent:
-	default:
-		text, _ := io.ReadAll(io.LimitReader(response.Body, 512))
-		return fmt.Errorf("fetch it from the manager: %s: %s", response.Status, strings.TrimSpace(string(text)))
-	}
-	at := uint64(have)
-	report := writerFunc(func(b []byte) (int, error) {
-		stalled.Reset(c.stall)
-		at += uint64(len(b))
-		tell(at)
-		return len(b), nil
-	})
-	body := io.LimitReader(response.Body, int64(blob.Size)-have+1)
-	n, err := io.CopyBuffer(io.MultiWriter(f, hash, report), body, make([]byte, 256<<10))
-	if err != nil {
-		return fmt.Errorf("fetch it from the manager, %d of %d bytes: %w", have+n, blob.Size, cmp.Or(context.Cause(ctx), err))
-	}
-	if have+n != int64(blob.Size) {
-		os.Truncate(f.Name(), min(have+n, int64(blob.Size)))
-		return fmt.Errorf("the manager sent %d bytes instead of %d", have+n, blob.Size)
-	}
-	return nil
-}
-
-type writerFunc func([]byte) (int, error)
-
-// Write calls the function.
-func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
-
 // Held are the digests of the images that are whole here.
 func (c *Cache) Held() []string {
 	c.mu.Lock()
@@ -395,7 +294,7 @@ func (c *Cache) Keep(inUse func(digest string) bool) {
 		}
 	}
 	c.held = c.findHeld()
-	if len(c.fetching) > 0 {
+	if len(c.fetching) > 0 || len(c.growing) > 0 {
 		return
 	}
 	blobs, _ := os.ReadDir(c.blobDir())
@@ -404,6 +303,8 @@ func (c *Cache) Keep(inUse func(digest string) bool) {
 		if info, err := blob.Info(); err == nil && links(info) == 1 && time.Since(info.ModTime()) > grace {
 			os.Remove(path)
 			delete(c.checked, path)
+			delete(c.whole, blob.Name())
+			delete(c.sources, blob.Name())
 		}
 	}
 }

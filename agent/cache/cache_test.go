@@ -73,7 +73,7 @@ func testImage(m *manager) *v1.Image {
 
 func newTest(t *testing.T) (*Cache, *manager, *v1.Image) {
 	m := &manager{blobs: map[string][]byte{}}
-	c, err := New(t.TempDir(), m.get, nil)
+	c, err := New(t.TempDir(), Config{Get: m.get})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestAnImageIsFetchedOnceAndShared(t *testing.T) {
 func TestATransferThatIsGivenUpFailsNobodyElse(t *testing.T) {
 	c, m, image := newTest(t)
 	begun, end := make(chan struct{}), make(chan struct{})
-	c.get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
+	c.Get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
 		select {
 		case begun <- struct{}{}: // the first request of all hangs, even when it is given up
 			<-end
@@ -174,7 +174,7 @@ func TestABrokenTransferIsTakenUp(t *testing.T) {
 func TestATransferThatStallsIsGivenUpAndTakenUp(t *testing.T) {
 	c, m, image := newTest(t)
 	c.stall = 300 * time.Millisecond
-	c.get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
+	c.Get = func(ctx context.Context, path string, offset int64) (*http.Response, error) {
 		response, err := m.get(ctx, path, offset)
 		if err == nil {
 			response.Body = io.NopCloser(io.MultiReader(io.LimitReader(response.Body, 100), hanging{ctx}))
@@ -186,14 +186,14 @@ func TestATransferThatStallsIsGivenUpAndTakenUp(t *testing.T) {
 	if _, err := c.Ensure(ctx, image, func(string) {}); !errors.Is(err, errStalled) || !strings.Contains(err.Error(), "100 of 6000 bytes") {
 		t.Fatalf("got %v", err)
 	}
-	c.get = func(ctx context.Context, _ string, _ int64) (*http.Response, error) {
+	c.Get = func(ctx context.Context, _ string, _ int64) (*http.Response, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
 	if _, err := c.Ensure(ctx, image, func(string) {}); !errors.Is(err, errStalled) {
 		t.Fatalf("got %v", err)
 	}
-	c.get, c.stall = m.get, stallTime
+	c.Get, c.stall = m.get, stallTime
 	ensure(t, c, image)
 	if m.ranges[1] != "bytes=100-" {
 		t.Errorf("ranges asked: %q", m.ranges)
@@ -230,7 +230,7 @@ func TestAFileAlteredOnDiskIsFetchedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The next agent looks at all of it.
-	c, err := New(c.dir, m.get, nil)
+	c, err := New(c.dir, Config{Get: m.get})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,6 +89,7 @@ type options struct {
 	memory        uint64 // MiB; 0: all
 	unconfined    bool
 	cgroup        string
+	bandwidth     uint64 // of images and templates, bytes per second; 0: no limit
 	debug         bool
 }
 
@@ -132,6 +133,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
 	flags.StringVar(&o.cgroup, "cgroup", "", "`path` of the control group whose processes are this host: load and processors are its own, not the machine's")
+	flags.Uint64Var(&o.bandwidth, "image-bandwidth", 0, "most `bytes` per second to fetch of images and templates, and to pass on; 0: no limit")
 	flags.BoolVar(&o.debug, "debug", false, "log every act")
 	return flags
 }

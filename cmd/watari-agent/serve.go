@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -21,6 +22,7 @@ import (
 	"watari/agent/tunnel"
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
+	"watari/ca"
 	"watari/internal/version"
 	"watari/overlay"
 )
@@ -64,17 +66,23 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	defer libvirt.Close()
-	store, err := cache.New(filepath.Join(o.state, "images"), tie.Get, log)
+	var a *agent.Agent
+	var peers *tunnel.Tunnels
+	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: tie.Get, Bandwidth: o.bandwidth, Log: log,
+		// Neither is called before the agent has heard of other hosts.
+		Ask: func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
+			return askPeer(ctx, peers, peer, digest, offset)
+		},
+		Changed: func() { a.Publish() }})
 	if err != nil {
 		return err
 	}
-	migrations, err := openTunnels(ctx, o, tie, log)
-	if err != nil {
+	if peers, err = openTunnels(ctx, o, tie, store, log); err != nil {
 		return err
 	}
-	a, err := agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
+	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
 		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, FindProcesses: findProcesses, AllowUnconfined: o.unconfined,
-		Hypervisor: newHypervisor(libvirt), Network: network, Images: images{store}, Tunnels: tunnels{migrations}, Dial: dialGuest})
+		Hypervisor: newHypervisor(libvirt), Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {
 		return err
 	}
@@ -130,8 +138,8 @@ func addressOf(name string) (string, error) {
 	return "", fmt.Errorf("--lan-interface %s has no IPv4 address; give --lan-address", name)
 }
 
-// openTunnels listens for migrations that come in.
-func openTunnels(ctx context.Context, o options, tie *session.Session, log *slog.Logger) (*tunnel.Tunnels, error) {
+// openTunnels listens for migrations that come in, and for hosts that fetch blobs.
+func openTunnels(ctx context.Context, o options, tie *session.Session, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
 	config, err := tie.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)
@@ -140,13 +148,29 @@ func openTunnels(ctx context.Context, o options, tie *session.Session, log *slog
 	if err != nil {
 		return nil, fmt.Errorf("listen for migrations: %w", err)
 	}
-	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSocket: o.libvirtSocket, Log: log})
+	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSocket: o.libvirtSocket, Log: log,
+		Blobs: func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error) {
+			content, err := store.Open(ctx, id.Name, id.UID, digest, offset)
+			if errors.Is(err, cache.ErrAbsent) {
+				err = tunnel.ErrAbsent
+			}
+			return content, err
+		}})
 	go func() {
 		if err := t.Serve(ctx, listener); err != nil && ctx.Err() == nil {
-			log.Error("no migrations can come in any more", "error", err)
+			log.Error("no migrations can come in any more, and no host can fetch images here", "error", err)
 		}
 	}()
 	return t, nil
+}
+
+// askPeer asks another host for a blob.
+func askPeer(ctx context.Context, t *tunnel.Tunnels, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
+	content, err := t.Fetch(ctx, tunnel.Peer{Name: peer.Name, UID: peer.Uid, Address: peer.Address}, digest, offset)
+	if errors.Is(err, tunnel.ErrAbsent) {
+		err = cache.ErrAbsent
+	}
+	return content, err
 }
 
 // bootID changes whenever the host was started anew. A host that is a namespace writes its own.

@@ -42,14 +42,17 @@ type Deps struct {
 	SessionChanges <-chan struct{}
 	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
 	RunsDir string
-	Term    uint64
-	Log     *slog.Logger
+	// NoSharing has each host fetch images from the manager, and make templates itself.
+	NoSharing bool
+	Term      uint64
+	Log       *slog.Logger
 }
 
 // Controller holds what the loop remembers between passes; all of it can be lost.
 type Controller struct {
 	Deps
 	sent       map[string]sent
+	shared     shareMemory
 	inState    map[string]stateSince
 	avoid      map[string][]string // hosts that could not start a guest, by guest uid
 	identities map[identityKey]*v1.Identity
@@ -131,13 +134,17 @@ func (c *Controller) pass(ctx context.Context) (again bool, err error) {
 
 // tell sends each connected host what is wanted of it, where that changed.
 func (c *Controller) tell(s *store.Snapshot) {
+	wanted, connectedSince := map[string]*v1.HostWanted{}, map[string]time.Time{}
 	for name := range s.Hosts {
-		_, since, connected := c.Sessions.Observed(name)
-		if !connected {
-			continue
+		if _, since, connected := c.Sessions.Observed(name); connected {
+			wanted[name], connectedSince[name] = hostWanted(s, c.Sessions, c.identity, name), since
 		}
-		last := c.sent[name].wanted
-		w := hostWanted(s, c.Sessions, c.identity, name)
+	}
+	if !c.NoSharing {
+		c.share(s, wanted, time.Now())
+	}
+	for name, w := range wanted {
+		since, last := connectedSince[name], c.sent[name].wanted
 		w.Term, w.Generation = c.Term, last.GetGeneration()
 		w.Network.Generation = last.GetNetwork().GetGeneration()
 		if last != nil && proto.Equal(w, last) {

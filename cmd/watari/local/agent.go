@@ -46,6 +46,11 @@ func (u *up) startAgent(ctx context.Context) error {
 	if u.AllowUnconfined {
 		spec.Command = append(spec.Command, "--allow-unconfined")
 	}
+	if rate, err := u.imageBandwidth(); err != nil {
+		return err
+	} else if rate > 0 {
+		spec.Command = append(spec.Command, "--image-bandwidth", strconv.FormatUint(rate, 10))
+	}
 	if u.Site != "" {
 		spec.Command = append(spec.Command, "--site", u.Site)
 	}

@@ -30,19 +30,25 @@ type options struct {
 	Name       string `json:"name,omitempty"`
 	LANAddress string `json:"lan_address,omitempty"`
 	Memory     string `json:"memory,omitempty"` // as in 8G; empty: all
+	// ImageBandwidth bounds what the agent fetches of images and templates, as in 200mbit; empty: no limit.
+	ImageBandwidth string `json:"image_bandwidth,omitempty"`
 	// AllowUnconfined accepts guests whose QEMU runs as root or without a security driver.
 	AllowUnconfined bool   `json:"allow_unconfined,omitempty"`
 	Listen          string `json:"listen,omitempty"`
 	NoAgent         bool   `json:"no_agent,omitempty"`
+	NoSharing       bool   `json:"no_sharing,omitempty"`
 	Outside         store  `json:"store"`
 }
 
 // ofManager are the options that the manager is started with.
-func (o options) ofManager() options { return options{Listen: o.Listen, Outside: o.Outside} }
+func (o options) ofManager() options {
+	return options{Listen: o.Listen, NoSharing: o.NoSharing, Outside: o.Outside}
+}
 
 // ofAgent are those of the agent.
 func (o options) ofAgent() options {
-	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory, AllowUnconfined: o.AllowUnconfined}
+	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory,
+		AllowUnconfined: o.AllowUnconfined, ImageBandwidth: o.ImageBandwidth}
 }
 
 // memoryMiB is how much memory guests may take; 0: all.
@@ -55,6 +61,14 @@ func (o options) memoryMiB() (uint64, error) {
 		err = fmt.Errorf("%s is less than 1M", o.Memory)
 	}
 	return bytes >> 20, err
+}
+
+// imageBandwidth is how many bytes per second of images and templates the agent may fetch; 0: no limit.
+func (o options) imageBandwidth() (uint64, error) {
+	if o.ImageBandwidth == "" {
+		return 0, nil
+	}
+	return output.ParseRate(o.ImageBandwidth)
 }
 
 // store is what a manager needs that keeps its objects in an etcd cluster, beside other managers.

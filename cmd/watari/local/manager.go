@@ -28,6 +28,9 @@ func (u *up) startManager(ctx context.Context) error {
 	spec := u.manager()
 	spec.Command = []string{self, "manager", "--state", filepath.Join(u.state, "manager"), "--listen", u.Listen}
 	spec.Command = append(spec.Command, u.Outside.arguments()...)
+	if u.NoSharing {
+		spec.Command = append(spec.Command, "--no-sharing")
+	}
 	var version string
 	await := func() (process *daemon.Process, began bool, err error) {
 		if process, began, err = u.start(spec); err != nil {

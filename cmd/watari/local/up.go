@@ -72,8 +72,10 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address by which other hosts of the site reach this one (default: that of the default route)")
 	flags.StringVar(&asked.Memory, "memory", "", "most memory that guests may take of this machine, as in 8G (default: all)")
 	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests on this machine though QEMU runs as root or without AppArmor or SELinux")
+	flags.StringVar(&asked.ImageBandwidth, "image-bandwidth", "", "most bytes per second of images and templates that this host fetches, and passes on to others, as in 200mbit or 25M (default: no limit)")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "the manager alone: this machine runs no guests")
+	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "hosts do not fetch images and templates from each other: each fetches images from the manager and makes its templates")
 	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL by which hosts and users reach this manager (default: from --listen)")
 	flags.StringSliceVar(&asked.Outside.Endpoints, "etcd-endpoints", nil, "URLs of an etcd cluster to keep everything in (default: an embedded etcd)")
 	flags.StringVar(&asked.Outside.CA, "etcd-ca", "", "file with the certificate of etcd's CA")
@@ -110,8 +112,10 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"manager": func() { u.Manager = asked.Manager }, "site": func() { u.Site = asked.Site },
 		"name": func() { u.Name = asked.Name }, "lan-address": func() { u.LANAddress = asked.LANAddress },
 		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory },
-		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined }, "no-agent": func() { u.NoAgent = asked.NoAgent },
-		"advertise": func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
+		"image-bandwidth": func() { u.ImageBandwidth = asked.ImageBandwidth }, "no-sharing": func() { u.NoSharing = asked.NoSharing },
+		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined },
+		"no-agent":         func() { u.NoAgent = asked.NoAgent },
+		"advertise":        func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
 		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },
 		"etcd-cert": func() { u.Outside.Cert = asked.Outside.Cert }, "etcd-key": func() { u.Outside.Key = asked.Outside.Key },
 	} {
@@ -149,6 +153,9 @@ func (u *up) check() error {
 	}
 	if _, err := u.memoryMiB(); err != nil {
 		return cli.Usagef("--memory: %v", err)
+	}
+	if _, err := u.imageBandwidth(); err != nil {
+		return cli.Usagef("--image-bandwidth: %v", err)
 	}
 	if _, _, err := net.SplitHostPort(u.Listen); err != nil {
 		return cli.Usagef("--listen %q: give address:port, as in %s", u.Listen, defaultListen)
