@@ -7,7 +7,7 @@ bench-overlay: ## network: Watari's routes and WireGuard against bare links, bar
 	@$(BIN)/bench-overlay
 
 .PHONY: bench-start
-bench-start: build ## four guests from nothing to a finished mpirun: forked, booted, and a stock Debian (root)
+bench-start: build ## guests from nothing: forked, booted, a stock Debian; the first cluster with sharing and without (root)
 	@scripts/setup.sh build demo bench-start
 	@$(GO) run ./bench/start
 

@@ -1,6 +1,7 @@
-// Start measures how long it takes from nothing to a finished mpirun over four guests: forked from a template,
-// booted plainly, and the peer's way, a stock Debian booted by libvirt until ssh answers. It writes
-// build/reports/bench-start.json.
+// Start measures how long guests take to start. From nothing to a finished mpirun over four guests: forked from a
+// template, booted plainly, and the peer's way, a stock Debian booted by libvirt until ssh answers. And the first
+// cluster of an image on hosts that have neither image nor template: with hosts that fetch these from each other, and
+// without. It writes build/reports/bench-start.json.
 package main
 
 import (
@@ -22,6 +23,8 @@ type startReport struct {
 	Peer   report.Stat   `json:"peer_s"`
 	Ratio  report.Stat   `json:"ratio"`       // peer / forked
 	Ours   report.Stat   `json:"plain_ratio"` // plain / forked
+	First  *firstReport  `json:"first_cluster,omitempty"`
+	Hosts  *hostsReport  `json:"first_cluster_of_a_site,omitempty"`
 	Goals  []report.Goal `json:"goals"`
 }
 
@@ -29,17 +32,20 @@ var hosts = []string{"a1", "a2", "b1", "b2"}
 
 func main() {
 	runs := flag.Int("runs", 3, "repetitions of each, in turn")
+	only := flag.String("only", "", "measure one part alone: first, the first cluster with sharing and without; hosts, with sharing on one and on many hosts; later, the other starts")
 	flag.Parse()
-	if err := bench(*runs); err != nil {
+	if err := bench(*runs, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench-start:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(runs int) error {
+func bench(runs int, only string) error {
 	r := startReport{Header: report.NewHeader("bench-start", "make bench-start")}
-	if err := buildPeer(); err != nil {
-		return err
+	if only == "" || only == "later" {
+		if err := buildPeer(); err != nil {
+			return err
+		}
 	}
 	s, err := system.Up("bench-start", "")
 	if s != nil {
@@ -48,6 +54,32 @@ func bench(runs int) error {
 	if err != nil {
 		return err
 	}
+	if only == "" || only == "later" {
+		if err := r.later(s, runs); err != nil {
+			return err
+		}
+	}
+	if only == "" || only == "first" {
+		if r.First, err = measureFirst(s, runs); err != nil {
+			return err
+		}
+		r.Goals = append(r.Goals, report.AtMost("first cluster, sharing on / off", r.First.Ratio.Median, 0.6))
+	}
+	if only == "" || only == "hosts" {
+		if r.Hosts, err = measureHosts(s, runs); err != nil {
+			return err
+		}
+		r.Goals = append(r.Goals, report.AtMost(fmt.Sprintf("first cluster, %d hosts / 1", manyHosts), r.Hosts.Ratio.Median, 1.5))
+	}
+	const out = "build/reports/bench-start.json"
+	if err := report.Write(out, r); err != nil {
+		return err
+	}
+	return report.Tell(r.Goals, out)
+}
+
+// later measures clusters of an image that the hosts have, and a template of it.
+func (r *startReport) later(s *system.System, runs int) error {
 	fmt.Println("== templates: one guest on each host, not measured")
 	if _, err := start(s, "--spread", "host"); err != nil {
 		return err
@@ -77,11 +109,7 @@ func bench(runs int) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "\nforked, until mpirun has ended\t%s\nbooted plainly, until mpirun has ended\t%s\npeer, until ssh answers\t%s\npeer / forked\t%s\nplain / forked\t%s\n", r.Forked, r.Plain, r.Peer, r.Ratio, r.Ours)
 	w.Flush()
-	const out = "build/reports/bench-start.json"
-	if err := report.Write(out, r); err != nil {
-		return err
-	}
-	return report.Tell(r.Goals, out)
+	return nil
 }
 
 // start is from nothing to a finished mpirun hostname over four guests; removing them is not measured.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -60,6 +61,38 @@ func Up(name, wan string) (*System, error) {
 		}
 	}
 	return s, nil
+}
+
+// Sharing starts the manager anew, with or without hosts fetching images and templates from each other.
+func (s *System) Sharing(on bool) error {
+	if _, err := s.Watari("down", "--state", s.state); err != nil {
+		return err
+	}
+	_, err := s.Watari("up", "--no-agent", "--state", s.state, "--listen", listen, fmt.Sprintf("--no-sharing=%v", !on))
+	return err
+}
+
+// NewLab puts a lab of two sites in the place of the lab; its hosts have no images and no templates.
+func (s *System) NewLab(hostsOfASite int, wan string) error {
+	if _, err := s.Watari("lab", "down", "--name", s.lab); err != nil {
+		return err
+	}
+	_, err := s.Watari("lab", "up", "--name", s.lab, "--sites", "2", "--hosts", fmt.Sprint(hostsOfASite), "--wan", wan)
+	return err
+}
+
+// OverWAN is how many bytes a site of the lab has got over the WAN since the lab was brought up.
+func (s *System) OverWAN(site string) (uint64, error) {
+	out, err := exec.Command("nsenter", "--net=/run/watari/lab/"+s.lab+"/ns/router-"+site, "cat", "/proc/net/dev").Output()
+	if err != nil {
+		return 0, fmt.Errorf("bytes that site %s got over the WAN: %w", site, err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if name, rest, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "wan" {
+			return strconv.ParseUint(strings.Fields(rest)[0], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("site %s has no WAN", site)
 }
 
 // Down removes everything.
