@@ -86,6 +86,9 @@ func TestTemplateKeyIsOfWhatATemplateFreezes(t *testing.T) {
 		"machine":   func(_ *Spec, h *hostFacts) { h.machine = "pc-i440fx-8.0" },
 		"qemu":      func(_ *Spec, h *hostFacts) { h.qemuVersion = "8.0.0" },
 		"kvm":       func(_ *Spec, h *hostFacts) { *h = *acceleratedHost() },
+		"host CPU":  func(_ *Spec, h *hostFacts) { h.hostCPU = "x86_64 AMD EPYC avx2" },
+		"user":      func(_ *Spec, h *hostFacts) { h.owner = owner{64055, 64055} },
+		"security":  func(_ *Spec, h *hostFacts) { h.securityModel = "selinux" },
 	} {
 		spec, other := goldenSpec(), emulatedHost()
 		change(&spec, other)

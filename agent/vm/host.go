@@ -164,6 +164,7 @@ func templateKey(spec Spec, host *hostFacts) string {
 		domain = err.Error() // no guest is made from such a Spec; the key only has to be one
 	}
 	sum := sha256.Sum256([]byte(strings.Join([]string{
-		"2", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, host.hostCPU, domain}, "\x00")))
+		"2", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, host.hostCPU, fmt.Sprint(host.owner),
+		host.securityModel, domain}, "\x00")))
 	return hex.EncodeToString(sum[:16])
 }
