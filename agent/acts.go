@@ -218,7 +218,7 @@ func (g *guest) spec(w *v1.GuestWanted, p *prepared) Spec {
 	return Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
 		Kernel: p.files.Kernel, Initrd: p.files.Initrd, Root: p.files.Root, RootType: w.Image.RootType,
 		KernelArgs: w.Image.KernelArgs, Tap: p.tap, Channel: g.agent.channelSocket(w.Uid),
-		Console: g.agent.consoles.path(w.Uid), ImageDigest: w.Image.Digest}
+		Console: g.agent.consoles.path(w.Uid), ImageDigest: w.Image.Digest, Platform: w.Platform}
 }
 
 // start creates the domain. The record of it is on disk already.

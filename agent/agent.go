@@ -137,16 +137,17 @@ func (a *Agent) clearRecords() {
 	a.consoles.clear()
 }
 
-// heardLocked takes up what only the hypervisor can tell: which domains there are that no record tells of, when it has
-// answered first, and such as it makes late, of guests that were given up meanwhile. Its versions may change whenever
-// its daemon is started anew.
+// heardLocked takes up what only the hypervisor can tell, once it has answered: what the host can run, which may change
+// whenever the hypervisor's daemon is started anew, and domains without a record. It makes such a domain late, of a guest
+// that was given up meanwhile.
 func (a *Agent) heardLocked() {
 	if !a.domains.heard() {
 		return
 	}
 	if hypervisor, qemu, err := a.hypervisor.Versions(); err == nil {
 		info := proto.CloneOf(a.info)
-		info.LibvirtVersion, info.QemuVersion, info.Confinement = hypervisor, qemu, a.confinement()
+		info.LibvirtVersion, info.QemuVersion = hypervisor, qemu
+		info.Confinement, info.GuestSupport = a.confinement(), a.hypervisor.Support()
 		if !proto.Equal(info, a.info) {
 			a.info = info
 		}

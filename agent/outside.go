@@ -18,6 +18,7 @@ type Spec struct {
 	Kernel, Initrd, Root, RootType    string // paths; "squashfs" or "erofs"
 	KernelArgs, Tap, Channel, Console string
 	ImageDigest                       string
+	Platform                          *v1.Platform // what the manager asks for; nil: the hypervisor chooses
 }
 
 // DomainInfo is one of Watari's domains, as the hypervisor lists it.
@@ -54,6 +55,8 @@ type Hypervisor interface {
 	// MigrateSocket returns the path of the Unix socket by which a guest's memory leaves this host or arrives here,
 	// and makes sure that the hypervisor may create a socket there. The path is the same on all hosts.
 	MigrateSocket(name string) (path string, err error)
+	// Support is what guests can be given here; nil before the hypervisor has answered.
+	Support() *v1.GuestSupport
 	List(ctx context.Context) ([]DomainInfo, error)
 	Boot(ctx context.Context, spec Spec) error
 	Fork(ctx context.Context, spec Spec, template string) error

@@ -188,6 +188,10 @@ func (o *outside) Confinement() *v1.Confinement {
 
 func (o *outside) MigrateSocket(name string) (string, error) { return "/run/migrate-" + name, nil }
 
+func (o *outside) Support() *v1.GuestSupport {
+	return &v1.GuestSupport{Machines: []string{"pc-i440fx-7.2"}}
+}
+
 func (o *outside) List(context.Context) ([]DomainInfo, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -191,6 +191,9 @@ func (l *Libvirt) open() opened {
 	if o.host, err = readHostFacts(conn, l.options.Acceleration); err != nil {
 		return fail("look at what the host can run", err)
 	}
+	if o.host.support, err = readSupport(conn, o.host); err != nil {
+		l.log.Warn("which CPUs guests can have here is not known; they get the host's own", "error", err)
+	}
 	return o
 }
 

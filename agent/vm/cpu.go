@@ -1,12 +1,14 @@
 package vm
 
-// cpu.go - the CPU that guests see, emulated or passed through.
+// cpu.go - the CPUs that guests see.
 
 import (
 	"slices"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
+
+	v1 "watari/api/watariv1"
 )
 
 // hostCPU names what a guest sees of a host's CPU that is passed through: vendor, model and features. The frequency of
@@ -21,6 +23,29 @@ func hostCPU(cpu *libvirtxml.CapsHostCPU) string {
 	}
 	slices.Sort(features)
 	return strings.Join(append([]string{cpu.Arch, cpu.Vendor, cpu.Model}, features...), " ")
+}
+
+// passedThroughCPU is the host's CPU, under KVM, less what cannot migrate. Guests get it where the manager asks for no
+// other CPU.
+func passedThroughCPU() libvirtxml.DomainCPU {
+	return libvirtxml.DomainCPU{Mode: "host-passthrough", Check: "none", Migratable: "on"}
+}
+
+// spelledCPU is the CPU that the manager asks for. Each feature is named, whatever a version of libvirt takes its model
+// to have. With check=partial libvirt refuses to start a guest here whose CPU the host cannot give it, and notes what
+// QEMU made of it: a migration's target, and a restored template, must make the very same.
+func spelledCPU(wanted *v1.CPU) libvirtxml.DomainCPU {
+	cpu := libvirtxml.DomainCPU{
+		Mode: "custom", Match: "exact", Check: "partial",
+		Model: &libvirtxml.DomainCPUModel{Fallback: "forbid", Value: wanted.Model},
+	}
+	for _, name := range wanted.Features {
+		cpu.Features = append(cpu.Features, libvirtxml.DomainCPUFeature{Policy: "require", Name: name})
+	}
+	for _, name := range wanted.Disabled {
+		cpu.Features = append(cpu.Features, libvirtxml.DomainCPUFeature{Policy: "disable", Name: name})
+	}
+	return cpu
 }
 
 // emulatedCPU is QEMU's plain qemu64 with the instructions that TCG has had since QEMU 7.2. It is spelled out, and

@@ -71,7 +71,8 @@ func TestGuestLife(t *testing.T) {
 // waitEvent reads events until one of the kind comes.
 func waitEvent(t *testing.T, l *Libvirt, kind EventKind) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	limit := patient(30 * time.Second)
+	deadline := time.After(limit)
 	for {
 		select {
 		case e, ok := <-l.Events():
@@ -82,7 +83,7 @@ func waitEvent(t *testing.T, l *Libvirt, kind EventKind) {
 				return
 			}
 		case <-deadline:
-			t.Fatalf("no event %v within 30 s", kind)
+			t.Fatalf("no event %v within %v", kind, limit)
 		}
 	}
 }

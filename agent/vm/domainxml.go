@@ -4,11 +4,14 @@ package vm
 // paths, so everything else is the same for guests of one image and shape.
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"libvirt.org/go/libvirtxml"
+
+	v1 "watari/api/watariv1"
 )
 
 // templateMAC is every guest's MAC address as QEMU makes it. The guest agent sets its own when it gives the guest
@@ -19,17 +22,15 @@ const templateMAC = "02:77:00:00:00:01"
 // translationCacheMiB bounds what TCG keeps of translated code for each guest; QEMU's default is up to 1 GiB.
 const translationCacheMiB = 128
 
-// passedThroughCPU is the host's CPU, under KVM, less what cannot migrate.
-func passedThroughCPU() libvirtxml.DomainCPU {
-	return libvirtxml.DomainCPU{Mode: "host-passthrough", Check: "none", Migratable: "on"}
-}
-
 // domainXML writes the domain of a guest on a host.
 func domainXML(spec Spec, host *hostFacts) (string, error) {
 	if err := checkSpec(spec); err != nil {
 		return "", err
 	}
-	cpu := host.cpu
+	cpu, machine, err := platform(spec, host)
+	if err != nil {
+		return "", err
+	}
 	cpu.Topology = &libvirtxml.DomainCPUTopology{Sockets: 1, Dies: 1, Cores: int(spec.VCPUs), Threads: 1}
 	domain := libvirtxml.Domain{
 		Type:          host.virtType,
@@ -40,7 +41,7 @@ func domainXML(spec Spec, host *hostFacts) (string, error) {
 		CurrentMemory: &libvirtxml.DomainCurrentMemory{Value: uint(spec.MemoryBytes / 1024), Unit: "KiB"},
 		VCPU:          &libvirtxml.DomainVCPU{Placement: "static", Value: uint(spec.VCPUs)},
 		OS: &libvirtxml.DomainOS{
-			Type:    &libvirtxml.DomainOSType{Arch: "x86_64", Machine: host.machine, Type: "hvm"},
+			Type:    &libvirtxml.DomainOSType{Arch: "x86_64", Machine: machine, Type: "hvm"},
 			Kernel:  spec.Kernel,
 			Initrd:  spec.Initrd,
 			Cmdline: kernelArguments(spec, host),
@@ -61,6 +62,20 @@ func domainXML(spec Spec, host *hostFacts) (string, error) {
 		domain.QEMUCommandline = watchedMemory(spec.MemoryBytes)
 	}
 	return domain.Marshal()
+}
+
+// platform returns the CPU and the machine type that the manager asks for, or the host's own where it asks for none.
+func platform(spec Spec, host *hostFacts) (cpu libvirtxml.DomainCPU, machine string, err error) {
+	wanted := spec.Platform
+	if kind := wanted.GetAcceleration(); kind != v1.AccelerationKind_ACCELERATION_KIND_UNSPECIFIED && kind != host.kind() {
+		return cpu, "", fmt.Errorf("guest %s is to be of virtualisation type %s, but this host's guests are of type %s; has its "+
+			"acceleration changed?", spec.Name, virtTypes[kind], host.virtType)
+	}
+	cpu, machine = host.cpu, cmp.Or(wanted.GetMachine(), host.machine)
+	if wanted.GetCpu().GetModel() != "" {
+		cpu = spelledCPU(wanted.Cpu)
+	}
+	return cpu, machine, nil
 }
 
 // watchedMemory gives an emulated guest 8 KiB more memory than libvirt's whole MiB, with which QEMU before 9.0 finds all

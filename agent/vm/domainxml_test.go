@@ -4,9 +4,13 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"libvirt.org/go/libvirtxml"
+
+	v1 "watari/api/watariv1"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -79,16 +83,18 @@ func TestTemplateKeyIsOfWhatATemplateFreezes(t *testing.T) {
 		t.Error("another guest of the same shape has another key")
 	}
 	for name, change := range map[string]func(*Spec, *hostFacts){
-		"image":     func(s *Spec, _ *hostFacts) { s.ImageDigest = "def" },
-		"vcpus":     func(s *Spec, _ *hostFacts) { s.VCPUs = 1 },
-		"memory":    func(s *Spec, _ *hostFacts) { s.MemoryBytes *= 2 },
-		"arguments": func(s *Spec, _ *hostFacts) { s.KernelArgs = "debug" },
-		"machine":   func(_ *Spec, h *hostFacts) { h.machine = "pc-i440fx-8.0" },
-		"qemu":      func(_ *Spec, h *hostFacts) { h.qemuVersion = "8.0.0" },
-		"kvm":       func(_ *Spec, h *hostFacts) { *h = *acceleratedHost() },
-		"host CPU":  func(_ *Spec, h *hostFacts) { h.hostCPU = "x86_64 AMD EPYC avx2" },
-		"user":      func(_ *Spec, h *hostFacts) { h.owner = owner{64055, 64055} },
-		"security":  func(_ *Spec, h *hostFacts) { h.securityModel = "selinux" },
+		"image":         func(s *Spec, _ *hostFacts) { s.ImageDigest = "def" },
+		"vcpus":         func(s *Spec, _ *hostFacts) { s.VCPUs = 1 },
+		"memory":        func(s *Spec, _ *hostFacts) { s.MemoryBytes *= 2 },
+		"arguments":     func(s *Spec, _ *hostFacts) { s.KernelArgs = "debug" },
+		"asked machine": func(s *Spec, _ *hostFacts) { s.Platform = &v1.Platform{Machine: "pc-i440fx-7.1"} },
+		"asked CPU":     func(s *Spec, _ *hostFacts) { s.Platform = &v1.Platform{Cpu: &v1.CPU{Model: "Nehalem"}} },
+		"machine":       func(_ *Spec, h *hostFacts) { h.machine = "pc-i440fx-8.0" },
+		"qemu":          func(_ *Spec, h *hostFacts) { h.qemuVersion = "8.0.0" },
+		"kvm":           func(_ *Spec, h *hostFacts) { *h = *acceleratedHost() },
+		"host CPU":      func(_ *Spec, h *hostFacts) { h.hostCPU = "x86_64 AMD EPYC avx2" },
+		"user":          func(_ *Spec, h *hostFacts) { h.owner = owner{64055, 64055} },
+		"security":      func(_ *Spec, h *hostFacts) { h.securityModel = "selinux" },
 	} {
 		spec, other := goldenSpec(), emulatedHost()
 		change(&spec, other)
@@ -99,21 +105,48 @@ func TestTemplateKeyIsOfWhatATemplateFreezes(t *testing.T) {
 }
 
 func TestMachineIsThePreferredElseTheNewest(t *testing.T) {
-	machines := func(names ...string) (list []libvirtxml.CapsGuestMachine) {
-		for _, n := range names {
-			list = append(list, libvirtxml.CapsGuestMachine{Name: n})
-		}
-		return list
-	}
-	for want, from := range map[string][]libvirtxml.CapsGuestMachine{
-		preferredMachine: machines("pc-i440fx-9.0", "pc", preferredMachine, "pc-q35-7.2"),
-		"pc-i440fx-10.0": machines("pc-i440fx-9.2", "pc-i440fx-10.0", "pc-q35-10.1"),
-		"pc-i440fx-2.12": machines("pc-i440fx-2.9", "pc-i440fx-2.12"),
-		"":               machines("pc", "q35", "microvm"),
+	for _, test := range []struct {
+		want, oldest string
+		offered      []string
+	}{
+		{preferredMachine, preferredMachine, []string{"pc-i440fx-9.0", "pc", preferredMachine, "pc-q35-7.2"}},
+		{"pc-i440fx-10.0", "pc-i440fx-9.2", []string{"pc-i440fx-10.0", "pc-i440fx-9.2", "pc-q35-10.1"}},
+		{"pc-i440fx-2.12", "pc-i440fx-2.9", []string{"pc-i440fx-2.12", "pc-i440fx-2.9"}},
 	} {
-		if got := chooseMachine(from); got != want {
-			t.Errorf("of %v: %q, not %q", from, got, want)
+		var offered []libvirtxml.CapsGuestMachine
+		for _, name := range test.offered {
+			offered = append(offered, libvirtxml.CapsGuestMachine{Name: name})
 		}
+		machines := family(offered)
+		if got := chooseMachine(machines); got != test.want || machines[0] != test.oldest {
+			t.Errorf("of %v: %v, of which %q, not %q", test.offered, machines, got, test.want)
+		}
+	}
+	if machines := family([]libvirtxml.CapsGuestMachine{{Name: "pc"}, {Name: "q35"}, {Name: "microvm"}}); len(machines) != 0 {
+		t.Errorf("of another family: %v", machines)
+	}
+}
+
+func TestTheManagersPlatformGoesBeforeTheHostsOwn(t *testing.T) {
+	spec := goldenSpec()
+	spec.Platform = &v1.Platform{
+		Acceleration: v1.AccelerationKind_ACCELERATION_KIND_KVM, Machine: "pc-i440fx-9.0",
+		Cpu: &v1.CPU{Vendor: "AMD", Model: "EPYC-Rome", Features: []string{"avx2", "sse2"}, Disabled: []string{"svm"}},
+	}
+	cpu, machine, err := platform(spec, acceleratedHost())
+	if err != nil || machine != "pc-i440fx-9.0" || cpu.Model.Value != "EPYC-Rome" || cpu.Check != "partial" {
+		t.Errorf("%s, %+v, %v", machine, cpu, err)
+	}
+	want := []libvirtxml.DomainCPUFeature{{Policy: "require", Name: "avx2"}, {Policy: "require", Name: "sse2"}, {Policy: "disable", Name: "svm"}}
+	if !slices.Equal(cpu.Features, want) {
+		t.Errorf("features %v", cpu.Features)
+	}
+	if _, _, err := platform(spec, emulatedHost()); err == nil || !strings.Contains(err.Error(), "type kvm") {
+		t.Errorf("on a host without KVM: %v", err)
+	}
+	spec.Platform = &v1.Platform{}
+	if cpu, machine, err = platform(spec, acceleratedHost()); err != nil || machine != preferredMachine || cpu.Mode != "host-passthrough" {
+		t.Errorf("nothing asked for: %s, %+v, %v", machine, cpu, err)
 	}
 }
 

@@ -17,9 +17,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// preferredMachine is the machine type that guests get where the host has it. It is conventional PCI, which takes
-// ivshmem as a hot-plugged device, and it is the oldest that the supported hosts (Debian 12 on) share, so that a
-// guest can move between hosts with different QEMU versions.
+// preferredMachine is the machine type that guests get where the host has it and the manager names no other. It is
+// conventional PCI, which takes ivshmem as a hot-plugged device, and all supported hosts (Debian 12 on) have it, so
+// that a guest can move between hosts with different QEMU versions.
 const preferredMachine = "pc-i440fx-7.2"
 
 // machinePrefix begins the versioned names of that family.
@@ -29,13 +29,27 @@ const machinePrefix = "pc-i440fx-"
 type hostFacts struct {
 	virtType       string // "kvm" or "qemu" (TCG)
 	emulator       string
-	machine        string
+	machine        string   // for guests of which no other is asked
+	machines       []string // all of the family, oldest first
 	cpu            libvirtxml.DomainCPU
 	hostCPU        string // what a passed-through CPU looks like to guests; empty: guests see cpu on every host
 	libvirtVersion string
 	qemuVersion    string
 	owner          owner  // that QEMU runs as
 	securityModel  string // libvirt's driver that confines QEMU: "apparmor", "selinux"; "": none
+	support        *v1.GuestSupport
+}
+
+// virtTypes are libvirt's names of the kinds of acceleration.
+var virtTypes = map[v1.AccelerationKind]string{
+	v1.AccelerationKind_ACCELERATION_KIND_KVM: "kvm", v1.AccelerationKind_ACCELERATION_KIND_TCG: "qemu",
+}
+
+func (h *hostFacts) kind() v1.AccelerationKind {
+	if h.virtType == "kvm" {
+		return v1.AccelerationKind_ACCELERATION_KIND_KVM
+	}
+	return v1.AccelerationKind_ACCELERATION_KIND_TCG
 }
 
 // readHostFacts asks libvirt for them.
@@ -53,9 +67,10 @@ func readHostFacts(conn *libvirt.Connect, kind v1.AccelerationKind) (*hostFacts,
 		facts.virtType, facts.cpu = "kvm", passedThroughCPU()
 		facts.hostCPU = hostCPU(caps.Host.CPU)
 	}
-	if facts.emulator, facts.machine, err = findMachine(&caps, facts.virtType); err != nil {
+	if facts.emulator, facts.machines, err = findMachines(&caps, facts.virtType); err != nil {
 		return nil, err
 	}
+	facts.machine = chooseMachine(facts.machines)
 	facts.owner, facts.securityModel = readConfinement(&caps, facts.virtType)
 	library, err := conn.GetLibVersion()
 	if err != nil {
@@ -69,13 +84,13 @@ func readHostFacts(conn *libvirt.Connect, kind v1.AccelerationKind) (*hostFacts,
 	return facts, nil
 }
 
-// findMachine finds the emulator and the machine type for x86-64 guests of a virtualisation type.
-func findMachine(caps *libvirtxml.Caps, virtType string) (emulator, machine string, err error) {
+// findMachines finds the emulator and the machine types for x86-64 guests of a virtualisation type.
+func findMachines(caps *libvirtxml.Caps, virtType string) (emulator string, machines []string, err error) {
 	for _, guest := range caps.Guests {
 		if guest.OSType != "hvm" || guest.Arch.Name != "x86_64" {
 			continue
 		}
-		emulator, machines := guest.Arch.Emulator, guest.Arch.Machines
+		emulator, offered := guest.Arch.Emulator, guest.Arch.Machines
 		for _, domain := range guest.Arch.Domains {
 			if domain.Type != virtType {
 				continue
@@ -84,34 +99,35 @@ func findMachine(caps *libvirtxml.Caps, virtType string) (emulator, machine stri
 				emulator = domain.Emulator
 			}
 			if len(domain.Machines) > 0 {
-				machines = domain.Machines
+				offered = domain.Machines
 			}
-			if machine := chooseMachine(machines); machine != "" {
-				return emulator, machine, nil
+			if machines := family(offered); len(machines) > 0 {
+				return emulator, machines, nil
 			}
-			return "", "", fmt.Errorf("%s offers no %s* machine type", emulator, machinePrefix)
+			return "", nil, fmt.Errorf("%s offers no %s* machine type", emulator, machinePrefix)
 		}
 	}
-	return "", "", fmt.Errorf("libvirt offers no x86-64 guests of type %q: is qemu-system-x86 installed?", virtType)
+	return "", nil, fmt.Errorf("libvirt offers no x86-64 guests of type %q: is qemu-system-x86 installed?", virtType)
 }
 
-// chooseMachine returns the preferred machine type, else the newest of its family, else "".
-func chooseMachine(machines []libvirtxml.CapsGuestMachine) string {
-	var versioned []string
-	for _, m := range machines {
+// family returns the machine types that guests can have, oldest first.
+func family(offered []libvirtxml.CapsGuestMachine) []string {
+	var machines []string
+	for _, m := range offered {
 		if strings.HasPrefix(m.Name, machinePrefix) {
-			versioned = append(versioned, m.Name)
+			machines = append(machines, m.Name)
 		}
 	}
-	if slices.Contains(versioned, preferredMachine) {
+	slices.SortFunc(machines, func(a, b string) int { return slices.Compare(machineVersion(a), machineVersion(b)) })
+	return machines
+}
+
+// chooseMachine returns the preferred machine type, else the newest.
+func chooseMachine(machines []string) string {
+	if slices.Contains(machines, preferredMachine) {
 		return preferredMachine
 	}
-	if len(versioned) == 0 {
-		return ""
-	}
-	return slices.MaxFunc(versioned, func(a, b string) int {
-		return slices.Compare(machineVersion(a), machineVersion(b))
-	})
+	return machines[len(machines)-1]
 }
 
 // machineVersion splits "pc-i440fx-2.12" into 2 and 12.

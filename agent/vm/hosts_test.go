@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	v1 "watari/api/watariv1"
 )
 
 // hostScript is run in new namespaces as: bash -c hostScript host FOLDER NAME. It starts libvirtd again when it ends.
@@ -160,11 +162,27 @@ func startHost(t *testing.T, name string) *testHost {
 		}
 		_ = os.RemoveAll(folder)
 	})
-	if h.driver, err = Connect(h.uri(), Options{}); err != nil {
+	if h.driver, err = Connect(h.uri(), Options{Acceleration: testAcceleration()}); err != nil {
 		t.Fatal(err)
 	}
 	waitEvent(t, h.driver, Connected)
 	return h
+}
+
+// testAcceleration is how the tests' guests run: WATARI_TEST_KVM=1 asks for KVM, on a machine that has it.
+func testAcceleration() v1.AccelerationKind {
+	if os.Getenv("WATARI_TEST_KVM") != "" {
+		return v1.AccelerationKind_ACCELERATION_KIND_KVM
+	}
+	return v1.AccelerationKind_ACCELERATION_KIND_TCG
+}
+
+// patient lengthens a wait where the tests run under KVM: that machine may itself be an emulated one.
+func patient(limit time.Duration) time.Duration {
+	if testAcceleration() == v1.AccelerationKind_ACCELERATION_KIND_KVM {
+		return 10 * limit
+	}
+	return limit
 }
 
 func tail(text []byte, n int) []byte { return text[max(0, len(text)-n):] }
@@ -279,6 +297,7 @@ func (h *testHost) count(spec Spec) int {
 // eventually waits until ok, or fails the test with what.
 func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
+	limit = patient(limit)
 	for deadline := time.Now().Add(limit); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within %v", what, limit)

@@ -7,6 +7,8 @@ package vm
 
 import (
 	"errors"
+
+	v1 "watari/api/watariv1"
 )
 
 // NamePrefix begins the names of Watari's domains.
@@ -28,6 +30,9 @@ type Spec struct {
 	Channel                        string // Unix socket that QEMU listens on: the host's end of the virtio-serial port
 	Console                        string // file to which the serial console is appended
 	ImageDigest                    string // part of the template's key
+	// Platform has the machine type and the CPU that the manager asks for; nil, or a part of it that is empty: the host's
+	// own choice.
+	Platform *v1.Platform
 }
 
 // State is what a domain does, as far as its owner must know.

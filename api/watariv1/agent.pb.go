@@ -383,6 +383,7 @@ type GuestWanted struct {
 	NoFork        bool                   `protobuf:"varint,8,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
 	Identity      *Identity              `protobuf:"bytes,9,opt,name=identity,proto3" json:"identity,omitempty"`
 	Migration     *MigrationOrder        `protobuf:"bytes,10,opt,name=migration,proto3" json:"migration,omitempty"` // INCOMING, OUTGOING
+	Platform      *Platform              `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`   // RUN: what to start it in; unset: the host chooses
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -483,6 +484,13 @@ func (x *GuestWanted) GetIdentity() *Identity {
 func (x *GuestWanted) GetMigration() *MigrationOrder {
 	if x != nil {
 		return x.Migration
+	}
+	return nil
+}
+
+func (x *GuestWanted) GetPlatform() *Platform {
+	if x != nil {
+		return x.Platform
 	}
 	return nil
 }
@@ -1729,7 +1737,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"source_uid\x18\a \x01(\tR\tsourceUid\x12\x1d\n" +
 	"\n" +
-	"target_uid\x18\b \x01(\tR\ttargetUid\"\xe5\x02\n" +
+	"target_uid\x18\b \x01(\tR\ttargetUid\"\x96\x03\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1741,7 +1749,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\ano_fork\x18\b \x01(\bR\x06noFork\x12/\n" +
 	"\bidentity\x18\t \x01(\v2\x13.watari.v1.IdentityR\bidentity\x127\n" +
 	"\tmigration\x18\n" +
-	" \x01(\v2\x19.watari.v1.MigrationOrderR\tmigration\":\n" +
+	" \x01(\v2\x19.watari.v1.MigrationOrderR\tmigration\x12/\n" +
+	"\bplatform\x18\v \x01(\v2\x13.watari.v1.PlatformR\bplatform\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -1928,11 +1937,12 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*GuestShape)(nil),           // 22: watari.v1.GuestShape
 	(*Image)(nil),                // 23: watari.v1.Image
 	(*Identity)(nil),             // 24: watari.v1.Identity
-	(*Blob)(nil),                 // 25: watari.v1.Blob
-	(*MigrationProgress)(nil),    // 26: watari.v1.MigrationProgress
-	(*HostInfo)(nil),             // 27: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 28: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 29: watari.v1.KeptConsole
+	(*Platform)(nil),             // 25: watari.v1.Platform
+	(*Blob)(nil),                 // 26: watari.v1.Blob
+	(*MigrationProgress)(nil),    // 27: watari.v1.MigrationProgress
+	(*HostInfo)(nil),             // 28: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 29: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 30: watari.v1.KeptConsole
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
@@ -1940,39 +1950,40 @@ var file_watari_v1_agent_proto_depIdxs = []int32{
 	23, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
 	24, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	4,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	6,  // 5: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	7,  // 6: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	8,  // 7: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	10, // 8: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	10, // 9: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	1,  // 10: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	25, // 11: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	5,  // 12: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	9,  // 13: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	23, // 14: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	11, // 15: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	12, // 16: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	2,  // 17: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	26, // 18: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	3,  // 19: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	25, // 20: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	27, // 21: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	28, // 22: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	14, // 23: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	15, // 24: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	16, // 25: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	29, // 26: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	13, // 27: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	18, // 28: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	20, // 29: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	17, // 30: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	19, // 31: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	21, // 32: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	30, // [30:33] is the sub-list for method output_type
-	27, // [27:30] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	25, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	6,  // 6: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	7,  // 7: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	8,  // 8: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	10, // 9: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	10, // 10: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	1,  // 11: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	26, // 12: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	5,  // 13: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	9,  // 14: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	23, // 15: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	11, // 16: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	12, // 17: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	2,  // 18: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	27, // 19: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	3,  // 20: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	26, // 21: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	28, // 22: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	29, // 23: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	14, // 24: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	15, // 25: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	16, // 26: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	30, // 27: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	13, // 28: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	18, // 29: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	20, // 30: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	17, // 31: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	19, // 32: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	21, // 33: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	31, // [31:34] is the sub-list for method output_type
+	28, // [28:31] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }

@@ -796,6 +796,283 @@ func (x *Acceleration) GetReason() string {
 	return ""
 }
 
+// CPU is a processor as guests see it. Names are libvirt's.
+type CPU struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Vendor        string                 `protobuf:"bytes,1,opt,name=vendor,proto3" json:"vendor,omitempty"`     // "AMD", "Intel"; empty: an emulated CPU
+	Model         string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`       // named model that features and disabled are relative to: "EPYC-Rome"
+	Features      []string               `protobuf:"bytes,3,rep,name=features,proto3" json:"features,omitempty"` // all features of the CPU, sorted; empty: those of the model
+	Disabled      []string               `protobuf:"bytes,4,rep,name=disabled,proto3" json:"disabled,omitempty"` // features of the model that the CPU lacks, sorted
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CPU) Reset() {
+	*x = CPU{}
+	mi := &file_watari_v1_types_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CPU) ProtoMessage() {}
+
+func (x *CPU) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CPU.ProtoReflect.Descriptor instead.
+func (*CPU) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CPU) GetVendor() string {
+	if x != nil {
+		return x.Vendor
+	}
+	return ""
+}
+
+func (x *CPU) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *CPU) GetFeatures() []string {
+	if x != nil {
+		return x.Features
+	}
+	return nil
+}
+
+func (x *CPU) GetDisabled() []string {
+	if x != nil {
+		return x.Disabled
+	}
+	return nil
+}
+
+// CPUModel is a named CPU model and whether a host can give it to guests.
+type CPUModel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Usable        bool                   `protobuf:"varint,2,opt,name=usable,proto3" json:"usable,omitempty"`
+	Lacks         []string               `protobuf:"bytes,3,rep,name=lacks,proto3" json:"lacks,omitempty"` // why it is not usable: features of it that the host lacks; the first few
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CPUModel) Reset() {
+	*x = CPUModel{}
+	mi := &file_watari_v1_types_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CPUModel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CPUModel) ProtoMessage() {}
+
+func (x *CPUModel) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CPUModel.ProtoReflect.Descriptor instead.
+func (*CPUModel) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CPUModel) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CPUModel) GetUsable() bool {
+	if x != nil {
+		return x.Usable
+	}
+	return false
+}
+
+func (x *CPUModel) GetLacks() []string {
+	if x != nil {
+		return x.Lacks
+	}
+	return nil
+}
+
+// GuestSupport is what a host's libvirt and QEMU can give guests, for the host's kind of acceleration.
+type GuestSupport struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Machines []string               `protobuf:"bytes,1,rep,name=machines,proto3" json:"machines,omitempty"` // machine types of the family that guests have, sorted
+	// cpu is all that guests can have and still migrate; unset: the host's CPU cannot be described.
+	Cpu           *CPU        `protobuf:"bytes,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	ModelFeatures []string    `protobuf:"bytes,3,rep,name=model_features,json=modelFeatures,proto3" json:"model_features,omitempty"` // the features that cpu.model has by itself, sorted
+	Models        []*CPUModel `protobuf:"bytes,4,rep,name=models,proto3" json:"models,omitempty"`                                    // sorted by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestSupport) Reset() {
+	*x = GuestSupport{}
+	mi := &file_watari_v1_types_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestSupport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestSupport) ProtoMessage() {}
+
+func (x *GuestSupport) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestSupport.ProtoReflect.Descriptor instead.
+func (*GuestSupport) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GuestSupport) GetMachines() []string {
+	if x != nil {
+		return x.Machines
+	}
+	return nil
+}
+
+func (x *GuestSupport) GetCpu() *CPU {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *GuestSupport) GetModelFeatures() []string {
+	if x != nil {
+		return x.ModelFeatures
+	}
+	return nil
+}
+
+func (x *GuestSupport) GetModels() []*CPUModel {
+	if x != nil {
+		return x.Models
+	}
+	return nil
+}
+
+// Platform is the virtual machine that a guest is started in. It stays the same until the guest ends.
+type Platform struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Acceleration  AccelerationKind       `protobuf:"varint,1,opt,name=acceleration,proto3,enum=watari.v1.AccelerationKind" json:"acceleration,omitempty"`
+	Machine       string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`                            // QEMU's machine type; empty: the host's choice
+	Cpu           *CPU                   `protobuf:"bytes,3,opt,name=cpu,proto3" json:"cpu,omitempty"`                                    // unset: the host's choice
+	QemuVersion   string                 `protobuf:"bytes,4,opt,name=qemu_version,json=qemuVersion,proto3" json:"qemu_version,omitempty"` // of the QEMU that the guest was started in; empty in a cluster's platforms
+	Explanation   string                 `protobuf:"bytes,5,opt,name=explanation,proto3" json:"explanation,omitempty"`                    // why it is this CPU, for people; only in a cluster's platforms
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Platform) Reset() {
+	*x = Platform{}
+	mi := &file_watari_v1_types_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Platform) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Platform) ProtoMessage() {}
+
+func (x *Platform) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Platform.ProtoReflect.Descriptor instead.
+func (*Platform) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Platform) GetAcceleration() AccelerationKind {
+	if x != nil {
+		return x.Acceleration
+	}
+	return AccelerationKind_ACCELERATION_KIND_UNSPECIFIED
+}
+
+func (x *Platform) GetMachine() string {
+	if x != nil {
+		return x.Machine
+	}
+	return ""
+}
+
+func (x *Platform) GetCpu() *CPU {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *Platform) GetQemuVersion() string {
+	if x != nil {
+		return x.QemuVersion
+	}
+	return ""
+}
+
+func (x *Platform) GetExplanation() string {
+	if x != nil {
+		return x.Explanation
+	}
+	return ""
+}
+
 // HostInfo is what an agent says of its host when it connects; it is kept while the agent is away.
 type HostInfo struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
@@ -817,15 +1094,17 @@ type HostInfo struct {
 	CpuModel           string        `protobuf:"bytes,15,opt,name=cpu_model,json=cpuModel,proto3" json:"cpu_model,omitempty"`
 	Mtu                uint32        `protobuf:"varint,16,opt,name=mtu,proto3" json:"mtu,omitempty"` // of the LAN interface, bytes
 	// confinement is absent while libvirt has not answered the agent yet, and from agents of before this field.
-	Confinement   *Confinement `protobuf:"bytes,17,opt,name=confinement,proto3" json:"confinement,omitempty"`
-	CpuShare      float64      `protobuf:"fixed64,18,opt,name=cpu_share,json=cpuShare,proto3" json:"cpu_share,omitempty"` // processors' worth of time that it may use, where that is limited; 0: all cores
+	Confinement *Confinement `protobuf:"bytes,17,opt,name=confinement,proto3" json:"confinement,omitempty"`
+	CpuShare    float64      `protobuf:"fixed64,18,opt,name=cpu_share,json=cpuShare,proto3" json:"cpu_share,omitempty"` // processors' worth of time that it may use, where that is limited; 0: all cores
+	// guest_support is unset for an agent that does not report it, and empty until libvirt has answered the agent.
+	GuestSupport  *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostInfo) Reset() {
 	*x = HostInfo{}
-	mi := &file_watari_v1_types_proto_msgTypes[3]
+	mi := &file_watari_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1116,7 @@ func (x *HostInfo) String() string {
 func (*HostInfo) ProtoMessage() {}
 
 func (x *HostInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[3]
+	mi := &file_watari_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1129,7 @@ func (x *HostInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostInfo.ProtoReflect.Descriptor instead.
 func (*HostInfo) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HostInfo) GetAgentVersion() string {
@@ -979,6 +1258,13 @@ func (x *HostInfo) GetCpuShare() float64 {
 	return 0
 }
 
+func (x *HostInfo) GetGuestSupport() *GuestSupport {
+	if x != nil {
+		return x.GuestSupport
+	}
+	return nil
+}
+
 // Confinement says what keeps a guest's QEMU from the host.
 type Confinement struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -992,7 +1278,7 @@ type Confinement struct {
 
 func (x *Confinement) Reset() {
 	*x = Confinement{}
-	mi := &file_watari_v1_types_proto_msgTypes[4]
+	mi := &file_watari_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1004,7 +1290,7 @@ func (x *Confinement) String() string {
 func (*Confinement) ProtoMessage() {}
 
 func (x *Confinement) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[4]
+	mi := &file_watari_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1017,7 +1303,7 @@ func (x *Confinement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Confinement.ProtoReflect.Descriptor instead.
 func (*Confinement) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Confinement) GetUser() string {
@@ -1054,7 +1340,7 @@ type HostLoad struct {
 
 func (x *HostLoad) Reset() {
 	*x = HostLoad{}
-	mi := &file_watari_v1_types_proto_msgTypes[5]
+	mi := &file_watari_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1352,7 @@ func (x *HostLoad) String() string {
 func (*HostLoad) ProtoMessage() {}
 
 func (x *HostLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[5]
+	mi := &file_watari_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1365,7 @@ func (x *HostLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostLoad.ProtoReflect.Descriptor instead.
 func (*HostLoad) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *HostLoad) GetCpuBusy() float64 {
@@ -1133,7 +1419,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_watari_v1_types_proto_msgTypes[6]
+	mi := &file_watari_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1431,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[6]
+	mi := &file_watari_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1444,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Host) GetMeta() *Meta {
@@ -1242,7 +1528,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[7]
+	mi := &file_watari_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1254,7 +1540,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[7]
+	mi := &file_watari_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1267,7 +1553,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Blob) GetDigest() string {
@@ -1304,7 +1590,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[8]
+	mi := &file_watari_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1602,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[8]
+	mi := &file_watari_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1615,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -1413,7 +1699,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[9]
+	mi := &file_watari_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1711,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[9]
+	mi := &file_watari_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1724,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -1457,20 +1743,23 @@ func (x *GuestShape) GetMemoryBytes() uint64 {
 
 // ClusterSpec is what the user asked for.
 type ClusterSpec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Guests        uint32                 `protobuf:"varint,1,opt,name=guests,proto3" json:"guests,omitempty"`
-	Shape         *GuestShape            `protobuf:"bytes,2,opt,name=shape,proto3" json:"shape,omitempty"`
-	Image         string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"` // image name
-	Sites         []string               `protobuf:"bytes,4,rep,name=sites,proto3" json:"sites,omitempty"` // empty: any
-	Spread        Spread                 `protobuf:"varint,5,opt,name=spread,proto3,enum=watari.v1.Spread" json:"spread,omitempty"`
-	NoFork        bool                   `protobuf:"varint,6,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"` // boot plainly instead of forking from a template
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Guests uint32                 `protobuf:"varint,1,opt,name=guests,proto3" json:"guests,omitempty"`
+	Shape  *GuestShape            `protobuf:"bytes,2,opt,name=shape,proto3" json:"shape,omitempty"`
+	Image  string                 `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"` // image name
+	Sites  []string               `protobuf:"bytes,4,rep,name=sites,proto3" json:"sites,omitempty"` // empty: any
+	Spread Spread                 `protobuf:"varint,5,opt,name=spread,proto3,enum=watari.v1.Spread" json:"spread,omitempty"`
+	NoFork bool                   `protobuf:"varint,6,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"` // boot plainly instead of forking from a template
+	// cpu is the guests' CPU: "host": all of the host's that a guest starts on; a named model of libvirt's; empty: the
+	// features that all hosts of one vendor and acceleration have in common.
+	Cpu           string `protobuf:"bytes,7,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[10]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1771,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[10]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1784,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -1540,6 +1829,13 @@ func (x *ClusterSpec) GetNoFork() bool {
 	return false
 }
 
+func (x *ClusterSpec) GetCpu() string {
+	if x != nil {
+		return x.Cpu
+	}
+	return ""
+}
+
 // Cluster is a virtual cluster: guests that look like one MPI cluster.
 type Cluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1550,6 +1846,9 @@ type Cluster struct {
 	Mtu           uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`                                         // of the guests' interfaces, bytes
 	CaCertificate []byte                 `protobuf:"bytes,6,opt,name=ca_certificate,json=caCertificate,proto3" json:"ca_certificate,omitempty"` // PEM; of the cluster's own CA
 	CaKey         []byte                 `protobuf:"bytes,7,opt,name=ca_key,json=caKey,proto3" json:"ca_key,omitempty"`                         // PEM; never leaves the manager
+	// platforms has one entry for each kind of host (acceleration and CPU vendor) that the cluster's guests have been
+	// started on, or could be when the cluster was made. An entry is decided once and does not change.
+	Platforms []*Platform `protobuf:"bytes,8,rep,name=platforms,proto3" json:"platforms,omitempty"`
 	// observed
 	State         ClusterState `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.ClusterState" json:"state,omitempty"`
 	Message       string       `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
@@ -1560,7 +1859,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1871,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1884,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -1637,6 +1936,13 @@ func (x *Cluster) GetCaKey() []byte {
 	return nil
 }
 
+func (x *Cluster) GetPlatforms() []*Platform {
+	if x != nil {
+		return x.Platforms
+	}
+	return nil
+}
+
 func (x *Cluster) GetState() ClusterState {
 	if x != nil {
 		return x.State
@@ -1677,6 +1983,7 @@ type Guest struct {
 	LastEpoch    uint64                 `protobuf:"varint,14,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"`          // the highest epoch ever set aside for it, granted or not; never used twice
 	StartedEpoch uint64                 `protobuf:"varint,15,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // under which its present copy was started; moves leave it as it is
 	Started      *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=started,proto3" json:"started,omitempty"`                                // when its present copy was given its first grant
+	Platform     *Platform              `protobuf:"bytes,17,opt,name=platform,proto3" json:"platform,omitempty"`                              // of its present copy; moves leave it as it is; unset: started by an older manager
 	// observed
 	State         GuestState `protobuf:"varint,20,opt,name=state,proto3,enum=watari.v1.GuestState" json:"state,omitempty"`
 	Message       string     `protobuf:"bytes,21,opt,name=message,proto3" json:"message,omitempty"`
@@ -1687,7 +1994,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +2006,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +2019,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -1827,6 +2134,13 @@ func (x *Guest) GetStarted() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Guest) GetPlatform() *Platform {
+	if x != nil {
+		return x.Platform
+	}
+	return nil
+}
+
 func (x *Guest) GetState() GuestState {
 	if x != nil {
 		return x.State
@@ -1864,7 +2178,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2190,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2203,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -1972,7 +2286,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2298,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2311,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -2166,7 +2480,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +2492,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +2505,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -2288,7 +2602,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2614,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2313,7 +2627,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -2425,7 +2739,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2751,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2764,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -2479,7 +2793,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2805,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2818,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -2547,7 +2861,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2559,7 +2873,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2572,7 +2886,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -2647,7 +2961,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +2973,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +2986,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Event) GetId() uint64 {
@@ -2743,7 +3057,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2755,7 +3069,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2768,7 +3082,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -2853,7 +3167,27 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"W\n" +
 	"\fAcceleration\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.watari.v1.AccelerationKindR\x04kind\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x9a\x05\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"k\n" +
+	"\x03CPU\x12\x16\n" +
+	"\x06vendor\x18\x01 \x01(\tR\x06vendor\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
+	"\bfeatures\x18\x03 \x03(\tR\bfeatures\x12\x1a\n" +
+	"\bdisabled\x18\x04 \x03(\tR\bdisabled\"L\n" +
+	"\bCPUModel\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06usable\x18\x02 \x01(\bR\x06usable\x12\x14\n" +
+	"\x05lacks\x18\x03 \x03(\tR\x05lacks\"\xa0\x01\n" +
+	"\fGuestSupport\x12\x1a\n" +
+	"\bmachines\x18\x01 \x03(\tR\bmachines\x12 \n" +
+	"\x03cpu\x18\x02 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12%\n" +
+	"\x0emodel_features\x18\x03 \x03(\tR\rmodelFeatures\x12+\n" +
+	"\x06models\x18\x04 \x03(\v2\x13.watari.v1.CPUModelR\x06models\"\xcc\x01\n" +
+	"\bPlatform\x12?\n" +
+	"\facceleration\x18\x01 \x01(\x0e2\x1b.watari.v1.AccelerationKindR\facceleration\x12\x18\n" +
+	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
+	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
+	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xd8\x05\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -2876,7 +3210,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\tcpu_model\x18\x0f \x01(\tR\bcpuModel\x12\x10\n" +
 	"\x03mtu\x18\x10 \x01(\rR\x03mtu\x128\n" +
 	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\x12\x1b\n" +
-	"\tcpu_share\x18\x12 \x01(\x01R\bcpuShare\"w\n" +
+	"\tcpu_share\x18\x12 \x01(\x01R\bcpuShare\x12<\n" +
+	"\rguest_support\x18\x13 \x01(\v2\x17.watari.v1.GuestSupportR\fguestSupport\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +
@@ -2918,14 +3253,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xc2\x01\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xd4\x01\n" +
 	"\vClusterSpec\x12\x16\n" +
 	"\x06guests\x18\x01 \x01(\rR\x06guests\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12\x14\n" +
 	"\x05image\x18\x03 \x01(\tR\x05image\x12\x14\n" +
 	"\x05sites\x18\x04 \x03(\tR\x05sites\x12)\n" +
 	"\x06spread\x18\x05 \x01(\x0e2\x11.watari.v1.SpreadR\x06spread\x12\x17\n" +
-	"\ano_fork\x18\x06 \x01(\bR\x06noFork\"\xd1\x02\n" +
+	"\ano_fork\x18\x06 \x01(\bR\x06noFork\x12\x10\n" +
+	"\x03cpu\x18\a \x01(\tR\x03cpu\"\x84\x03\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -2933,11 +3269,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06prefix\x18\x04 \x01(\tR\x06prefix\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12%\n" +
 	"\x0eca_certificate\x18\x06 \x01(\fR\rcaCertificate\x12\x15\n" +
-	"\x06ca_key\x18\a \x01(\fR\x05caKey\x12-\n" +
+	"\x06ca_key\x18\a \x01(\fR\x05caKey\x121\n" +
+	"\tplatforms\x18\b \x03(\v2\x13.watari.v1.PlatformR\tplatforms\x12-\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
-	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xc9\x04\n" +
+	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xfa\x04\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -2956,7 +3293,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"last_epoch\x18\x0e \x01(\x04R\tlastEpoch\x12#\n" +
 	"\rstarted_epoch\x18\x0f \x01(\x04R\fstartedEpoch\x124\n" +
-	"\astarted\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12+\n" +
+	"\astarted\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12/\n" +
+	"\bplatform\x18\x11 \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12+\n" +
 	"\x05state\x18\x14 \x01(\x0e2\x15.watari.v1.GuestStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x15 \x01(\tR\amessage\x12\x14\n" +
 	"\x05ready\x18\x16 \x01(\bR\x05ready\"\x91\x02\n" +
@@ -3144,7 +3482,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -3159,83 +3497,94 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Meta)(nil),                  // 10: watari.v1.Meta
 	(*NUMANode)(nil),              // 11: watari.v1.NUMANode
 	(*Acceleration)(nil),          // 12: watari.v1.Acceleration
-	(*HostInfo)(nil),              // 13: watari.v1.HostInfo
-	(*Confinement)(nil),           // 14: watari.v1.Confinement
-	(*HostLoad)(nil),              // 15: watari.v1.HostLoad
-	(*Host)(nil),                  // 16: watari.v1.Host
-	(*Blob)(nil),                  // 17: watari.v1.Blob
-	(*Image)(nil),                 // 18: watari.v1.Image
-	(*GuestShape)(nil),            // 19: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 20: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 21: watari.v1.Cluster
-	(*Guest)(nil),                 // 22: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 23: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 24: watari.v1.Migration
-	(*RunSpec)(nil),               // 25: watari.v1.RunSpec
-	(*Run)(nil),                   // 26: watari.v1.Run
-	(*Quota)(nil),                 // 27: watari.v1.Quota
-	(*User)(nil),                  // 28: watari.v1.User
-	(*Token)(nil),                 // 29: watari.v1.Token
-	(*Event)(nil),                 // 30: watari.v1.Event
-	(*KeptConsole)(nil),           // 31: watari.v1.KeptConsole
-	nil,                           // 32: watari.v1.RunSpec.EnvEntry
-	nil,                           // 33: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*CPU)(nil),                   // 13: watari.v1.CPU
+	(*CPUModel)(nil),              // 14: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 15: watari.v1.GuestSupport
+	(*Platform)(nil),              // 16: watari.v1.Platform
+	(*HostInfo)(nil),              // 17: watari.v1.HostInfo
+	(*Confinement)(nil),           // 18: watari.v1.Confinement
+	(*HostLoad)(nil),              // 19: watari.v1.HostLoad
+	(*Host)(nil),                  // 20: watari.v1.Host
+	(*Blob)(nil),                  // 21: watari.v1.Blob
+	(*Image)(nil),                 // 22: watari.v1.Image
+	(*GuestShape)(nil),            // 23: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 24: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 25: watari.v1.Cluster
+	(*Guest)(nil),                 // 26: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 27: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 28: watari.v1.Migration
+	(*RunSpec)(nil),               // 29: watari.v1.RunSpec
+	(*Run)(nil),                   // 30: watari.v1.Run
+	(*Quota)(nil),                 // 31: watari.v1.Quota
+	(*User)(nil),                  // 32: watari.v1.User
+	(*Token)(nil),                 // 33: watari.v1.Token
+	(*Event)(nil),                 // 34: watari.v1.Event
+	(*KeptConsole)(nil),           // 35: watari.v1.KeptConsole
+	nil,                           // 36: watari.v1.RunSpec.EnvEntry
+	nil,                           // 37: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	34, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	34, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	38, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	38, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	11, // 3: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	12, // 4: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	14, // 5: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	34, // 6: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	10, // 7: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	13, // 8: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	0,  // 9: watari.v1.Host.state:type_name -> watari.v1.HostState
-	15, // 10: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	34, // 11: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	10, // 12: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	17, // 13: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	17, // 14: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	17, // 15: watari.v1.Image.root:type_name -> watari.v1.Blob
-	19, // 16: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 17: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 18: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	20, // 19: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	3,  // 20: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 21: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	19, // 22: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	34, // 23: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	4,  // 24: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 25: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 26: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	23, // 27: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	34, // 28: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	34, // 29: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	34, // 30: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	32, // 31: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 32: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 33: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	25, // 34: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 35: watari.v1.Run.state:type_name -> watari.v1.RunState
-	34, // 36: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	34, // 37: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	33, // 38: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 39: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 40: watari.v1.User.role:type_name -> watari.v1.Role
-	27, // 41: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 42: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	34, // 43: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	34, // 44: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 45: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	34, // 46: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	34, // 47: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	1,  // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
+	13, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	11, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	38, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	10, // 12: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	17, // 13: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	0,  // 14: watari.v1.Host.state:type_name -> watari.v1.HostState
+	19, // 15: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	38, // 16: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	10, // 17: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	21, // 18: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	21, // 19: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	21, // 20: watari.v1.Image.root:type_name -> watari.v1.Blob
+	23, // 21: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 22: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	10, // 23: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	24, // 24: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	16, // 25: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 26: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	10, // 27: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	23, // 28: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	38, // 29: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	16, // 30: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 31: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	10, // 32: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 33: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	27, // 34: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	38, // 35: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	38, // 36: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	38, // 37: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	36, // 38: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 39: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 40: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	29, // 41: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 42: watari.v1.Run.state:type_name -> watari.v1.RunState
+	38, // 43: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	38, // 44: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	37, // 45: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 46: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 47: watari.v1.User.role:type_name -> watari.v1.Role
+	31, // 48: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 49: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	38, // 50: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	38, // 51: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 52: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	38, // 53: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	38, // 54: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -3249,7 +3598,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   24,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

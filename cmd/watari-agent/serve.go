@@ -30,7 +30,8 @@ import (
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
 	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress,
-		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort)}
+		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
+		GuestSupport: &v1.GuestSupport{}} // filled in once libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}
 	if err := reader.Topology(info); err != nil {
 		return err
