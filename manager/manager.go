@@ -157,7 +157,7 @@ func (m *Manager) open(ctx context.Context) error {
 	m.api = api.New(api.Options{
 		Store: m.store, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
-		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) error {
+		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
 			return controller.Feasible(s, m.sessions, spec, digest)
 		},
 		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {

@@ -26,6 +26,7 @@ type Host struct {
 	Acceleration v1.AccelerationKind
 	Confinement  *v1.Confinement // nil: not known
 	HasImage     bool
+	Info         *v1.HostInfo // what its agent says of it
 	// ClusterGuests is how many guests of the request's cluster are placed on it.
 	ClusterGuests int
 }
@@ -36,6 +37,8 @@ type Request struct {
 	Sites   []string // empty: any
 	Spread  v1.Spread
 	Exclude []string // hosts it must not be placed on
+	// Compatible says why the guest's virtual machine cannot run on a host; nil: it can on all of them.
+	Compatible func(*v1.HostInfo) string
 }
 
 // Verdict is the answer for one host: why it was refused, or how it ranks.
@@ -76,6 +79,12 @@ var Filters = []Filter{
 	{"site", func(r *Request, h *Host) string {
 		return refuse(len(r.Sites) > 0 && !slices.Contains(r.Sites, h.Site),
 			"it is at site %s, wanted is %s", h.Site, strings.Join(r.Sites, " or "))
+	}},
+	{"compatible", func(r *Request, h *Host) string {
+		if r.Compatible == nil {
+			return ""
+		}
+		return r.Compatible(h.Info)
 	}},
 	{"vcpus", func(r *Request, h *Host) string {
 		return refuse(r.Shape.GetVcpus() > h.Cores, "%s wanted, it has %s",

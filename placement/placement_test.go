@@ -45,6 +45,21 @@ func TestEveryRefusalNamesItsReason(t *testing.T) {
 	}
 }
 
+func TestAHostThatCannotRunTheGuestIsRefusedWithTheReason(t *testing.T) {
+	hosts := fourHosts()
+	for i := range hosts {
+		hosts[i].Info = &v1.HostInfo{QemuVersion: hosts[i].Name}
+	}
+	r := request(0)
+	r.Compatible = func(h *v1.HostInfo) string {
+		return refuse(h.QemuVersion != "b1", "it lacks CPU feature %s", "avx2")
+	}
+	chosen, verdicts := Choose(r, hosts)
+	if want := "a1: refused: it lacks CPU feature avx2"; chosen != "b1" || verdicts[0].String() != want {
+		t.Fatalf("chosen %q, %v; want b1, and %q", chosen, verdicts, want)
+	}
+}
+
 func TestKVMBeforeEmulation(t *testing.T) {
 	hosts := fourHosts()
 	hosts[3].Acceleration = v1.AccelerationKind_ACCELERATION_KIND_KVM

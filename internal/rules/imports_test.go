@@ -32,7 +32,8 @@ func underAny(name string, paths []string) bool {
 }
 
 // deciders are pure: no files, no network, no processes, no clock of their own.
-var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/policy", "watari/gang", "watari/manager/lifecycle"}
+var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility", "watari/policy", "watari/gang",
+	"watari/manager/lifecycle"}
 
 // pureImports are all that deciders may import, beside each other.
 var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode",

@@ -3,6 +3,7 @@ package api
 // check.go - what a request must look like, and messages that name what exists.
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	v1 "watari/api/watariv1"
+	"watari/compatibility"
 	"watari/manager/store"
 
 	"connectrpc.com/connect"
@@ -32,6 +34,9 @@ const (
 )
 
 var nameRule = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)
+
+// cpuRule is what names of CPU models look like.
+var cpuRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // checkName holds names of new objects to types.proto's rule.
 func checkName(kind, name string) error {
@@ -109,6 +114,11 @@ func checkSpec(spec *v1.ClusterSpec) error {
 		return bad("the cluster has no image")
 	case v1.Spread_name[int32(spec.Spread)] == "":
 		return bad("unknown spread %d", spec.Spread)
+	case spec.Cpu != "" && !cpuRule.MatchString(spec.Cpu):
+		return bad("%q cannot be a CPU: use baseline, host, or a named model such as EPYC-Rome", spec.Cpu)
+	}
+	if spec.Cpu == "baseline" {
+		spec.Cpu = compatibility.Baseline
 	}
 	slices.Sort(spec.Sites)
 	spec.Sites = slices.Compact(spec.Sites)
@@ -132,6 +142,7 @@ func differences(have, want *v1.ClusterSpec) string {
 	add(!slices.Equal(have.GetSites(), want.GetSites()), "its sites are %s, not %s", listOr(have.GetSites(), "any"), listOr(want.GetSites(), "any"))
 	add(have.GetSpread() != want.GetSpread(), "its spread is %s, not %s", spreadName(have.GetSpread()), spreadName(want.GetSpread()))
 	add(have.GetNoFork() != want.GetNoFork(), "its guests are started %s, not %s", startName(have.GetNoFork()), startName(want.GetNoFork()))
+	add(have.GetCpu() != want.GetCpu(), "its guests' CPU is %s, not %s", cmp.Or(have.GetCpu(), "baseline"), cmp.Or(want.GetCpu(), "baseline"))
 	return strings.Join(d, "; ")
 }
 

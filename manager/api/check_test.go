@@ -33,13 +33,26 @@ func TestRefusalsAreForPeopleToRead(t *testing.T) {
 		}
 	}
 	larger := spec(128 << 20)
-	larger.Guests, larger.Shape.Vcpus = 3, 2
-	want := "it has 1 guest, not 3; its guests have 1 vCPU, not 2; its guests have 64 MiB of memory, not 128 MiB"
+	larger.Guests, larger.Shape.Vcpus, larger.Cpu = 3, 2, "host"
+	want := "it has 1 guest, not 3; its guests have 1 vCPU, not 2; its guests have 64 MiB of memory, not 128 MiB; its guests' CPU is baseline, not host"
 	if got := differences(spec(64<<20), larger); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if got := quotaText(&v1.Quota{Vcpus: 8}); got != "8 vCPUs, any amount of memory" {
 		t.Error(got)
+	}
+}
+
+func TestACPUIsAPolicyOrAName(t *testing.T) {
+	for cpu, kept := range map[string]string{"": "", "baseline": "", "host": "host", "EPYC-Rome": "EPYC-Rome", "Skylake-Server-v4": "Skylake-Server-v4"} {
+		spec := &v1.ClusterSpec{Guests: 1, Image: "mpi", Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 64 << 20}, Cpu: cpu}
+		if err := checkSpec(spec); err != nil || spec.Cpu != kept {
+			t.Errorf("%q: %q, %v", cpu, spec.Cpu, err)
+		}
+		spec.Cpu = cpu + "<"
+		if err := checkSpec(spec); err == nil || !strings.Contains(err.Error(), "use baseline, host, or a named model") {
+			t.Errorf("%q: %v", spec.Cpu, err)
+		}
 	}
 }
 

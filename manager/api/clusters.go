@@ -44,7 +44,7 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 		if existed, err = equalCluster(callerOf(ctx), snap, name, spec); existed || err != nil {
 			return nil, err
 		}
-		image, err := s.admissible(ctx, snap, spec)
+		image, platforms, err := s.admissible(ctx, snap, spec)
 		if err != nil {
 			return nil, err
 		}
@@ -52,6 +52,7 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 		if err != nil {
 			return nil, err
 		}
+		cluster.Platforms = platforms
 		ops := []store.Op{store.Create(cluster), audit(ctx, "cluster", name, "created: %s of %s and %s, image %s",
 			english.Plural(int(spec.Guests), "guest", ""), english.Plural(int(spec.Shape.Vcpus), "vCPU", ""),
 			humanize.IBytes(spec.Shape.MemoryBytes), spec.Image)}
@@ -87,25 +88,27 @@ func equalCluster(c caller, snap *store.Snapshot, name string, spec *v1.ClusterS
 	return true, nil
 }
 
-// admissible checks that a cluster may be made now: image, sites, the owner's quota, room.
-func (s *Server) admissible(ctx context.Context, snap *store.Snapshot, spec *v1.ClusterSpec) (*v1.Image, error) {
+// admissible checks that a cluster may be made now: image, sites, the owner's quota, room. It returns the image, and
+// what the guests are to be started in.
+func (s *Server) admissible(ctx context.Context, snap *store.Snapshot, spec *v1.ClusterSpec) (*v1.Image, []*v1.Platform, error) {
 	image := snap.Images[spec.Image]
 	if image == nil {
-		return nil, missing("image", spec.Image, snap.Images)
+		return nil, nil, missing("image", spec.Image, snap.Images)
 	}
 	known := sites(snap)
 	for _, site := range spec.Sites {
 		if !known[site] {
-			return nil, missing("site", site, known)
+			return nil, nil, missing("site", site, known)
 		}
 	}
 	if err := checkQuota(snap, callerOf(ctx).name, spec); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := s.Feasible(snap, spec, image.Digest); err != nil {
-		return nil, connect.NewError(connect.CodeResourceExhausted, err)
+	platforms, err := s.Feasible(snap, spec, image.Digest)
+	if err != nil {
+		return nil, nil, connect.NewError(connect.CodeResourceExhausted, err)
 	}
-	return image, nil
+	return image, platforms, nil
 }
 
 // checkQuota checks that the owner's clusters and this one together are within the quota.

@@ -250,7 +250,7 @@ func (c *Controller) guest(ctx context.Context, s *store.Snapshot, g *v1.Guest, 
 		return c.place(ctx, s, g)
 	case lifecycle.Release, lifecycle.Fail:
 		update := proto.CloneOf(g)
-		update.Host, update.BootId, update.Message = "", "", d.Message
+		update.Host, update.BootId, update.Message, update.Platform = "", "", d.Message, nil
 		severity := v1.Severity_SEVERITY_INFO
 		if d.Restarts > 0 {
 			update.Restarts = d.Restarts

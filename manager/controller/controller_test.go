@@ -192,14 +192,18 @@ func (f *fixture) txn(ops ...store.Op) {
 	}
 }
 
-func (f *fixture) cluster(name string, guests int, spread v1.Spread) {
+func (f *fixture) cluster(name string, guests int, spread v1.Spread, changes ...func(*v1.ClusterSpec)) {
 	authority, err := ca.New(name)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	shape := &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}
+	spec := &v1.ClusterSpec{Guests: uint32(guests), Shape: shape, Image: "mpi", Spread: spread}
+	for _, change := range changes {
+		change(spec)
+	}
 	f.txn(store.Create(&v1.Cluster{Meta: &v1.Meta{Name: name}, Prefix: "10.77.1.0/24", Mtu: 1420, ImageDigest: "sha256:x",
-		Spec:          &v1.ClusterSpec{Guests: uint32(guests), Shape: shape, Image: "mpi", Spread: spread},
+		Spec:          spec,
 		CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM()}))
 	for i := range guests {
 		f.txn(store.Create(&v1.Guest{Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i)}, Cluster: name, Index: uint32(i),

@@ -109,7 +109,7 @@ func (c *Controller) nextMove(m *v1.Migration, g *v1.Guest, d migration.Decision
 		grant.Host, grant.Epoch, grant.BootId = m.Target, m.TargetEpoch, m.TargetBootId
 	case migration.GrantLost:
 		grant = proto.CloneOf(g)
-		grant.Host, grant.BootId, grant.Message = "", "", d.Message
+		grant.Host, grant.BootId, grant.Message, grant.Platform = "", "", d.Message, nil
 		grant.Restarts = lifecycle.Restarts(g, lived(g))
 	}
 	if migration.Ended(d.State) {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/compatibility"
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
@@ -38,7 +39,8 @@ func PlacementHosts(s *store.Snapshot, o view.Observer, cluster, imageDigest str
 		hosts = append(hosts, placement.Host{
 			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining,
 			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
-			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), HasImage: slices.Contains(report.GetImages(), imageDigest),
+			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(),
+			HasImage: slices.Contains(report.GetImages(), imageDigest), Info: h.GetInfo(),
 		})
 	}
 	add := func(host string, g *v1.Guest) {
@@ -63,17 +65,40 @@ func PlacementHosts(s *store.Snapshot, o view.Observer, cluster, imageDigest str
 	return hosts
 }
 
-// Feasible says whether a cluster of this size could be placed now; the error names each host's reason.
-func Feasible(s *store.Snapshot, o view.Observer, spec *v1.ClusterSpec, imageDigest string) error {
-	r := &placement.Request{Shape: spec.Shape, Sites: spec.Sites, Spread: spec.Spread}
+// Feasible says whether a new cluster could be placed now; the error names each host's reason. It returns what the
+// cluster's guests are to be started in.
+func Feasible(s *store.Snapshot, o view.Observer, spec *v1.ClusterSpec, imageDigest string) ([]*v1.Platform, error) {
+	cluster := &v1.Cluster{Spec: spec, Platforms: compatibility.Platforms(spec, fleet(s, spec))}
+	r := request(cluster)
+	r.Shape = spec.Shape
 	_, err := placement.Plan(r, int(spec.Guests), PlacementHosts(s, o, "", imageDigest))
-	return err
+	return cluster.Platforms, err
+}
+
+// fleet is the hosts that a cluster's guests may be placed on, by name, whether or not they can be reached now.
+func fleet(s *store.Snapshot, spec *v1.ClusterSpec) map[string]*v1.HostInfo {
+	hosts := map[string]*v1.HostInfo{}
+	for name, h := range s.Hosts {
+		if h.Info != nil && h.Meta.GetDeleting() == nil && (len(spec.GetSites()) == 0 || slices.Contains(spec.Sites, h.Info.Site)) {
+			hosts[name] = h.Info
+		}
+	}
+	return hosts
+}
+
+// request asks for a host on which a guest of the cluster can be started. Its shape is still to be filled in.
+func request(cluster *v1.Cluster) *placement.Request {
+	return &placement.Request{
+		Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(),
+		Compatible: func(h *v1.HostInfo) string { return compatibility.RefuseStart(cluster, h) },
+	}
 }
 
 // place chooses a host for a guest and gives it the grant, under an epoch that was never used.
 func (c *Controller) place(ctx context.Context, s *store.Snapshot, g *v1.Guest) (bool, error) {
 	cluster := s.Clusters[g.Cluster]
-	r := &placement.Request{Shape: g.Shape, Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(), Exclude: c.avoid[g.Meta.Uid]}
+	r := request(cluster)
+	r.Shape, r.Exclude = g.Shape, c.avoid[g.Meta.Uid]
 	hosts := PlacementHosts(s, c.Sessions, g.Cluster, g.ImageDigest)
 	chosen, verdicts := placement.Choose(r, hosts)
 	if chosen == "" && len(r.Exclude) > 0 {
@@ -94,8 +119,16 @@ func (c *Controller) place(ctx context.Context, s *store.Snapshot, g *v1.Guest) 
 	update.Epoch, update.StartedEpoch, update.Host, update.Message = update.LastEpoch, update.LastEpoch, chosen, ""
 	update.Started = timestamppb.Now()
 	update.BootId = s.Hosts[chosen].GetInfo().GetBootId()
+	var added *v1.Platform
+	update.Platform, added = compatibility.Start(cluster, s.Hosts[chosen].GetInfo(), fleet(s, cluster.GetSpec()))
 	// A host that is being removed meanwhile would never hear of it.
-	if err := c.Store.Txn(ctx, store.Update(update), store.Expect(s.Hosts[chosen])); err != nil {
+	ops := []store.Op{store.Update(update), store.Expect(s.Hosts[chosen])}
+	if added != nil {
+		extended := proto.CloneOf(cluster)
+		extended.Platforms = append(extended.Platforms, added)
+		ops = append(ops, store.Update(extended))
+	}
+	if err := c.Store.Txn(ctx, ops...); err != nil {
 		return false, err
 	}
 	c.event(ctx, v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", chosen, update.Epoch)
@@ -115,7 +148,11 @@ func PlanMigration(s *store.Snapshot, o view.Observer, g *v1.Guest, toHost, toSi
 		return nil, nil, fmt.Errorf("there is no host %s; there are %s", toHost, strings.Join(slices.Sorted(maps.Keys(s.Hosts)), ", "))
 	}
 	cluster := s.Clusters[g.Cluster]
-	r := &placement.Request{Shape: g.Shape, Spread: cluster.GetSpec().GetSpread(), Exclude: append([]string{g.Host}, exclude...)}
+	source := s.Hosts[g.Host].GetInfo()
+	r := &placement.Request{
+		Shape: g.Shape, Spread: cluster.GetSpec().GetSpread(), Exclude: append([]string{g.Host}, exclude...),
+		Compatible: func(target *v1.HostInfo) string { return compatibility.RefuseMove(g, source, target) },
+	}
 	if toSite != "" {
 		r.Sites = []string{toSite}
 	} else if toHost == "" {
@@ -133,9 +170,6 @@ func PlanMigration(s *store.Snapshot, o view.Observer, g *v1.Guest, toHost, toSi
 	}
 	if chosen == "" {
 		return nil, explanation, fmt.Errorf("guest %s cannot be moved: %s", g.Meta.Name, strings.Join(explanation, "; "))
-	}
-	if reason := incompatible(s.Hosts[g.Host], s.Hosts[chosen]); reason != "" {
-		return nil, explanation, fmt.Errorf("guest %s cannot be moved from %s to %s: %s", g.Meta.Name, g.Host, chosen, reason)
 	}
 	return &v1.Migration{
 		Meta:  &v1.Meta{Name: freeMoveName(s, g), Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid},
@@ -164,15 +198,6 @@ func withoutSelf(hosts []placement.Host, g *v1.Guest) []placement.Host {
 		}
 	}
 	return hosts
-}
-
-// incompatible says why a guest that runs on one host could not go on on the other.
-func incompatible(a, b *v1.Host) string {
-	ka, kb := a.GetInfo().GetAcceleration().GetKind(), b.GetInfo().GetAcceleration().GetKind()
-	if ka != kb {
-		return fmt.Sprintf("one runs guests by %s, the other by %s", view.StateName(ka.String()), view.StateName(kb.String()))
-	}
-	return ""
 }
 
 // drain moves the guests of draining hosts away, as far as there is room for them.

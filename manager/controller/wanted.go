@@ -92,7 +92,7 @@ func guestWanted(s *store.Snapshot, m *v1.Migration, identify IdentifyFunc, g *v
 		return nil
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
-		Shape: g.Shape, NoFork: g.NoFork, Image: imageByDigest(s, g.ImageDigest), Identity: identify(s, g, epoch)}
+		Shape: g.Shape, NoFork: g.NoFork, Image: imageByDigest(s, g.ImageDigest), Identity: identify(s, g, epoch), Platform: g.Platform}
 	if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Migration = order(s, m)
 	}

@@ -1,0 +1,197 @@
+// Package compatibility decides in which virtual machine a guest is started, and which hosts can run it: acceleration,
+// machine type and CPU. It is pure. An empty reason means yes; any other one names what is missing.
+package compatibility
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "watari/api/watariv1"
+)
+
+// Words of ClusterSpec.cpu; any other word is a named CPU model.
+const (
+	Baseline = ""
+	Host     = "host"
+)
+
+// kind tells hosts apart on which a guest cannot have the same CPU: a running guest never moves from one kind to another.
+type kind struct {
+	acceleration v1.AccelerationKind
+	vendor       string
+}
+
+func kindOf(h *v1.HostInfo) kind {
+	return kind{h.GetAcceleration().GetKind(), h.GetGuestSupport().GetCpu().GetVendor()}
+}
+
+// silent says that nothing is known of the CPUs that guests can have on a host: its agent is an older one, or its libvirt
+// cannot describe the CPU. Guests there get the CPU that the host chooses.
+func silent(h *v1.HostInfo) bool { return h.GetGuestSupport().GetCpu() == nil }
+
+// unanswered says that a host's libvirt has not told its agent yet what it can run.
+func unanswered(h *v1.HostInfo) bool {
+	return h.GetGuestSupport() != nil && len(h.GuestSupport.Machines) == 0
+}
+
+// RefuseStart says why a guest of a cluster cannot be started on a host.
+func RefuseStart(c *v1.Cluster, h *v1.HostInfo) string {
+	model := c.GetSpec().GetCpu()
+	named := model != Baseline && model != Host
+	switch {
+	case unanswered(h):
+		return "its libvirt has not answered its agent yet"
+	case silent(h) && named:
+		return fmt.Sprintf("its agent does not say whether guests can have CPU model %s there; upgrade watari-agent", model)
+	case silent(h):
+		return ""
+	}
+	p := platformFor(c.GetPlatforms(), kindOf(h))
+	if p == nil && named { // the cluster's first host of this kind
+		p = &v1.Platform{Cpu: &v1.CPU{Model: model}}
+	}
+	if reason := refuseMachine(p, h); reason != "" {
+		return reason
+	}
+	return refuseCPU(p.GetCpu(), h, "the cluster's guests have")
+}
+
+// RefuseMove says why a running guest cannot go on on another host. source is the host that it runs on now.
+func RefuseMove(g *v1.Guest, source, target *v1.HostInfo) string {
+	p := g.GetPlatform()
+	from := cmp.Or(p.GetAcceleration(), source.GetAcceleration().GetKind())
+	if to := target.GetAcceleration().GetKind(); from != to {
+		return fmt.Sprintf("it runs guests by %s, and the guest was started with %s", acceleration(to), acceleration(from))
+	}
+	if unanswered(target) {
+		return "its libvirt has not answered its agent yet"
+	}
+	if p.GetCpu() == nil {
+		return refuseHostCPU(from, source, target)
+	}
+	if silent(target) {
+		return "its agent does not say which CPUs guests can have there; upgrade watari-agent"
+	}
+	if reason := refuseMachine(p, target); reason != "" {
+		return reason
+	}
+	if reason := refuseVersion(p, target); reason != "" {
+		return reason
+	}
+	return refuseCPU(p.Cpu, target, "the guest was started with")
+}
+
+// refuseHostCPU is for a guest that was started with the CPU of its host, not spelled out: only an equal CPU will do.
+// Emulated CPUs of that time are all equal.
+func refuseHostCPU(kind v1.AccelerationKind, source, target *v1.HostInfo) string {
+	if kind != v1.AccelerationKind_ACCELERATION_KIND_KVM || source.GetCpuModel() == target.GetCpuModel() {
+		return ""
+	}
+	return fmt.Sprintf("its CPU is %s, and the guest was started with all of %s; a guest that is started anew gets a CPU that can move",
+		target.GetCpuModel(), source.GetCpuModel())
+}
+
+// refuseVersion is the rule about versions of QEMU: none beyond the machine type. QEMU keeps a machine type's devices
+// the same in all versions that offer it, so that a guest moves to a newer QEMU, and to an older one that offers its
+// machine type. QEMU's developers test the first way more than the second; where the older QEMU cannot read what the newer
+// one sends, the target refuses it and the guest goes on at its source.
+func refuseVersion(*v1.Platform, *v1.HostInfo) string { return "" }
+
+func refuseMachine(p *v1.Platform, h *v1.HostInfo) string {
+	if p.GetMachine() == "" || slices.Contains(h.GetGuestSupport().GetMachines(), p.Machine) {
+		return ""
+	}
+	return fmt.Sprintf("its QEMU %s does not offer machine type %s", h.GetQemuVersion(), p.Machine)
+}
+
+// refuseCPU names what of a CPU a host cannot give. whose ends the reason: "the guest was started with".
+func refuseCPU(cpu *v1.CPU, h *v1.HostInfo, whose string) string {
+	if cpu.GetModel() == "" {
+		return ""
+	}
+	support := h.GetGuestSupport()
+	if cpu.Vendor != support.GetCpu().GetVendor() && len(cpu.Features) > 0 {
+		return fmt.Sprintf("its CPU is by %s, and %s one by %s", vendor(support.GetCpu().GetVendor()), whose, vendor(cpu.Vendor))
+	}
+	at := slices.IndexFunc(support.GetModels(), func(m *v1.CPUModel) bool { return m.Name == cpu.Model })
+	switch {
+	case at < 0:
+		return fmt.Sprintf("its libvirt %s does not offer CPU model %s, which %s", h.GetLibvirtVersion(), cpu.Model, whose)
+	case len(cpu.Features) == 0 && !support.Models[at].Usable:
+		return fmt.Sprintf("it cannot give guests CPU model %s: it lacks %s", cpu.Model, someOf(support.Models[at].Lacks))
+	}
+	if missing := without(cpu.Features, support.Cpu.Features); len(missing) > 0 {
+		return fmt.Sprintf("it lacks CPU %s, which %s", features(missing), whose)
+	}
+	return ""
+}
+
+// features writes "feature avx2" or "features avx2, bmi2".
+func features(list []string) string {
+	if len(list) == 1 {
+		return "feature " + list[0]
+	}
+	return "features " + names(list)
+}
+
+// names lists the first few names.
+func names(list []string) string {
+	const shown = 4
+	if len(list) <= shown {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:shown], ", "), len(list)-shown)
+}
+
+// someOf lists what a host says that it lacks for a named model; it says only the first few.
+func someOf(list []string) string {
+	const shown = 4
+	switch {
+	case len(list) == 0:
+		return "something of it"
+	case len(list) > shown:
+		return strings.Join(list[:shown], ", ") + " and others"
+	}
+	return strings.Join(list, ", ")
+}
+
+// acceleration names a kind for people.
+func acceleration(kind v1.AccelerationKind) string {
+	switch kind {
+	case v1.AccelerationKind_ACCELERATION_KIND_KVM:
+		return "KVM"
+	case v1.AccelerationKind_ACCELERATION_KIND_TCG:
+		return "emulation (TCG)"
+	}
+	return "unknown acceleration"
+}
+
+func vendor(name string) string { return cmp.Or(name, "QEMU (emulated)") }
+
+// without returns the names of a that b does not have, in a's order.
+func without(a, b []string) []string {
+	var rest []string
+	for _, name := range a {
+		if !slices.Contains(b, name) {
+			rest = append(rest, name)
+		}
+	}
+	return rest
+}
+
+// newer orders machine types of one family, "pc-i440fx-7.2", by their versions.
+func newer(a, b string) int {
+	return cmp.Or(slices.Compare(version(a), version(b)), cmp.Compare(a, b))
+}
+
+func version(machine string) []int {
+	var parts []int
+	for part := range strings.SplitSeq(machine[strings.LastIndex(machine, "-")+1:], ".") {
+		n, _ := strconv.Atoi(part)
+		parts = append(parts, n)
+	}
+	return parts
+}

@@ -1,0 +1,169 @@
+package compatibility
+
+// platform.go - what a cluster's guests are started in, decided once for each kind of host.
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// preferredMachine is chosen where all hosts offer it, since all supported hosts (Debian 12 on) do: a host that joins
+// later can then take the cluster's guests, too.
+const preferredMachine = "pc-i440fx-7.2"
+
+// Platforms decides what a new cluster's guests are started in, one platform for each kind of host, from all hosts that
+// its guests may be placed on. Hosts that do not say what guests can have are left out.
+func Platforms(spec *v1.ClusterSpec, hosts map[string]*v1.HostInfo) []*v1.Platform {
+	kinds := map[kind]bool{}
+	for _, h := range hosts {
+		if !silent(h) {
+			kinds[kindOf(h)] = true
+		}
+	}
+	var platforms []*v1.Platform
+	for k := range kinds {
+		platforms = append(platforms, decide(spec, k, hosts))
+	}
+	slices.SortFunc(platforms, func(a, b *v1.Platform) int {
+		return cmp.Or(cmp.Compare(a.Acceleration, b.Acceleration), cmp.Compare(a.GetCpu().GetVendor(), b.GetCpu().GetVendor()))
+	})
+	return platforms
+}
+
+// Start decides what a guest is started in on a host that RefuseStart did not refuse. added is the platform that the
+// cluster gets with it, as its first guest on a host of this kind; nil: it has one.
+func Start(c *v1.Cluster, h *v1.HostInfo, hosts map[string]*v1.HostInfo) (guest, added *v1.Platform) {
+	if silent(h) {
+		return &v1.Platform{Acceleration: h.GetAcceleration().GetKind(), QemuVersion: h.GetQemuVersion()}, nil
+	}
+	p := platformFor(c.GetPlatforms(), kindOf(h))
+	if p == nil {
+		p = decide(c.GetSpec(), kindOf(h), hosts)
+		added = p
+	}
+	guest = proto.CloneOf(p)
+	guest.QemuVersion, guest.Explanation = h.GetQemuVersion(), ""
+	if c.GetSpec().GetCpu() == Host {
+		guest.Cpu = proto.CloneOf(h.GuestSupport.Cpu)
+	}
+	return guest, added
+}
+
+func platformFor(platforms []*v1.Platform, k kind) *v1.Platform {
+	for _, p := range platforms {
+		if p.Acceleration == k.acceleration && p.GetCpu().GetVendor() == k.vendor {
+			return p
+		}
+	}
+	return nil
+}
+
+// decide makes the platform for hosts of one kind.
+func decide(spec *v1.ClusterSpec, k kind, all map[string]*v1.HostInfo) *v1.Platform {
+	hosts := map[string]*v1.HostInfo{}
+	for name, h := range all {
+		if !silent(h) && kindOf(h) == k {
+			hosts[name] = h
+		}
+	}
+	p := &v1.Platform{Acceleration: k.acceleration, Machine: machine(hosts)}
+	switch model := spec.GetCpu(); model {
+	case Baseline:
+		p.Cpu, p.Explanation = baseline(k.vendor, hosts)
+	case Host:
+		p.Cpu, p.Explanation = &v1.CPU{Vendor: k.vendor}, "all of the CPU of the host that a guest starts on"
+	default:
+		p.Cpu, p.Explanation = &v1.CPU{Vendor: k.vendor, Model: model}, "as asked for"
+	}
+	return p
+}
+
+// machine is the preferred machine type where all hosts offer it, else the newest that all do, else the preferred one:
+// hosts that lack it are then refused with that reason.
+func machine(hosts map[string]*v1.HostInfo) string {
+	var common []string
+	first := true
+	for _, h := range hosts {
+		offered := h.GuestSupport.Machines
+		if first {
+			common, first = slices.Clone(offered), false
+			continue
+		}
+		common = slices.DeleteFunc(common, func(m string) bool { return !slices.Contains(offered, m) })
+	}
+	if len(common) == 0 || slices.Contains(common, preferredMachine) {
+		return preferredMachine
+	}
+	return slices.MaxFunc(common, newer)
+}
+
+// baseline is the CPU whose features all hosts have. It is described by the model of one of the hosts: one that all
+// hosts know, if there is one, and of those the one that least has to be taken away from, or else added to.
+func baseline(vendor string, hosts map[string]*v1.HostInfo) (*v1.CPU, string) {
+	order := slices.Sorted(maps.Keys(hosts))
+	common := slices.Clone(hosts[order[0]].GuestSupport.Cpu.Features)
+	for _, name := range order[1:] {
+		features := hosts[name].GuestSupport.Cpu.Features
+		common = slices.DeleteFunc(common, func(f string) bool { return !slices.Contains(features, f) })
+	}
+	slices.Sort(common)
+	cost := func(name string) []int {
+		s := hosts[name].GuestSupport
+		return []int{strangers(hosts, s.Cpu.Model), len(without(s.ModelFeatures, common)), len(without(common, s.ModelFeatures))}
+	}
+	best := slices.MinFunc(order, func(a, b string) int { return slices.Compare(cost(a), cost(b)) })
+	support := hosts[best].GuestSupport
+	return &v1.CPU{
+		Vendor: vendor, Model: support.Cpu.Model, Features: common, Disabled: without(support.ModelFeatures, common),
+	}, explain(order, hosts, common)
+}
+
+// strangers is the number of hosts that do not know a model.
+func strangers(hosts map[string]*v1.HostInfo, model string) int {
+	n := 0
+	for _, h := range hosts {
+		if !slices.ContainsFunc(h.GuestSupport.Models, func(m *v1.CPUModel) bool { return m.Name == model }) {
+			n++
+		}
+	}
+	return n
+}
+
+// explain says which hosts the features are common to, and what some of them lose by it, and why.
+func explain(order []string, hosts map[string]*v1.HostInfo, common []string) string {
+	lost := map[string]bool{}
+	for _, h := range hosts {
+		for _, f := range without(h.GuestSupport.Cpu.Features, common) {
+			lost[f] = true
+		}
+	}
+	if len(order) == 1 {
+		return "all that guests can have on " + order[0]
+	}
+	text := "all that guests can have on each of " + names(order)
+	if len(lost) == 0 {
+		return text
+	}
+	all := slices.Sorted(maps.Keys(lost))
+	var lacking []string
+	for _, name := range order {
+		if len(without(all, hosts[name].GuestSupport.Cpu.Features)) > 0 {
+			lacking = append(lacking, name)
+		}
+	}
+	return fmt.Sprintf("%s; %s left out, not to be had on %s", text, names(all)+isAre(len(all)), strings.Join(lacking[:min(len(lacking), 4)], ", "))
+}
+
+func isAre(n int) string {
+	if n == 1 {
+		return " is"
+	}
+	return " are"
+}
