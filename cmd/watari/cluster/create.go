@@ -17,6 +17,7 @@ import (
 type createFlags struct {
 	guests, vcpus         uint32
 	memory, image, spread string
+	cpu                   string
 	sites                 []string
 	noFork, wait          bool
 }
@@ -29,7 +30,12 @@ func newCreate(env *cli.Env) *cobra.Command {
 		Long: "Create a cluster of equal guests, named CLUSTER-0, CLUSTER-1 and so on. The manager chooses hosts for them.\n\n" +
 			"Creating the same cluster again does nothing; creating a different one under a name that is taken is refused. " +
 			"Without --wait the command returns at once, and the guests start meanwhile. Ctrl-C while waiting ends the " +
-			"waiting alone.",
+			"waiting alone.\n\n" +
+			"A guest keeps the CPU that it was started with, and moves only to hosts that can give it all of that. With " +
+			"--cpu baseline it has the features that all hosts with CPUs of one vendor have in common when the cluster is " +
+			"created (of the hosts at the sites given), so that it can move to each of them. With --cpu host it has all " +
+			"features of the host that it starts on, and moves to hosts that have them, too. With --cpu MODEL it starts on " +
+			"hosts that can run this model. `watari cluster show` says what was chosen, and what was left out.",
 		Example: "  watari cluster create md --guests 4 --memory 512M --image mpi --wait\n" +
 			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site",
 		Args: cli.Args("CLUSTER"),
@@ -42,12 +48,14 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.StringVarP(&flags.image, "image", "i", "", "image that the guests boot")
 	f.StringSliceVar(&flags.sites, "site", nil, "site to use, may be repeated (default: any)")
 	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
+	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named model of libvirt's such as EPYC-Rome")
 	f.BoolVar(&flags.noFork, "no-fork", false, "boot each guest instead of forking it from a booted template")
 	f.BoolVarP(&flags.wait, "wait", "w", false, "wait until every guest is ready")
 	command.ValidArgsFunction = cobra.NoFileCompletions
 	env.CompleteFlag(command, "image", cli.Images)
 	env.CompleteFlag(command, "site", cli.Sites)
 	env.CompleteFlag(command, "spread", cli.Words("site", "host"))
+	env.CompleteFlag(command, "cpu", cli.Words("baseline", "host"))
 	return command
 }
 
@@ -71,9 +79,13 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	if err := cli.CheckName("image", f.image); err != nil {
 		return nil, err
 	}
+	cpu := f.cpu
+	if cpu == "baseline" {
+		cpu = "" // the manager's default; one that does not know the field does not miss it
+	}
 	return &v1.ClusterSpec{
 		Guests: f.guests, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
-		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork,
+		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu,
 	}, nil
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -48,6 +49,15 @@ func get(ctx context.Context, c *client.Client, name string) (*v1.Cluster, error
 	})
 }
 
+// cpu tells the CPU that was asked for, and what guests are started in on each kind of host.
+func cpu(c *v1.Cluster) string {
+	lines := []string{cmp.Or(c.GetSpec().GetCpu(), "baseline")}
+	for _, p := range c.GetPlatforms() {
+		lines = append(lines, output.Platform(p))
+	}
+	return strings.Join(lines, "\n")
+}
+
 func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 	spec := c.GetSpec()
 	start := "forked from a booted template"
@@ -63,6 +73,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"sites", strings.Join(spec.GetSites(), ", ")},
 		[2]string{"spread", output.State(spec.GetSpread())},
 		[2]string{"start", start},
+		[2]string{"CPU", cpu(c)},
 		[2]string{"network", fmt.Sprintf("%s, MTU %d", c.GetPrefix(), c.GetMtu())},
 		[2]string{"owner", c.GetMeta().GetOwner()},
 		[2]string{"age", output.Age(env.Now(), c.GetMeta().GetCreated())},

@@ -16,6 +16,14 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example: "  watari guest show md-2", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
+// platform tells what the guest runs in, which decides where it can move.
+func platform(g *v1.Guest) string {
+	if g.GetPlatform() == nil {
+		return ""
+	}
+	return output.Platform(g.Platform)
+}
+
 func describe(w io.Writer, env *cli.Env, g *v1.Guest) {
 	restarts := ""
 	if g.GetRestarts() > 0 {
@@ -30,6 +38,7 @@ func describe(w io.Writer, env *cli.Env, g *v1.Guest) {
 		[2]string{"host", g.GetHost()},
 		[2]string{"address", g.GetAddress()},
 		[2]string{"size", output.Count(int(g.GetShape().GetVcpus()), "vCPU") + ", " + output.Size(g.GetShape().GetMemoryBytes())},
+		[2]string{"started as", platform(g)},
 		[2]string{"image", output.Digest(g.GetImageDigest())},
 		[2]string{"epoch", fmt.Sprintf("%d (grows with each start and each move)", g.GetEpoch())},
 		[2]string{"restarts", restarts},

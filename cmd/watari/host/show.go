@@ -52,6 +52,8 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"memory", output.Size(info.GetMemoryBytes())},
 		[2]string{"nodes", nodes(info.GetNumaNodes())},
 		[2]string{"acceleration", acceleration},
+		[2]string{"guests' CPU", guestCPU(info.GetGuestSupport())},
+		[2]string{"machine types", machines(info.GetGuestSupport().GetMachines())},
 		[2]string{"guests run", confinement(info.GetConfinement())},
 		[2]string{"load", now},
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
@@ -80,6 +82,32 @@ func accepted(c *v1.Confinement) string {
 		return " (accepted: --allow-unconfined)"
 	}
 	return " (no new guests: --allow-unconfined accepts this)"
+}
+
+// guestCPU tells the CPU that guests can have, and the named models, a line each.
+func guestCPU(s *v1.GuestSupport) string {
+	var usable []string
+	for _, m := range s.GetModels() {
+		if m.Usable {
+			usable = append(usable, m.Name)
+		}
+	}
+	lines := []string{output.CPU(s.GetCpu())}
+	if len(usable) > 0 {
+		lines = append(lines, "named models: "+strings.Join(usable, ", "))
+	}
+	return strings.TrimSpace(strings.Join(lines, "\n"))
+}
+
+// machines tells the machine types that guests can have, oldest and newest.
+func machines(list []string) string {
+	switch len(list) {
+	case 0:
+		return ""
+	case 1:
+		return list[0]
+	}
+	return list[0] + " to " + list[len(list)-1]
 }
 
 // nodes tells the memory nodes, a line each: "0: CPUs 0-3, 16 GiB".

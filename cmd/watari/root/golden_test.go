@@ -34,6 +34,8 @@ var (
 			Info: &v1.HostInfo{Site: "a", Cores: 8, MemoryBytes: 16 << 30, LanAddress: "198.18.1.1", Mtu: 1500, CpuModel: "EPYC",
 				NumaNodes:    []*v1.NUMANode{{Id: 0, Cpus: []uint32{0, 1, 2, 3}, MemoryBytes: 8 << 30}, {Id: 1, Cpus: []uint32{4, 5, 7}, MemoryBytes: 8 << 30}},
 				Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_TCG, Reason: "the CPU has neither vmx nor svm"},
+				GuestSupport: &v1.GuestSupport{Machines: []string{"pc-i440fx-2.0", "pc-i440fx-7.2"}, Cpu: clusters[0].Platforms[0].Cpu,
+					Models: []*v1.CPUModel{{Name: "EPYC", Lacks: []string{"sha-ni"}}, {Name: "qemu64", Usable: true}}},
 				AgentVersion: "v1", LibvirtVersion: "9.0.0", QemuVersion: "7.2.9", KernelVersion: "6.1", BootId: "b00t"},
 			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, LastSeen: ago(2 * time.Second)},
 		{Meta: meta("b1"), State: v1.HostState_HOST_STATE_UNREACHABLE, LastSeen: ago(90 * time.Second),
@@ -41,9 +43,13 @@ var (
 	}
 	clusters = []*v1.Cluster{{Meta: meta("md"), State: v1.ClusterState_CLUSTER_STATE_DEGRADED, ReadyGuests: 1, Prefix: "10.77.3.0/24", Mtu: 1420,
 		Message: "guest md-1 is not reachable", ImageDigest: "sha256:0123456789abcdef0123",
-		Spec: &v1.ClusterSpec{Guests: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Image: "mpi", Sites: []string{"a", "b"}, Spread: v1.Spread_SPREAD_SITE}}}
+		Spec: &v1.ClusterSpec{Guests: 2, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Image: "mpi", Sites: []string{"a", "b"}, Spread: v1.Spread_SPREAD_SITE},
+		Platforms: []*v1.Platform{{Acceleration: v1.AccelerationKind_ACCELERATION_KIND_TCG, Machine: "pc-i440fx-7.2",
+			Cpu:         &v1.CPU{Model: "qemu64", Features: []string{"avx2", "sse2"}, Disabled: []string{"svm"}},
+			Explanation: "all that guests can have on each of a1, b1"}}}}
 	guests = []*v1.Guest{
-		{Meta: meta("md-0"), Cluster: "md", State: v1.GuestState_GUEST_STATE_RUNNING, Ready: true, Host: "a1", Address: "10.77.3.10", Epoch: 3, Shape: clusters[0].Spec.Shape},
+		{Meta: meta("md-0"), Cluster: "md", State: v1.GuestState_GUEST_STATE_RUNNING, Ready: true, Host: "a1", Address: "10.77.3.10", Epoch: 3, Shape: clusters[0].Spec.Shape,
+			Platform: &v1.Platform{Acceleration: v1.AccelerationKind_ACCELERATION_KIND_TCG, Machine: "pc-i440fx-7.2", Cpu: clusters[0].Platforms[0].Cpu, QemuVersion: "7.2.22"}},
 		{Meta: meta("md-1"), Cluster: "md", State: v1.GuestState_GUEST_STATE_UNKNOWN, Host: "b1", Address: "10.77.3.11", Epoch: 1,
 			Shape: clusters[0].Spec.Shape, Message: "host b1 is unreachable"},
 	}
