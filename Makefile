@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full test-whole lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -76,6 +76,12 @@ test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind 
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 30m ./test/packages
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
+	@$(MAKE) --no-print-directory test-whole
+
+test-whole: build ## the story under KVM, on hosts that are whole machines (root; minutes for the first such lab)
+	@scripts/setup.sh build demo test whole
+	@echo "== tests on whole hosts, with guests under KVM"
+	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '^TestWhole' ./test/
 
 lint: ## formatting, vet, shell scripts
 	@scripts/setup.sh build lint

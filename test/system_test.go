@@ -19,14 +19,17 @@ import (
 	"time"
 )
 
-const (
-	labName   = "e2e"
-	listen    = "0.0.0.0:17070"
-	imageName = "mpi"
-	settle    = 30 * time.Second // state and reality agree again this long after a fault is lifted
-)
+const imageName = "mpi"
 
-var hosts = []string{"a1", "a2", "b1", "b2"}
+// What is brought up for the tests. useWholeHosts replaces it.
+var (
+	labName  = "e2e"
+	listen   = "0.0.0.0:17070"
+	labShape = []string{"--sites", "2", "--hosts", "2", "--wan", "10ms,400mbit"}
+	packages = "openmpi-bin,lammps,netpipe-openmpi,hpcc" // of the image
+	hosts    = []string{"a1", "a2", "b1", "b2"}
+	settle   = 30 * time.Second // state and reality agree again this long after a fault is lifted
+)
 
 // system is the one manager and lab that all tests of a process share.
 type system struct {
@@ -36,6 +39,9 @@ type system struct {
 var shared *system
 
 func TestMain(m *testing.M) {
+	if wholeHosts {
+		useWholeHosts()
+	}
 	code := 1
 	s, err := bringUp()
 	switch {
@@ -70,15 +76,15 @@ func bringUp() (*system, error) {
 	if _, err := os.Stat(filepath.Join(bin, "watari")); err != nil {
 		return nil, fmt.Errorf("%w: build/bin/watari (make build)", errSkip)
 	}
-	s := &system{bin: bin, state: "/var/tmp/watari-e2e"}
+	s := &system{bin: bin, state: "/var/tmp/watari-" + labName}
 	s.takeDown() // what a run that was killed left behind
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
 		return nil, err
 	}
 	for _, step := range [][]string{
 		{"up", "--no-agent", "--state", s.state, "--listen", listen},
-		{"lab", "up", "--name", labName, "--sites", "2", "--hosts", "2", "--wan", "10ms,400mbit"},
-		{"image", "build", imageName, "--packages", "openmpi-bin,lammps,netpipe-openmpi,hpcc"},
+		append([]string{"lab", "up", "--name", labName}, labShape...),
+		{"image", "build", imageName, "--packages", packages},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))
 		out, err := s.watari(10*time.Minute, step...)
@@ -238,8 +244,11 @@ func until(t *testing.T, limit time.Duration, what string, condition func() (boo
 	}
 }
 
-// copies counts the machine's QEMU processes of a guest, whoever's they are.
+// copies counts the QEMU processes of a guest on all hosts, whoever's they are.
 func copies(uid string) int {
+	if wholeHosts {
+		return copiesOnWholeHosts(uid)
+	}
 	n := 0
 	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range processes {
