@@ -33,6 +33,7 @@ func (l testLab) owner(host string) []OwnerActivity {
 	if err != nil {
 		l.t.Fatal(err)
 	}
+	l.AskDaemons(l.t.Context(), s)
 	for _, site := range s.Sites {
 		for _, h := range site.Hosts {
 			if h.Name == host {
