@@ -97,7 +97,35 @@ func mountHost(dir, binaries string) error {
 			return err
 		}
 	}
+	if err := openKVM(); err != nil {
+		return fmt.Errorf("give QEMU's user /dev/kvm: %w", err)
+	}
 	return sources.mount()
+}
+
+// openKVM gives the host a /dev/kvm of its own, where there is one, that QEMU's user may open. This machine's may be
+// root's alone. Besides the loss of KVM, libvirt would then ask QEMU anew what it can at each call, a second each time: it
+// keeps an answer only while KVM is as usable as QEMU, which it asks as root, has found it.
+func openKVM() error {
+	const device, folder = "/dev/kvm", inHost + "/dev"
+	var st unix.Stat_t
+	if err := unix.Stat(device, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return nil
+	}
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", folder, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755"); err != nil {
+		return err
+	}
+	own := filepath.Join(folder, "kvm")
+	if err := unix.Mknod(own, unix.S_IFCHR, int(st.Rdev)); err != nil {
+		return err
+	}
+	if err := os.Chmod(own, 0o666); err != nil {
+		return err
+	}
+	return unix.Mount(own, device, "", unix.MS_BIND, "")
 }
 
 // forgetNamespaces unmounts this copy of what holds all labs' network namespaces, so that the host does not hold them.

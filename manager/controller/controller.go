@@ -186,11 +186,15 @@ func (c *Controller) routesSet(cluster string) bool {
 func (c *Controller) hosts(ctx context.Context, s *store.Snapshot) (bool, error) {
 	for name, h := range s.Hosts {
 		report, _, connected := c.Sessions.Observed(name)
-		if !connected || report.GetInfo() == nil || proto.Equal(report.Info, h.Info) {
+		if !connected || report.GetInfo() == nil {
+			continue
+		}
+		info := keepFacts(report.Info, h.Info)
+		if proto.Equal(info, h.Info) {
 			continue
 		}
 		update := proto.CloneOf(h)
-		update.Info = report.Info
+		update.Info = info
 		if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
 			return false, fmt.Errorf("keep what host %s says of itself: %w", name, err)
 		}
@@ -203,6 +207,18 @@ func (c *Controller) hosts(ctx context.Context, s *store.Snapshot) (bool, error)
 		return true, nil
 	}
 	return false, nil
+}
+
+// keepFacts completes what an agent says of its host with what libvirt has told an earlier one, until libvirt answers
+// this one: a host whose agent was started anew can be chosen as before.
+func keepFacts(now, before *v1.HostInfo) *v1.HostInfo {
+	if now.LibvirtVersion != "" || before.GetLibvirtVersion() == "" {
+		return now
+	}
+	now = proto.CloneOf(now)
+	now.LibvirtVersion, now.QemuVersion = before.LibvirtVersion, before.QemuVersion
+	now.Confinement, now.GuestSupport = before.Confinement, before.GuestSupport
+	return now
 }
 
 // guests carries out what lifecycle decides.
