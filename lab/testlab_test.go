@@ -114,14 +114,25 @@ func (l testLab) until(what string, done func() bool) {
 	}
 }
 
+// hold keeps a namespace until the test ends, and gives its inode: the kernel gives the number of one that is gone to the
+// next that is made, by another package's tests for instance. 0: there is none.
+func (l testLab) hold(path string) uint64 {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0
+	}
+	l.t.Cleanup(func() { file.Close() })
+	return inode(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
+}
+
 // marks are the lab's network namespaces, by which whatever is in them is found after the lab is gone.
 func (l testLab) marks() map[uint64]bool {
 	marks := map[uint64]bool{}
 	for _, name := range l.state.plan().namespaces() {
-		marks[inode(l.namespacePath(name))] = true
+		marks[l.hold(l.namespacePath(name))] = true
 	}
 	for _, h := range l.Hosts() {
-		marks[namespaceOf(l.hostProcess(h.Name), "net")] = true
+		marks[l.hold(fmt.Sprintf("/proc/%d/ns/net", l.hostProcess(h.Name)))] = true
 	}
 	delete(marks, 0)
 	return marks
@@ -167,11 +178,11 @@ func (l testLab) marksOfAny() map[uint64]bool {
 	held, _ := filepath.Glob(l.namespacePath("*"))
 	for _, path := range held {
 		if heldNamespace(path) {
-			marks[inode(path)] = true
+			marks[l.hold(path)] = true
 		}
 	}
 	for _, pid := range findHelpers(helperArgs(verbHostInit, l.Name(), "")) {
-		marks[namespaceOf(pid, "net")] = true
+		marks[l.hold(fmt.Sprintf("/proc/%d/ns/net", pid))] = true
 	}
 	delete(marks, 0)
 	delete(marks, inode(ownNamespace))
