@@ -71,7 +71,7 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
 test-full: export WATARI_TEST_FULL := 1
-test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind of bad luck (root, about half an hour)
+test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind of bad luck, the packages, and whole hosts (root; well over an hour)
 	@echo "== tests of the packages"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 30m ./test/packages
 	@echo "== tests of the whole, in a lab with real guests"

@@ -17,9 +17,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// migrateFolder holds the sockets of migrations. libvirt's AppArmor profile of a domain lets its QEMU create
-// /run/libvirt/**/*.tunnelmigrate.dest.<domain>, for libvirt's own tunnelled migration (virt-aa-helper, libvirt 0.9 to
-// 11): nothing else outside of the domain's own files may be created by QEMU on a host with AppArmor.
+// migrateFolder holds the sockets of migrations. The AppArmor profile that virt-aa-helper writes for a domain lets its
+// QEMU create /run/libvirt/**/*.tunnelmigrate.dest.<domain>, for libvirt's own tunnelled migration (seen in libvirt 9.0).
+// QEMU may not create a socket in a folder of Watari's own.
 const migrateFolder = "/run/libvirt/watari"
 
 // pathLimit is the longest path of a Unix socket, in bytes (unix(7), without the final NUL).

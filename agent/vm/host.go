@@ -162,7 +162,8 @@ func (l *Libvirt) hostFacts() *hostFacts {
 }
 
 // TemplateKey names the template that a guest can be forked from: guests with equal keys differ in nothing that a
-// saved state freezes, also where they are on different hosts. It is a short hex string, fit for a file name; empty before the first connection.
+// saved state freezes, also where they are on different hosts. It is a short hex string, fit for a file name; empty
+// before the first connection.
 func (l *Libvirt) TemplateKey(spec Spec) string {
 	host := l.hostFacts()
 	if host == nil {
