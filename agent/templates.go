@@ -23,7 +23,7 @@ import (
 )
 
 // templateTimeout bounds the making of a template: a boot and a save.
-const templateTimeout = 3 * time.Minute
+const templateTimeout = 6 * time.Minute
 
 // templateRetry is how long nothing is made of a template that could not be made.
 const templateRetry = 5 * time.Minute

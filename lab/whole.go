@@ -17,6 +17,7 @@ import (
 type Whole struct {
 	Hosts  []string          // names of hosts, or of sites for all hosts of these; none: all hosts
 	Suites map[string]string // Debian release of a host or of a site's hosts; "" for the others' (default: bookworm)
+	Models map[string]string // likewise the CPU model, as QEMU's -cpu has it (default: machine.DefaultModel)
 	Memory uint64            // MiB of each; default: 3 GiB
 	Cells  int               // NUMA cells of each; default: 2
 }
@@ -42,7 +43,7 @@ func (w *Whole) specs(p plan) (map[string]machine.Spec, error) {
 	for _, h := range p.all() {
 		known[h.Name], known[h.Site] = true, true
 	}
-	for _, name := range slices.Concat(w.Hosts, slices.Sorted(maps.Keys(w.Suites))) {
+	for _, name := range slices.Concat(w.Hosts, slices.Sorted(maps.Keys(w.Suites)), slices.Sorted(maps.Keys(w.Models))) {
 		if !known[name] {
 			return nil, fmt.Errorf("whole host %q: the lab has no such host or site", name)
 		}
@@ -52,7 +53,7 @@ func (w *Whole) specs(p plan) (map[string]machine.Spec, error) {
 		if len(w.Hosts) > 0 && !slices.Contains(w.Hosts, h.Name) && !slices.Contains(w.Hosts, h.Site) {
 			continue
 		}
-		spec := machine.Spec{Suite: w.suite(h), Memory: w.Memory, Cells: w.Cells}
+		spec := machine.Spec{Suite: ofHost(w.Suites, h, defaultSuite), Model: ofHost(w.Models, h, machine.DefaultModel), Memory: w.Memory, Cells: w.Cells}
 		if spec.Memory == 0 {
 			spec.Memory = defaultMemory
 		}
@@ -64,25 +65,27 @@ func (w *Whole) specs(p plan) (map[string]machine.Spec, error) {
 		}
 		specs[h.Name] = spec
 	}
-	for name := range w.Suites {
-		if !slices.ContainsFunc(p.all(), func(h Host) bool {
-			_, whole := specs[h.Name]
-			return whole && (name == "" || name == h.Name || name == h.Site)
-		}) {
-			return nil, fmt.Errorf("suite %s of %s: none of these hosts is a whole machine", w.Suites[name], name)
+	for what, values := range map[string]map[string]string{"suite": w.Suites, "CPU model": w.Models} {
+		for name, value := range values {
+			if !slices.ContainsFunc(p.all(), func(h Host) bool {
+				_, whole := specs[h.Name]
+				return whole && (name == "" || name == h.Name || name == h.Site)
+			}) {
+				return nil, fmt.Errorf("%s %s of %s: none of these hosts is a whole machine", what, value, name)
+			}
 		}
 	}
 	return specs, nil
 }
 
-// suite is the release of a host: its own, that of its site, or that of all.
-func (w *Whole) suite(h Host) string {
+// ofHost is what values has for a host: its own, that of its site, or that of all.
+func ofHost(values map[string]string, h Host, otherwise string) string {
 	for _, name := range []string{h.Name, h.Site, ""} {
-		if suite := w.Suites[name]; suite != "" {
-			return suite
+		if value := values[name]; value != "" {
+			return value
 		}
 	}
-	return defaultSuite
+	return otherwise
 }
 
 // prepareMachines makes the templates that hosts without a disk start from, and the key that the lab logs in with.

@@ -27,6 +27,8 @@ func TestWholeHostsAreChosen(t *testing.T) {
 		{"the suite of an unknown host", Whole{Suites: map[string]string{"c": "trixie"}}, nil, `"c"`},
 		{"the suite of a host that is not whole", Whole{Hosts: []string{"a"}, Suites: map[string]string{"b": "trixie"}}, nil, "trixie of b"},
 		{"an unknown suite", Whole{Suites: map[string]string{"": "sid"}}, nil, `"sid"`},
+		{"the CPU of a host that is not whole", Whole{Hosts: []string{"a"}, Models: map[string]string{"b": "EPYC"}}, nil, "EPYC of b"},
+		{"an odd CPU", Whole{Models: map[string]string{"": "max -S"}}, nil, `"max -S"`},
 		{"three cells", Whole{Cells: 3}, nil, "3 NUMA cells"},
 	} {
 		specs, err := c.whole.specs(p)
@@ -39,7 +41,7 @@ func TestWholeHostsAreChosen(t *testing.T) {
 		got := map[string]string{}
 		for host, spec := range specs {
 			got[host] = spec.Suite
-			if want := (machine.Spec{Suite: spec.Suite, Memory: 3072, Cells: 2}); spec != want {
+			if want := (machine.Spec{Suite: spec.Suite, Model: machine.DefaultModel, Memory: 3072, Cells: 2}); spec != want {
 				t.Errorf("%s: %s is %+v, want %+v", c.name, host, spec, want)
 			}
 		}

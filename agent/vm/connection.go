@@ -19,7 +19,7 @@ import (
 const (
 	connectTime       = 15 * time.Second
 	quickTime         = 15 * time.Second
-	bootTime          = 60 * time.Second
+	bootTime          = 2 * time.Minute
 	destroyTime       = 45 * time.Second
 	saveTime          = 5 * time.Minute
 	restoreTime       = 2 * time.Minute

@@ -82,6 +82,13 @@ func TestTemplateKeyIsOfWhatATemplateFreezes(t *testing.T) {
 	if templateKey(same, host) != key {
 		t.Error("another guest of the same shape has another key")
 	}
+	asked := goldenSpec()
+	asked.Platform = &v1.Platform{Cpu: &v1.CPU{Model: "Nehalem"}}
+	another := emulatedHost()
+	another.hostCPU = "x86_64 AMD EPYC avx2"
+	if templateKey(asked, another) != templateKey(asked, host) {
+		t.Error("hosts of other CPUs have another key for a guest whose CPU is asked for")
+	}
 	for name, change := range map[string]func(*Spec, *hostFacts){
 		"image":         func(s *Spec, _ *hostFacts) { s.ImageDigest = "def" },
 		"vcpus":         func(s *Spec, _ *hostFacts) { s.VCPUs = 1 },

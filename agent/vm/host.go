@@ -180,8 +180,12 @@ func templateKey(spec Spec, host *hostFacts) string {
 	if err != nil {
 		domain = err.Error() // no guest is made from such a Spec; the key only has to be one
 	}
+	hostCPU := host.hostCPU
+	if spec.Platform.GetCpu().GetModel() != "" {
+		hostCPU = "" // the domain has the CPU; hosts of other models may share the template
+	}
 	sum := sha256.Sum256([]byte(strings.Join([]string{
-		"2", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, host.hostCPU, fmt.Sprint(host.owner),
+		"2", spec.ImageDigest, host.qemuVersion, host.libvirtVersion, hostCPU, fmt.Sprint(host.owner),
 		host.securityModel, domain}, "\x00")))
 	return hex.EncodeToString(sum[:16])
 }

@@ -51,19 +51,19 @@ func TestReportIsOfTheLastStart(t *testing.T) {
 }
 
 func TestSpecIsChecked(t *testing.T) {
-	for _, bad := range []Spec{{}, {"sid", 3072, 2}, {"trixie", 512, 2}, {"trixie", 3072, 3}} {
+	for _, bad := range []Spec{{}, {"sid", DefaultModel, 3072, 2}, {"trixie", DefaultModel, 512, 2}, {"trixie", DefaultModel, 3072, 3}, {"trixie", "max -S", 3072, 2}} {
 		if bad.Check() == nil {
 			t.Errorf("%+v is taken", bad)
 		}
 	}
-	if err := (Spec{"trixie", 2048, 4}).Check(); err != nil {
+	if err := (Spec{"trixie", "EPYC,-avx", 2048, 4}).Check(); err != nil {
 		t.Error(err)
 	}
 }
 
 // TestCellsShareMemoryAndProcessors looks at what the machine's firmware is told.
 func TestCellsShareMemoryAndProcessors(t *testing.T) {
-	l := launch{spec: Spec{"bookworm", 3072, 4}, memory: "/cache,x", save: true}
+	l := launch{spec: Spec{"bookworm", DefaultModel, 3072, 4}, memory: "/cache,x", save: true}
 	got := strings.Join(l.cells(), " ")
 	for _, want := range []string{
 		"memory-backend-file,id=ram3,size=768M,share=on,mem-path=/cache,,x/ram3", "node,nodeid=3,memdev=ram3,cpus=3-3",

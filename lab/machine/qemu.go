@@ -41,7 +41,7 @@ const kernelArguments = "root=LABEL=" + rootLabel + " rw quiet console=ttyS0 int
 func (l launch) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
-		"-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max",
+		"-machine", "q35", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", l.spec.Model,
 		"-m", fmt.Sprintf("%dM", l.spec.Memory), "-rtc", "base=utc",
 		"-smp", fmt.Sprintf("%d,sockets=%d", l.spec.CPUs(), l.spec.Cells),
 	}
@@ -61,6 +61,9 @@ func (l launch) arguments() []string {
 		"-kernel", filepath.Join(l.template, kernelFile), "-initrd", filepath.Join(l.template, initrdFile),
 		"-append", strings.Join(append([]string{kernelArguments}, l.kernel...), " "),
 	)
+	if l.save {
+		args = append(args, "-no-reboot") // a panic ends it at once
+	}
 	if l.restore {
 		args = append(args, "-incoming", "defer")
 	}

@@ -167,7 +167,7 @@ func (t Template) save(ctx context.Context, dir string) error {
 	}
 	l := launch{
 		spec: t.Spec, template: t.Root, dir: dir, memory: dir, save: true, tap: "lan0", uuid: uuid.New(),
-		mac: net.HardwareAddr{0x02, 0x57, 'T', 0, 0, 1}.String(),
+		mac: net.HardwareAddr{0x02, 0x57, 'T', 0, 0, 1}.String(), kernel: []string{"panic=-1"},
 	}
 	if err := t.bootAndSave(ctx, l); err != nil {
 		return fmt.Errorf("save a whole host of Debian %s: %w", t.Spec.Suite, err)

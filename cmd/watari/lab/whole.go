@@ -20,6 +20,7 @@ const allHosts = "all"
 // wholeFlags are the flags of `watari lab up` about whole hosts.
 type wholeFlags struct {
 	hosts, suites []string
+	models        []string
 	memory        string
 	cells         int
 }
@@ -29,6 +30,7 @@ func addWholeFlags(flags *pflag.FlagSet) *wholeFlags {
 	flags.StringSliceVar(&w.hosts, "whole", nil, "make whole machines of all hosts, or of those of the sites and hosts named: --whole=a,b2")
 	flags.Lookup("whole").NoOptDefVal = allHosts
 	flags.StringSliceVar(&w.suites, "suite", nil, "Debian release of whole hosts, bookworm or trixie; of some: b=trixie (default bookworm)")
+	flags.StringArrayVar(&w.models, "cpu-model", nil, "CPU of whole hosts as QEMU's -cpu has it; of some: b=EPYC,-xsave,-avx (default all that works under emulation)")
 	flags.StringVar(&w.memory, "memory", "", "memory of each whole host (default 3G)")
 	flags.IntVar(&w.cells, "cells", 0, "NUMA cells of each whole host: 1, 2 or 4 (default 2)")
 	return w
@@ -43,31 +45,27 @@ func wholeArgs(command *cobra.Command, args []string) error {
 }
 
 // read says which hosts are whole; nil: nothing was said about them.
-func (w *wholeFlags) read(flags *pflag.FlagSet) (*lab.Whole, error) {
+func (w *wholeFlags) read(flags *pflag.FlagSet) (whole *lab.Whole, err error) {
 	if !flags.Changed("whole") {
-		for _, name := range []string{"suite", "memory", "cells"} {
+		for _, name := range []string{"suite", "cpu-model", "memory", "cells"} {
 			if flags.Changed(name) {
 				return nil, fmt.Errorf("--%s is about whole hosts: it goes with --whole", name)
 			}
 		}
 		return nil, nil
 	}
-	whole := &lab.Whole{Hosts: w.hosts, Cells: w.cells, Suites: map[string]string{}}
+	whole = &lab.Whole{Hosts: w.hosts, Cells: w.cells}
 	if slices.Contains(w.hosts, allHosts) {
 		if len(w.hosts) > 1 {
 			return nil, errors.New("--whole names all hosts, and some")
 		}
 		whole.Hosts = nil
 	}
-	for _, text := range w.suites {
-		who, suite, some := strings.Cut(text, "=")
-		if !some {
-			who, suite = "", text
-		}
-		if whole.Suites[who] != "" {
-			return nil, fmt.Errorf("--suite %s: given twice", text)
-		}
-		whole.Suites[who] = suite
+	if whole.Suites, err = ofHosts("--suite", w.suites); err != nil {
+		return nil, err
+	}
+	if whole.Models, err = ofHosts("--cpu-model", w.models); err != nil {
+		return nil, err
 	}
 	if w.memory != "" {
 		bytes, err := output.ParseSize(w.memory)
@@ -77,4 +75,20 @@ func (w *wholeFlags) read(flags *pflag.FlagSet) (*lab.Whole, error) {
 		whole.Memory = bytes >> 20
 	}
 	return whole, nil
+}
+
+// ofHosts reads a flag's values: b=VALUE is for the host or the hosts of the site, VALUE for all others.
+func ofHosts(flag string, texts []string) (map[string]string, error) {
+	values := map[string]string{}
+	for _, text := range texts {
+		who, value, some := strings.Cut(text, "=")
+		if !some {
+			who, value = "", text
+		}
+		if values[who] != "" {
+			return nil, fmt.Errorf("%s %s: given twice", flag, text)
+		}
+		values[who] = value
+	}
+	return values, nil
 }
