@@ -123,7 +123,7 @@ func refuseCPU(cpu *v1.CPU, h *v1.HostInfo, whose string) string {
 	case len(cpu.Features) == 0 && !support.Models[at].Usable:
 		return fmt.Sprintf("it cannot give guests CPU model %s: it lacks %s", cpu.Model, someOf(support.Models[at].Lacks))
 	}
-	if missing := without(cpu.Features, support.Cpu.Features); len(missing) > 0 {
+	if missing := Without(cpu.Features, support.Cpu.Features); len(missing) > 0 {
 		return fmt.Sprintf("it lacks CPU %s, which %s", features(missing), whose)
 	}
 	return ""
@@ -171,8 +171,8 @@ func acceleration(kind v1.AccelerationKind) string {
 
 func vendor(name string) string { return cmp.Or(name, "QEMU (emulated)") }
 
-// without returns the names of a that b does not have, in a's order.
-func without(a, b []string) []string {
+// Without returns the names of a that b does not have, in a's order.
+func Without(a, b []string) []string {
 	var rest []string
 	for _, name := range a {
 		if !slices.Contains(b, name) {
@@ -182,8 +182,8 @@ func without(a, b []string) []string {
 	return rest
 }
 
-// newer orders machine types of one family, "pc-i440fx-7.2", by their versions.
-func newer(a, b string) int {
+// CompareMachines orders machine types of one family, "pc-i440fx-7.2", by their versions.
+func CompareMachines(a, b string) int {
 	return cmp.Or(slices.Compare(version(a), version(b)), cmp.Compare(a, b))
 }
 

@@ -28,7 +28,7 @@ func host(model string, own, features string, models ...string) *v1.HostInfo {
 			Cpu: &v1.CPU{Vendor: "AMD", Model: model, Features: strings.Fields(features)},
 		},
 	}
-	h.GuestSupport.Cpu.Disabled = without(h.GuestSupport.ModelFeatures, h.GuestSupport.Cpu.Features)
+	h.GuestSupport.Cpu.Disabled = Without(h.GuestSupport.ModelFeatures, h.GuestSupport.Cpu.Features)
 	for _, name := range append(models, model) {
 		h.GuestSupport.Models = append(h.GuestSupport.Models, &v1.CPUModel{Name: name, Usable: true})
 	}
@@ -217,7 +217,7 @@ func TestRealHosts(t *testing.T) {
 		t.Errorf("the report is of %d bytes", n)
 	}
 	less := proto.CloneOf(full)
-	less.GuestSupport.Cpu.Features = without(less.GuestSupport.Cpu.Features, []string{"avx2"})
+	less.GuestSupport.Cpu.Features = Without(less.GuestSupport.Cpu.Features, []string{"avx2"})
 	hosts := map[string]*v1.HostInfo{"a1": full, "b1": less}
 	c := cluster(Baseline, hosts)
 	p := c.Platforms[0]

@@ -101,7 +101,7 @@ func machine(hosts map[string]*v1.HostInfo) string {
 	if len(common) == 0 || slices.Contains(common, preferredMachine) {
 		return preferredMachine
 	}
-	return slices.MaxFunc(common, newer)
+	return slices.MaxFunc(common, CompareMachines)
 }
 
 // baseline is the CPU whose features all hosts have. It is described by the model of one of the hosts: one that all
@@ -116,12 +116,12 @@ func baseline(vendor string, hosts map[string]*v1.HostInfo) (*v1.CPU, string) {
 	slices.Sort(common)
 	cost := func(name string) []int {
 		s := hosts[name].GuestSupport
-		return []int{strangers(hosts, s.Cpu.Model), len(without(s.ModelFeatures, common)), len(without(common, s.ModelFeatures))}
+		return []int{strangers(hosts, s.Cpu.Model), len(Without(s.ModelFeatures, common)), len(Without(common, s.ModelFeatures))}
 	}
 	best := slices.MinFunc(order, func(a, b string) int { return slices.Compare(cost(a), cost(b)) })
 	support := hosts[best].GuestSupport
 	return &v1.CPU{
-		Vendor: vendor, Model: support.Cpu.Model, Features: common, Disabled: without(support.ModelFeatures, common),
+		Vendor: vendor, Model: support.Cpu.Model, Features: common, Disabled: Without(support.ModelFeatures, common),
 	}, explain(order, hosts, common)
 }
 
@@ -140,7 +140,7 @@ func strangers(hosts map[string]*v1.HostInfo, model string) int {
 func explain(order []string, hosts map[string]*v1.HostInfo, common []string) string {
 	lost := map[string]bool{}
 	for _, h := range hosts {
-		for _, f := range without(h.GuestSupport.Cpu.Features, common) {
+		for _, f := range Without(h.GuestSupport.Cpu.Features, common) {
 			lost[f] = true
 		}
 	}
@@ -154,7 +154,7 @@ func explain(order []string, hosts map[string]*v1.HostInfo, common []string) str
 	all := slices.Sorted(maps.Keys(lost))
 	var lacking []string
 	for _, name := range order {
-		if len(without(all, hosts[name].GuestSupport.Cpu.Features)) > 0 {
+		if len(Without(all, hosts[name].GuestSupport.Cpu.Features)) > 0 {
 			lacking = append(lacking, name)
 		}
 	}

@@ -8,13 +8,13 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"libvirt.org/go/libvirt"
 	"libvirt.org/go/libvirtxml"
 
 	v1 "watari/api/watariv1"
+	"watari/compatibility"
 )
 
 // preferredMachine is the machine type that guests get where the host has it and the manager names no other. It is
@@ -118,7 +118,7 @@ func family(offered []libvirtxml.CapsGuestMachine) []string {
 			machines = append(machines, m.Name)
 		}
 	}
-	slices.SortFunc(machines, func(a, b string) int { return slices.Compare(machineVersion(a), machineVersion(b)) })
+	slices.SortFunc(machines, compatibility.CompareMachines)
 	return machines
 }
 
@@ -128,16 +128,6 @@ func chooseMachine(machines []string) string {
 		return preferredMachine
 	}
 	return machines[len(machines)-1]
-}
-
-// machineVersion splits "pc-i440fx-2.12" into 2 and 12.
-func machineVersion(name string) []int {
-	var parts []int
-	for part := range strings.SplitSeq(strings.TrimPrefix(name, machinePrefix), ".") {
-		n, _ := strconv.Atoi(part)
-		parts = append(parts, n)
-	}
-	return parts
 }
 
 // version writes libvirt's number 9000000 as "9.0.0".

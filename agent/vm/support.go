@@ -13,6 +13,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	v1 "watari/api/watariv1"
+	"watari/compatibility"
 )
 
 // Bounds of what is reported. A host of 2026 has about 40 machine types, 130 features and 60 models.
@@ -119,7 +120,7 @@ func addNative(support *v1.GuestSupport, native libvirtxml.DomainCPU, expand exp
 	features := slices.DeleteFunc(has, nested)
 	support.Cpu = &v1.CPU{Vendor: native.Vendor, Model: native.Model.Value, Features: features[:min(len(features), maxFeatures)]}
 	support.ModelFeatures = own[:min(len(own), maxFeatures)]
-	support.Cpu.Disabled = without(support.ModelFeatures, support.Cpu.Features)
+	support.Cpu.Disabled = compatibility.Without(support.ModelFeatures, support.Cpu.Features)
 	return nil
 }
 
@@ -153,17 +154,6 @@ func split(cpu libvirtxml.DomainCPU) (has, lacks []string) {
 	slices.Sort(has)
 	slices.Sort(lacks)
 	return has, lacks
-}
-
-// without returns the names of a that b does not have.
-func without(a, b []string) []string {
-	var rest []string
-	for _, name := range a {
-		if !slices.Contains(b, name) {
-			rest = append(rest, name)
-		}
-	}
-	return rest
 }
 
 // nestedFeatures serve virtual machines inside a guest, as do all that begin with "vmx". Guests go without: which of
