@@ -29,6 +29,7 @@ var (
 	packages = "openmpi-bin,lammps,netpipe-openmpi,hpcc" // of the image
 	hosts    = []string{"a1", "a2", "b1", "b2"}
 	settle   = 30 * time.Second // state and reality agree again this long after a fault is lifted
+	patience = 10 * time.Minute // for a command that has to succeed
 )
 
 // system is the one manager and lab that all tests of a process share.
@@ -126,7 +127,7 @@ func (s *system) watari(limit time.Duration, args ...string) (out string, err er
 // must runs a command that has to succeed.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := shared.watari(10*time.Minute, args...)
+	out, err := shared.watari(patience, args...)
 	if err != nil {
 		t.Fatalf("watari %s: %v\n%s", strings.Join(args, " "), err, out)
 	}

@@ -24,7 +24,7 @@ func useWholeHosts() {
 	labShape = []string{"--sites", "1", "--hosts", "2", "--whole", "--cpu-model", "a2=" + machine.DefaultModel + "," + lacking}
 	packages = "openmpi-bin,lammps"
 	hosts = []string{"a1", "a2"}
-	settle = 10 * time.Minute
+	settle, patience = 10*time.Minute, 30*time.Minute
 }
 
 // lacking are features that the CPU of host a2 lacks, and a1's has.
@@ -196,7 +196,7 @@ func kvmPowerFails(t *testing.T) {
 func kvmMelt(t *testing.T, name string, while func()) string {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), name)
-	const steps = "60"
+	const steps = "200" // longer than a move takes under two levels of emulation
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

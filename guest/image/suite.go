@@ -7,13 +7,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+
+	"watari/internal/osrelease"
 )
 
 // Suites are the Debian releases that images can be built from whatever release this machine has: Debian 12 and 13.
@@ -145,14 +146,9 @@ func sourcesKey() string {
 
 // machineSuite is this machine's Debian release ("bookworm").
 func machineSuite() (string, error) {
-	text, err := os.ReadFile("/etc/os-release")
+	name, err := osrelease.Codename()
 	if err != nil {
-		return "", fmt.Errorf("find this machine's Debian release: %w", err)
+		return "", fmt.Errorf("images are built from packages on Debian and its kin only; use --tree or --oci: %w", err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok && name != "" {
-			return strings.Trim(name, `"`), nil
-		}
-	}
-	return "", errors.New("images are built from packages on Debian and its kin only: /etc/os-release names no VERSION_CODENAME; use --tree or --oci")
+	return name, nil
 }

@@ -144,3 +144,12 @@ func TestAnIdentityThatIsTooLargeIsRefused(t *testing.T) {
 		t.Errorf("an identity larger than the disk: %v", err)
 	}
 }
+
+func TestBackportsAreOnTheReleasesMirrors(t *testing.T) {
+	lines := []string{"deb [signed-by=k] http://m/debian bookworm main", "deb [signed-by=k] http://m/debian bookworm-updates main",
+		"deb [signed-by=k] http://m/debian-security bookworm-security main"}
+	want := []string{"deb [signed-by=k] http://m/debian bookworm-backports main"}
+	if got := backports("bookworm", lines); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

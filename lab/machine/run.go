@@ -59,7 +59,7 @@ func Run(ctx context.Context, dir string, s Start) error {
 	if restore {
 		l.memory = s.Template.Dir
 	}
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", l.arguments()...)
+	cmd := s.Template.QEMU.command(ctx, l)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return err

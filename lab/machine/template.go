@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -26,9 +25,10 @@ import (
 
 // Template is a saved machine.
 type Template struct {
-	Spec Spec   `json:"spec"`
-	Root string `json:"root"` // folder of the disk, the kernel and the initrd
-	Dir  string `json:"dir"`  // folder of the saved state
+	Spec Spec     `json:"spec"`
+	QEMU emulator `json:"qemu"`
+	Root string   `json:"root"` // folder of the disk, the kernel and the initrd
+	Dir  string   `json:"dir"`  // folder of the saved state
 }
 
 const (
@@ -54,9 +54,10 @@ func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format str
 		return Template{}, err
 	}
 	t := Template{Spec: spec, Root: filepath.Join(Cache, spec.Suite+"-"+key)}
-	if t.Dir, err = t.stateDir(ctx); err != nil {
+	if t.QEMU, err = findEmulator(ctx, say); err != nil {
 		return Template{}, err
 	}
+	t.Dir = t.stateDir()
 	unlock, err := lockSuite(ctx, spec.Suite, say)
 	if err != nil {
 		return Template{}, err
@@ -81,14 +82,10 @@ func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format str
 }
 
 // stateDir names the folder of the saved state: a state fits the disk, the machine and the QEMU that it was made with.
-func (t Template) stateDir(ctx context.Context) (string, error) {
-	version, err := exec.CommandContext(ctx, "qemu-system-x86_64", "--version").Output()
-	if err != nil {
-		return "", fmt.Errorf("ask QEMU for its version: %w", err)
-	}
+func (t Template) stateDir() string {
 	shape := launch{spec: t.Spec, template: t.Root, memory: "/", uuid: uuid.Nil}
-	sum := sha256.Sum256([]byte(string(version) + strings.Join(shape.arguments(), "\n")))
-	return filepath.Join(t.Root, "state-"+hex.EncodeToString(sum[:])[:16]), nil
+	sum := sha256.Sum256([]byte(t.QEMU.version + strings.Join(shape.arguments(), "\n")))
+	return filepath.Join(t.Root, "state-"+hex.EncodeToString(sum[:])[:16])
 }
 
 // build makes a folder, unless it is there. What fill left when it failed stays, to be looked at, until the next time.
@@ -185,7 +182,7 @@ func (t Template) bootAndSave(ctx context.Context, l launch) error {
 	defer cancel()
 	runtime.LockOSThread() // QEMU gets its signal when the thread ends that started it
 	defer runtime.UnlockOSThread()
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", l.arguments()...)
+	cmd := t.QEMU.command(ctx, l)
 	var said strings.Builder
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWNET}

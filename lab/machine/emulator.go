@@ -1,0 +1,134 @@
+// The QEMU that plays the machines.
+
+package machine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"watari/internal/osrelease"
+)
+
+// leastQEMU is the oldest major version that is used. With 7.2 guests under KVM in a machine ended by a double fault at
+// the first instruction of a system call when they were sent to another machine.
+const leastQEMU = 10
+
+// emulator is a QEMU, installed on this machine or unpacked from Debian's backports.
+type emulator struct {
+	Program string   `json:"program"`
+	Data    []string `json:"data,omitempty"` // folders of its firmware, where not the built-in ones
+	version string
+}
+
+// command starts a machine.
+func (e emulator) command(ctx context.Context, l launch) *exec.Cmd {
+	var args []string
+	for _, folder := range e.Data {
+		args = append(args, "-L", folder)
+	}
+	return exec.CommandContext(ctx, e.Program, append(args, l.arguments()...)...)
+}
+
+// findEmulator returns this machine's QEMU where it is new enough, else the one of its release's backports, which is
+// unpacked once into Cache.
+func findEmulator(ctx context.Context, say func(format string, args ...any)) (emulator, error) {
+	e := emulator{Program: "qemu-system-x86_64"}
+	major, err := e.ask(ctx)
+	if err != nil || major >= leastQEMU {
+		return e, err
+	}
+	release, err := osrelease.Codename()
+	if err != nil {
+		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", leastQEMU, major, err)
+	}
+	lines, err := sources(ctx, release)
+	if err != nil {
+		return e, err
+	}
+	dir := filepath.Join(Cache, "qemu-"+release+"-backports")
+	unlock, err := lockSuite(ctx, filepath.Base(dir), say)
+	if err != nil {
+		return e, err
+	}
+	defer unlock()
+	err = build(dir, func(dir string) error {
+		say("fetching QEMU %d or later for whole hosts from the backports of Debian %s (once)", leastQEMU, release)
+		return unpackBackport(ctx, release, lines, dir)
+	})
+	if err != nil {
+		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", leastQEMU, major, err)
+	}
+	e = emulator{Program: filepath.Join(dir, "usr/bin/qemu-system-x86_64"),
+		Data: []string{filepath.Join(dir, "usr/share/qemu"), filepath.Join(dir, "usr/share/seabios")}}
+	major, err = e.ask(ctx)
+	if err == nil && major < leastQEMU {
+		err = fmt.Errorf("whole hosts need QEMU %d or later, and Debian's backports for %s have version %d", leastQEMU, release, major)
+	}
+	return e, err
+}
+
+var qemuMajor = regexp.MustCompile(`version (\d+)\.`)
+
+// ask reads the version.
+func (e *emulator) ask(ctx context.Context) (major int, err error) {
+	out, err := exec.CommandContext(ctx, e.Program, "--version").CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("ask QEMU for its version: %w: %s", err, lastLines(string(out), 2))
+	}
+	e.version = string(out)
+	found := qemuMajor.FindStringSubmatch(e.version)
+	if found == nil {
+		return 0, fmt.Errorf("ask %s for its version: it says %q", e.Program, e.version)
+	}
+	return strconv.Atoi(found[1])
+}
+
+// unpackBackport has apt fetch and verify the packages, beside this machine's own lists, and unpacks them into dir.
+func unpackBackport(ctx context.Context, release string, lines []string, dir string) error {
+	work := filepath.Join(dir, "apt")
+	for _, folder := range []string{"lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(work, folder), 0o755); err != nil {
+			return err
+		}
+	}
+	list := filepath.Join(work, "sources.list")
+	if err := os.WriteFile(list, []byte(strings.Join(backports(release, lines), "\n")+"\n"), 0o644); err != nil {
+		return err
+	}
+	apt := []string{"-q", "-o", "Dir::Etc::SourceList=" + list, "-o", "Dir::Etc::SourceParts=/dev/null", "-o", "APT::Sandbox::User=root",
+		"-o", "Dir::State::Lists=" + filepath.Join(work, "lists"), "-o", "Dir::Cache=" + filepath.Join(work, "cache")}
+	if err := run(ctx, work, "apt-get", append(apt, "update")...); err != nil {
+		return err
+	}
+	for _, name := range []string{"qemu-system-x86", "qemu-system-data", "seabios"} {
+		if err := run(ctx, work, "apt-get", append(apt, "download", name+"/"+release+"-backports")...); err != nil {
+			return err
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(work, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if err := run(ctx, work, "dpkg-deb", "--extract", file, dir); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(work)
+}
+
+// backports are apt's lines for a release's backports, from the mirrors that have the release itself.
+func backports(release string, lines []string) (more []string) {
+	for _, line := range lines {
+		if before, found := strings.CutSuffix(line, " "+release+" main"); found {
+			more = append(more, before+" "+release+"-backports main")
+		}
+	}
+	return more
+}

@@ -1,0 +1,203 @@
+package packages
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// lab is two whole machines of a release, without agents: what docs/guide/install.md begins with.
+type lab struct {
+	*testing.T
+	name, config string
+}
+
+const (
+	watariBinary = "../../build/bin/watari"
+	firstHost    = "198.18.1.1" // a1's address
+)
+
+// TestInstallOnWholeHosts does what docs/guide/install.md says, on machines with systemd, AppArmor and KVM.
+func TestInstallOnWholeHosts(t *testing.T) {
+	requirements(t)
+	_, err := os.Stat(watariBinary)
+	need(t, err == nil, watariBinary+" (make build)")
+	for _, suite := range suites {
+		t.Run(suite, func(t *testing.T) { installOn(t, suite) })
+	}
+}
+
+func installOn(t *testing.T, suite string) {
+	l := &lab{t, "packages", filepath.Join(t.TempDir(), "admin.json")}
+	_, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) // of a run that was killed
+	t.Cleanup(func() { _, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) })
+	l.must(30*time.Minute, "lab", "up", "--name", l.name, "--sites", "1", "--hosts", "2", "--whole", "--suite", suite, "--agent=false")
+	before := map[string][]string{}
+	s := &system{t, t.TempDir()} // newer and older packages are made here
+	s.command("mkdir", filepath.Join(s.root, "tmp"))
+	s.remake("99.2")
+	s.remake("0~0")
+	for _, host := range []string{"a1", "a2"} {
+		before[host] = l.files(host)
+		for _, name := range []string{"watari", "watari-agent"} {
+			l.copy(host, built(name)[0], name+".deb")
+			l.copy(host, filepath.Join(s.root, "tmp", name+"_99.2.deb"), name+"-newer.deb")
+			l.copy(host, filepath.Join(s.root, "tmp", name+"_0~0.deb"), name+"-older.deb")
+		}
+		l.on(host, apt("/root/watari.deb /root/watari-agent.deb"))
+		l.on(host, "watari doctor --for host")
+	}
+
+	l.on("a1", "watari up --site kyoto")
+	token := strings.TrimSpace(l.on("a1", "watari token create --host --site kyoto"))
+	l.on("a2", "watari up --manager https://"+firstHost+":7070 --token "+token)
+	l.on("a1", "systemctl is-active watari-manager watari-agent; systemctl is-enabled watari-manager watari-agent")
+	l.on("a2", "systemctl is-active watari-agent; systemctl is-enabled watari-agent")
+	l.hosts()
+
+	// A user's machine, this one, with a guest whose memory tells whether it goes on.
+	if err := os.WriteFile(l.config, []byte(l.on("a1", "cat /var/lib/watari/admin.json")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.reachable()
+	l.must(15*time.Minute, "image", "build", "tiny", "--packages", "procps")
+	l.must(30*time.Minute, "cluster", "create", "g", "--guests", "2", "--memory", "256M", "--image", "tiny", "--spread", "host", "--wait")
+	for _, guest := range []string{"g-0", "g-1"} {
+		l.must(time.Minute, "guest", "exec", guest, "--", "sh", "-c", "echo here > /run/mark")
+	}
+	const pid = "systemctl show --property=MainPID watari-agent"
+	for _, host := range []string{"a1", "a2"} {
+		old := l.on(host, pid)
+		l.on(host, apt("/root/watari-newer.deb /root/watari-agent-newer.deb"))
+		if l.on(host, pid) == old {
+			t.Errorf("on %s the agent was not restarted by the upgrade", host)
+		}
+		if out, err := l.tryOn(host, apt("--allow-downgrades /root/watari-older.deb /root/watari-agent-older.deb")); err == nil || !strings.Contains(out, "is older: it may not understand") {
+			t.Errorf("a downgrade on %s: %v\n%s", host, err, out)
+		}
+		if out, err := l.tryOn(host, "apt-get purge -y watari-agent"); err == nil || !strings.Contains(out, "watari host drain") {
+			t.Errorf("a purge under a guest on %s: %v\n%s", host, err, out)
+		}
+	}
+	l.hosts()
+	for _, guest := range []string{"g-0", "g-1"} {
+		if out := l.must(5*time.Minute, "guest", "exec", guest, "--", "cat", "/run/mark"); !strings.Contains(out, "here") {
+			t.Errorf("guest %s was started anew by the upgrade: %s", guest, out)
+		}
+	}
+	l.must(5*time.Minute, "cluster", "delete", "g", "--wait")
+
+	for _, host := range []string{"a2", "a1"} {
+		l.on(host, "watari down")
+		l.on(host, "apt-get purge -y watari-agent watari")
+		for _, path := range l.files(host) {
+			if !slices.Contains(before[host], path) {
+				t.Errorf("left by the purge on %s: %s", host, path)
+			}
+		}
+	}
+}
+
+// apt installs files as an administrator would. The machines have what the packages depend on, and no way out.
+func apt(arguments string) string {
+	return "DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends " + arguments
+}
+
+// try runs watari as a user of the lab's cluster.
+func (l *lab) try(limit time.Duration, arguments ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	command := exec.CommandContext(ctx, watariBinary, arguments...)
+	command.Env = append(os.Environ(), "WATARI_CONFIG="+l.config)
+	out, err := command.CombinedOutput()
+	return string(out), err
+}
+
+func (l *lab) must(limit time.Duration, arguments ...string) string {
+	l.Helper()
+	out, err := l.try(limit, arguments...)
+	if err != nil {
+		l.Fatalf("watari %s: %v\n%s", strings.Join(arguments, " "), err, out)
+	}
+	return out
+}
+
+// tryOn runs a script on a host.
+func (l *lab) tryOn(host, script string) (string, error) {
+	return l.try(15*time.Minute, "lab", "exec", "--name", l.name, host, "--", "sh", "-ec", script)
+}
+
+func (l *lab) on(host, script string) string {
+	l.Helper()
+	out, err := l.tryOn(host, script)
+	if err != nil {
+		l.Fatalf("on %s: %s: %v\n%s", host, script, err, out)
+	}
+	return out
+}
+
+// copy copies a file to a host's /root.
+func (l *lab) copy(host, path, name string) {
+	l.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer file.Close()
+	command := exec.Command(watariBinary, "lab", "exec", "--name", l.name, host, "--", "sh", "-c", "cat > /root/"+name)
+	command.Stdin = file
+	if out, err := command.CombinedOutput(); err != nil {
+		l.Fatalf("copy %s to %s: %v\n%s", path, host, err, out)
+	}
+}
+
+// files are a host's settings and state, but what other daemons keep.
+func (l *lab) files(host string) []string {
+	l.Helper()
+	return strings.Split(l.on(host, "find /etc /usr /var/lib/watari /var/cache/watari /run/watari -xdev "+
+		"-not -path '*/__pycache__*' -not -path '/etc/libvirt/*' -not -path '/etc/apparmor.d/libvirt/*' 2>/dev/null || true"), "\n")
+}
+
+// reachable gives the client config the manager's address as this machine sees it.
+func (l *lab) reachable() {
+	l.Helper()
+	text, err := os.ReadFile(l.config)
+	var config map[string]any
+	if err == nil {
+		err = json.Unmarshal(text, &config)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+	for key, value := range config {
+		if url, is := value.(string); is && strings.HasPrefix(url, "https://") {
+			config[key] = "https://" + firstHost + ":7070"
+		}
+	}
+	text, err = json.Marshal(config)
+	if err == nil {
+		err = os.WriteFile(l.config, text, 0o600)
+	}
+	if err != nil {
+		l.Fatal(err)
+	}
+}
+
+// hosts waits until both hosts are ready, with KVM.
+func (l *lab) hosts() {
+	l.Helper()
+	var said string
+	for deadline := time.Now().Add(5 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Second) {
+		said = l.on("a1", "watari host list; watari host show a1; watari host show a2")
+		if strings.Count(said, " ready ") == 2 && strings.Count(said, "KVM: ") == 2 {
+			return
+		}
+	}
+	l.Errorf("the hosts are not ready under KVM:\n%s", said)
+}
