@@ -152,7 +152,7 @@ func refused(t *testing.T, words []string, args ...string) {
 func decoded[T any](t *testing.T, args ...string) T {
 	t.Helper()
 	var v T
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	args = append([]string{"-o", "json"}, args...)
 	c := shared.command(ctx, args...)

@@ -3,6 +3,7 @@ package test
 // whole_test.go - the tests on whole hosts, whose guests run under KVM. WATARI_TEST_HOSTS=whole selects them.
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -196,12 +197,15 @@ func kvmPowerFails(t *testing.T) {
 func kvmMelt(t *testing.T, name string, while func()) string {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), name)
-	const steps = "200" // longer than a move takes under two levels of emulation
-	done := make(chan struct{})
+	const steps = "600" // longer than a move takes under two levels of emulation
+	ended := make(chan error, 1)
 	go func() {
-		defer close(done)
-		must(t, "run", "kvm", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log,
+		out, err := shared.watari(patience, "run", "kvm", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log,
 			"--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+		if err != nil {
+			err = fmt.Errorf("watari run: %w: %s", err, out)
+		}
+		ended <- err
 	}()
 	if while != nil {
 		until(t, 3*time.Minute, "the program writes its table", func() (bool, string) {
@@ -213,6 +217,8 @@ func kvmMelt(t *testing.T, name string, while func()) string {
 			t.Errorf("the run was %s before the guest had moved", state)
 		}
 	}
-	<-done
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
 	return table(t, log)
 }
