@@ -72,8 +72,9 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 
 test-full: export WATARI_TEST_FULL := 1
 test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind of bad luck, the packages, and whole hosts (root; well over an hour)
+	@scripts/setup.sh build demo deb whole
 	@echo "== tests of the packages"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 30m ./test/packages
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m ./test/packages
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 	@$(MAKE) --no-print-directory test-whole
