@@ -34,9 +34,10 @@ type launch struct {
 }
 
 // kernelArguments: no_timer_check avoids a panic at boot when ticks come late under emulation, tsc=reliable a search
-// for a better clock. Guests under emulation have both, too. The tick is periodic (nohz, highres): QEMU notes that an
-// interrupt is pending, and that a guest under SVM has one, in one word without a lock, and so loses an interrupt now and
-// then until the next one comes. After a single-shot timer none did, and the machine stood still.
+// for a better clock. Guests under emulation have both, too.
+// The tick is periodic (nohz, highres): QEMU changes the word of pending interrupts without a lock when a guest under SVM
+// is entered or left, and seems to lose one now and then until the next one comes. After a single-shot timer none did, and
+// the machine stood still.
 const kernelArguments = "nohz=off highres=off root=LABEL=" + rootLabel + " rw quiet console=ttyS0 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
 
 // arguments are QEMU's.
