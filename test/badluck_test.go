@@ -134,22 +134,30 @@ func TestGuestThatEndsIsStartedAnew(t *testing.T) {
 
 func TestDaemonsKilledUnderARun(t *testing.T) {
 	newCluster(t, "keeps", 2, "--spread", "site")
-	unmarked := mark(t, "keeps-0", "keeps-1")
-	must(t, "run", "keeps", "--name", "keeps-run", "--detach", "--", "sh", "-c", "for i in $(seq 20); do echo tick $i; sleep 1; done")
+	killDaemonsUnderARun(t, "keeps")
+}
+
+// killDaemonsUnderARun kills the manager, and all hosts' agents and libvirt daemons, while a program runs on a cluster of
+// two guests.
+func killDaemonsUnderARun(t *testing.T, cluster string) {
+	t.Helper()
+	unmarked := mark(t, cluster+"-0", cluster+"-1")
+	name := cluster + "-run"
+	must(t, "run", cluster, "--name", name, "--detach", "--", "sh", "-c", "for i in $(seq 20); do echo tick $i; sleep 1; done")
 	killManager(t)
 	for _, host := range hosts {
-		kill9(t, host, "watari-agent --manager")
-		kill9(t, host, "libvirtd")
+		kill9(t, host, "[w]atari-agent --manager") // [w]: not the shell that runs this
+		kill9(t, host, "[l]ibvirtd")
 	}
 	startManager(t)
-	out := must(t, "run", "logs", "--follow", "keeps-run")
+	out := must(t, "run", "logs", "--follow", name)
 	if n := strings.Count(out, "tick 20"); n != 2 {
 		t.Errorf("the end of the output arrived %d times, want once from each of 2 ranks:\n%s", n, out)
 	}
 	if n := strings.Count(out, "tick"); n != 40 {
 		t.Errorf("%d lines of output, want 40", n)
 	}
-	settled(t, "keeps", 2)
+	settled(t, cluster, 2)
 	if lost := unmarked(); lost != nil {
 		t.Errorf("guests were started anew: %v", lost)
 	}
@@ -197,13 +205,21 @@ func TestMigrateToADeadHost(t *testing.T) {
 func TestDrainMovesGuestsAway(t *testing.T) {
 	full(t)
 	newCluster(t, "drain", 2, "--spread", "host")
-	unmarked := mark(t, "drain-0", "drain-1")
-	host := guestNamed(t, "drain-0").Host
+	drainFirst(t, "drain")
+}
+
+// drainFirst drains the host of the first of a cluster's two guests.
+func drainFirst(t *testing.T, cluster string) {
+	t.Helper()
+	unmarked := mark(t, cluster+"-0", cluster+"-1")
+	host := guestNamed(t, cluster+"-0").Host
 	must(t, "host", "drain", host, "--wait")
 	t.Cleanup(func() { must(t, "host", "drain", "--undo", host) })
-	settled(t, "drain", 2)
-	if g := guestNamed(t, "drain-0"); g.Host == host {
-		t.Errorf("drain-0 is still on %s", host)
+	settled(t, cluster, 2)
+	for _, g := range guestsOf(t, cluster) {
+		if g.Host == host {
+			t.Errorf("%s is still on %s", g.Meta.Name, host)
+		}
 	}
 	if lost := unmarked(); lost != nil {
 		t.Errorf("guests were started anew: %v", lost)

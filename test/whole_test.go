@@ -70,8 +70,8 @@ func TestWholeHostsUnderKVM(t *testing.T) {
 	alone := ""
 	t.Run("a program's answer", func(t *testing.T) { alone = kvmMelt(t, "kvm-alone", nil) })
 	t.Run("a guest moves under a program, whose answer is the same", func(t *testing.T) { kvmMoves(t, alone) })
-	t.Run("daemons are killed under a run", kvmDaemonsKilled)
-	t.Run("a drained host's guests move away", kvmDrain)
+	t.Run("daemons are killed under a run", func(t *testing.T) { killDaemonsUnderARun(t, "kvm") })
+	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kvm") })
 	t.Run("a host's power fails", kvmPowerFails)
 }
 
@@ -137,41 +137,6 @@ func kvmMoves(t *testing.T, alone string) {
 	}
 	if off := clock - float64(time.Now().UnixNano())/1e9; math.Abs(off) > 10 {
 		t.Errorf("after the move the guest's clock is off by %.1f s", off)
-	}
-}
-
-func kvmDaemonsKilled(t *testing.T) {
-	unmarked := mark(t, "kvm-0", "kvm-1")
-	must(t, "run", "kvm", "--name", "kvm-keeps", "--detach", "--", "sh", "-c", "for i in $(seq 20); do echo tick $i; sleep 1; done")
-	killManager(t)
-	for _, host := range hosts {
-		kill9(t, host, "[w]atari-agent --manager") // [w]: not the shell that runs this
-		kill9(t, host, "[l]ibvirtd")
-	}
-	startManager(t)
-	out := must(t, "run", "logs", "--follow", "kvm-keeps")
-	if n := strings.Count(out, "tick"); n != 40 || strings.Count(out, "tick 20") != 2 {
-		t.Errorf("%d lines of output, want 20 from each of 2 ranks:\n%s", n, out)
-	}
-	settled(t, "kvm", 2)
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
-	}
-}
-
-func kvmDrain(t *testing.T) {
-	unmarked := mark(t, "kvm-0", "kvm-1")
-	from := guestNamed(t, "kvm-0").Host
-	must(t, "host", "drain", from, "--wait")
-	settled(t, "kvm", 2)
-	for _, g := range guestsOf(t, "kvm") {
-		if g.Host == from {
-			t.Errorf("%s is still on %s", g.Meta.Name, from)
-		}
-	}
-	must(t, "host", "drain", "--undo", from)
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
 	}
 }
 

@@ -52,7 +52,7 @@ func findEmulator(ctx context.Context, say func(format string, args ...any)) (em
 		return e, err
 	}
 	dir := filepath.Join(Cache, "qemu-"+release+"-backports")
-	unlock, err := lockSuite(ctx, filepath.Base(dir), say)
+	unlock, err := lockCache(ctx, filepath.Base(dir), say)
 	if err != nil {
 		return e, err
 	}
@@ -68,7 +68,7 @@ func findEmulator(ctx context.Context, say func(format string, args ...any)) (em
 		Data: []string{filepath.Join(dir, "usr/share/qemu"), filepath.Join(dir, "usr/share/seabios")}}
 	major, err = e.ask(ctx)
 	if err == nil && major < leastQEMU {
-		err = fmt.Errorf("whole hosts need QEMU %d or later, and Debian's backports for %s have version %d", leastQEMU, release, major)
+		err = fmt.Errorf("whole hosts need QEMU %d or later, and Debian's backports for %s have version %d: put a newer qemu-system-x86_64 into the PATH", leastQEMU, release, major)
 	}
 	return e, err
 }

@@ -58,7 +58,7 @@ func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format str
 		return Template{}, err
 	}
 	t.Dir = t.stateDir()
-	unlock, err := lockSuite(ctx, spec.Suite, say)
+	unlock, err := lockCache(ctx, spec.Suite, say)
 	if err != nil {
 		return Template{}, err
 	}
@@ -116,11 +116,12 @@ func prune(suite string, inUse []string) {
 	}
 }
 
-func lockSuite(ctx context.Context, suite string, say func(format string, args ...any)) (unlock func(), err error) {
+// lockCache locks what the cache has under a name: a suite's templates, or a QEMU.
+func lockCache(ctx context.Context, name string, say func(format string, args ...any)) (unlock func(), err error) {
 	if err := os.MkdirAll(Cache, 0o755); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(Cache, suite+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(filepath.Join(Cache, name+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func lockSuite(ctx context.Context, suite string, say func(format string, args .
 			return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
 		if !told {
-			say("waiting for another command that makes whole hosts of Debian %s", suite)
+			say("waiting for another command that makes %s in %s", name, Cache)
 		}
 		select {
 		case <-ctx.Done():
