@@ -265,7 +265,9 @@ func (g *guest) create(ctx context.Context, w *v1.GuestWanted, p *prepared) erro
 			return err
 		}
 		// What was restored had no identity and did nothing yet; it may be started over once it is surely gone.
-		g.agent.templates.discard(p.template)
+		if errors.Is(err, ErrTemplateUnusable) {
+			g.agent.templates.discard(p.template)
+		}
 		if err := errors.Join(g.destroy(ctx), g.confirmAbsent(ctx)); err != nil {
 			return err
 		}

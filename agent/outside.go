@@ -45,6 +45,9 @@ type MigrateOptions struct {
 // ErrUncertain marks errors after which what was asked for may have been done, or may yet be.
 var ErrUncertain = errors.New("whether it was done is not known")
 
+// ErrTemplateUnusable marks errors for which a template is to blame, or may be.
+var ErrTemplateUnusable = errors.New("the template cannot be used")
+
 // Hypervisor is what the agent needs of libvirt (package vm). An act on an absent domain that is to end is no
 // error; all acts may be repeated.
 type Hypervisor interface {
@@ -59,6 +62,7 @@ type Hypervisor interface {
 	Support() *v1.GuestSupport
 	List(ctx context.Context) ([]DomainInfo, error)
 	Boot(ctx context.Context, spec Spec) error
+	// Fork may fail with ErrTemplateUnusable: the template is then of no use to other guests, either.
 	Fork(ctx context.Context, spec Spec, template string) error
 	SaveTemplate(ctx context.Context, uid, path string) error
 	TemplateKey(spec Spec) string

@@ -106,7 +106,7 @@ func TestATemplateThatCannotBeFetchedIsMade(t *testing.T) {
 func TestAFetchedTemplateThatCannotBeRestoredIsMadeTheNextTime(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
-	o.fork = func() error { return errors.New("it is of no use") }
+	o.fork = func() error { return ErrTemplateUnusable }
 	o.start()
 	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
 	o.awaitReady(1)

@@ -3,10 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	v1 "watari/api/watariv1"
@@ -123,11 +125,23 @@ func TestAGuestThatIsGivenUpWhileItWaitsForATemplateLeavesNoTap(t *testing.T) {
 func TestATemplateThatCannotBeRestoredIsDiscarded(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
-	o.fork = func() error { return errors.New("damaged") }
+	o.fork = func() error { return fmt.Errorf("damaged: %w", ErrTemplateUnusable) }
 	o.start()
 	o.take(forkedWish(uid, 1))
 	o.awaitReady(1)
 	if o.count("boot "+uid) != 1 || o.agent.templates.whole("key") {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
+func TestATemplateIsKeptWhereTheHostIsToBlame(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	o.fork = func() error { return syscall.ENOSPC }
+	o.start()
+	o.take(forkedWish(uid, 1))
+	o.awaitReady(1)
+	if o.count("boot "+uid) != 1 || !o.agent.templates.whole("key") {
 		t.Errorf("done: %v", o.log)
 	}
 }

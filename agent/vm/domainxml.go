@@ -24,15 +24,23 @@ const translationCacheMiB = 128
 
 // domainXML writes the domain of a guest on a host.
 func domainXML(spec Spec, host *hostFacts) (string, error) {
-	if err := checkSpec(spec); err != nil {
-		return "", err
-	}
-	cpu, machine, err := platform(spec, host)
+	domain, err := newDomain(spec, host)
 	if err != nil {
 		return "", err
 	}
+	return domain.Marshal()
+}
+
+func newDomain(spec Spec, host *hostFacts) (*libvirtxml.Domain, error) {
+	if err := checkSpec(spec); err != nil {
+		return nil, err
+	}
+	cpu, machine, err := platform(spec, host)
+	if err != nil {
+		return nil, err
+	}
 	cpu.Topology = &libvirtxml.DomainCPUTopology{Sockets: 1, Dies: 1, Cores: int(spec.VCPUs), Threads: 1}
-	domain := libvirtxml.Domain{
+	domain := &libvirtxml.Domain{
 		Type:          host.virtType,
 		Name:          NamePrefix + spec.Name,
 		UUID:          spec.UID,
@@ -61,7 +69,7 @@ func domainXML(spec Spec, host *hostFacts) (string, error) {
 	if host.virtType == "qemu" {
 		domain.QEMUCommandline = watchedMemory(spec.MemoryBytes)
 	}
-	return domain.Marshal()
+	return domain, nil
 }
 
 // platform returns the CPU and the machine type that the manager asks for, or the host's own where it asks for none.

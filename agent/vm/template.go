@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 
 	"github.com/google/uuid"
 	"libvirt.org/go/libvirt"
@@ -72,7 +73,12 @@ func (l *Libvirt) Fork(ctx context.Context, spec Spec, template string) error {
 }
 
 func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
-	if err := checkSpec(spec); err != nil {
+	host := l.hostFacts()
+	if host == nil {
+		return ErrUnavailable
+	}
+	domain, err := newDomain(spec, host)
+	if err != nil {
 		return err
 	}
 	file, err := os.Open(template)
@@ -84,7 +90,7 @@ func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTemplateUnusable, err)
 	}
-	text, err := forkedXML(head.xml, spec)
+	text, err := forkedXML(head.xml, domain)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTemplateUnusable, err)
 	}
@@ -127,57 +133,85 @@ func copyWithStart(path string, from *os.File, start []byte) error {
 	return to.Close()
 }
 
-// forkedXML is a template's domain as another guest's. The template must be of the guest's shape.
-func forkedXML(template string, spec Spec) (string, error) {
-	var domain libvirtxml.Domain
-	if err := domain.Unmarshal(template); err != nil {
+// forkedXML makes the domain that a guest would be booted with one that is restored from a template of its shape. It takes
+// from the template only what QEMU must have to read the saved state: the CPU as libvirt has completed it, and where on
+// their buses the devices are. So a template made on another host brings nothing onto this one but the guest's own state.
+func forkedXML(template string, own *libvirtxml.Domain) (string, error) {
+	var saved libvirtxml.Domain
+	if err := saved.Unmarshal(template); err != nil {
 		return "", fmt.Errorf("read the template's domain: %w", err)
 	}
 	switch {
-	case domain.OS == nil || domain.Devices == nil || domain.VCPU == nil || domain.Memory == nil:
+	case saved.OS == nil || saved.OS.Type == nil || saved.Devices == nil || saved.VCPU == nil || saved.Memory == nil || saved.CPU == nil:
 		return "", errors.New("the template's domain lacks parts")
-	case domain.VCPU.Value != uint(spec.VCPUs), kib(domain.Memory) != spec.MemoryBytes/1024:
+	case saved.VCPU.Value != own.VCPU.Value, kib(saved.Memory) != kib(own.Memory):
 		return "", fmt.Errorf("the template has %d vCPUs and %d KiB of memory, the guest is to have %d and %d",
-			domain.VCPU.Value, kib(domain.Memory), spec.VCPUs, spec.MemoryBytes/1024)
+			saved.VCPU.Value, kib(saved.Memory), own.VCPU.Value, kib(own.Memory))
+	case saved.Type != own.Type, saved.OS.Type.Machine != own.OS.Type.Machine:
+		return "", fmt.Errorf("the template is of type %s with machine type %s, the guest is to be %s with %s",
+			saved.Type, saved.OS.Type.Machine, own.Type, own.OS.Type.Machine)
 	}
-	domain.ID = nil
-	domain.Name, domain.UUID = NamePrefix+spec.Name, spec.UID
-	domain.Metadata = nil
+	if err := checkNames(saved.CPU); err != nil {
+		return "", err
+	}
+	own.CPU = saved.CPU
+	own.CPU.Numa = nil
 	// libvirt makes a new generation ID at each restore in any case; this one serves if it should not.
-	domain.GenID = &libvirtxml.DomainGenID{Value: uuid.NewString()}
-	domain.OS.Kernel, domain.OS.Initrd = spec.Kernel, spec.Initrd
-	return marshalForked(&domain, spec)
+	own.GenID.Value = uuid.NewString()
+	if err := placeDevices(own.Devices, saved.Devices); err != nil {
+		return "", err
+	}
+	return own.Marshal()
 }
 
-// marshalForked gives the devices the guest's own paths and tap.
-func marshalForked(domain *libvirtxml.Domain, spec Spec) (string, error) {
-	devices := domain.Devices
-	counts := [4]int{len(devices.Serials), len(devices.Channels), len(devices.Disks), len(devices.Interfaces)}
-	want := [4]int{1, 1, 0, 0}
-	if spec.Root != "" {
-		want[2] = 1
+// cpuNames are the forms of CPU models, vendors and features. libvirt passes features on to QEMU's command line.
+var cpuNames = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+
+// checkNames refuses a CPU that has anything else for a name.
+func checkNames(cpu *libvirtxml.DomainCPU) error {
+	var names []string
+	if cpu.Model != nil {
+		names = append(names, cpu.Model.Value)
 	}
-	if spec.Tap != "" {
-		want[3] = 1
+	for _, feature := range cpu.Features {
+		names = append(names, feature.Name)
 	}
-	if counts != want {
-		return "", fmt.Errorf("the template has %v serial ports, channels, disks and networks, the guest is to have %v", counts, want)
+	for _, name := range names {
+		if name != "" && !cpuNames.MatchString(name) {
+			return fmt.Errorf("the template's CPU has %q for the name of its model or of a feature", name)
+		}
 	}
-	console := &libvirtxml.DomainChardevSource{File: &libvirtxml.DomainChardevSourceFile{Path: spec.Console, Append: "on"}}
-	devices.Serials[0].Source = console
-	for i := range devices.Consoles { // libvirt shows the first serial port as a console, too
-		devices.Consoles[i].Source = console
+	return nil
+}
+
+// placeDevices puts a guest's devices where a template's are, with the controllers that libvirt has given that.
+func placeDevices(own, saved *libvirtxml.DomainDeviceList) error {
+	counts := func(d *libvirtxml.DomainDeviceList) [5]int {
+		return [5]int{len(d.Serials), len(d.Channels), len(d.Disks), len(d.Interfaces), len(d.RNGs)}
 	}
-	devices.Channels[0].Source = &libvirtxml.DomainChardevSource{
-		UNIX: &libvirtxml.DomainChardevSourceUNIX{Mode: "bind", Path: spec.Channel},
+	if had, want := counts(saved), counts(own); had != want {
+		return fmt.Errorf("the template has %v serial ports, channels, disks, networks and sources of randomness, the guest is to have %v", had, want)
 	}
-	if spec.Root != "" {
-		devices.Disks[0].Source = &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: spec.Root}}
+	own.Controllers = nil
+	for _, c := range saved.Controllers {
+		own.Controllers = append(own.Controllers, libvirtxml.DomainController{Type: c.Type, Index: c.Index, Model: c.Model, Address: c.Address})
 	}
-	if spec.Tap != "" {
-		devices.Interfaces[0].Target = &libvirtxml.DomainInterfaceTarget{Dev: spec.Tap, Managed: "no"}
+	for i := range own.Serials {
+		own.Serials[i].Address = saved.Serials[i].Address
 	}
-	return domain.Marshal()
+	for i := range own.Channels {
+		own.Channels[i].Address = saved.Channels[i].Address
+	}
+	for i := range own.Disks {
+		own.Disks[i].Address = saved.Disks[i].Address
+	}
+	for i := range own.Interfaces {
+		own.Interfaces[i].Address = saved.Interfaces[i].Address
+	}
+	for i := range own.RNGs {
+		own.RNGs[i].Address = saved.RNGs[i].Address
+	}
+	return nil
 }
 
 // kib is an amount of memory in KiB; libvirt writes its own XML in those.

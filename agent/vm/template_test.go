@@ -25,7 +25,14 @@ func TestForkedXMLIsTheTemplatesWithTheGuestsOwn(t *testing.T) {
 	spec := template
 	spec.UID, spec.Name, spec.Tap = "6a8d5b8e-0f1c-4a53-9d0e-3f0c52a7f002", "md-2", "wt2"
 	spec.Channel, spec.Console = "/guests/2/channel.sock", "/guests/2/console.log"
-	got, err := forkedXML(text, spec)
+	own := func(spec Spec) *libvirtxml.Domain {
+		domain, err := newDomain(spec, emulatedHost())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return domain
+	}
+	got, err := forkedXML(text, own(spec))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,12 +60,88 @@ func TestForkedXMLIsTheTemplatesWithTheGuestsOwn(t *testing.T) {
 	} {
 		other := spec
 		change(&other)
-		if _, err := forkedXML(text, other); err == nil {
+		if _, err := forkedXML(text, own(other)); err == nil {
 			t.Errorf("%s: a template of another shape was taken", name)
 		}
 	}
-	if _, err := forkedXML("<domain/>", spec); err == nil {
+	if _, err := forkedXML("<domain/>", own(spec)); err == nil {
 		t.Error("an empty domain was taken")
+	}
+}
+
+// TestATemplateBringsNothingOntoTheHost: who made it may be root on another host, and not on this one.
+func TestATemplateBringsNothingOntoTheHost(t *testing.T) {
+	spec := goldenSpec()
+	text, err := domainXML(spec, emulatedHost())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*libvirtxml.Domain){
+		"security label": func(d *libvirtxml.Domain) {
+			d.SecLabel = []libvirtxml.DomainSecLabel{{Type: "none", Model: "apparmor"}, {Type: "static", Model: "dac", Label: "+0:+0"}}
+		},
+		"command line": func(d *libvirtxml.Domain) {
+			d.QEMUCommandline = &libvirtxml.DomainQEMUCommandline{Args: []libvirtxml.DomainQEMUCommandlineArg{{Value: "-chardev"}}}
+		},
+		"emulator": func(d *libvirtxml.Domain) { d.Devices.Emulator = "/bin/sh" },
+		"file system": func(d *libvirtxml.Domain) {
+			d.Devices.Filesystems = []libvirtxml.DomainFilesystem{{Source: &libvirtxml.DomainFilesystemSource{
+				Mount: &libvirtxml.DomainFilesystemSourceMount{Dir: "/"}}, Target: &libvirtxml.DomainFilesystemTarget{Dir: "root"}}}
+		},
+		"disk that is written": func(d *libvirtxml.Domain) {
+			d.Devices.Disks[0].ReadOnly = nil
+			d.Devices.Disks[0].Driver.Type = "qcow2"
+			d.Devices.Disks[0].BackingStore = &libvirtxml.DomainDiskBackingStore{Source: &libvirtxml.DomainDiskSource{
+				File: &libvirtxml.DomainDiskSourceFile{File: "/etc/shadow"}}}
+		},
+		"randomness": func(d *libvirtxml.Domain) {
+			d.Devices.RNGs[0].Backend = &libvirtxml.DomainRNGBackend{Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/sda"}}
+		},
+		"controller's driver": func(d *libvirtxml.Domain) {
+			d.Devices.Controllers[0].Driver = &libvirtxml.DomainControllerDriver{Queues: new(uint)}
+		},
+		"kernel": func(d *libvirtxml.Domain) {
+			d.OS.Kernel, d.OS.Loader = "/k", &libvirtxml.DomainLoader{Path: "/etc/shadow"}
+		},
+	} {
+		var template libvirtxml.Domain
+		if err := template.Unmarshal(text); err != nil {
+			t.Fatal(err)
+		}
+		change(&template)
+		hostile, err := template.Marshal()
+		if err != nil || hostile == text {
+			t.Fatalf("%s: %v: the template was not changed", name, err)
+		}
+		own, err := newDomain(spec, emulatedHost())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := forkedXML(hostile, own)
+		var domain libvirtxml.Domain
+		if err := errors.Join(err, domain.Unmarshal(got)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		domain.GenID.Value = ""
+		if got, err = domain.Marshal(); err != nil || got != text {
+			t.Errorf("%s: %v: came from the template:\n%s", name, err, got)
+		}
+	}
+	var template libvirtxml.Domain
+	if err := template.Unmarshal(text); err != nil {
+		t.Fatal(err)
+	}
+	template.CPU.Features = append(template.CPU.Features, libvirtxml.DomainCPUFeature{Policy: "require", Name: "avx=on,x"})
+	hostile, err := template.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := newDomain(spec, emulatedHost())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := forkedXML(hostile, own); err == nil {
+		t.Error("a CPU's feature was taken that writes on QEMU's command line")
 	}
 }
 

@@ -89,7 +89,11 @@ func (h *hypervisor) Boot(ctx context.Context, s agent.Spec) error {
 }
 
 func (h *hypervisor) Fork(ctx context.Context, s agent.Spec, template string) error {
-	return uncertain(h.Libvirt.Fork(ctx, vm.Spec(s), template))
+	err := h.Libvirt.Fork(ctx, vm.Spec(s), template)
+	if errors.Is(err, vm.ErrTemplateUnusable) {
+		return fmt.Errorf("%w (%w)", plain(err), agent.ErrTemplateUnusable)
+	}
+	return uncertain(err)
 }
 
 func (h *hypervisor) TemplateKey(s agent.Spec) string { return h.Libvirt.TemplateKey(vm.Spec(s)) }
