@@ -12,7 +12,7 @@ const (
 	AbsentPatience = 2 * time.Second
 	// FailedPause is the same for a source that could not be reached, or broke off.
 	FailedPause = 2 * time.Second
-	// Patience is how long a host fetches a blob without getting a byte before it turns to the manager by itself.
+	// Patience is how long a host fetches a blob without getting what counts before it turns to the manager by itself.
 	Patience = time.Minute
 )
 
@@ -52,7 +52,7 @@ type Choice struct {
 }
 
 // NextSource decides where a host fetches a blob from. seen has what it remembers of sources; quiet is the time since
-// it got a byte of the blob.
+// it got bytes of the blob, as many as count.
 //
 // A host whose sources all sent damaged content, or that got nothing for Patience, turns to the manager, whatever it
 // was told: no host waits forever.

@@ -26,8 +26,12 @@ import (
 // ended, from whoever leads then: the manager that it came from may hang, and keep its connections.
 const stallTime = time.Minute
 
-// peerStallTime is the same for other hosts, of which there are several to ask.
+// peerStallTime is the same for other hosts, of which there are several to ask, and without peerProgress: a host that sends
+// a byte now and then would else hold a whole site up.
 const peerStallTime = 10 * time.Second
+
+// peerProgress is how many bytes have to come from other hosts to count.
+const peerProgress = 1 << 20
 
 var errStalled = errors.New("nothing came for too long")
 
@@ -125,7 +129,9 @@ type download struct {
 
 	resumed bool            // what an earlier download left is part of it
 	from    map[string]bool // hosts that sent some of it
-	heard   time.Time       // when a byte came last
+	heard   time.Time       // when bytes came last, as many as count
+	news    int64           // bytes that came since
+	held    time.Duration   // for which this host's own limit has held them back since
 }
 
 // run fetches until the blob is whole and verified, going on where an earlier download ended.
@@ -246,7 +252,7 @@ func (d *download) fromHost(ctx context.Context, peer *v1.BlobPeer) error {
 	body, err := d.cache.Ask(ctx, peer, d.blob.Digest, d.have)
 	if err == nil {
 		stop := context.AfterFunc(ctx, func() { body.Close() })
-		err = d.copy(ctx, body, "host "+peer.Name, func() { stalled.Reset(d.cache.peerStall) })
+		err = d.copy(ctx, body, "host "+peer.Name, peerProgress, func() { stalled.Reset(d.cache.peerStall) })
 		stop()
 		body.Close()
 		if d.have > before {
@@ -300,7 +306,7 @@ func (d *download) fromManager(ctx context.Context, plan sharing.Plan) error {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, 512))
 		return fmt.Errorf("fetch it from the manager: %s: %s", response.Status, strings.TrimSpace(string(text)))
 	}
-	err = d.copy(ctx, response.Body, "the manager", func() { stalled.Reset(c.stall) })
+	err = d.copy(ctx, response.Body, "the manager", 1, func() { stalled.Reset(c.stall) })
 	if cause := context.Cause(ctx); errors.Is(cause, errMoved) {
 		return errMoved
 	}
@@ -321,8 +327,8 @@ type localError struct{ error }
 func (e *localError) Unwrap() error { return e.error }
 
 // copy appends what comes to the partial blob, until that is whole or the source ends, which is no error. heard is
-// called after each piece.
-func (d *download) copy(ctx context.Context, body io.Reader, from string, heard func()) error {
+// called whenever as many bytes have come as count, or this host's own limit is what they wait for.
+func (d *download) copy(ctx context.Context, body io.Reader, from string, count int64, heard func()) error {
 	buffer := make([]byte, chunk)
 	for d.have < int64(d.blob.Size) {
 		n, err := body.Read(buffer[:min(chunk, int64(d.blob.Size)-d.have)])
@@ -332,12 +338,17 @@ func (d *download) copy(ctx context.Context, body io.Reader, from string, heard 
 			}
 			d.hash.Write(buffer[:n])
 			d.have += int64(n)
-			d.heard = time.Now()
 			d.g.add(int64(n))
 			d.tell(uint64(d.have), from)
-			heard()
+			begun := time.Now()
 			if err := wait(ctx, d.cache.in, n); err != nil {
 				return err
+			}
+			d.news += int64(n)
+			d.held += time.Since(begun)
+			if d.news >= count || d.held > time.Second {
+				d.news, d.held, d.heard = 0, 0, time.Now()
+				heard()
 			}
 		}
 		if errors.Is(err, io.EOF) {

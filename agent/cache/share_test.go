@@ -231,6 +231,38 @@ func TestASourceThatHangsIsReplaced(t *testing.T) {
 	}
 }
 
+// TestASourceThatTricklesIsReplaced: a host that sends a byte now and then would else hold its site up.
+func TestASourceThatTricklesIsReplaced(t *testing.T) {
+	l := newLAN(t, "a1", "a2", "a3")
+	l.ensure("a1", "a2") // nobody has told them anything: from the manager
+	l.tell("a1", nil, "a3")
+	l.tell("a2", nil, "a3")
+	l.tell("a3", []string{"a1", "a2"})
+	l.caches["a3"].peerStall = 200 * time.Millisecond
+	l.pass = func(from string, content io.ReadCloser) (io.ReadCloser, error) {
+		if from != "a1" {
+			return content, nil
+		}
+		r, w := io.Pipe()
+		go func() {
+			for one := make([]byte, 1); ; time.Sleep(10 * time.Millisecond) {
+				if _, err := io.ReadFull(content, one); err != nil {
+					return
+				}
+				if _, err := w.Write(one); err != nil {
+					return
+				}
+			}
+		}()
+		return r, nil
+	}
+	asked := l.manager.asked.Load()
+	l.ensure("a3")
+	if l.manager.asked.Load() != asked {
+		t.Errorf("%d more requests to the manager", l.manager.asked.Load()-asked)
+	}
+}
+
 func TestDamagedContentOnlyCausesItToBeFetchedElsewhere(t *testing.T) {
 	l := newLAN(t, "a1", "a2")
 	l.ensure("a1")
