@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"watari/ca"
 )
 
@@ -79,11 +81,28 @@ func listenUnix(path string) (net.Listener, error) {
 	}
 	// The host's libvirt daemon, which is root, connects to both. To anybody else the one would be root at the target,
 	// and the other the memory of the guest there.
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := restrict(path); err != nil {
 		listener.Close()
 		return nil, err
 	}
 	return listener, nil
+}
+
+// restrict leaves a socket to its owner. It follows no link: the folder is QEMU's user's, who may have replaced the socket.
+func restrict(path string) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil {
+		return &os.PathError{Op: "fstat", Path: path, Err: err}
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return fmt.Errorf("%s is a socket no more", path)
+	}
+	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o600)
 }
 
 func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listener, o Order, socket Socket) {

@@ -50,7 +50,7 @@ type Config struct {
 	// TLS is for both directions (ca.PeerTLS); who the other host is is checked here.
 	TLS    *tls.Config
 	RunDir string // /run/watari
-	// LibvirtSocket is this host's libvirt daemon's.
+	// LibvirtSocket is this host's libvirt daemon's; "": the one of libvirtSockets that answers.
 	LibvirtSocket string
 	// Blobs opens a blob for another host, known by its certificate, or says why not; nil: there are none.
 	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
@@ -81,9 +81,6 @@ type Tunnels struct {
 func New(config Config) *Tunnels {
 	if config.Log == nil {
 		config.Log = slog.Default()
-	}
-	if config.LibvirtSocket == "" {
-		config.LibvirtSocket = "/run/libvirt/libvirt-sock"
 	}
 	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}}
 }
@@ -180,11 +177,7 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 			return
 		}
 	}
-	path := t.config.LibvirtSocket
-	if socket == QEMU {
-		path = e.MigrateSocket
-	}
-	local, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	local, err := t.enter(ctx, e, socket)
 	if err != nil {
 		t.config.Log.Warn("tunnel", "migration", e.Migration, "error", err)
 		answer(conn, err)
@@ -196,6 +189,26 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	stop := context.AfterFunc(ctx, func() { raw.Close(); local.Close() })
 	defer stop()
 	splice(conn, local)
+}
+
+// libvirtSockets are what qemu:///system is reached by: a modular QEMU daemon, or libvirtd.
+var libvirtSockets = []string{"/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"}
+
+// enter connects to the end of a tunnel on this host.
+func (t *Tunnels) enter(ctx context.Context, e Expected, socket Socket) (conn net.Conn, err error) {
+	paths := []string{t.config.LibvirtSocket}
+	switch {
+	case socket == QEMU:
+		paths[0] = e.MigrateSocket
+	case t.config.LibvirtSocket == "":
+		paths = libvirtSockets
+	}
+	for _, path := range paths {
+		if conn, err = new(net.Dialer).DialContext(ctx, "unix", path); err == nil {
+			return conn, nil
+		}
+	}
+	return nil, err
 }
 
 func (t *Tunnels) count(e Expected, conn net.Conn, by int) {

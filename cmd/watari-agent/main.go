@@ -127,7 +127,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.StringVar(&o.lanAddress, "lan-address", "", "IPv4 `address` by which the site's other hosts reach this one")
 	flags.StringVar(&o.lanInterface, "lan-interface", "", "the interface with that address; found by it where not given")
 	flags.StringVar(&o.libvirt, "libvirt", "qemu:///system", "`URI` of the libvirt daemon")
-	flags.StringVar(&o.libvirtSocket, "libvirt-socket", "/run/libvirt/libvirt-sock", "its socket, for migrations that come in")
+	flags.StringVar(&o.libvirtSocket, "libvirt-socket", "", "its socket, for migrations that come in (default: the one under /run/libvirt that answers)")
 	flags.UintVar(&o.tunnelPort, "tunnel-port", 7071, "TCP port for migrations that come in")
 	flags.UintVar(&o.wireguardPort, "wireguard-port", overlay.DefaultWireGuardPort, "UDP port of WireGuard")
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")

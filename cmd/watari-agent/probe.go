@@ -16,8 +16,8 @@ import (
 	"watari/cmd/internal/probe"
 )
 
-// probeTime is for libvirt's answer.
-const probeTime = 10 * time.Second
+// libvirtTime is for libvirt's answer. A daemon that its socket has started looks into each QEMU first.
+const libvirtTime = time.Minute
 
 // runProbe writes a probe.Host as JSON.
 func runProbe(args []string, out io.Writer) error {
@@ -29,10 +29,10 @@ func runProbe(args []string, out io.Writer) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q; see watari-agent probe --help", flags.Arg(0))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
-	defer cancel()
-	found := accel.Probe(ctx)
+	found := accel.Probe(context.Background())
 	host := probe.Host{KVM: found.Kind == v1.AccelerationKind_ACCELERATION_KIND_KVM, Acceleration: found.Reason}
+	ctx, cancel := context.WithTimeout(context.Background(), libvirtTime)
+	defer cancel()
 	described, err := vm.Describe(ctx, *uri)
 	if err != nil {
 		host.LibvirtError = plain(err).Error()
