@@ -74,7 +74,7 @@ test-full: export WATARI_TEST_FULL := 1
 test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind of bad luck, the packages, and whole hosts (root; well over an hour)
 	@scripts/setup.sh build demo deb whole
 	@echo "== tests of the packages"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m ./test/packages
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/packages
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
 	@$(MAKE) --no-print-directory test-whole
@@ -82,7 +82,7 @@ test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind 
 test-whole: build ## the story under KVM, on hosts that are whole machines (root; minutes for the first such lab)
 	@scripts/setup.sh build demo test whole
 	@echo "== tests on whole hosts, with guests under KVM"
-	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '^TestWhole' ./test/
+	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 90m -run '^TestWhole' ./test/
 
 lint: ## formatting, vet, shell scripts
 	@scripts/setup.sh build lint

@@ -41,6 +41,9 @@ func keepOwner(f *os.File, path string) error {
 		return nil // there is none
 	}
 	owner := info.Sys().(*syscall.Stat_t)
+	if owner.Uid == 0 && owner.Gid == uint32(os.Getegid()) {
+		return nil // as it is already, and a daemon may lack the right to say so
+	}
 	return f.Chown(int(owner.Uid), int(owner.Gid))
 }
 

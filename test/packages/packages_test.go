@@ -1,5 +1,7 @@
 package packages
 
+// packages_test.go - the packages in small Debian systems: installed, upgraded, downgraded, purged.
+
 import (
 	"os"
 	"path/filepath"

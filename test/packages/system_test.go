@@ -1,5 +1,7 @@
 package packages
 
+// system_test.go - a small Debian system in a folder.
+
 import (
 	"errors"
 	"io/fs"

@@ -1,5 +1,7 @@
 package packages
 
+// wholehost_test.go - the packages on whole hosts, as docs/guide/install.md has it.
+
 import (
 	"context"
 	"encoding/json"
@@ -18,10 +20,7 @@ type lab struct {
 	name, config string
 }
 
-const (
-	watariBinary = "../../build/bin/watari"
-	firstHost    = "198.18.1.1" // a1's address
-)
+const watariBinary = "../../build/bin/watari"
 
 // TestInstallOnWholeHosts does what docs/guide/install.md says, on machines with systemd, AppArmor and KVM.
 func TestInstallOnWholeHosts(t *testing.T) {
@@ -55,17 +54,15 @@ func installOn(t *testing.T, suite string) {
 	}
 
 	l.on("a1", "watari up --site kyoto")
-	token := strings.TrimSpace(l.on("a1", "watari token create --host --site kyoto"))
-	l.on("a2", "watari up --manager https://"+firstHost+":7070 --token "+token)
+	token := strings.TrimSpace(l.on("a1", "watari token create --host --site kyoto 2>/dev/null"))
+	manager := "https://" + l.address("a1") + ":7070"
+	l.on("a2", "watari up --manager "+manager+" --token "+token)
 	l.on("a1", "systemctl is-active watari-manager watari-agent; systemctl is-enabled watari-manager watari-agent")
 	l.on("a2", "systemctl is-active watari-agent; systemctl is-enabled watari-agent")
 	l.hosts()
 
 	// A user's machine, this one, with a guest whose memory tells whether it goes on.
-	if err := os.WriteFile(l.config, []byte(l.on("a1", "cat /var/lib/watari/admin.json")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l.reachable()
+	l.login(l.on("a1", "cat /var/lib/watari/admin.json"), manager)
 	l.must(15*time.Minute, "image", "build", "tiny", "--packages", "procps")
 	l.must(30*time.Minute, "cluster", "create", "g", "--guests", "2", "--memory", "256M", "--image", "tiny", "--spread", "host", "--wait")
 	for _, guest := range []string{"g-0", "g-1"} {
@@ -164,29 +161,43 @@ func (l *lab) files(host string) []string {
 		"-not -path '*/__pycache__*' -not -path '/etc/libvirt/*' -not -path '/etc/apparmor.d/libvirt/*' 2>/dev/null || true"), "\n")
 }
 
-// reachable gives the client config the manager's address as this machine sees it.
-func (l *lab) reachable() {
+// login makes this machine's client config of that which is on the manager's machine.
+func (l *lab) login(config, manager string) {
 	l.Helper()
-	text, err := os.ReadFile(l.config)
-	var config map[string]any
-	if err == nil {
-		err = json.Unmarshal(text, &config)
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(config), &fields); err != nil {
+		l.Fatalf("the manager's client config: %v: %s", err, config)
 	}
-	if err != nil {
-		l.Fatal(err)
-	}
-	for key, value := range config {
-		if url, is := value.(string); is && strings.HasPrefix(url, "https://") {
-			config[key] = "https://" + firstHost + ":7070"
-		}
-	}
-	text, err = json.Marshal(config)
+	fields["manager"] = []string{manager}
+	text, err := json.Marshal(fields)
 	if err == nil {
 		err = os.WriteFile(l.config, text, 0o600)
 	}
 	if err != nil {
 		l.Fatal(err)
 	}
+}
+
+// address is a host's on its site's LAN.
+func (l *lab) address(host string) string {
+	l.Helper()
+	var status struct {
+		Sites []struct {
+			Hosts []struct{ Name, Address string }
+		}
+	}
+	if out := l.must(time.Minute, "-o", "json", "lab", "status", "--name", l.name); json.Unmarshal([]byte(out), &status) != nil {
+		l.Fatalf("the lab's status: %s", out)
+	}
+	for _, site := range status.Sites {
+		for _, h := range site.Hosts {
+			if h.Name == host {
+				return h.Address
+			}
+		}
+	}
+	l.Fatalf("lab %s has no host %s", l.name, host)
+	return ""
 }
 
 // hosts waits until both hosts are ready, with KVM.
