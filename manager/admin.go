@@ -13,6 +13,7 @@ import (
 
 	"watari/ca"
 	"watari/internal/durable"
+	"watari/internal/lan"
 	"watari/manager/api"
 	"watari/manager/store"
 
@@ -104,21 +105,11 @@ func (m *Manager) localURL() string {
 // advertised makes a URL of the address that is listened on: where that is every address, of one that other
 // machines reach.
 func advertised(at *net.TCPAddr) string {
-	ip := at.IP
-	if ip == nil || ip.IsUnspecified() {
-		ip = net.IPv4(127, 0, 0, 1)
-		addresses, err := net.InterfaceAddrs()
-		if err != nil {
-			addresses = nil
-		}
-		for _, a := range addresses {
-			if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
-				ip = n.IP
-				break
-			}
-		}
+	address := at.IP.String()
+	if at.IP == nil || at.IP.IsUnspecified() {
+		address = lan.Address()
 	}
-	return "https://" + net.JoinHostPort(ip.String(), fmt.Sprint(at.Port))
+	return "https://" + net.JoinHostPort(address, fmt.Sprint(at.Port))
 }
 
 // writeFile replaces a file whole, or not at all, and makes its folder.

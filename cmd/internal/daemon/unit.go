@@ -3,7 +3,7 @@ package daemon
 // unit.go - daemons that systemd runs. Their arguments are in a file that the unit reads:
 //
 //	EnvironmentFile=/var/lib/watari/up/agent.env
-//	ExecStart=/usr/sbin/watari-agent $ARGUMENTS
+//	ExecStart=/usr/bin/watari-agent $ARGUMENTS
 
 import (
 	"errors"
@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"watari/internal/durable"
 )
 
 // unitState is what systemd says of a unit.
@@ -72,7 +74,7 @@ func startUnit(spec Spec) (*Process, error) {
 	if err := os.MkdirAll(filepath.Dir(spec.argumentsPath()), 0o755); err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	if err := os.WriteFile(spec.argumentsPath(), []byte(text), 0o600); err != nil {
+	if err := durable.WriteFile(spec.argumentsPath(), []byte(text), 0o600); err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
 	if _, err := systemctl("enable", "--quiet", "--now", spec.Unit); err != nil {
@@ -107,6 +109,18 @@ func (p *Process) stopUnit() error {
 		return err
 	}
 	return nil
+}
+
+// Disarm keeps systemd from starting at the next boot a daemon that does not run now. It says whether it would have.
+func Disarm(spec Spec) (was bool, err error) {
+	if _, err := os.Stat(spec.argumentsPath()); spec.Unit == "" || err != nil {
+		return false, nil
+	}
+	state, err := readUnit(spec.Unit)
+	if err != nil || !state.loaded {
+		return false, err
+	}
+	return true, (&Process{spec: spec, unit: true}).stopUnit()
 }
 
 // argumentsPath is the file that the unit reads the daemon's arguments from, beside the pid file.

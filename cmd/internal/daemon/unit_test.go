@@ -71,6 +71,26 @@ func TestAUnitRunsTheDaemonItIsFor(t *testing.T) {
 	}
 }
 
+func TestAUnitThatWasStoppedIsNotStartedAtBoot(t *testing.T) {
+	folder := systemd(t)
+	s := spec(t, "")
+	s.Unit = "sleeper.service"
+	if was, err := daemon.Disarm(s); was || err != nil {
+		t.Fatalf("before the start: %v, %v", was, err)
+	}
+	if _, err := daemon.Start(s); err != nil {
+		t.Fatal(err)
+	}
+	say(t, folder, "state", "LoadState=loaded\nActiveState=inactive\nSubState=dead\nMainPID=0\nNRestarts=0\n") // systemctl stop
+	if was, err := daemon.Disarm(s); !was || err != nil {
+		t.Errorf("after systemctl stop: %v, %v", was, err)
+	}
+	calls, _ := os.ReadFile(filepath.Join(folder, "calls"))
+	if !strings.HasSuffix(string(calls), "disable --quiet --now sleeper.service\n") {
+		t.Errorf("systemctl was called: %s", calls)
+	}
+}
+
 func TestAUnitThatSystemdStartsAgainHasEnded(t *testing.T) {
 	folder := systemd(t)
 	s := spec(t, "")

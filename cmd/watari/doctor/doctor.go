@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -42,7 +43,9 @@ func New(env *cli.Env) *cobra.Command {
 		default:
 			return cli.Usagef("--for %q: use host, manager or both", role)
 		}
+		slow := time.AfterFunc(time.Second, func() { env.Notef("trying KVM, and asking libvirt, which takes a while where its daemon starts now") })
 		facts := Read(ctx, state)
+		slow.Stop()
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

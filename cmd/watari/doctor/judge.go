@@ -24,7 +24,7 @@ const (
 // Level says how bad a finding is.
 type Level string
 
-// The levels. A machine to which something is missing cannot do its part.
+// The levels. A machine with a finding of level Missing cannot do its part.
 const (
 	OK      Level = "ok"
 	Warning Level = "warning"
@@ -176,7 +176,7 @@ func judgeConfinement(f Facts) (Level, string, string) {
 	}
 	switch {
 	case f.Probe.User == "root":
-		return Warning, "QEMU runs as root: the host takes no guests, for who breaks out of one owns the machine",
+		return Warning, "QEMU runs as root: the host takes no guests, since a guest that escaped from QEMU would be root here",
 			"take user and group out of /etc/libvirt/qemu.conf, restart libvirtd; or accept it by watari up --allow-unconfined"
 	case f.Probe.SecurityModel == "":
 		return Warning, "neither AppArmor nor SELinux confines QEMU: the host takes no guests",
@@ -234,7 +234,7 @@ func judgeUserfaultfd(f Facts) (Level, string, string) {
 		return Warning, "QEMU may use it by /dev/userfaultfd alone, which QEMU before 8.1 does not know",
 			"sysctl vm.unprivileged_userfaultfd=1, and in /etc/sysctl.d; the package watari-agent does that"
 	}
-	return Warning, "QEMU, which is no root, may not use it: guests cannot be saved while they run",
+	return Warning, "QEMU does not run as root and may not use it: guests cannot be saved while they run",
 		"sysctl vm.unprivileged_userfaultfd=1, and in /etc/sysctl.d; the package watari-agent does that"
 }
 

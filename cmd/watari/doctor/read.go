@@ -21,8 +21,8 @@ import (
 	"watari/cmd/watari/local"
 )
 
-// probeTime is for the agent's probe, which tries KVM and asks libvirt.
-const probeTime = 20 * time.Second
+// probeTime is for the agent's probe, which tries KVM and waits for libvirt for a minute.
+const probeTime = 90 * time.Second
 
 // Read finds the facts of this machine. state is the folder that Watari keeps, or would keep, everything in.
 func Read(ctx context.Context, state string) Facts {

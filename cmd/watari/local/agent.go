@@ -1,5 +1,7 @@
 package local
 
+// agent.go - this machine's agent: how it is started, and that the manager knows it.
+
 import (
 	"context"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/output"
+	"watari/internal/lan"
 )
 
 // startAgent starts this machine's agent and waits until the manager knows it.
@@ -34,7 +37,7 @@ func (u *up) startAgent(ctx context.Context) error {
 	}
 	address := u.LANAddress
 	if address == "" {
-		address = lanAddress()
+		address = lan.Address()
 	}
 	spec.Command = []string{path, "--manager", manager, "--token-file", u.tokenFile(), "--state", u.agentState(),
 		"--run", defaultRun, "--name", u.Name, "--lan-address", address, "--libvirt", libvirtURI}

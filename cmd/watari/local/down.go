@@ -1,5 +1,7 @@
 package local
 
+// down.go - watari down.
+
 import (
 	"context"
 	"errors"
@@ -65,6 +67,12 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 					ended++
 					lines.Notef("%s has ended", spec.Name)
 				}
+			} else if err == nil {
+				var was bool
+				if was, err = daemon.Disarm(spec); was && err == nil {
+					ended++
+					lines.Notef("%s does not run, and is not started at boot any more", spec.Name)
+				}
 			}
 			failed = append(failed, err)
 		}
@@ -89,7 +97,7 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 		lines.Notef("%s: %s; take them up again with `sudo watari up`, end them with `sudo watari down --guests`",
 			goOn(len(left)), strings.Join(names(left), ", "))
 	}
-	if answering := foreign(l); answering != "" && ended > 0 {
+	if answering := foreign(); answering != "" && ended > 0 {
 		lines.Notef("%s", answering)
 	}
 	return errors.Join(failed...)
@@ -103,7 +111,7 @@ func goOn(n int) string {
 }
 
 // foreign says what runs still that `watari up` uses and did not start.
-func foreign(layout) string {
+func foreign() string {
 	if libvirtAnswers() {
 		return "the libvirt daemon goes on: `watari up` did not start it"
 	}

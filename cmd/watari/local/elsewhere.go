@@ -1,10 +1,14 @@
 package local
 
+// elsewhere.go - joining a manager on another machine.
+
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -16,7 +20,7 @@ import (
 	"watari/cmd/internal/daemon"
 )
 
-// joinPatience is how long a manager elsewhere is waited for by a host that has joined it before.
+// joinPatience is how long `watari up` waits for a manager elsewhere that this host has joined before.
 const joinPatience = 10 * time.Second
 
 // noBlob is where a manager serves images' content, with a digest that none has.
@@ -26,8 +30,8 @@ var noBlob = "/blobs/sha256:" + strings.Repeat("0", 64)
 type standing int
 
 const (
-	silent  standing = iota // it does not answer
-	refused                 // it does not know the host's certificate, any more
+	silent  standing = iota // it does not answer, or does not say
+	refused                 // it does not know the host's certificate, any more, or is another manager
 	known
 )
 
@@ -57,6 +61,12 @@ func (u *up) standing(ctx context.Context) (standing, string) {
 		if outer := (*url.Error)(nil); errors.As(err, &outer) {
 			err = outer.Err
 		}
+		if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
+			return refused, "it is not the manager that this host has joined"
+		}
+		if verdict := (*net.OpError)(nil); errors.As(err, &verdict) && verdict.Op == "remote error" { // a TLS alert
+			return refused, verdict.Err.Error()
+		}
 		return silent, fmt.Sprintf("%s does not answer: %v", u.Manager, err)
 	}
 	defer response.Body.Close()
@@ -65,6 +75,9 @@ func (u *up) standing(ctx context.Context) (standing, string) {
 	}
 	text, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
 	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), ";") // what to do is said here
+	if response.StatusCode != http.StatusUnauthorized {
+		return silent, fmt.Sprintf("%s answers %s: %s", u.Manager, response.Status, why)
+	}
 	return refused, why
 }
 
@@ -78,8 +91,10 @@ func (u *up) admitElsewhere(ctx context.Context) error {
 		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
 	}
 	if u.hasCertificate() {
-		if at, _ := u.standing(ctx); at == known {
-			return nil // the token is for nothing, as when the same command is repeated
+		// As when the same command is repeated. While the manager is silent, the certificate may still be good: without it
+		// this host, and the guests that run here, would be strangers to it.
+		if at, _ := u.standing(ctx); at != refused {
+			return nil
 		}
 		if err := u.forgetCertificate(); err != nil {
 			return err

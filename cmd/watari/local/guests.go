@@ -1,5 +1,7 @@
 package local
 
+// guests.go - the guests that run on this machine, found without the agent.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package local
 
+// libvirt.go - libvirt's daemons: found, or started where nothing else starts them.
+
 import (
 	"context"
 	"fmt"

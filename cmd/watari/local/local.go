@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/output"
+	"watari/internal/durable"
 )
 
 const (
@@ -133,7 +133,7 @@ func (l layout) load() (options, error) {
 		err = json.Unmarshal(text, &o)
 	}
 	if err != nil {
-		return o, fmt.Errorf("read the options of the last `watari up`: %w", err)
+		return o, fmt.Errorf("read the options of the last `watari up` in %s: %w", l.options(), err)
 	}
 	return o, nil
 }
@@ -146,7 +146,7 @@ func (l layout) save(o options) error {
 	if err := os.MkdirAll(filepath.Dir(l.options()), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(l.options(), append(text, '\n'), 0o600)
+	return durable.WriteFile(l.options(), append(text, '\n'), 0o600)
 }
 
 // needRoot says what root is needed for.
@@ -189,23 +189,4 @@ func hostName(machine string) string {
 		name = "host-" + name
 	}
 	return strings.Trim(name[:min(len(name), 40)], "-")
-}
-
-// lanAddress is this machine's own address towards the rest of the world, else any that is not loopback, else
-// loopback, by which a machine can be a host all alone.
-func lanAddress() string {
-	// Connecting a UDP socket sends nothing: it asks the kernel for a route. The address is kept for documents.
-	if connection, err := net.Dial("udp4", "192.0.2.1:9"); err == nil {
-		defer connection.Close()
-		if address, ok := connection.LocalAddr().(*net.UDPAddr); ok && !address.IP.IsLoopback() {
-			return address.IP.String()
-		}
-	}
-	addresses, _ := net.InterfaceAddrs()
-	for _, address := range addresses {
-		if network, ok := address.(*net.IPNet); ok && network.IP.To4() != nil && network.IP.IsGlobalUnicast() {
-			return network.IP.String()
-		}
-	}
-	return "127.0.0.1"
 }

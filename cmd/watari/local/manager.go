@@ -1,5 +1,7 @@
 package local
 
+// manager.go - this machine's manager: how it is started, and that it answers.
+
 import (
 	"context"
 	"errors"

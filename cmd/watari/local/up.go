@@ -1,5 +1,7 @@
 package local
 
+// up.go - watari up: its options, and what it starts.
+
 import (
 	"context"
 	"errors"
@@ -228,7 +230,7 @@ func (u *up) steps(ctx context.Context) error {
 		return err
 	}
 	if text, err := os.ReadFile("/proc/sys/vm/unprivileged_userfaultfd"); err == nil && strings.TrimSpace(string(text)) == "0" {
-		u.lines.Notef("QEMU, which is no root, may not use userfaultfd, without which guests cannot be saved while they run: " +
+		u.lines.Notef("QEMU does not run as root and may not use userfaultfd, so that guests cannot be saved while they run: " +
 			"sysctl vm.unprivileged_userfaultfd=1, and in /etc/sysctl.d")
 	}
 	return nil
