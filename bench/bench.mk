@@ -16,6 +16,12 @@ bench-migrate: build ## live migration under an MPI ping-pong, against virsh mig
 	@scripts/setup.sh build demo bench-migrate
 	@$(GO) run ./bench/migrate
 
+.PHONY: bench-kvm
+bench-kvm: build ## starts and moves of guests under KVM, between two hosts that are whole machines (root; most of an hour)
+	@scripts/setup.sh build demo whole bench-start bench-migrate
+	@$(GO) run ./bench/start -whole -runs 1
+	@$(GO) run ./bench/migrate -whole -runs 1
+
 .PHONY: bench-idle
 bench-idle: build ## CPU time and memory of manager and agent with sixteen idle guests (root)
 	@scripts/setup.sh build demo

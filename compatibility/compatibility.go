@@ -78,9 +78,6 @@ func RefuseMove(g *v1.Guest, source, target *v1.HostInfo) string {
 	if reason := refuseMachine(p, target); reason != "" {
 		return reason
 	}
-	if reason := refuseVersion(p, target); reason != "" {
-		return reason
-	}
 	return refuseCPU(p.Cpu, target, "the guest was started with")
 }
 
@@ -94,12 +91,10 @@ func refuseHostCPU(kind v1.AccelerationKind, source, target *v1.HostInfo) string
 		target.GetCpuModel(), source.GetCpuModel())
 }
 
-// refuseVersion is the rule about versions of QEMU: none beyond the machine type. QEMU keeps a machine type's devices
-// the same in all versions that offer it, so that a guest moves to a newer QEMU, and to an older one that offers its
-// machine type. QEMU's developers test the first way more than the second; where the older QEMU cannot read what the newer
-// one sends, the target refuses it and the guest goes on at its source.
-func refuseVersion(*v1.Platform, *v1.HostInfo) string { return "" }
-
+// refuseMachine is the one rule about versions of QEMU. QEMU keeps a machine type's devices the same in all versions that
+// offer it, so that a guest moves to a newer QEMU, and to an older one that offers its machine type. QEMU's developers test
+// the first way more than the second; where the older QEMU cannot read what the newer one sends, the target refuses it and
+// the guest goes on at its source.
 func refuseMachine(p *v1.Platform, h *v1.HostInfo) string {
 	if p.GetMachine() == "" || slices.Contains(h.GetGuestSupport().GetMachines(), p.Machine) {
 		return ""

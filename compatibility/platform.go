@@ -104,8 +104,8 @@ func machine(hosts map[string]*v1.HostInfo) string {
 	return slices.MaxFunc(common, CompareMachines)
 }
 
-// baseline is the CPU whose features all hosts have. It is described by the model of one of the hosts: one that all
-// hosts know, if there is one, and of those the one that least has to be taken away from, or else added to.
+// baseline is the CPU whose features all hosts have. It is described by the CPU model of one of the hosts. Models that
+// the most hosts know come first; of these, the one with the fewest features to disable, then with the fewest to add.
 func baseline(vendor string, hosts map[string]*v1.HostInfo) (*v1.CPU, string) {
 	order := slices.Sorted(maps.Keys(hosts))
 	common := slices.Clone(hosts[order[0]].GuestSupport.Cpu.Features)

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"watari/internal/durable"
 )
 
 // privateDirectories are what a host has of its own, by the name in its directory of the lab's state.
@@ -40,7 +42,7 @@ func (l *Lab) writeHostFiles(host Host) error {
 		if old, err := os.ReadFile(path); err == nil && string(old) == text {
 			continue // mounted in a running host: replacing it would part the two
 		}
-		if err := writeFile(path, []byte(text), 0o644); err != nil {
+		if err := durable.WriteFile(path, []byte(text), 0o644); err != nil {
 			return err
 		}
 	}

@@ -104,8 +104,8 @@ func mountHost(dir, binaries string) error {
 }
 
 // openKVM gives the host a /dev/kvm of its own, where there is one, that QEMU's user may open. This machine's may be
-// root's alone. Besides the loss of KVM, libvirt would then ask QEMU anew what it can at each call, a second each time: it
-// keeps an answer only while KVM is as usable as QEMU, which it asks as root, has found it.
+// root's alone. Guests would then be emulated, and libvirt would probe QEMU again at every call, which takes a second: it probes
+// as root, finds KVM usable, and drops what it has learnt because QEMU's user may not use it.
 func openKVM() error {
 	const device, folder = "/dev/kvm", inHost + "/dev"
 	var st unix.Stat_t

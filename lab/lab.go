@@ -1,5 +1,6 @@
-// Package lab runs several sites with several hosts each on one machine: every host is a set of namespaces with its
-// own libvirt daemon and agent, every site a LAN, and the sites are joined by a WAN that can be shaped and cut.
+// Package lab runs several sites with several hosts each on one machine. A host is a set of namespaces with its own
+// libvirt daemon and agent, or a virtual machine that plays a whole machine; every site is a LAN, and the sites are joined
+// by a WAN that can be shaped and cut.
 //
 // Everything a lab makes has a name derived from the lab's name, or is found by it, so that a lab left half made or
 // half removed by a crash can always be finished or removed. See docs/guide/lab.md for what a host sees.

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"watari/internal/durable"
 )
 
 // loginKey is the lab's key, with which it logs in to its whole hosts.
@@ -55,10 +57,10 @@ func (h wholeHost) setUpLogin() error {
 		return err
 	}
 	known := filepath.Join(dir, "known_hosts")
-	if err := writeFile(known, []byte(h.Name+" "+string(key)), 0o600); err != nil {
+	if err := durable.WriteFile(known, []byte(h.Name+" "+string(key)), 0o600); err != nil {
 		return err
 	}
-	return writeFile(h.sshConfig(), fmt.Appendf(nil, sshConfig, h.Address, h.Name, h.lab.loginKey(), known), 0o600)
+	return durable.WriteFile(h.sshConfig(), fmt.Appendf(nil, sshConfig, h.Address, h.Name, h.lab.loginKey(), known), 0o600)
 }
 
 // sshConfig has the quickest algorithms: the machines are emulated.

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"watari/internal/durable"
 )
 
 // agentState is the agent's state directory within a host's directory of the lab's state.
@@ -37,7 +39,7 @@ func (h namespaceHost) prepare(ctx context.Context, o Options, agent agentSetup)
 		}
 	}
 	if agent.token != "" {
-		if err := writeFile(filepath.Join(state, "token"), []byte(agent.token+"\n"), 0o600); err != nil {
+		if err := durable.WriteFile(filepath.Join(state, "token"), []byte(agent.token+"\n"), 0o600); err != nil {
 			return err
 		}
 	}

@@ -1,3 +1,5 @@
+// What a network device leaves to the next one: checksums and segmentation, switched by ethtool's calls.
+
 package lab
 
 import (

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"watari/internal/durable"
 	"watari/lab/machine"
 )
 
@@ -230,13 +231,5 @@ func writeJSON(path string, value any) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	return writeFile(path, append(data, '\n'), 0o644)
-}
-
-func writeFile(path string, data []byte, mode os.FileMode) error {
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, data, mode); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return durable.WriteFile(path, append(data, '\n'), 0o644)
 }

@@ -92,7 +92,7 @@ func (s *supervisor) load() error {
 	return nil
 }
 
-// startDue starts what is due and says how long nothing else is.
+// startDue starts the daemons that are due and returns the time until the next one is.
 func (s *supervisor) startDue() time.Duration {
 	next := time.Hour
 	for _, d := range s.daemons {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"watari/internal/durable"
 	"watari/lab/machine"
 )
 
@@ -111,7 +112,8 @@ func (h wholeHost) start(ctx context.Context) error {
 	if err := h.plugIn(); err != nil {
 		return err
 	}
-	// Not by the first process: who waits for the host would take what it told in its last life for an answer.
+	// This is not left to the host's first process: until it is written, whoever waits for the host would read the
+	// "ready" of its last boot.
 	if err := machine.Starting(h.dir()); err != nil {
 		return err
 	}
@@ -151,12 +153,12 @@ func (h wholeHost) update(ctx context.Context, pid int) error {
 	if out, err := runWithin(ctx, cmd); err != nil {
 		return fmt.Errorf("change its identity: %w: %s", err, out)
 	}
-	return writeFile(h.takenFile(), []byte(config.Identity), 0o644)
+	return durable.WriteFile(h.takenFile(), []byte(config.Identity), 0o644)
 }
 
 // runMachine is what host-init does for a whole host: it ends with the machine.
 func runMachine(dir string, config hostConfig) error {
-	if err := writeFile(filepath.Join(dir, "identity-taken"), []byte(config.Identity), 0o644); err != nil {
+	if err := durable.WriteFile(filepath.Join(dir, "identity-taken"), []byte(config.Identity), 0o644); err != nil {
 		return err
 	}
 	return machine.Run(context.Background(), dir, *config.Machine)

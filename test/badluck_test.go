@@ -1,5 +1,7 @@
 package test
 
+// badluck_test.go - processes and hosts that are killed, and networks that are cut, under moves and runs.
+
 import (
 	"fmt"
 	"os"
@@ -146,7 +148,9 @@ func killDaemonsUnderARun(t *testing.T, cluster string) {
 	must(t, "run", cluster, "--name", name, "--detach", "--", "sh", "-c", "for i in $(seq 20); do echo tick $i; sleep 1; done")
 	killManager(t)
 	for _, host := range hosts {
-		kill9(t, host, "[w]atari-agent --manager") // [w]: not the shell that runs this
+		if !kill9(t, host, "[w]atari-agent --manager") { // [w]: not the shell that runs this
+			t.Errorf("no agent was killed on %s", host)
+		}
 		kill9(t, host, "[l]ibvirtd")
 	}
 	startManager(t)

@@ -1,5 +1,7 @@
 package test
 
+// input_test.go - bad input: each error names the thing, the reason and the next step.
+
 import (
 	"errors"
 	"os/exec"

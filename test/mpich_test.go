@@ -1,5 +1,7 @@
 package test
 
+// mpich_test.go - MPICH in the place of Open MPI.
+
 import (
 	"regexp"
 	"strconv"

@@ -1,5 +1,7 @@
 package test
 
+// ssh_test.go - ordinary ssh and scp to guests.
+
 import (
 	"strings"
 	"testing"

@@ -1,5 +1,7 @@
 package test
 
+// story_test.go - the main job: a program over two sites, moved while it runs.
+
 import (
 	"os"
 	"path/filepath"

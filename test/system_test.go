@@ -88,7 +88,7 @@ func bringUp() (*system, error) {
 		{"image", "build", imageName, "--packages", packages},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))
-		out, err := s.watari(10*time.Minute, step...)
+		out, err := s.watari(max(10*time.Minute, patience), step...)
 		if err != nil {
 			return s, fmt.Errorf("watari %s: %w\n%s", strings.Join(step, " "), err, out)
 		}
@@ -221,12 +221,14 @@ func onHost(t *testing.T, host string, command ...string) (string, error) {
 	return shared.watari(time.Minute, append([]string{"lab", "exec", "--name", labName, host, "--"}, command...)...)
 }
 
-// kill9 kills a host's processes of a name; a lab host sees none but its own.
-func kill9(t *testing.T, host, pattern string) {
+// kill9 kills the processes of a host whose command lines match, and says whether there were any.
+func kill9(t *testing.T, host, pattern string) bool {
 	t.Helper()
-	if out, err := onHost(t, host, "pkill", "-9", "-f", "--", pattern); err != nil {
+	out, err := onHost(t, host, "pkill", "-9", "-f", "--", pattern)
+	if err != nil {
 		t.Logf("pkill -9 -f %s on %s: %v %s", pattern, host, err, out)
 	}
+	return err == nil
 }
 
 // until waits for a condition, which is asked again every 200 ms.

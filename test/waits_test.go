@@ -1,5 +1,7 @@
 package test
 
+// waits_test.go - commands that wait, and Ctrl-C.
+
 import (
 	"strings"
 	"testing"

@@ -22,7 +22,8 @@ var wholeHosts = os.Getenv("WATARI_TEST_HOSTS") == "whole"
 // useWholeHosts: two levels of emulation on a small machine take their time.
 func useWholeHosts() {
 	labName, listen = "whole", "0.0.0.0:17071"
-	labShape = []string{"--sites", "1", "--hosts", "2", "--whole", "--cpu-model", "a2=" + machine.DefaultModel + "," + lacking}
+	// One processor each: with several the emulation brings guests under KVM down (docs/design/kvm.md).
+	labShape = []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1", "--cpu-model", "a2=" + machine.DefaultModel + "," + lacking}
 	packages = "openmpi-bin,lammps"
 	hosts = []string{"a1", "a2"}
 	settle, patience = 10*time.Minute, 30*time.Minute
@@ -31,7 +32,7 @@ func useWholeHosts() {
 // lacking are features that the CPU of host a2 lacks, and a1's has.
 const lacking = "-sse4.2,-movbe"
 
-// needWholeHosts skips a test that is not for namespace hosts.
+// needWholeHosts skips a test unless the lab has whole hosts.
 func needWholeHosts(t *testing.T) {
 	t.Helper()
 	if !wholeHosts {
@@ -39,13 +40,16 @@ func needWholeHosts(t *testing.T) {
 	}
 }
 
-// copiesOnWholeHosts counts a guest's QEMU processes on the hosts that run.
+// copiesOnWholeHosts counts a guest's QEMU processes; -1: a host does not say.
 func copiesOnWholeHosts(uid string) (n int) {
 	for _, host := range hosts {
-		out, err := shared.watari(time.Minute, "lab", "exec", "--name", labName, host, "--", "pgrep", "-c", "-f", "--", "[-]uuid "+uid) // [-]: not the shell that runs this
-		if found, errNumber := strconv.Atoi(strings.TrimSpace(out)); err == nil && errNumber == nil {
-			n += found
+		out, err := shared.watari(time.Minute, "lab", "exec", "--name", labName, host, "--",
+			"sh", "-c", "pgrep -c -f -- '[-]uuid "+uid+"' || true") // [-]: not the shell that runs this
+		found, errNumber := strconv.Atoi(strings.TrimSpace(out))
+		if err != nil || errNumber != nil {
+			return -1
 		}
+		n += found
 	}
 	return n
 }
@@ -62,6 +66,17 @@ func TestWholeHostsUnderKVM(t *testing.T) {
 			})
 		}
 	}
+	booted := map[string]string{}
+	for _, host := range hosts {
+		booted[host] = bootID(t, host)
+	}
+	t.Cleanup(func() { // an emulated machine may reset itself, by a fault of the emulation, and its guests start anew
+		for host, id := range booted {
+			if t.Failed() && bootID(t, host) != id {
+				t.Logf("host %s was started anew, by this test or by itself: its log/emulator.log has the state of its processors", host)
+			}
+		}
+	})
 	newCluster(t, "kvm", 2, "--spread", "host")
 	settled(t, "kvm", 2)
 	t.Run("guests are forked from a template", kvmForks)
@@ -142,10 +157,7 @@ func kvmMoves(t *testing.T, alone string) {
 
 func kvmPowerFails(t *testing.T) {
 	host := guestNamed(t, "kvm-0").Host
-	boot, err := onHost(t, host, "cat", "/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		t.Fatal(err)
-	}
+	boot := bootID(t, host)
 	must(t, "lab", "host", "crash", "--name", labName, host)
 	until(t, time.Minute, "the guest's host is missed", func() (bool, string) {
 		g := guestNamed(t, "kvm-0")
@@ -153,16 +165,26 @@ func kvmPowerFails(t *testing.T) {
 	})
 	must(t, "lab", "host", "start", "--name", labName, host)
 	settled(t, "kvm", 2)
-	if again, err := onHost(t, host, "cat", "/proc/sys/kernel/random/boot_id"); err != nil || again == boot {
-		t.Errorf("host %s has not booted anew: %v", host, err)
+	if bootID(t, host) == boot {
+		t.Errorf("host %s has not booted anew", host)
 	}
+}
+
+// bootID is the id that Linux gives each of its lives.
+func bootID(t *testing.T, host string) string {
+	t.Helper()
+	id, err := onHost(t, host, "cat", "/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Errorf("host %s does not answer: %v: %s", host, err, id)
+	}
+	return id
 }
 
 // kvmMelt runs LAMMPS and returns the table that it has written. while, where given, is called when the program runs.
 func kvmMelt(t *testing.T, name string, while func()) string {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), name)
-	const steps = "600" // longer than a move takes under two levels of emulation
+	const steps = "450" // longer than a move takes under two levels of emulation
 	ended := make(chan error, 1)
 	go func() {
 		out, err := shared.watari(patience, "run", "kvm", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log,

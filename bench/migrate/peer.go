@@ -5,11 +5,45 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"watari/bench/system"
 )
+
+// takeSocat installs socat on whole hosts, which are of this machine's release and have no way out.
+func takeSocat(s *system.System) error {
+	const folder = "build/bench-migrate"
+	packages := []string{"socat", "libwrap0"}
+	out, err := exec.Command("sh", append([]string{"-ec", `mkdir -p "$0"; cd "$0"; rm -f *.deb; apt-get download -q "$@"; cat *.deb >/dev/null`, folder}, packages...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("fetch socat: %w: %s", err, out)
+	}
+	for _, host := range []string{"a1", "a2"} {
+		for _, name := range packages {
+			path, err := filepath.Glob(filepath.Join(folder, name+"_*.deb"))
+			if err != nil || len(path) != 1 {
+				return fmt.Errorf("fetch socat: %v is not one package %s", path, name)
+			}
+			file, err := os.Open(path[0])
+			if err != nil {
+				return err
+			}
+			err = s.WriteTo(host, file, "/root/"+name+".deb")
+			file.Close()
+			if err != nil {
+				return err
+			}
+		}
+		if _, err := s.OnHost(host, "dpkg -i /root/libwrap0.deb /root/socat.deb"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // peerMoves moves bm-1 to the other host of its site and back.
 func peerMoves(s *system.System) ([]window, error) {
@@ -45,7 +79,7 @@ func peerMoves(s *system.System) ([]window, error) {
 
 // reached waits until the manager has all agents again, and the guest's.
 func reached(s *system.System) error {
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		var hosts []struct{ State string }
 		if err := s.JSON(&hosts, "host", "list"); err != nil {
 			return err
@@ -58,10 +92,13 @@ func reached(s *system.System) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the agents are not back after a minute: %v, %v", hosts, g)
+			return fmt.Errorf("the agents are not back after %v: %v, %v", patience, hosts, g)
 		}
 	}
 }
+
+// migrate is the socket by which the guest's memory leaves and arrives, where AppArmor lets QEMU make it.
+const migrate = "/run/libvirt/watari/m.tunnelmigrate.dest.watari-bm-1"
 
 type peer struct {
 	s                 *system.System
@@ -72,7 +109,8 @@ type peer struct {
 func prepare(p peer) string {
 	return fmt.Sprintf(`pkill -STOP -f '[w]atari-agent --manager'
 (echo flush ruleset; nft list ruleset) > /tmp/ruleset; nft flush ruleset
-mkdir -p /run/watari/guests/%[1]s /var/lib/watari/agent/guests/%[1]s /run/peer
+mkdir -p /run/watari/guests/%[1]s /var/lib/watari/agent/guests/%[1]s /run/peer /run/libvirt/watari
+chown libvirt-qemu: /run/libvirt/watari; chmod 700 /run/libvirt/watari
 ip link show %[2]s >/dev/null 2>&1 || {
   ip tuntap add dev %[2]s mode tap vnet_hdr
   ip link set %[2]s address fe:77:61:74:61:72 mtu 1420 up
@@ -90,7 +128,6 @@ func (p peer) move(from, to string) (window, error) {
 	if err != nil {
 		return window{}, err
 	}
-	migrate := "/run/watari/guests/" + p.uid + "/migrate.sock"
 	tls := "cert=/tmp/peer.pem,verify=0,openssl-min-proto-version=TLS1.3"
 	background := func(host, command string) error {
 		_, err := p.s.OnHost(host, "setsid socat "+command+" >/dev/null 2>&1 </dev/null &")

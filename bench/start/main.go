@@ -2,6 +2,9 @@
 // template, booted plainly, and the peer's way, a stock Debian booted by libvirt until ssh answers. And the first
 // cluster of an image on hosts that have neither image nor template: with hosts that fetch these from each other, and
 // without. It writes build/reports/bench-start.json.
+//
+// With -whole the hosts are two whole machines with guests under KVM, and the starts alone are measured, of two guests; the
+// report is bench-start-kvm.json.
 package main
 
 import (
@@ -28,13 +31,19 @@ type startReport struct {
 	Goals  []report.Goal `json:"goals"`
 }
 
+// hosts has a guest for each.
 var hosts = []string{"a1", "a2", "b1", "b2"}
 
 func main() {
 	runs := flag.Int("runs", 3, "repetitions of each, in turn")
 	only := flag.String("only", "", "measure one part alone: first, the first cluster with sharing and without; hosts, with sharing on one and on many hosts; later, the other starts")
+	whole := flag.Bool("whole", false, "hosts that are whole machines, with guests under KVM")
 	flag.Parse()
-	if err := bench(*runs, *only); err != nil {
+	measure := func() error { return bench(*runs, *only) }
+	if *whole {
+		measure = func() error { return benchWhole(*runs) }
+	}
+	if err := measure(); err != nil {
 		fmt.Fprintln(os.Stderr, "bench-start:", err)
 		os.Exit(1)
 	}
@@ -78,6 +87,34 @@ func bench(runs int, only string) error {
 	return report.Tell(r.Goals, out)
 }
 
+// benchWhole measures on whole hosts.
+func benchWhole(runs int) error {
+	r := startReport{Header: report.NewHeader("bench-start-kvm", "make bench-kvm")}
+	hosts = []string{"a1", "a2"}
+	if err := buildPeer(); err != nil {
+		return err
+	}
+	s, err := system.UpWhole("bench-start")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return err
+	}
+	if err := takePeer(s); err != nil {
+		return err
+	}
+	if err := r.later(s, runs); err != nil {
+		return err
+	}
+	r.Goals = nil // they are for hosts that are no virtual machines
+	const out = "build/reports/bench-start-kvm.json"
+	if err := report.Write(out, r); err != nil {
+		return err
+	}
+	return report.Tell(r.Goals, out)
+}
+
 // later measures clusters of an image that the hosts have, and a template of it.
 func (r *startReport) later(s *system.System, runs int) error {
 	fmt.Println("== templates: one guest on each host, not measured")
@@ -112,10 +149,10 @@ func (r *startReport) later(s *system.System, runs int) error {
 	return nil
 }
 
-// start is from nothing to a finished mpirun hostname over four guests; removing them is not measured.
+// start is from nothing to a finished mpirun hostname over all guests; removing them is not measured.
 func start(s *system.System, how ...string) (time.Duration, error) {
 	begin := time.Now()
-	args := append([]string{"cluster", "create", "bs", "--guests", "4", "--memory", "512M", "--image", s.Image, "--wait"}, how...)
+	args := append([]string{"cluster", "create", "bs", "--guests", fmt.Sprint(len(hosts)), "--memory", "512M", "--image", s.Image, "--wait"}, how...)
 	if _, err := s.Watari(args...); err != nil {
 		return 0, err
 	}
@@ -124,7 +161,7 @@ func start(s *system.System, how ...string) (time.Duration, error) {
 		return 0, err
 	}
 	took := time.Since(begin)
-	for i := range 4 {
+	for i := range hosts {
 		if name := fmt.Sprintf("bs-%d", i); !strings.Contains(out, name) {
 			return 0, fmt.Errorf("mpirun hostname did not run on %s: %s", name, out)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -36,6 +35,37 @@ mkdir $dir/root; tar -C $dir/root -xf $dir/root.tar; rm $dir/root.tar
 truncate -s 3G $dir/root.img; mke2fs -q -t ext4 -d $dir/root $dir/root.img; rm -rf $dir/root
 touch $dir/done`
 
+// Where the peer's files are on a host, and how it runs; takePeer changes both.
+var filesDir, peerType = peerDir, "qemu"
+
+// takenDir is where libvirt's users keep images on a whole host, which does not share this machine's files.
+const takenDir = "/var/lib/libvirt/images/peer"
+
+// takePeer puts the peer's files onto whole hosts, where it runs under KVM.
+func takePeer(s *system.System) error {
+	fmt.Println("== the peer's image onto the hosts")
+	disk := peerDir + "/root.qcow2"
+	if out, err := exec.Command("qemu-img", "convert", "-O", "qcow2", peerDir+"/root.img", disk).CombinedOutput(); err != nil {
+		return fmt.Errorf("make the peer's disk: %w: %s", err, out)
+	}
+	defer os.Remove(disk)
+	for _, host := range hosts {
+		for from, to := range map[string]string{disk: "root.img", peerDir + "/vmlinuz": "vmlinuz", peerDir + "/initrd.img": "initrd.img"} {
+			file, err := os.Open(from)
+			if err != nil {
+				return err
+			}
+			err = s.WriteTo(host, file, takenDir+"/"+to)
+			file.Close()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	filesDir, peerType = takenDir, "kvm"
+	return nil
+}
+
 func buildPeer() error {
 	fmt.Println("== the peer's image: stock Debian with systemd, ssh, and the same packages")
 	c := exec.Command("sh", "-c", peerImage, "sh", peerDir)
@@ -48,10 +78,10 @@ func buildPeer() error {
 
 func peerDomain(i int, disk string) (string, error) {
 	d := libvirtxml.Domain{
-		Type: "qemu", Name: fmt.Sprintf("peer-%d", i), Memory: &libvirtxml.DomainMemory{Value: 512, Unit: "MiB"},
+		Type: peerType, Name: fmt.Sprintf("peer-%d", i), Memory: &libvirtxml.DomainMemory{Value: 512, Unit: "MiB"},
 		VCPU: &libvirtxml.DomainVCPU{Value: 1},
 		OS: &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "pc", Type: "hvm"},
-			Kernel: peerDir + "/vmlinuz", Initrd: peerDir + "/initrd.img", Cmdline: "root=/dev/vda rw console=ttyS0 quiet"},
+			Kernel: filesDir + "/vmlinuz", Initrd: filesDir + "/initrd.img", Cmdline: "root=/dev/vda rw console=ttyS0 quiet"},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}},
 		CPU:      &libvirtxml.DomainCPU{Mode: "maximum"},
 		Devices: &libvirtxml.DomainDeviceList{
@@ -68,23 +98,25 @@ func peerDomain(i int, disk string) (string, error) {
 	return d.Marshal()
 }
 
-// startPeer boots four stock guests, one on each host, and returns when ssh answers on all.
+// peerDisk and peerXML are a peer's files on its host.
+func peerDisk(i int) string      { return fmt.Sprintf("%s/%d.qcow2", filesDir, i) }
+func peerXML(host string) string { return "/run/peer-" + host + ".xml" }
+
+// startPeer boots stock guests, one on each host, and returns when ssh answers on all.
 func startPeer(s *system.System, hosts []string) (time.Duration, error) {
-	dir, err := os.MkdirTemp("/var/tmp", "watari-peer-")
-	if err != nil {
-		return 0, err
+	format := "raw"
+	if peerType == "kvm" {
+		format = "qcow2"
 	}
-	defer os.RemoveAll(dir)
 	for i, host := range hosts {
-		disk := filepath.Join(dir, fmt.Sprintf("%d.qcow2", i))
-		if out, err := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", peerDir+"/root.img", disk).CombinedOutput(); err != nil {
-			return 0, fmt.Errorf("make the peer's disk: %w: %s", err, out)
-		}
-		xml, err := peerDomain(i, disk)
+		xml, err := peerDomain(i, peerDisk(i))
 		if err != nil {
 			return 0, err
 		}
-		if err := os.WriteFile(filepath.Join(dir, host+".xml"), []byte(xml), 0o600); err != nil {
+		if err := s.WriteTo(host, strings.NewReader(xml), peerXML(host)); err != nil {
+			return 0, err
+		}
+		if _, err := s.OnHost(host, fmt.Sprintf("qemu-img create -q -f qcow2 -F %s -b %s/root.img %s", format, filesDir, peerDisk(i))); err != nil {
 			return 0, err
 		}
 		if _, err := s.OnHost(host, fmt.Sprintf(`ip tuntap add peer0 mode tap vnet_hdr; ip addr add 169.254.99.1/32 dev peer0; ip link set peer0 up; ip route add 10.99.0.1%d dev peer0`, i)); err != nil {
@@ -92,14 +124,14 @@ func startPeer(s *system.System, hosts []string) (time.Duration, error) {
 		}
 	}
 	begin := time.Now()
-	err = onAll(hosts, func(i int, host string) error {
-		_, err := s.OnHost(host, fmt.Sprintf(`virsh -q -c qemu:///system create %s/%s.xml
-until timeout 2 socat -u TCP:10.99.0.1%d:22,connect-timeout=1 - 2>/dev/null | head -c 4 | grep -q SSH; do sleep 0.2; done`, dir, host, i))
+	err := onAll(hosts, func(i int, host string) error {
+		_, err := s.OnHost(host, fmt.Sprintf(`virsh -q -c qemu:///system create %s
+until timeout 2 bash -c 'head -c 4 </dev/tcp/10.99.0.1%d/22' 2>/dev/null | grep -q SSH; do sleep 0.2; done`, peerXML(host), i))
 		return err
 	})
 	took := time.Since(begin)
 	for i, host := range hosts {
-		s.OnHost(host, fmt.Sprintf("virsh -q -c qemu:///system destroy peer-%d; ip link del peer0", i))
+		s.OnHost(host, fmt.Sprintf("virsh -q -c qemu:///system destroy peer-%d; ip link del peer0; rm -f %s %s", i, peerDisk(i), peerXML(host)))
 	}
 	return took, err
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -17,12 +18,13 @@ import (
 	"time"
 )
 
-// System is a manager and a lab of two sites with two hosts each: a1, a2, b1, b2.
+// System is a manager and a lab: of two sites with two hosts each, a1, a2, b1, b2, or of two whole hosts.
 type System struct {
 	// Image is the name of an image with Open MPI and LAMMPS.
 	Image      string
 	bin, state string
 	lab        string
+	patience   time.Duration // with a command
 }
 
 const listen = "0.0.0.0:17171"
@@ -30,11 +32,24 @@ const listen = "0.0.0.0:17171"
 // Up brings everything up; wan is the line between the sites, "" for one that is not shaped. Leftovers of an
 // earlier run are removed first, and everything is removed when a signal ends the program.
 func Up(name, wan string) (*System, error) {
+	lab := []string{"--sites", "2", "--hosts", "2"}
+	if wan != "" {
+		lab = append(lab, "--wan", wan)
+	}
+	return up(name, 10*time.Minute, lab)
+}
+
+// UpWhole is Up with a lab of one site, whose hosts a1 and a2 are whole machines with guests under KVM.
+func UpWhole(name string) (*System, error) {
+	return up(name, time.Hour, []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1"})
+}
+
+func up(name string, patience time.Duration, lab []string) (*System, error) {
 	bin, err := filepath.Abs("build/bin")
 	if err != nil {
 		return nil, err
 	}
-	s := &System{Image: "mpi", bin: bin, state: "/var/tmp/watari-" + name, lab: name}
+	s := &System{Image: "mpi", bin: bin, state: "/var/tmp/watari-" + name, lab: name, patience: patience}
 	s.Down()
 	stopped := make(chan os.Signal, 1)
 	signal.Notify(stopped, os.Interrupt, syscall.SIGTERM)
@@ -47,12 +62,8 @@ func Up(name, wan string) (*System, error) {
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
 		return nil, err
 	}
-	lab := []string{"lab", "up", "--name", s.lab, "--sites", "2", "--hosts", "2"}
-	if wan != "" {
-		lab = append(lab, "--wan", wan)
-	}
 	for _, step := range [][]string{
-		{"up", "--no-agent", "--state", s.state, "--listen", listen}, lab,
+		{"up", "--no-agent", "--state", s.state, "--listen", listen}, append([]string{"lab", "up", "--name", s.lab}, lab...),
 		{"image", "build", s.Image, "--packages", "openmpi-bin,lammps"},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))
@@ -109,11 +120,17 @@ func (s *System) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return c
 }
 
-// Watari runs a command and returns its standard output. It has ten minutes.
+// Watari runs a command and returns its standard output. It has ten minutes, with whole hosts an hour.
 func (s *System) Watari(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	return s.fed(nil, args...)
+}
+
+// fed runs a command with a standard input.
+func (s *System) fed(in io.Reader, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), s.patience)
 	defer cancel()
 	c := s.Command(ctx, args...)
+	c.Stdin = in
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	out, err := c.Output()
@@ -133,6 +150,12 @@ func (s *System) JSON(v any, args ...string) error {
 		return fmt.Errorf("watari %s: %w in %q", strings.Join(args, " "), err, out)
 	}
 	return nil
+}
+
+// WriteTo writes a file of a host.
+func (s *System) WriteTo(host string, content io.Reader, path string) error {
+	_, err := s.fed(content, "lab", "exec", "--name", s.lab, host, "--", "sh", "-ec", "mkdir -p "+filepath.Dir(path)+"; cat > "+path)
+	return err
 }
 
 // OnHost runs a shell command in a host of the lab.

@@ -32,7 +32,7 @@ func underAny(name string, paths []string) bool {
 }
 
 // deciders are pure: no files, no network, no processes, no clock of their own.
-var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility", "watari/policy", "watari/gang",
+var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility",
 	"watari/manager/lifecycle"}
 
 // pureImports are all that deciders may import, beside each other.

@@ -140,7 +140,7 @@ func exportedReceiver(d *ast.FuncDecl) bool {
 
 // mayPrint are the folders whose packages are programs, or a program's own front, or tests; a guest's first process
 // writes to the console.
-var mayPrint = []string{"cmd/", "bench/", "test", "internal/", "examples/", "experiments/", "guest/initd"}
+var mayPrint = []string{"cmd/", "bench/", "test", "internal/", "examples/", "guest/initd"}
 
 func TestLibrariesDoNotPrint(t *testing.T) {
 	set, folders := parsed(t)

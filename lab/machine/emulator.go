@@ -32,7 +32,10 @@ func (e emulator) command(ctx context.Context, l launch) *exec.Cmd {
 	for _, folder := range e.Data {
 		args = append(args, "-L", folder)
 	}
-	return exec.CommandContext(ctx, e.Program, append(args, l.arguments()...)...)
+	args = append(args, l.arguments()...)
+	// A fault of the emulation can make a machine reset itself. What its processors were at is told nowhere else.
+	args = append(args, "-d", "cpu_reset", "-D", filepath.Join(l.dir, emulatorFile))
+	return exec.CommandContext(ctx, e.Program, args...)
 }
 
 // findEmulator returns this machine's QEMU where it is new enough, else the one of its release's backports, which is

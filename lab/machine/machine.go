@@ -18,7 +18,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Cache holds the templates, in a folder for each suite and recipe.
+// Cache holds the templates, in a folder for each suite and recipe, and a QEMU where this machine's own is too old.
 const Cache = "/var/cache/watari/lab"
 
 // Suites are the Debian releases that machines can run.
@@ -57,8 +57,8 @@ func (s Spec) Check() error {
 	return nil
 }
 
-// CPUs is the number of the machine's virtual processors: two, or one for each cell.
-func (s Spec) CPUs() int { return max(2, s.Cells) }
+// CPUs is the number of the machine's virtual processors: one for each cell.
+func (s Spec) CPUs() int { return s.Cells }
 
 // Identity tells a machine from others that were started from the same template.
 type Identity struct {

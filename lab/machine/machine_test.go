@@ -74,7 +74,7 @@ func TestCellsShareMemoryAndProcessors(t *testing.T) {
 	}
 	l.spec.Cells, l.memory = 1, ""
 	got = strings.Join(l.cells(), " ")
-	if want := "-object memory-backend-ram,id=ram0,size=3072M -numa node,nodeid=0,memdev=ram0,cpus=0-1"; got != want {
+	if want := "-object memory-backend-ram,id=ram0,size=3072M -numa node,nodeid=0,memdev=ram0,cpus=0-0"; got != want {
 		t.Errorf("cells are %q, want %q", got, want)
 	}
 }

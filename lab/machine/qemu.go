@@ -10,11 +10,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// Paths of a machine in the folder that Create fills.
+// Paths in the folder of a machine.
 const (
 	diskFile     = "disk.qcow2"
 	identityFile = "identity.img"
 	consoleFile  = "log/console.log"
+	emulatorFile = "log/emulator.log"
 	reportFile   = "report"
 	monitorFile  = "monitor"
 )
@@ -36,8 +37,8 @@ type launch struct {
 // kernelArguments: no_timer_check avoids a panic at boot when ticks come late under emulation, tsc=reliable a search
 // for a better clock. Guests under emulation have both, too.
 // The tick is periodic (nohz, highres): QEMU changes the word of pending interrupts without a lock when a guest under SVM
-// is entered or left, and seems to lose one now and then until the next one comes. After a single-shot timer none did, and
-// the machine stood still.
+// is entered or left, and seems to lose one now and then until the next one arrives. With single-shot timers no next one
+// arrived, and the machine hung.
 const kernelArguments = "nohz=off highres=off root=LABEL=" + rootLabel + " rw quiet console=ttyS0 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
 
 // arguments are QEMU's.

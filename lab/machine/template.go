@@ -103,7 +103,23 @@ func build(dir string, fill func(dir string) error) error {
 	if err := fill(unfinished); err != nil {
 		return err
 	}
+	if err := syncAll(unfinished); err != nil {
+		return err
+	}
 	return os.Rename(unfinished, dir)
+}
+
+// syncAll writes a folder's file system to disk: a power cut must not leave a folder that only looks finished.
+func syncAll(dir string) error {
+	folder, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	if err := unix.Syncfs(int(folder.Fd())); err != nil {
+		return fmt.Errorf("write %s to disk: %w", dir, err)
+	}
+	return nil
 }
 
 // prune removes the templates of a suite that nothing uses.
@@ -207,7 +223,7 @@ func (t Template) bootAndSave(ctx context.Context, l launch) error {
 	return m.Migrate("exec:cat > '" + filepath.Join(l.dir, stateFile) + "'")
 }
 
-// awaitSettled returns when the machine in dir is up. It gives back what it takes from ended.
+// awaitSettled returns when the machine in dir is up. If it reads QEMU's end from ended, it puts it back for the caller.
 func awaitSettled(ctx context.Context, dir string, ended chan error) error {
 	for {
 		r := ReadReport(dir)

@@ -1,3 +1,5 @@
+// How the link process keeps its garbage collector out of the way of packets.
+
 package wanlink
 
 import "runtime/debug"

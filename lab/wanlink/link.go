@@ -1,3 +1,5 @@
+// A WAN in user space: packets are held back by bandwidth, delay and loss.
+
 package wanlink
 
 import (

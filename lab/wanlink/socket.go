@@ -1,3 +1,5 @@
+// Packet sockets, by which the link process takes packets of the WAN and gives them back.
+
 package wanlink
 
 import (

@@ -1,5 +1,7 @@
 package lab
 
+// host.go - watari lab exec and watari lab host: commands in hosts, and their failures.
+
 import (
 	"context"
 	"fmt"

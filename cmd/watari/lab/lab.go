@@ -32,8 +32,9 @@ func New(env *cli.Env) *cobra.Command {
 		Aliases: []string{"labs"},
 		Short:   "Several sites and hosts on this one machine: up, down, status, wan, exec, host, owner",
 		Long: `A lab runs several sites with several hosts each on this one machine, to try Watari and to test it.
-Each host is a set of namespaces with its own libvirt daemon, agent, addresses and files; each site is a LAN; the
-sites are joined by a WAN whose bandwidth, delay and loss can be set, and which can be cut.
+Each host is a set of namespaces with its own libvirt daemon, agent, addresses and files, or a virtual machine that
+plays a whole machine; each site is a LAN; the sites are joined by a WAN whose bandwidth, delay and loss can be set, and
+which can be cut.
 A lab needs root, and a manager on this machine (watari up) for its hosts to join.`,
 		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab wan cut b\n  watari lab exec a1 -- virsh list",
 	}, v.up(), v.down(), v.status(), v.list(), v.exec(), v.host(), v.owner(), v.wan())

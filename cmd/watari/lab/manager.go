@@ -1,5 +1,7 @@
 package lab
 
+// manager.go - what a lab asks of the manager: tokens for its hosts, and that those of an earlier lab are forgotten.
+
 import (
 	"context"
 	"errors"

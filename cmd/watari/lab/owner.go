@@ -1,5 +1,7 @@
 package lab
 
+// owner.go - watari lab owner: the owner of a desk's machine, played.
+
 import (
 	"context"
 	"fmt"

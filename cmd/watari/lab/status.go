@@ -1,5 +1,7 @@
 package lab
 
+// status.go - watari lab status and watari lab list.
+
 import (
 	"context"
 	"fmt"

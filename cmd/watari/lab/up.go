@@ -1,5 +1,7 @@
 package lab
 
+// up.go - watari lab up and watari lab down.
+
 import (
 	"context"
 	"errors"
@@ -99,7 +101,7 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 // agent of a whole host, which is emulated, tries a guest under KVM.
 const readyWait = 5 * time.Minute
 
-// hostsReady returns when the manager knows all hosts as ready.
+// hostsReady returns when the manager knows all hosts as ready, and what their libvirt can run.
 func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	c, err := v.Client()
 	if err != nil {
@@ -110,7 +112,8 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	for _, host := range l.Hosts() {
 		err := c.Watch(waiting, "host", host.Name, nil, func(seen *v1.WatchResponse) (bool, error) {
 			state := seen.GetHost().GetState()
-			return state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE, nil
+			connected := state != v1.HostState_HOST_STATE_UNSPECIFIED && state != v1.HostState_HOST_STATE_UNREACHABLE
+			return connected && seen.GetHost().GetInfo().GetLibvirtVersion() != "", nil
 		})
 		if err != nil && waiting.Err() != nil && ctx.Err() == nil {
 			return fmt.Errorf("host %s is not ready after %v; %s", host.Name, readyWait, l.LastWords(host.Name))

@@ -1,5 +1,7 @@
 package lab
 
+// wan.go - watari lab wan: the lines between sites, shaped and cut.
+
 import (
 	"context"
 	"io"

@@ -1,5 +1,7 @@
 package lab
 
+// whole.go - the options of watari lab up that are for whole hosts.
+
 import (
 	"errors"
 	"fmt"
@@ -32,7 +34,7 @@ func addWholeFlags(flags *pflag.FlagSet) *wholeFlags {
 	flags.StringSliceVar(&w.suites, "suite", nil, "Debian release of whole hosts, bookworm or trixie; of some: b=trixie (default bookworm)")
 	flags.StringArrayVar(&w.models, "cpu-model", nil, "CPU of whole hosts as QEMU's -cpu has it; of some: b=EPYC,-xsave,-avx (default all that works under emulation)")
 	flags.StringVar(&w.memory, "memory", "", "memory of each whole host (default 3G)")
-	flags.IntVar(&w.cells, "cells", 0, "NUMA cells of each whole host: 1, 2 or 4 (default 2)")
+	flags.IntVar(&w.cells, "cells", 0, "NUMA cells of each whole host, with a processor each: 1, 2 or 4 (default 2)")
 	return w
 }
 
