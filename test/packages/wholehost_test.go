@@ -36,7 +36,7 @@ func installOn(t *testing.T, suite string) {
 	l := &lab{t, "packages", filepath.Join(t.TempDir(), "admin.json")}
 	_, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) // of a run that was killed
 	t.Cleanup(func() { _, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) })
-	l.must(30*time.Minute, "lab", "up", "--name", l.name, "--sites", "1", "--hosts", "2", "--whole", "--suite", suite, "--agent=false")
+	l.must(30*time.Minute, "lab", "up", "--name", l.name, "--sites", "1", "--hosts", "2", "--whole", "--cells", "1", "--suite", suite, "--agent=false")
 	before := map[string][]string{}
 	s := &system{t, t.TempDir()} // newer and older packages are made here
 	s.command("mkdir", filepath.Join(s.root, "tmp"))
