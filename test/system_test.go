@@ -88,7 +88,7 @@ func bringUp() (*system, error) {
 		{"image", "build", imageName, "--packages", packages},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))
-		out, err := s.watari(max(10*time.Minute, patience), step...)
+		out, err := s.watari(patience, step...)
 		if err != nil {
 			return s, fmt.Errorf("watari %s: %w\n%s", strings.Join(step, " "), err, out)
 		}

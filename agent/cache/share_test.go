@@ -210,13 +210,19 @@ func TestASourceThatDiesInTheMiddleIsReplaced(t *testing.T) {
 	}
 }
 
-func TestASourceThatHangsIsReplaced(t *testing.T) {
+// newImpatientLAN has a host a3 that is to fetch from a1, or else from a2, and does not wait long for either.
+func newImpatientLAN(t *testing.T) *lan {
 	l := newLAN(t, "a1", "a2", "a3")
 	l.ensure("a1", "a2") // nobody has told them anything: from the manager
 	l.tell("a1", nil, "a3")
 	l.tell("a2", nil, "a3")
 	l.tell("a3", []string{"a1", "a2"})
 	l.caches["a3"].peerStall = 200 * time.Millisecond
+	return l
+}
+
+func TestASourceThatHangsIsReplaced(t *testing.T) {
+	l := newImpatientLAN(t)
 	l.pass = func(from string, content io.ReadCloser) (io.ReadCloser, error) {
 		if from == "a1" {
 			r, w := io.Pipe()
@@ -233,12 +239,7 @@ func TestASourceThatHangsIsReplaced(t *testing.T) {
 
 // TestASourceThatTricklesIsReplaced: a host that sends a byte now and then would else hold its site up.
 func TestASourceThatTricklesIsReplaced(t *testing.T) {
-	l := newLAN(t, "a1", "a2", "a3")
-	l.ensure("a1", "a2") // nobody has told them anything: from the manager
-	l.tell("a1", nil, "a3")
-	l.tell("a2", nil, "a3")
-	l.tell("a3", []string{"a1", "a2"})
-	l.caches["a3"].peerStall = 200 * time.Millisecond
+	l := newImpatientLAN(t)
 	l.pass = func(from string, content io.ReadCloser) (io.ReadCloser, error) {
 		if from != "a1" {
 			return content, nil

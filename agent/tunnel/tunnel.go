@@ -50,8 +50,8 @@ type Config struct {
 	// TLS is for both directions (ca.PeerTLS); who the other host is is checked here.
 	TLS    *tls.Config
 	RunDir string // /run/watari
-	// LibvirtSocket is this host's libvirt daemon's; "": the one of libvirtSockets that answers.
-	LibvirtSocket string
+	// LibvirtSockets are where this host's libvirt daemon may listen; the first that answers is taken.
+	LibvirtSockets []string
 	// Blobs opens a blob for another host, known by its certificate, or says why not; nil: there are none.
 	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
 	Log   *slog.Logger
@@ -191,17 +191,11 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	splice(conn, local)
 }
 
-// libvirtSockets are what qemu:///system is reached by: a modular QEMU daemon, or libvirtd.
-var libvirtSockets = []string{"/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"}
-
 // enter connects to the end of a tunnel on this host.
 func (t *Tunnels) enter(ctx context.Context, e Expected, socket Socket) (conn net.Conn, err error) {
-	paths := []string{t.config.LibvirtSocket}
-	switch {
-	case socket == QEMU:
-		paths[0] = e.MigrateSocket
-	case t.config.LibvirtSocket == "":
-		paths = libvirtSockets
+	paths := t.config.LibvirtSockets
+	if socket == QEMU {
+		paths = []string{e.MigrateSocket}
 	}
 	for _, path := range paths {
 		if conn, err = new(net.Dialer).DialContext(ctx, "unix", path); err == nil {

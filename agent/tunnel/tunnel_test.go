@@ -40,7 +40,7 @@ func newHost(t *testing.T, authority *ca.Authority, name string) *host {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(run) })
-	h := &host{run: run, Tunnels: New(Config{TLS: config, RunDir: run, LibvirtSocket: filepath.Join(run, "libvirt.sock")})}
+	h := &host{run: run, Tunnels: New(Config{TLS: config, RunDir: run, LibvirtSockets: []string{filepath.Join(run, "libvirt.sock")}})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +108,7 @@ func converse(t *testing.T, path string, send []byte) []byte {
 
 func TestBothSocketsReachTheTarget(t *testing.T) {
 	source, target := twoHosts(t)
-	listen(t, target.config.LibvirtSocket)
+	listen(t, target.config.LibvirtSockets[0])
 	listen(t, filepath.Join(target.run, "migrate.sock"))
 	admitted := 0
 	stop := target.Expect(Expected{Migration: "m1", Source: "a1", SourceUID: "uid-of-a1", MigrateSocket: filepath.Join(target.run, "migrate.sock"), Admit: func() error {
@@ -147,7 +147,7 @@ func TestBothSocketsReachTheTarget(t *testing.T) {
 
 func TestACancelledOrderLeavesTheWayOpen(t *testing.T) {
 	source, target := twoHosts(t)
-	listen(t, target.config.LibvirtSocket)
+	listen(t, target.config.LibvirtSockets[0])
 	stop := target.Expect(Expected{Migration: "m1", Source: "a1"})
 	defer stop()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -202,7 +202,7 @@ func TestOnlyTheAnnouncedIsLetIn(t *testing.T) {
 
 func TestDropEndsWhatWasLetIn(t *testing.T) {
 	source, target := twoHosts(t)
-	listen(t, target.config.LibvirtSocket)
+	listen(t, target.config.LibvirtSockets[0])
 	changed := make(chan struct{}, 8)
 	target.Expect(Expected{Migration: "m1", Source: "a1", Changed: func() { changed <- struct{}{} }})
 	out, err := source.Open(t.Context(), order(source, target))

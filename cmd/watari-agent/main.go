@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"watari/cmd/internal/probe"
 	"watari/internal/descriptors"
 	"watari/internal/version"
 	"watari/overlay"
@@ -153,6 +154,14 @@ func parse(args []string) (options, error) {
 		return o, errors.New("how the other hosts reach this one is not known; give --lan-address or --lan-interface")
 	}
 	return o, nil
+}
+
+// libvirtSockets are where this host's libvirt daemon may listen.
+func (o options) libvirtSockets() []string {
+	if o.libvirtSocket != "" {
+		return []string{o.libvirtSocket}
+	}
+	return probe.LibvirtSockets
 }
 
 // lock keeps a second agent from the same state.

@@ -149,7 +149,7 @@ func openTunnels(ctx context.Context, o options, tie *session.Session, store *ca
 	if err != nil {
 		return nil, fmt.Errorf("listen for migrations: %w", err)
 	}
-	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSocket: o.libvirtSocket, Log: log,
+	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSockets: o.libvirtSockets(), Log: log,
 		Blobs: func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error) {
 			content, err := store.Open(ctx, id.Name, id.UID, digest, offset)
 			if errors.Is(err, cache.ErrAbsent) {

@@ -1,5 +1,9 @@
-// Package probe is what `watari-agent probe` tells `watari doctor`: what only the agent, which links libvirt, finds out.
+// Package probe is what watari-agent and `watari` say the same about a host: where libvirt listens, and what `watari-agent probe`
+// tells `watari doctor`, since only the agent links libvirt.
 package probe
+
+// LibvirtSockets are what qemu:///system is reached by: a modular QEMU daemon, or libvirtd.
+var LibvirtSockets = []string{"/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"}
 
 // Host is how a host can run guests. It is written as JSON.
 type Host struct {

@@ -9,10 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-)
 
-// libvirtSockets are what qemu:///system is reached by: a modular QEMU daemon, or libvirtd.
-var libvirtSockets = []string{"/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"}
+	"watari/cmd/internal/probe"
+)
 
 const virtlogdSocket = "/run/libvirt/virtlogd-sock"
 
@@ -37,7 +36,7 @@ func libvirtAnswers() bool { return LibvirtSocket() != "" }
 
 // LibvirtSocket is where a libvirt daemon answers; "": none does.
 func LibvirtSocket() string {
-	for _, socket := range libvirtSockets {
+	for _, socket := range probe.LibvirtSockets {
 		if answers(socket) {
 			return socket
 		}
@@ -64,7 +63,7 @@ func (u *up) startLibvirt(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.startOne(ctx, "libvirtd", libvirtSockets[1], "--config", config, "--pid-file", lock("libvirtd"))
+	return u.startOne(ctx, "libvirtd", probe.LibvirtSockets[1], "--config", config, "--pid-file", lock("libvirtd"))
 }
 
 func (u *up) startOne(ctx context.Context, name, socket string, args ...string) error {
