@@ -7,9 +7,9 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full test-whole lint docs clean
+.PHONY: help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 # Each target installs the Debian packages that it needs itself: the lists are in scripts/packages.
 setup: ## install what building needs: Debian packages and Go, where missing
@@ -70,14 +70,29 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@echo "== PM: between real guests"
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
-test-full: export WATARI_TEST_FULL := 1
-test-full: lint test-unit test-pm test-guests deb ## all tests, also every kind of bad luck, the packages, and whole hosts (root; well over an hour)
-	@scripts/setup.sh build demo deb whole
-	@echo "== tests of the packages"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/packages
+# The parts of test-full, of less than an hour each.
+FULL := test-full-units test-full-lab test-full-machines test-full-bookworm test-full-trixie test-whole
+.PHONY: $(FULL)
+test-full: ## all tests, also every kind of bad luck, the packages, and whole hosts: several hours, in parts test-full-* (root)
+	@for part in $(FULL); do echo "== $$part" && $(MAKE) --no-print-directory $$part || exit; done
+
+test-full-units test-full-lab test-full-bookworm test-full-trixie: export WATARI_TEST_FULL := 1
+test-full-units: lint test-unit test-pm test-guests ## unit tests and PM's, with the long ones (root)
+
+test-full-lab: build ## tests of the whole, with every kind of bad luck (root)
+	@scripts/setup.sh build demo test
 	@echo "== tests of the whole, in a lab with real guests"
-	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 120m ./test/
-	@$(MAKE) --no-print-directory test-whole
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m ./test/
+
+test-full-machines: build ## the lab's whole hosts, of Debian 12 and 13 (root; minutes for the first of each)
+	@scripts/setup.sh build demo test whole
+	@echo "== tests of whole hosts"
+	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '^TestWholeHost' ./lab/
+
+test-full-bookworm test-full-trixie: test-full-%: deb ## the packages, in small systems and on two whole hosts of a Debian release (root)
+	@scripts/setup.sh build demo deb whole
+	@echo "== tests of the packages on $*"
+	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '/^$*$$' ./test/packages
 
 test-whole: build ## the story under KVM, on hosts that are whole machines (root; minutes for the first such lab)
 	@scripts/setup.sh build demo test whole

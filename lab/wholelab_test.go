@@ -14,18 +14,13 @@ import (
 	"watari/lab/machine"
 )
 
-// fullOnly keeps a test, which would take minutes, to `make test-full`.
-func fullOnly(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("WATARI_TEST_FULL") == "" {
-		t.Skipf("WATARI_TEST_FULL is not set: %s", why)
-	}
-}
-
-// needWhole skips a test where no whole hosts can be.
+// needWhole skips a test where no whole hosts can be. The first host of a release is installed and booted in minutes,
+// and each start from its disk takes up to a minute, so that only `make test-full-machines` has them.
 func needWhole(t *testing.T) {
 	t.Helper()
-	fullOnly(t, "a whole host is emulated: the first one is installed and booted in minutes, and each start from its disk takes up to a minute")
+	if os.Getenv("WATARI_TEST_HOSTS") != "whole" {
+		t.Skip("needs whole hosts: make test-full-machines")
+	}
 	missing := machine.Missing()
 	if len(missing) > 0 && os.Getenv("CI") != "" {
 		t.Fatalf("missing: %v", missing)

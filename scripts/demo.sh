@@ -17,7 +17,8 @@ run() { printf '\n$ watari %s\n' "$*"; brief watari "$@"; }
 brief() {
     if [ -t 2 ]; then "$@"; return; fi
     local status=0
-    "$@" 2> >(tee -a "$work/demo.log" | grep --line-buffered -vE "$details" >&2) || status=$?
+    # In braces, for a command's own redirections are made in its process, where this shell does not see the filter.
+    { "$@"; } 2> >(tee -a "$work/demo.log" | grep --line-buffered -vE "$details" >&2) || status=$?
     wait "$!" || true # for the filter, so that its last lines come before the next command's
     return "$status"
 }
