@@ -71,7 +71,7 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
 # The parts of test-full, of less than an hour each.
-FULL := test-full-units test-full-lab test-full-machines test-full-bookworm test-full-trixie test-whole
+FULL := test-full-units test-full-lab test-full-machines test-full-bookworm test-full-trixie test-whole test-mixed
 .PHONY: $(FULL)
 test-full: ## all tests, also every kind of bad luck, the packages, and whole hosts: several hours, in parts test-full-* (root)
 	@for part in $(FULL); do echo "== $$part" && $(MAKE) --no-print-directory $$part || exit; done
@@ -95,9 +95,11 @@ test-full-bookworm test-full-trixie: test-full-%: deb ## the packages, in small 
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '/^$*$$' ./test/packages
 
 test-whole: build ## the story under KVM, on hosts that are whole machines (root; minutes for the first such lab)
+test-mixed: build ## moves under KVM between a whole host of Debian 12 and one of Debian 13 (root; minutes for the first such lab)
+test-whole test-mixed: test-%: build
 	@scripts/setup.sh build demo test whole
-	@echo "== tests on whole hosts, with guests under KVM"
-	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 90m -run '^TestWhole' ./test/
+	@echo "== tests on whole hosts ($*), with guests under KVM"
+	@WATARI_TEST_HOSTS=$* $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 90m -run '^TestWhole' ./test/
 
 lint: ## formatting, vet, shell scripts
 	@scripts/setup.sh build lint

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestQEMURunsUnprivileged(t *testing.T) {
@@ -23,6 +24,59 @@ func TestQEMURunsUnprivileged(t *testing.T) {
 			t.Errorf("QEMU's status does not match %s:\n%s", want, status)
 		}
 	}
+}
+
+// An administrator has QEMU run as another user from now on: guests of before go on and can be moved, what keeps new
+// ones away is said with its remedy, and templates are made anew.
+func TestQEMUsUserIsChanged(t *testing.T) {
+	full(t)
+	var host string
+	use := func(user string) { // empty: the one that the lab chose
+		inHost(t, host, `sed -i '/^user = /d; /^group = /d' /etc/libvirt/qemu.conf`)
+		if user != "" {
+			inHost(t, host, `printf 'user = "%s"\ngroup = "nogroup"\n' `+user+` >> /etc/libvirt/qemu.conf`)
+		}
+		kill9(t, host, "libvirtd")
+		until(t, time.Minute, "host "+host+" says who QEMU runs as", func() (bool, string) {
+			shown := must(t, "host", "show", host)
+			return strings.Contains(shown, "as nobody,") == (user == "nobody") && strings.Contains(shown, "guests run:"), shown
+		})
+	}
+	defer func() {
+		if host != "" {
+			must(t, "host", "drain", host, "--undo")
+			use("")
+		}
+	}()
+	// A guest on each host, removed before the host has its user back.
+	t.Run("changed", func(t *testing.T) {
+		newCluster(t, "before", len(hosts), "--spread", "host")
+		unmarked := mark(t, "before-0")
+		host = guestNamed(t, "before-0").Host
+		use("nobody")
+
+		newCluster(t, "beside", len(hosts), "--spread", "host")
+		if events := must(t, "events"); !strings.Contains(events, "watari host drain --undo") {
+			t.Errorf("the remedy is not said:\n%s", events)
+		}
+		must(t, "host", "drain", host, "--wait")
+		must(t, "host", "drain", host, "--undo")
+		settled(t, "before", len(hosts))
+		newCluster(t, "after", len(hosts), "--spread", "host")
+		settled(t, "after", len(hosts))
+		for _, g := range guestsOf(t, "after") {
+			if status := qemuStatus(t, "watari-"+g.Meta.Name); g.Host == host && !regexp.MustCompile(`(?m)^Uid:\s+65534`).MatchString(status) {
+				t.Errorf("guest %s on %s is not nobody's:\n%s", g.Meta.Name, host, status)
+			}
+		}
+		if described := inHost(t, host, "cat "+agentState+"/templates/*.json"); !strings.Contains(described, " nobody ") {
+			t.Errorf("no template was made anew for the new user: %s", described)
+		}
+		must(t, "migrate", "before-0", "--to", host)
+		if lost := unmarked(); len(lost) > 0 {
+			t.Errorf("guests were started anew: %v", lost)
+		}
+	})
 }
 
 // qemuStatus is /proc/<pid>/status of the QEMU that runs a domain.

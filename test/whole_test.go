@@ -1,6 +1,7 @@
 package test
 
-// whole_test.go - the tests on whole hosts, whose guests run under KVM. WATARI_TEST_HOSTS=whole selects them.
+// whole_test.go - the tests on whole hosts, whose guests run under KVM. WATARI_TEST_HOSTS selects them: whole for two hosts
+// of Debian 12, mixed for one of Debian 12 and one of Debian 13.
 
 import (
 	"fmt"
@@ -16,14 +17,20 @@ import (
 	"watari/lab/machine"
 )
 
-// wholeHosts says that the lab's hosts are virtual machines, in which guests run under KVM.
-var wholeHosts = os.Getenv("WATARI_TEST_HOSTS") == "whole"
+var (
+	mixedHosts = os.Getenv("WATARI_TEST_HOSTS") == "mixed"
+	// wholeHosts says that the lab's hosts are virtual machines, in which guests run under KVM.
+	wholeHosts = os.Getenv("WATARI_TEST_HOSTS") == "whole" || mixedHosts
+)
 
 // useWholeHosts: two levels of emulation on a small machine take their time.
 func useWholeHosts() {
 	labName, listen = "whole", "0.0.0.0:17071"
 	// One processor each: with several the emulation brings guests under KVM down (docs/design/kvm.md).
 	labShape = []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1", "--cpu-model", "a2=" + machine.DefaultModel + "," + lacking}
+	if mixedHosts {
+		labShape = append(labShape, "--suite", "a2=trixie")
+	}
 	packages = "openmpi-bin,lammps"
 	hosts = []string{"a1", "a2"}
 	settle, patience = 10*time.Minute, 30*time.Minute
@@ -32,11 +39,14 @@ func useWholeHosts() {
 // lacking are features that the CPU of host a2 lacks, and a1's has.
 const lacking = "-sse4.2,-movbe"
 
-// needWholeHosts skips a test unless the lab has whole hosts.
-func needWholeHosts(t *testing.T) {
+// needWholeHosts skips a test unless the lab has whole hosts, of one or of two releases.
+func needWholeHosts(t *testing.T, mixed bool) {
 	t.Helper()
-	if !wholeHosts {
-		t.Skip("needs whole hosts: make test-whole")
+	switch {
+	case !wholeHosts:
+		t.Skip("needs whole hosts: make test-whole test-mixed")
+	case mixed != mixedHosts:
+		t.Skip("needs other whole hosts: make test-whole has two of Debian 12, test-mixed one of Debian 12 and one of Debian 13")
 	}
 }
 
@@ -57,7 +67,56 @@ func copiesOnWholeHosts(uid string) (n int) {
 // TestWholeHostsUnderKVM tells the story on two stock Debian hosts with different CPUs. Its parts share a cluster: making
 // one takes minutes here.
 func TestWholeHostsUnderKVM(t *testing.T) {
-	needWholeHosts(t)
+	needWholeHosts(t, false)
+	kvmCluster(t)
+	t.Run("guests are forked from a template", kvmForks)
+	t.Run("QEMU is confined", kvmIsConfined)
+	t.Run("guests have the CPU that both hosts can give", kvmBaseline)
+	alone := ""
+	t.Run("a program's answer", func(t *testing.T) { alone = kvmMelt(t, "kvm-alone", nil) })
+	t.Run("a guest moves under a program, whose answer is the same", func(t *testing.T) { kvmMoves(t, "kvm-1", "kvm-0", alone) })
+	t.Run("daemons are killed under a run", func(t *testing.T) { killDaemonsUnderARun(t, "kvm") })
+	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kvm") })
+	t.Run("a host's power fails", kvmPowerFails)
+}
+
+// TestWholeHostsOfTwoReleases moves guests between QEMU 7.2 of Debian 12 and QEMU 10.0 of Debian 13, to the newer one under
+// a program and back.
+func TestWholeHostsOfTwoReleases(t *testing.T) {
+	needWholeHosts(t, true)
+	kvmCluster(t)
+	for host, want := range map[string]string{"a1": "QEMU 7.2", "a2": "QEMU 10.0"} {
+		if shown := must(t, "host", "show", host); !strings.Contains(shown, want) {
+			t.Errorf("host %s does not have %s:\n%s", host, want, shown)
+		}
+	}
+	t.Run("guests are forked from a template", kvmForks)
+	t.Run("QEMU is confined", kvmIsConfined)
+	t.Run("guests have the CPU that both hosts can give", kvmBaseline)
+	older, newer := "kvm-0", "kvm-1" // QEMU's version at the guest's start
+	if guestNamed(t, older).Host != "a1" {
+		older, newer = newer, older
+	}
+	alone := ""
+	t.Run("a program's answer", func(t *testing.T) { alone = kvmMelt(t, "kvm-alone", nil) })
+	t.Run("a guest moves to the newer QEMU under a program, whose answer is the same", func(t *testing.T) { kvmMoves(t, older, newer, alone) })
+	t.Run("guests move to the older QEMU", func(t *testing.T) {
+		unmarked := mark(t, older, newer)
+		for _, name := range []string{older, newer} {
+			if m := decoded[migration](t, "migrate", name, "--to", "a1"); !strings.HasSuffix(m.State, "_DONE") {
+				t.Errorf("the move of %s: %s: %s", name, m.State, m.Message)
+			}
+		}
+		if lost := unmarked(); lost != nil {
+			t.Errorf("guests were started anew: %v", lost)
+		}
+		settled(t, "kvm", 2)
+	})
+}
+
+// kvmCluster makes the cluster kvm of two guests, one on each host, which say that they have KVM and confine guests.
+func kvmCluster(t *testing.T) {
+	t.Helper()
 	for _, host := range hosts {
 		for _, want := range []string{"KVM: ", "as libvirt-qemu, confined by apparmor"} {
 			until(t, 3*time.Minute, "host "+host+" runs guests under KVM, confined", func() (bool, string) {
@@ -79,15 +138,6 @@ func TestWholeHostsUnderKVM(t *testing.T) {
 	})
 	newCluster(t, "kvm", 2, "--spread", "host")
 	settled(t, "kvm", 2)
-	t.Run("guests are forked from a template", kvmForks)
-	t.Run("QEMU is confined", kvmIsConfined)
-	t.Run("guests have the CPU that both hosts can give", kvmBaseline)
-	alone := ""
-	t.Run("a program's answer", func(t *testing.T) { alone = kvmMelt(t, "kvm-alone", nil) })
-	t.Run("a guest moves under a program, whose answer is the same", func(t *testing.T) { kvmMoves(t, alone) })
-	t.Run("daemons are killed under a run", func(t *testing.T) { killDaemonsUnderARun(t, "kvm") })
-	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kvm") })
-	t.Run("a host's power fails", kvmPowerFails)
 }
 
 func kvmForks(t *testing.T) {
@@ -128,11 +178,11 @@ func kvmBaseline(t *testing.T) {
 	}
 }
 
-// kvmMoves is the main promise: a guest under KVM moves while a program runs in it.
-func kvmMoves(t *testing.T, alone string) {
-	unmarked := mark(t, "kvm-0", "kvm-1")
+// kvmMoves is the main promise: a guest under KVM moves, to the host of another, while a program runs in both.
+func kvmMoves(t *testing.T, guest, other, alone string) {
+	unmarked := mark(t, guest, other)
 	moved := kvmMelt(t, "kvm-moved", func() {
-		m := decoded[migration](t, "migrate", "kvm-1", "--to", guestNamed(t, "kvm-0").Host)
+		m := decoded[migration](t, "migrate", guest, "--to", guestNamed(t, other).Host)
 		if !strings.HasSuffix(m.State, "_DONE") {
 			t.Errorf("the move: %s: %s", m.State, m.Message)
 		}
@@ -145,7 +195,7 @@ func kvmMoves(t *testing.T, alone string) {
 		t.Errorf("guests were started anew: %v", lost)
 	}
 	settled(t, "kvm", 2)
-	out := must(t, "guest", "exec", "kvm-1", "--", "date", "+%s.%N")
+	out := must(t, "guest", "exec", guest, "--", "date", "+%s.%N")
 	clock, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 	if err != nil {
 		t.Fatal(err)

@@ -332,6 +332,10 @@ func classify(err error) error {
 		return fmt.Errorf("%w: %w", ErrNotFound, err)
 	case e.Domain == libvirt.FROM_RPC, e.Code == libvirt.ERR_INVALID_CONN, e.Code == libvirt.ERR_NO_CONNECT:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	case e.Domain == libvirt.FROM_SECURITY && e.Code == libvirt.ERR_OPERATION_INVALID:
+		// A file that guests share belongs to those that were started before.
+		return fmt.Errorf("%w; guests run here that were started before QEMU's user or security driver was changed: "+
+			"move them away by `watari host drain`, then take guests again by `watari host drain --undo`", err)
 	}
 	return err
 }
