@@ -89,7 +89,7 @@ test-full-machines: build ## the lab's whole hosts, of Debian 12 and 13 (root; m
 	@echo "== tests of whole hosts"
 	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '^TestWholeHost' ./lab/
 
-test-full-bookworm test-full-trixie: test-full-%: deb ## the packages, in small systems and on two whole hosts of a Debian release (root)
+test-full-bookworm test-full-trixie: test-full-%: build deb ## the packages, in small systems and on two whole hosts of a Debian release (root)
 	@scripts/setup.sh build demo deb whole
 	@echo "== tests of the packages on $*"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '/^$*$$' ./test/packages

@@ -50,7 +50,7 @@ func findEmulator(ctx context.Context, say func(format string, args ...any)) (em
 	if err != nil {
 		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", leastQEMU, major, err)
 	}
-	lines, err := sources(ctx, release)
+	lines, err := Sources(ctx, release)
 	if err != nil {
 		return e, err
 	}

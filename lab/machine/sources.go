@@ -13,8 +13,8 @@ import (
 // keyring has the keys of all of Debian's releases.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// sources are apt's lines for a suite: this machine's sources of Debian, with the suite in the place of this machine's.
-func sources(ctx context.Context, suite string) ([]string, error) {
+// Sources returns apt's lines for a suite: this machine's sources of Debian, with the suite in the place of this machine's.
+func Sources(ctx context.Context, suite string) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)",
 		"Created-By: Packages", "Origin: Debian").Output()
 	if err != nil {

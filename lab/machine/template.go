@@ -45,7 +45,7 @@ func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format str
 	if err := spec.Check(); err != nil {
 		return Template{}, err
 	}
-	lines, err := sources(ctx, spec.Suite)
+	lines, err := Sources(ctx, spec.Suite)
 	if err != nil {
 		return Template{}, err
 	}

@@ -122,7 +122,7 @@ func TestDependenciesAreMet(t *testing.T) {
 	s.command("sh", "-ec", `cd "$0" && dpkg-scanpackages --multiversion . > Packages`, folder)
 	t.Cleanup(func() { os.Remove(index) })
 	for _, suite := range suites {
-		s.command("mmdebstrap", "--quiet", "--mode=root", "--simulate", "--variant=apt", "--include=watari,watari-agent,libpm-dev", suite,
-			filepath.Join(s.root, suite), "deb "+mirror+" "+suite+" main", "deb [trusted=yes] copy:"+folder+" ./")
+		s.command("mmdebstrap", append([]string{"--quiet", "--mode=root", "--simulate", "--variant=apt", "--include=watari,watari-agent,libpm-dev",
+			suite, filepath.Join(s.root, suite), "deb [trusted=yes] copy:" + folder + " ./"}, mirrors(t, suite)...)...)
 	}
 }

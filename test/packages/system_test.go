@@ -11,11 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"watari/lab/machine"
 )
 
 const (
-	deb    = "../../build/deb"
-	mirror = "http://deb.debian.org/debian"
+	deb = "../../build/deb"
 	// kept is where the systems' archives are kept for the next time.
 	kept = "../../build/test-packages"
 )
@@ -23,19 +24,15 @@ const (
 // names are the packages that make deb builds.
 var names = []string{"watari", "watari-agent", "libpm1", "libpm-dev", "libpm-fi"}
 
-// need skips a test where something is missing, and fails it where that ought to be there.
+// need fails a test where something is missing that make test-full-bookworm and test-full-trixie set up.
 func need(t *testing.T, there bool, what string) {
 	t.Helper()
-	switch {
-	case there:
-	case os.Getenv("CI") != "":
+	if !there {
 		t.Fatalf("missing: %s", what)
-	default:
-		t.Skipf("missing: %s", what)
 	}
 }
 
-// requirements are checked by each test, since one may be run alone.
+// requirements skips a test unless it was asked for. Each test checks them, since one may be run alone.
 func requirements(t *testing.T) {
 	t.Helper()
 	if os.Getenv("WATARI_TEST_FULL") == "" {
@@ -71,7 +68,8 @@ func newSystem(t *testing.T, suite string) *system {
 	archive := filepath.Join(kept, suite+".tar")
 	if _, err := os.Stat(archive); err != nil {
 		s.command("mkdir", "-p", kept)
-		s.command("mmdebstrap", "--quiet", "--mode=root", "--variant=apt", "--include=libvirt0,procps,systemd", suite, archive+".new.tar", mirror)
+		s.command("mmdebstrap", append([]string{"--quiet", "--mode=root", "--variant=apt", "--include=libvirt0,procps,systemd", suite,
+			archive + ".new.tar"}, mirrors(t, suite)...)...)
 		s.command("mv", archive+".new.tar", archive)
 	}
 	s.command("mkdir", "-p", s.root)
@@ -80,6 +78,16 @@ func newSystem(t *testing.T, suite string) *system {
 		s.copyIn(built(name)[0])
 	}
 	return s
+}
+
+// mirrors are apt's lines for a suite, from where this machine's apt has its packages.
+func mirrors(t *testing.T, suite string) []string {
+	t.Helper()
+	lines, err := machine.Sources(t.Context(), suite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
 }
 
 // command runs a command on this machine.
