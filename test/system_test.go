@@ -61,6 +61,9 @@ func TestMain(m *testing.M) {
 	if s != nil && os.Getenv("WATARI_TEST_KEEP") == "" {
 		s.takeDown()
 	}
+	if watching.end() {
+		code = 1
+	}
 	os.Exit(code)
 }
 
@@ -80,6 +83,9 @@ func bringUp() (*system, error) {
 	s := &system{bin: bin, state: "/var/tmp/watari-" + labName}
 	s.takeDown() // what a run that was killed left behind
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
+		return nil, err
+	}
+	if err := observe(s); err != nil {
 		return nil, err
 	}
 	for _, step := range [][]string{
@@ -231,6 +237,14 @@ func kill9(t *testing.T, host, pattern string) bool {
 	return err == nil
 }
 
+// mustKill is kill9 of what has to be there.
+func mustKill(t *testing.T, host, pattern string) {
+	t.Helper()
+	if !kill9(t, host, pattern) {
+		t.Errorf("no process was killed on %s: none matches %s", host, pattern)
+	}
+}
+
 // until waits for a condition, which is asked again every 200 ms.
 func until(t *testing.T, limit time.Duration, what string, condition func() (bool, string)) {
 	t.Helper()
@@ -267,9 +281,11 @@ func copies(uid string) int {
 // copy on the machine.
 func settled(t *testing.T, cluster string, guests int) {
 	t.Helper()
+	defer watching.check(t)
+	var list []guest
 	until(t, settle, "manager and reality agree on cluster "+cluster, func() (bool, string) {
 		out, err := shared.watari(20*time.Second, "-o", "json", "guest", "list", cluster)
-		var list []guest
+		list = nil
 		if err != nil || json.Unmarshal([]byte(out), &list) != nil {
 			return false, out
 		}
@@ -283,6 +299,9 @@ func settled(t *testing.T, cluster string, guests int) {
 		}
 		return true, ""
 	})
+	for _, g := range list {
+		watching.saw(t, g.Meta.UID)
+	}
 }
 
 // hostsReady waits until every host of the lab is back.
@@ -300,6 +319,7 @@ func newCluster(t *testing.T, name string, guests int, more ...string) {
 	args := append([]string{"cluster", "create", name, "--guests", strconv.Itoa(guests), "--memory", "256M", "--image", imageName, "--wait"}, more...)
 	must(t, args...)
 	t.Cleanup(func() {
+		defer watching.check(t)
 		if out, err := shared.watari(2*time.Minute, "cluster", "delete", name, "--wait"); err != nil {
 			t.Errorf("delete cluster %s: %v\n%s", name, err, out)
 		}

@@ -1,0 +1,202 @@
+package test
+
+// observer_test.go - watches, as long as the tests last, that no guest runs twice.
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"watari/test/evidence"
+)
+
+// lookPause is the time between two looks at all QEMU processes.
+const lookPause = 100 * time.Millisecond
+
+// Of guests that have had two processes for overlapAfter, it is asked each askPause whether they move.
+const (
+	overlapAfter = 30 * time.Second
+	askPause     = 10 * time.Second
+)
+
+// observer collects breaches of the rule that there are never two of one guest. What it sees and what not is said at
+// evidence.Judge. It sees the QEMU processes of this machine, so it is not there on whole hosts, whose QEMU processes are
+// inside of these; there, and for what the observer does not see, settled and copies look now and then.
+type observer struct {
+	system     *system
+	stop, done chan struct{}
+
+	mu       sync.Mutex
+	fresh    []string // what no test has been failed for yet
+	reported int      // what tests were failed for
+	looks    int
+	longest  time.Duration   // between two looks
+	guests   map[string]bool // that were seen
+	doubled  map[string]bool // of which two processes were seen
+}
+
+// watching is the observer; nil on whole hosts.
+var watching *observer
+
+// observe begins to watch.
+func observe(s *system) error {
+	if wholeHosts {
+		fmt.Println("== not watched: whether a guest runs twice, for QEMU's processes are inside of whole hosts")
+		return nil
+	}
+	proc, err := evidence.OpenProc(labName)
+	if err != nil {
+		return err
+	}
+	watching = &observer{system: s, stop: make(chan struct{}), done: make(chan struct{}),
+		guests: map[string]bool{}, doubled: map[string]bool{}}
+	go watching.watch(proc)
+	return nil
+}
+
+func (o *observer) watch(proc *evidence.Proc) {
+	defer close(o.done)
+	var judge evidence.Judge
+	last, asked := time.Now(), time.Now()
+	for tick := time.NewTicker(lookPause); ; {
+		select {
+		case <-o.stop:
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		guests, err := proc.Look()
+		if err != nil {
+			o.add(fmt.Sprintf("look at QEMU's processes: %v", err))
+			continue
+		}
+		o.note(now.Sub(last), guests)
+		last = now
+		for _, v := range judge.See(now, guests) {
+			o.add(v.String())
+		}
+		if now.Sub(asked) >= askPause {
+			asked = now
+			o.askAboutMoves(&judge, now)
+		}
+	}
+}
+
+// note keeps what is told at the end.
+func (o *observer) note(pause time.Duration, guests []evidence.Guest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.looks++
+	o.longest = max(o.longest, pause)
+	for _, g := range guests {
+		o.guests[g.UID] = true
+		if len(g.Copies) > 1 {
+			o.doubled[g.UID] = true
+		}
+	}
+}
+
+func (o *observer) add(what string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.fresh = append(o.fresh, what)
+}
+
+// askAboutMoves asks the manager about guests that have had two processes for long. One that does not answer says nothing.
+func (o *observer) askAboutMoves(judge *evidence.Judge, now time.Time) {
+	long := judge.Overlaps(now, overlapAfter)
+	if len(long) == 0 {
+		return
+	}
+	out, err := o.system.watari(5*time.Second, "-o", "json", "migrate", "list")
+	var moves []struct{ GuestUID string }
+	if err != nil || json.Unmarshal([]byte(out), &moves) != nil {
+		return
+	}
+	moving := map[string]bool{}
+	for _, m := range moves {
+		moving[m.GuestUID] = true
+	}
+	for _, uid := range long {
+		for _, v := range judge.Moves(now, uid, moving[uid]) {
+			o.add(v.String())
+		}
+	}
+}
+
+// take returns what no test has been failed for yet.
+func (o *observer) take() (fresh []string) {
+	if o == nil {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	fresh, o.fresh = o.fresh, nil
+	return fresh
+}
+
+// check fails the test for what has been found since the last check.
+func (o *observer) check(t *testing.T) {
+	t.Helper()
+	for _, what := range o.take() {
+		t.Errorf("never two: %s", what)
+		o.reported++
+	}
+}
+
+// saw fails the test if a guest was never seen, for then nothing else of it was.
+func (o *observer) saw(t *testing.T, uid string) {
+	t.Helper()
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.guests[uid] {
+		t.Errorf("never two: no process of guest %s was seen on a host of lab %s: is it in no control group of the lab's?", uid, labName)
+	}
+}
+
+// end ends the watch, says what was watched, and returns whether something was found that failed no test.
+func (o *observer) end() (unreported bool) {
+	if o == nil {
+		return false
+	}
+	close(o.stop)
+	<-o.done
+	left := o.take()
+	fmt.Printf("== never two: %d looks, at most %v apart, at %d guests, of which %d had two processes at a time: %d violations\n",
+		o.looks, o.longest.Round(time.Millisecond), len(o.guests), len(o.doubled), o.reported+len(left))
+	for _, what := range left {
+		fmt.Println("FAIL: never two:", what)
+	}
+	return len(left) > 0
+}
+
+// The alarm is tried: a process that has a guest's uid, outside of all hosts, is seen to run beside the guest.
+func TestASecondCopyOfAGuestIsSeen(t *testing.T) {
+	if watching == nil {
+		t.Skip("needs the observer, which is not there on whole hosts")
+	}
+	newCluster(t, "alarm", 1)
+	settled(t, "alarm", 1)
+	uid := guestNamed(t, "alarm-0").Meta.UID
+	stray := exec.Command("qemu-system-x86_64", "-name", "guest=watari-alarm-0,debug-threads=on", "-uuid", uid,
+		"-nodefaults", "-display", "none", "-m", "32", "-accel", "tcg") // its firmware looks for something to boot
+	if err := stray.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		stray.Process.Kill()
+		stray.Wait()
+	}()
+	until(t, 30*time.Second, "the second copy is seen", func() (bool, string) {
+		found := strings.Join(watching.take(), "\n")
+		return strings.Contains(found, "guest alarm-0 ("+uid+"): two copies run") && strings.Contains(found, fmt.Sprintf("process %d", stray.Process.Pid)), found
+	})
+}
