@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"watari/test/evidence"
 )
 
 // daemonPID is the pid of a daemon that `watari up` started.
@@ -44,7 +46,6 @@ func startManager(t *testing.T) {
 type fault struct {
 	name string
 	long bool
-	// slow: the transfer is slowed down so that the fault hits it.
 	do   func(t *testing.T, from, to string)
 	lift func(t *testing.T, from, to string)
 	// ends: the guest itself is what the fault ends; it is started anew.
@@ -53,12 +54,12 @@ type fault struct {
 
 var faults = []fault{
 	{name: "manager killed", do: func(t *testing.T, _, _ string) { killManager(t) }, lift: func(t *testing.T, _, _ string) { startManager(t) }},
-	{name: "agent of the source killed", do: func(t *testing.T, from, _ string) { kill9(t, from, "watari-agent --manager") }},
-	{name: "agent of the target killed", do: func(t *testing.T, _, to string) { kill9(t, to, "watari-agent --manager") }},
-	{name: "libvirt daemon of the source killed", long: true, do: func(t *testing.T, from, _ string) { kill9(t, from, "libvirtd") }},
-	{name: "libvirt daemon of the target killed", long: true, do: func(t *testing.T, _, to string) { kill9(t, to, "libvirtd") }},
-	{name: "QEMU of the target killed", long: true, do: func(t *testing.T, _, to string) { kill9(t, to, "qemu-system.*watari-fault") }},
-	{name: "QEMU of the source killed", long: true, ends: true, do: func(t *testing.T, from, _ string) { kill9(t, from, "qemu-system.*watari-fault") }},
+	{name: "agent of the source killed", do: func(t *testing.T, from, _ string) { mustKill(t, from, "watari-agent --manager") }},
+	{name: "agent of the target killed", do: func(t *testing.T, _, to string) { mustKill(t, to, "watari-agent --manager") }},
+	{name: "libvirt daemon of the source killed", long: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "libvirtd") }},
+	{name: "libvirt daemon of the target killed", long: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "libvirtd") }},
+	{name: "QEMU of the target killed", long: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "qemu-system.*watari-fault") }},
+	{name: "QEMU of the source killed", long: true, ends: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "qemu-system.*watari-fault") }},
 	{name: "WAN cut", do: func(t *testing.T, _, _ string) { must(t, "lab", "wan", "cut", "--name", labName, "b") },
 		lift: func(t *testing.T, _, _ string) { must(t, "lab", "wan", "heal", "--name", labName, "b") }},
 	{name: "target host crashed", long: true, do: func(t *testing.T, _, to string) { must(t, "lab", "host", "crash", "--name", labName, to) },
@@ -78,37 +79,42 @@ func TestFaultsDuringAMove(t *testing.T) {
 			if f.long {
 				full(t)
 			}
-			settled(t, "fault", 1)
-			hostsReady(t)
-			unmarked := mark(t, "fault-0")
-			from, to := elsewhere(t, "fault-0")
-			// 4 MB/s: the move takes long enough to be hit in its middle.
-			must(t, "migrate", "fault-0", "--to", to, "--bandwidth", "4M", "--detach")
-			until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
-				list := decoded[[]migration](t, "migrate", "list")
-				for _, m := range list {
-					if strings.HasSuffix(m.State, "_TRANSFERRING") && m.Progress.ProcessedBytes != "" {
-						return true, ""
-					}
-				}
-				return false, fmt.Sprintf("%+v", list)
-			})
-			f.do(t, from, to)
-			if f.lift != nil {
-				if f.name == "WAN cut" {
-					time.Sleep(8 * time.Second) // the time for which the line is cut
-				}
-				f.lift(t, from, to)
-			}
-			// A move that the fault did not end goes on slowly; it need not be waited for.
-			shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
-			settled(t, "fault", 1)
-			hostsReady(t)
-			if lost := unmarked(); (lost != nil) != f.ends {
-				t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
-			}
+			strikes(t, func() (bool, string) { return failDuringAMove(t, f) })
 		})
 	}
+}
+
+// failDuringAMove moves the guest, has something go wrong while its memory is sent, and waits until all is well again.
+func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
+	t.Helper()
+	settled(t, "fault", 1)
+	hostsReady(t)
+	unmarked := mark(t, "fault-0")
+	from, to := elsewhere(t, "fault-0")
+	// 4 MB/s: the move takes long enough to be hit in its middle.
+	move := beginMove(t, "fault-0", to, "--bandwidth", "4M")
+	until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
+		m := newestMove(t, "fault-0")
+		return m.Progress.ProcessedBytes != "", m.State
+	})
+	begun := time.Now()
+	f.do(t, from, to)
+	done := time.Now()
+	if f.lift != nil {
+		if f.name == "WAN cut" {
+			time.Sleep(8 * time.Second) // the time for which the line is cut
+		}
+		f.lift(t, from, to)
+	}
+	// A move that the fault did not end goes on slowly; it need not be waited for.
+	shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
+	settled(t, "fault", 1)
+	hostsReady(t)
+	struck, how = move.struck(t, evidence.Transferring, begun, done)
+	if lost := unmarked(); (lost != nil) != f.ends && (struck || lost != nil) {
+		t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
+	}
+	return struck, how
 }
 
 func TestHostThatVanishesAndComesBack(t *testing.T) {
@@ -126,7 +132,7 @@ func TestHostThatVanishesAndComesBack(t *testing.T) {
 func TestGuestThatEndsIsStartedAnew(t *testing.T) {
 	newCluster(t, "ends", 1)
 	unmarked := mark(t, "ends-0")
-	kill9(t, guestNamed(t, "ends-0").Host, "qemu-system.*watari-ends")
+	mustKill(t, guestNamed(t, "ends-0").Host, "qemu-system.*watari-ends")
 	until(t, 20*time.Second, "the end was seen", func() (bool, string) { return guestNamed(t, "ends-0").Epoch != "1", "" })
 	settled(t, "ends", 1)
 	if unmarked() == nil {
@@ -143,23 +149,33 @@ func TestDaemonsKilledUnderARun(t *testing.T) {
 // two guests.
 func killDaemonsUnderARun(t *testing.T, cluster string) {
 	t.Helper()
+	ticks := 20
+	if wholeHosts {
+		ticks = 60 // it takes seconds to kill something there
+	}
 	unmarked := mark(t, cluster+"-0", cluster+"-1")
 	name := cluster + "-run"
-	must(t, "run", cluster, "--name", name, "--detach", "--", "sh", "-c", "for i in $(seq 20); do echo tick $i; sleep 1; done")
+	must(t, "run", cluster, "--name", name, "--detach", "--", "sh", "-c", fmt.Sprintf("echo begun; for i in $(seq %d); do echo tick $i; sleep 1; done", ticks))
+	started(t, name)
 	killManager(t)
 	for _, host := range hosts {
-		if !kill9(t, host, "[w]atari-agent --manager") { // [w]: not the shell that runs this
-			t.Errorf("no agent was killed on %s", host)
+		for _, daemon := range []string{"[w]atari-agent --manager", "[l]ibvirtd"} { // [w]: not the shell that runs this
+			if !kill9(t, host, daemon) {
+				t.Errorf("no %s was killed on %s", daemon, host)
+			}
 		}
-		kill9(t, host, "[l]ibvirtd")
 	}
+	killed := time.Now()
 	startManager(t)
 	out := must(t, "run", "logs", "--follow", name)
-	if n := strings.Count(out, "tick 20"); n != 2 {
+	if n := strings.Count(out, fmt.Sprint("tick ", ticks)); n != 2 {
 		t.Errorf("the end of the output arrived %d times, want once from each of 2 ranks:\n%s", n, out)
 	}
-	if n := strings.Count(out, "tick"); n != 40 {
-		t.Errorf("%d lines of output, want 40", n)
+	if n := strings.Count(out, "tick"); n != 2*ticks {
+		t.Errorf("%d lines of output, want %d", n, 2*ticks)
+	}
+	if ended := decoded[run](t, "run", "show", name).Ended; !ended.After(killed) {
+		t.Errorf("the program ended at %s, the last daemon was killed at %s", ended, killed)
 	}
 	settled(t, cluster, 2)
 	if lost := unmarked(); lost != nil {
@@ -170,7 +186,8 @@ func killDaemonsUnderARun(t *testing.T, cluster string) {
 func TestManagerAwayForAMinute(t *testing.T) {
 	full(t)
 	newCluster(t, "alone", 2, "--spread", "site")
-	must(t, "run", "alone", "--name", "alone-run", "--detach", "--", "sh", "-c", "for i in $(seq 70); do echo tick $i; sleep 1; done")
+	must(t, "run", "alone", "--name", "alone-run", "--detach", "--", "sh", "-c", "echo begun; for i in $(seq 70); do echo tick $i; sleep 1; done")
+	started(t, "alone-run")
 	killManager(t)
 	time.Sleep(time.Minute)
 	startManager(t)
@@ -183,14 +200,22 @@ func TestManagerAwayForAMinute(t *testing.T) {
 
 func TestDeleteDuringAMove(t *testing.T) {
 	full(t)
-	must(t, "cluster", "create", "gone", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
-	uid := guestNamed(t, "gone-0").Meta.UID
-	_, to := elsewhere(t, "gone-0")
-	must(t, "migrate", "gone-0", "--to", to, "--bandwidth", "4M", "--detach")
-	must(t, "cluster", "delete", "gone", "--wait")
-	if n := copies(uid); n != 0 {
-		t.Errorf("%d copies are left", n)
-	}
+	strikes(t, func() (bool, string) {
+		must(t, "cluster", "create", "gone", "--guests", "1", "--memory", "256M", "--image", imageName, "--wait")
+		uid := guestNamed(t, "gone-0").Meta.UID
+		_, to := elsewhere(t, "gone-0")
+		move := beginMove(t, "gone-0", to, "--bandwidth", "4M")
+		reached := move.await(t, evidence.Transferring, func() {})
+		begun := time.Now()
+		must(t, "cluster", "delete", "gone", "--wait")
+		done := time.Now()
+		if n := copies(uid); n != 0 {
+			t.Errorf("%d copies are left", n)
+		}
+		watching.check(t)
+		struck, how := move.struck(t, evidence.Transferring, begun, done)
+		return reached && struck, how
+	})
 }
 
 func TestMigrateToADeadHost(t *testing.T) {

@@ -54,7 +54,7 @@ func TestTheConsoleOfAGuestThatEndedIsKeptAndQuoted(t *testing.T) {
 	must(t, "migrate", name, "--to", to)
 	must(t, "guest", "exec", name, "--", "sh", "-c", "echo after the move >/dev/kmsg")
 	moved := guestNamed(t, name)
-	kill9(t, to, "qemu-system.*watari-"+name)
+	mustKill(t, to, "qemu-system.*watari-"+name)
 	if event := endsAgain(t, name, moved.Epoch); !strings.Contains(event, "its QEMU crashed or was killed") {
 		t.Errorf("the event: %s", event)
 	}

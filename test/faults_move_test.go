@@ -5,50 +5,88 @@ package test
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"watari/test/evidence"
 )
 
-// The points at which a move passes from one host to the other last some tenths of a second: what is killed then.
+// switchFault is a process that is killed at the end of a move.
+type switchFault struct {
+	victim  string
+	host    func(from, to string) string // nil: the manager's
+	pattern string                       // of its command line
+	ends    bool                         // the guest itself may be what the fault ends
+	gone    bool                         // it may have ended by itself
+}
+
+func source(from, _ string) string { return from }
+func target(_, to string) string   { return to }
+
+var switchFaults = []switchFault{
+	{victim: "manager"},
+	{victim: "agent of the source", host: source, pattern: "watari-agent --manager"},
+	{victim: "agent of the target", host: target, pattern: "watari-agent --manager"},
+	{victim: "libvirt daemon of the source", host: source, pattern: "libvirtd"},
+	{victim: "libvirt daemon of the target", host: target, pattern: "libvirtd"},
+	{victim: "QEMU of the source", host: source, pattern: "qemu-system.*watari-switch", ends: true, gone: true},
+	{victim: "QEMU of the target", host: target, pattern: "qemu-system.*watari-switch", ends: true},
+}
+
+// The points at which a move passes from one host to the other last some hundredths of a second: what is killed then.
 func TestFaultsWhenAMoveSwitches(t *testing.T) {
 	full(t)
 	newCluster(t, "switch", 1)
-	for _, state := range []string{"_SWITCHING", "_RESUMING"} {
-		for _, f := range []struct {
-			victim string
-			do     func(t *testing.T, from, to string)
-			lift   func(t *testing.T)
-			ends   bool // the guest itself may be what the fault ends
-		}{
-			{"manager", func(t *testing.T, _, _ string) { killManager(t) }, startManager, false},
-			{"agent of the source", func(t *testing.T, from, _ string) { kill9(t, from, "watari-agent --manager") }, nil, false},
-			{"agent of the target", func(t *testing.T, _, to string) { kill9(t, to, "watari-agent --manager") }, nil, false},
-			{"libvirt daemon of the source", func(t *testing.T, from, _ string) { kill9(t, from, "libvirtd") }, nil, false},
-			{"libvirt daemon of the target", func(t *testing.T, _, to string) { kill9(t, to, "libvirtd") }, nil, false},
-			{"QEMU of the source", func(t *testing.T, from, _ string) { kill9(t, from, "qemu-system.*watari-switch") }, nil, true},
-			{"QEMU of the target", func(t *testing.T, _, to string) { kill9(t, to, "qemu-system.*watari-switch") }, nil, true},
-		} {
-			t.Run(f.victim+" killed in"+strings.ToLower(strings.ReplaceAll(state, "_", " ")), func(t *testing.T) {
-				settled(t, "switch", 1)
-				hostsReady(t)
-				unmarked := mark(t, "switch-0")
-				from, to := elsewhere(t, "switch-0")
-				must(t, "migrate", "switch-0", "--to", to, "--detach")
-				seen := awaitMove(t, "switch-0", state)
-				f.do(t, from, to)
-				if f.lift != nil {
-					f.lift(t)
-				}
-				settled(t, "switch", 1)
-				hostsReady(t)
-				lost := unmarked()
-				t.Logf("killed in state %s; the guest is on %s (moved from %s to %s), started anew: %v", seen, guestNamed(t, "switch-0").Host, from, to, lost)
-				if lost != nil && !f.ends {
-					t.Errorf("guests were started anew: %v", lost)
-				}
+	for _, stage := range []string{evidence.Switching, evidence.Resuming} {
+		for _, f := range switchFaults {
+			t.Run(f.victim+" killed in "+stage, func(t *testing.T) {
+				strikes(t, func() (bool, string) { return killInStage(t, f, stage) })
 			})
 		}
 	}
+}
+
+// killInStage moves the guest, kills a process in a stage of that, and waits until all is well again.
+func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how string) {
+	t.Helper()
+	settled(t, "switch", 1)
+	hostsReady(t)
+	unmarked := mark(t, "switch-0")
+	from, to := elsewhere(t, "switch-0")
+	move := beginMove(t, "switch-0", to)
+	var victims []int
+	reached := move.await(t, stage, func() { // the target's QEMU is started while the move is under way
+		switch {
+		case len(victims) > 0:
+		case f.host == nil:
+			victims = []int{daemonPID(t, "manager")}
+		default:
+			victims = processesOn(f.host(from, to), f.pattern)
+		}
+	})
+	begun := time.Now()
+	killed := reached && signalAll(t, victims, syscall.SIGKILL)
+	done := time.Now()
+	if f.host == nil && killed {
+		startManager(t)
+	}
+	settled(t, "switch", 1)
+	hostsReady(t)
+	lost := unmarked()
+	if lost != nil && !f.ends {
+		t.Errorf("guests were started anew: %v", lost)
+	}
+	struck, how = move.struck(t, stage, begun, done)
+	switch {
+	case !reached:
+		struck, how = false, "the stage had passed before it was seen: "+how
+	case !killed && f.gone:
+		how += "; the process had ended by itself"
+	case !killed:
+		struck, how = false, "there was no process to be killed: "+how
+	}
+	return struck, fmt.Sprintf("%s; the guest is on %s (moved from %s to %s), started anew: %v", how, guestNamed(t, "switch-0").Host, from, to, lost)
 }
 
 // newestMove is a guest's last move, ended or not.
@@ -59,30 +97,6 @@ func newestMove(t *testing.T, guest string) migration {
 		t.Fatalf("guest %s has never moved", guest)
 	}
 	return list[len(list)-1]
-}
-
-// awaitMove waits until a guest's newest move is in a state, or past it, and returns the state it is in.
-func awaitMove(t *testing.T, guest, state string) string {
-	t.Helper()
-	order := []string{"_PENDING", "_RESERVING", "_TRANSFERRING", "_SWITCHING", "_RESUMING", "_DONE", "_ROLLING_BACK", "_FAILED"}
-	position := func(s string) int {
-		for i, suffix := range order {
-			if strings.HasSuffix(s, suffix) {
-				return i
-			}
-		}
-		return -1
-	}
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		last := newestMove(t, guest)
-		if position(last.State) >= position(state) {
-			return last.State
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the move does not get on: %+v", last)
-		}
-	}
 }
 
 // What runs in a guest for a caller goes on over a move, and so do its streams.
@@ -115,37 +129,47 @@ func TestWANCutDuringAMove(t *testing.T) {
 		moves bool
 	}{{"5 s", 5 * time.Second, true}, {"40 s", 40 * time.Second, false}} {
 		t.Run(c.name, func(t *testing.T) {
-			hostsReady(t)
-			settled(t, "cut", 1)
-			unmarked := mark(t, "cut-0")
-			from, to := elsewhere(t, "cut-0")
-			must(t, "migrate", "cut-0", "--to", to, "--bandwidth", "16M", "--detach")
-			until(t, settle, "memory is being sent", func() (bool, string) {
-				m := newestMove(t, "cut-0")
-				return m.Progress.ProcessedBytes != "", m.State
-			})
-			must(t, "lab", "wan", "cut", "--name", labName, "b")
-			time.Sleep(c.cut) // the time for which the line is cut
-			must(t, "lab", "wan", "heal", "--name", labName, "b")
-			var last migration
-			until(t, 2*time.Minute, "the move has ended", func() (bool, string) {
-				last = newestMove(t, "cut-0")
-				return strings.HasSuffix(last.State, "_DONE") || strings.HasSuffix(last.State, "_FAILED"), last.State + last.Message
-			})
-			settled(t, "cut", 1)
-			at := guestNamed(t, "cut-0").Host
-			t.Logf("%s: %s; the guest is on %s, moved from %s to %s", last.State, last.Message, at, from, to)
-			if moved := at == to; moved != c.moves || moved != strings.HasSuffix(last.State, "_DONE") {
-				t.Errorf("the move has ended %s (%s), the guest is on %s", last.State, last.Message, at)
-			}
-			if !c.moves && last.Message == "" {
-				t.Error("the move that failed does not say why")
-			}
-			if lost := unmarked(); lost != nil {
-				t.Errorf("guests were started anew: %v", lost)
-			}
+			strikes(t, func() (bool, string) { return cutWAN(t, c.cut, c.moves) })
 		})
 	}
+}
+
+// cutWAN cuts the WAN for a time while the guest's memory is sent over it.
+func cutWAN(t *testing.T, cut time.Duration, moves bool) (struck bool, how string) {
+	t.Helper()
+	hostsReady(t)
+	settled(t, "cut", 1)
+	unmarked := mark(t, "cut-0")
+	from, to := elsewhere(t, "cut-0")
+	move := beginMove(t, "cut-0", to, "--bandwidth", "16M")
+	until(t, settle, "memory is being sent", func() (bool, string) {
+		m := newestMove(t, "cut-0")
+		return m.Progress.ProcessedBytes != "", m.State
+	})
+	begun := time.Now()
+	must(t, "lab", "wan", "cut", "--name", labName, "b")
+	done := time.Now()
+	time.Sleep(cut) // the time for which the line is cut
+	must(t, "lab", "wan", "heal", "--name", labName, "b")
+	var last migration
+	until(t, 2*time.Minute, "the move has ended", func() (bool, string) {
+		last = newestMove(t, "cut-0")
+		return strings.HasSuffix(last.State, "_DONE") || strings.HasSuffix(last.State, "_FAILED"), last.State + last.Message
+	})
+	settled(t, "cut", 1)
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were started anew: %v", lost)
+	}
+	at := guestNamed(t, "cut-0").Host
+	struck, how = move.struck(t, evidence.Transferring, begun, done)
+	how += fmt.Sprintf("; %s: %s; the guest is on %s, moved from %s to %s", last.State, last.Message, at, from, to)
+	if moved := at == to; struck && (moved != moves || moved != strings.HasSuffix(last.State, "_DONE")) {
+		t.Errorf("the move has ended %s (%s), the guest is on %s", last.State, last.Message, at)
+	}
+	if struck && !moves && last.Message == "" {
+		t.Error("the move that failed does not say why")
+	}
+	return struck, how
 }
 
 // A site that is cut off goes on; when it comes back with its guests they are the same, and those of clusters that

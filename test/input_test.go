@@ -4,6 +4,7 @@ package test
 
 import (
 	"errors"
+	"fmt"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -73,17 +74,36 @@ func TestSecondCreateOfTheSameName(t *testing.T) {
 }
 
 func TestDeleteDuringCreate(t *testing.T) {
-	must(t, "cluster", "create", "brief", "--guests", "2", "--memory", "256M", "--image", imageName)
-	uids := []string{}
-	for _, g := range guestsOf(t, "brief") {
-		uids = append(uids, g.Meta.UID)
-	}
-	must(t, "cluster", "delete", "brief", "--wait")
-	for _, uid := range uids {
-		if n := copies(uid); n != 0 {
-			t.Errorf("%d copies of guest %s are left", n, uid)
+	strikes(t, func() (struck bool, how string) {
+		must(t, "cluster", "create", "brief", "--guests", "2", "--memory", "256M", "--image", imageName)
+		ready := func() (n int, list []guest) {
+			for _, g := range decoded[[]guest](t, "guest", "list") {
+				if !strings.HasPrefix(g.Meta.Name, "brief-") {
+					continue
+				}
+				list = append(list, g)
+				how += fmt.Sprintf("%s %s %q, ", g.Meta.Name, g.State, g.Message)
+				if g.Ready {
+					n++
+				}
+			}
+			return n, list
 		}
-	}
+		before, guests := ready()
+		must(t, "cluster", "delete", "brief")
+		how += "deleted, "
+		after, _ := ready() // one that became ready just before the deletion is so for a moment
+		until(t, settle, "the cluster is gone", func() (bool, string) {
+			out := must(t, "cluster", "list")
+			return !strings.Contains(out, "brief"), out
+		})
+		for _, g := range guests {
+			if n := copies(g.Meta.UID); n != 0 {
+				t.Errorf("%d copies of guest %s are left", n, g.Meta.UID)
+			}
+		}
+		return len(guests) == 2 && before == 0 && after == 0, fmt.Sprintf("%s%d guests were ready before, %d after", how, before, after)
+	})
 }
 
 func TestInterruptOfAWaitLeavesTheClusterStarting(t *testing.T) {

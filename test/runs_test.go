@@ -21,7 +21,7 @@ func TestRunEndsWhenAGuestIsLostUnderIt(t *testing.T) {
 	newCluster(t, "loses", 2, "--spread", "site")
 	must(t, "run", "loses", "--name", "loses-run", "--detach", "--", "sh", "-c", "echo begun; sleep 300")
 	started(t, "loses-run")
-	kill9(t, guestNamed(t, "loses-1").Host, "qemu-system.*watari-loses-1")
+	mustKill(t, guestNamed(t, "loses-1").Host, "qemu-system.*watari-loses-1")
 	out, err := shared.watari(settle, "run", "attach", "loses-run")
 	if code := exitCode(err); code != 1 || !strings.Contains(out, "guest loses-1 ended") {
 		t.Errorf("status %d, want 1 and the guest's name:\n%s", code, out)

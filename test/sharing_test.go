@@ -98,7 +98,10 @@ func TestTheWANCarriesAnImageOnceThoughAnAgentIsKilled(t *testing.T) {
 	for i, host := range []string{"b1", "b2", "b1"} {
 		enough := int64(i+1) * rootBytes / 4
 		until(t, time.Minute, "some of the image has come", func() (bool, string) { return overWAN(t)-before > enough, "" })
-		kill9(t, host, "watari-agent --manager")
+		mustKill(t, host, "watari-agent --manager")
+		if had := overWAN(t) - before; had >= missing {
+			t.Errorf("%d MiB of an image of %d had come when the agent was killed", had>>20, missing>>20)
+		}
 	}
 	until(t, 5*time.Minute, "the cluster is ready", func() (bool, string) {
 		out, err := shared.watari(20*time.Second, "cluster", "list")
