@@ -48,23 +48,25 @@ type fault struct {
 	long bool
 	do   func(t *testing.T, from, to string)
 	lift func(t *testing.T, from, to string)
+	// breaks: the fault ends the move.
+	breaks bool
 	// ends: the guest itself is what the fault ends; it is started anew.
 	ends bool
 }
 
 var faults = []fault{
 	{name: "manager killed", do: func(t *testing.T, _, _ string) { killManager(t) }, lift: func(t *testing.T, _, _ string) { startManager(t) }},
-	{name: "agent of the source killed", do: func(t *testing.T, from, _ string) { mustKill(t, from, "watari-agent --manager") }},
-	{name: "agent of the target killed", do: func(t *testing.T, _, to string) { mustKill(t, to, "watari-agent --manager") }},
-	{name: "libvirt daemon of the source killed", long: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "libvirtd") }},
-	{name: "libvirt daemon of the target killed", long: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "libvirtd") }},
-	{name: "QEMU of the target killed", long: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "qemu-system.*watari-fault") }},
-	{name: "QEMU of the source killed", long: true, ends: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "qemu-system.*watari-fault") }},
+	{name: "agent of the source killed", breaks: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "watari-agent --manager") }},
+	{name: "agent of the target killed", breaks: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "watari-agent --manager") }},
+	{name: "libvirt daemon of the source killed", long: true, breaks: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "libvirtd") }},
+	{name: "libvirt daemon of the target killed", long: true, breaks: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "libvirtd") }},
+	{name: "QEMU of the target killed", long: true, breaks: true, do: func(t *testing.T, _, to string) { mustKill(t, to, "qemu-system.*watari-fault") }},
+	{name: "QEMU of the source killed", long: true, breaks: true, ends: true, do: func(t *testing.T, from, _ string) { mustKill(t, from, "qemu-system.*watari-fault") }},
 	{name: "WAN cut", do: func(t *testing.T, _, _ string) { must(t, "lab", "wan", "cut", "--name", labName, "b") },
 		lift: func(t *testing.T, _, _ string) { must(t, "lab", "wan", "heal", "--name", labName, "b") }},
-	{name: "target host crashed", long: true, do: func(t *testing.T, _, to string) { must(t, "lab", "host", "crash", "--name", labName, to) },
+	{name: "target host crashed", long: true, breaks: true, do: func(t *testing.T, _, to string) { must(t, "lab", "host", "crash", "--name", labName, to) },
 		lift: func(t *testing.T, _, to string) { must(t, "lab", "host", "start", "--name", labName, to) }},
-	{name: "source host crashed", long: true, ends: true, do: func(t *testing.T, from, _ string) { must(t, "lab", "host", "crash", "--name", labName, from) },
+	{name: "source host crashed", long: true, breaks: true, ends: true, do: func(t *testing.T, from, _ string) { must(t, "lab", "host", "crash", "--name", labName, from) },
 		lift: func(t *testing.T, from, _ string) { must(t, "lab", "host", "start", "--name", labName, from) }},
 	{name: "cancelled", do: func(t *testing.T, _, _ string) { must(t, "migrate", "cancel", "fault-0") }},
 	{name: "target drained", long: true, do: func(t *testing.T, _, to string) { must(t, "host", "drain", to) },
@@ -106,11 +108,15 @@ func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 		}
 		f.lift(t, from, to)
 	}
-	// A move that the fault did not end goes on slowly; it need not be waited for.
-	shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
+	if !f.breaks { // such a move goes on slowly; it need not be waited for
+		shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
+	}
 	settled(t, "fault", 1)
 	hostsReady(t)
 	struck, how = move.struck(t, evidence.Transferring, begun, done)
+	if last := newestMove(t, "fault-0"); struck && f.breaks && !strings.HasSuffix(last.State, "_FAILED") {
+		t.Errorf("the move has ended %s (%s), and ought to have failed", last.State, last.Message)
+	}
 	if lost := unmarked(); (lost != nil) != f.ends && (struck || lost != nil) {
 		t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
 	}
