@@ -72,8 +72,8 @@ func (v Violation) String() string {
 // other. A move passes this: from the moment at which its source is stopped, that copy uses none. Its target runs only
 // after that moment, so if the source ran in the second window, the target did not run in the first.
 //
-// It does not see two copies that ran together for less than two windows, or of which one was so idle that it slept
-// through one.
+// It does not see two copies that ran together for less than two windows, or before one of them was set up, or of which
+// one was so idle that it slept through a window.
 type Judge struct {
 	guests map[string]*watched
 }
