@@ -61,28 +61,32 @@ func observe(s *system) error {
 func (o *observer) watch(proc *evidence.Proc) {
 	defer close(o.done)
 	var judge evidence.Judge
-	last, asked := time.Now(), time.Now()
-	for tick := time.NewTicker(lookPause); ; {
+	last, asked, answers := time.Now(), time.Now(), make(chan map[string]bool, 1)
+	tick := time.NewTicker(lookPause)
+	defer tick.Stop()
+	for {
 		select {
 		case <-o.stop:
-			tick.Stop()
 			return
+		case moving := <-answers:
+			now := time.Now()
+			for _, uid := range judge.Overlaps(now, overlapAfter) {
+				o.add(judge.Moves(now, uid, moving[uid]))
+			}
 		case <-tick.C:
-		}
-		now := time.Now()
-		guests, err := proc.Look()
-		if err != nil {
-			o.add(fmt.Sprintf("look at QEMU's processes: %v", err))
-			continue
-		}
-		o.note(now.Sub(last), guests)
-		last = now
-		for _, v := range judge.See(now, guests) {
-			o.add(v.String())
-		}
-		if now.Sub(asked) >= askPause {
-			asked = now
-			o.askAboutMoves(&judge, now)
+			now := time.Now()
+			guests, err := proc.Look()
+			if err != nil {
+				o.tell(fmt.Sprintf("%s QEMU's processes cannot be looked at: %v", now.Format(time.TimeOnly), err))
+				continue
+			}
+			o.note(now.Sub(last), guests)
+			last = now
+			o.add(judge.See(now, guests))
+			if now.Sub(asked) >= askPause && len(judge.Overlaps(now, overlapAfter)) > 0 {
+				asked = now
+				go o.askForMoves(answers) // which takes its time, for which the looks do not wait
+			}
 		}
 	}
 }
@@ -101,19 +105,21 @@ func (o *observer) note(pause time.Duration, guests []evidence.Guest) {
 	}
 }
 
-func (o *observer) add(what string) {
+func (o *observer) add(found []evidence.Violation) {
+	for _, v := range found {
+		o.tell(v.String())
+	}
+}
+
+func (o *observer) tell(what string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.fresh = append(o.fresh, what)
 }
 
-// askAboutMoves asks the manager about guests that have had two processes for long. One that does not answer says nothing.
-func (o *observer) askAboutMoves(judge *evidence.Judge, now time.Time) {
-	long := judge.Overlaps(now, overlapAfter)
-	if len(long) == 0 {
-		return
-	}
-	out, err := o.system.watari(5*time.Second, "-o", "json", "migrate", "list")
+// askForMoves asks the manager which guests move. One that does not answer says nothing.
+func (o *observer) askForMoves(answers chan<- map[string]bool) {
+	out, err := o.system.watari(askPause/2, "-o", "json", "migrate", "list")
 	var moves []struct{ GuestUID string }
 	if err != nil || json.Unmarshal([]byte(out), &moves) != nil {
 		return
@@ -122,11 +128,7 @@ func (o *observer) askAboutMoves(judge *evidence.Judge, now time.Time) {
 	for _, m := range moves {
 		moving[m.GuestUID] = true
 	}
-	for _, uid := range long {
-		for _, v := range judge.Moves(now, uid, moving[uid]) {
-			o.add(v.String())
-		}
-	}
+	answers <- moving
 }
 
 // take returns what no test has been failed for yet.
