@@ -69,7 +69,21 @@ func newDomain(spec Spec, host *hostFacts) (*libvirtxml.Domain, error) {
 	if host.virtType == "qemu" {
 		domain.QEMUCommandline = watchedMemory(spec.MemoryBytes)
 	}
+	if spec.Tap != "" {
+		domain.QEMUOverride = plainNetwork()
+	}
 	return domain, nil
+}
+
+// plainNetwork takes from the guest's network device the one feature that is the host kernel's to give and not the machine
+// type's: resetting a single queue (VIRTIO_F_RING_RESET). Linux's vhost-net has it in 6.12 and not in 6.1, and a guest that
+// uses it cannot move to a host without it: QEMU there refuses the device's state, after all memory was sent.
+func plainNetwork() *libvirtxml.DomainQEMUOverride {
+	property := libvirtxml.DomainQEMUOverrideProperty{Name: "queue_reset", Type: "bool", Value: "false"}
+	return &libvirtxml.DomainQEMUOverride{Devices: []libvirtxml.DomainQEMUOverrideDevice{{
+		Alias:    "net0", // libvirt's name for the only network device
+		Frontend: libvirtxml.DomainQEMUOverrideFrontend{Properties: []libvirtxml.DomainQEMUOverrideProperty{property}},
+	}}}
 }
 
 // platform returns the CPU and the machine type that the manager asks for, or the host's own where it asks for none.
