@@ -6,6 +6,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -141,6 +142,9 @@ func (t *templates) obtain(ctx context.Context, key string, spec Spec, m *making
 			err := t.fetch(ctx, key, spec, order, group, m)
 			if err == nil {
 				return nil
+			}
+			if errors.Is(err, sharing.ErrNoSource) && ctx.Err() == nil {
+				continue // the manager has changed its mind
 			}
 			t.log.Warn("a template is made here, for it could not be fetched", "key", key, "error", err)
 			failed = true

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/sharing"
 )
 
 // shareOrder is what the manager says about the template.
@@ -70,6 +71,29 @@ func TestATemplateIsAskedForAndFetched(t *testing.T) {
 	if held := o.awaitTemplate(templateHeld); held.TrustGroup != "g" || held.Blob.GetDigest() != "sha256:packed" || held.MakingMs != 0 {
 		t.Errorf("reported as %v", held)
 	}
+	if o.count("save") != 0 || o.count("fork "+uid) != 1 {
+		t.Errorf("done: %v", o.log)
+	}
+}
+
+// While a host fetches a template, another host of its site may begin to make it. The manager then has the first one wait, and
+// names no source any more.
+func TestAHostThatIsToldToWaitWhileItFetchesWaits(t *testing.T) {
+	o := newOutside(t)
+	o.template = "key"
+	o.fetch = func(context.Context) error { return sharing.ErrNoSource }
+	o.start()
+	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
+	o.await("it fetches", func(*v1.HostObserved) bool { return o.count("fetch sha256:packed") > 0 })
+	o.takeSharing("g", shareOrder(orderWait), forkedWish(uid, 1))
+	o.await("it waits", func(h *v1.HostObserved) bool {
+		return strings.Contains(find(h, uid).GetStep(), "waiting for a template")
+	})
+	o.mu.Lock()
+	o.fetch = nil
+	o.mu.Unlock()
+	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
+	o.awaitReady(1)
 	if o.count("save") != 0 || o.count("fork "+uid) != 1 {
 		t.Errorf("done: %v", o.log)
 	}

@@ -2,7 +2,14 @@ package sharing
 
 // source.go - a host's own choice: where it fetches a blob from now.
 
-import "time"
+import (
+	"errors"
+	"time"
+)
+
+// ErrNoSource says that a host is not told any more where to fetch a blob that only hosts have. It is to see what it is told
+// now: to wait for another host's template, perhaps.
+var ErrNoSource = errors.New("the manager names no host that has it")
 
 const (
 	// AbsentPause is how long a host waits before it asks again a source that had nothing of the blob yet.
@@ -54,6 +61,8 @@ type Choice struct {
 // NextSource decides where a host fetches a blob from. seen has what it remembers of sources; quiet is the time since
 // it got bytes of the blob, as many as count.
 //
+// A blob that only hosts have, and for which no host is named any more, is given up after OrderPatience.
+//
 // A host whose sources all sent damaged content, or that got nothing for Patience, turns to the manager, whatever it
 // was told: no host waits forever.
 func NextSource(p Plan, seen map[string]Source, quiet time.Duration) Choice {
@@ -83,6 +92,10 @@ func NextSource(p Plan, seen map[string]Source, quiet time.Duration) Choice {
 		last = GiveUp
 	}
 	switch {
+	case p.HostsOnly && len(p.Sources) == 0 && quiet >= OrderPatience:
+		return Choice{Kind: GiveUp, Reason: ErrNoSource.Error()}
+	case p.HostsOnly && len(p.Sources) == 0:
+		return Choice{Kind: Pause, Wait: OrderPatience - quiet}
 	case quiet >= Patience:
 		return Choice{Kind: last, Reason: "nothing came from other hosts for " + Patience.String()}
 	case len(p.Sources) > 0 && !sound:

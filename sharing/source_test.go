@@ -33,7 +33,8 @@ func TestNextSource(t *testing.T) {
 		{"hosts alone have it", hostsOnly, nil, 0, FromHost, "a1", 0},
 		{"hosts alone have it, and all sent damaged content", hostsOnly, map[string]Source{"a1": damaged, "a2": damaged}, 0, GiveUp, "", 0},
 		{"hosts alone have it, and nothing came for long", hostsOnly, nil, Patience, GiveUp, "", 0},
-		{"hosts alone have it, and the manager says nothing any more", Plan{HostsOnly: true}, nil, time.Second, Pause, "", Patience - time.Second},
+		{"hosts alone have it, and the manager says nothing any more", Plan{HostsOnly: true}, nil, time.Second, Pause, "", OrderPatience - time.Second},
+		{"hosts alone have it, and the manager still says nothing", Plan{HostsOnly: true}, nil, OrderPatience, GiveUp, "", 0},
 	} {
 		got := NextSource(c.plan, c.seen, c.quiet)
 		if got.Kind != c.want || got.Host != c.host || got.Kind == Pause && got.Wait != c.wait {

@@ -39,7 +39,7 @@ type TemplateHost struct {
 	Since time.Duration
 	// Took is how long making its template took, or the last one it made; 0: not known.
 	Took time.Duration
-	// Rate is how fast content comes to it from outside its site, bytes per second; 0: not known.
+	// Rate is how fast content comes to its site from outside, bytes per second; 0: not known.
 	Rate uint64
 }
 
@@ -105,7 +105,7 @@ func templateRoute(h TemplateHost, all []TemplateHost, decided map[string]Templa
 			return TemplateRoute{Order: Wait, Reason: "host " + other.Name + " makes it"}
 		}
 	}
-	if route, ok := fromAfar(far, siteRate(h, near), expected); ok {
+	if route, ok := fromAfar(far, h.Rate, expected); ok {
 		return route
 	}
 	for _, other := range near {
@@ -165,15 +165,6 @@ func fromAfar(far []TemplateHost, rate uint64, expected time.Duration) (Template
 	return TemplateRoute{Order: Fetch, Digest: best.Digest, Size: best.Size, Remote: holders,
 		Reason: fmt.Sprintf("host %s of site %s has it, and fetching it takes about %v, making it %v", best.Name, best.Site,
 			transfer.Round(100*time.Millisecond), expected.Round(100*time.Millisecond))}, true
-}
-
-// siteRate is how fast content comes to a site: most of its hosts got theirs from each other and do not know.
-func siteRate(h TemplateHost, near []TemplateHost) uint64 {
-	rate := h.Rate
-	for _, other := range near {
-		rate = max(rate, other.Rate)
-	}
-	return rate
 }
 
 // patience is how long a host waits for another's making: somewhat longer than making it alone would take.

@@ -56,8 +56,6 @@ func TestTemplates(t *testing.T) {
 		{"what is not packed is not fetched", []TemplateHost{host("a1", Wanted), with(host("a2", Held), func(h *TemplateHost) { h.Digest = "" })}, "a1 make"},
 		{"another site's is fetched where that is quicker",
 			[]TemplateHost{with(host("a1", Wanted), func(h *TemplateHost) { h.Rate = 25 << 20 }), host("b1", Held), host("b2", Held)}, "a1 fetch of-b1 from [b1]"},
-		{"also by a host that does not know how fast its site's line is",
-			[]TemplateHost{host("a1", Wanted), with(host("a2", Wanted), func(h *TemplateHost) { h.Rate = 25 << 20 }), host("b1", Held)}, "a1 fetch of-b1 from [b1]; a2 fetch of-b1 from [b1]"},
 		{"not over a slow line", []TemplateHost{with(host("a1", Wanted), func(h *TemplateHost) { h.Rate = 100 << 10 }), host("b1", Held)}, "a1 make"},
 		{"nor where making it is quick",
 			[]TemplateHost{with(host("a1", Wanted), func(h *TemplateHost) { h.Rate = 5 << 20 }), with(host("b1", Held), func(h *TemplateHost) { h.Took = 3 * time.Second })}, "a1 make"},

@@ -229,6 +229,9 @@ func (d *download) more(ctx context.Context) error {
 		}
 		return nil
 	case sharing.GiveUp:
+		if len(plan.Sources) == 0 {
+			return sharing.ErrNoSource
+		}
 		return errors.New(choice.Reason)
 	}
 	d.tell(uint64(d.have), "other hosts")

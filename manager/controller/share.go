@@ -275,11 +275,22 @@ func (p *sharePass) templateHost(h *sharer, t *v1.TemplateObserved, maker bool) 
 	}
 	p.next.states[at] = state
 	seen := sharing.TemplateHost{Name: h.name, Site: h.site, Group: h.group, State: templateStates[t.State], Digest: t.Blob.GetDigest(),
-		Size: t.Blob.GetSize(), FetchedIn: t.TrustGroup, Maker: maker, Since: p.now.Sub(state.since), Rate: h.report.FetchBytesPerSecond}
+		Size: t.Blob.GetSize(), FetchedIn: t.TrustGroup, Maker: maker, Since: p.now.Sub(state.since), Rate: p.siteRate(h.site)}
 	for _, other := range h.report.Templates {
 		seen.Took = max(seen.Took, time.Duration(other.MakingMs)*time.Millisecond)
 	}
 	return seen
+}
+
+// siteRate is how fast content comes to a site from outside, bytes per second; 0: not known. Most of its hosts got theirs from
+// each other and do not know, and the one that does may not have asked for a template yet.
+func (p *sharePass) siteRate(site string) (rate uint64) {
+	for _, h := range p.hosts {
+		if h.site == site {
+			rate = max(rate, h.report.FetchBytesPerSecond)
+		}
+	}
+	return rate
 }
 
 // templateRoutes decides who fetches a template from whom, among the hosts of one site and trust group. A template does

@@ -187,3 +187,15 @@ func TestATemplateIsFetchedFromAnotherSiteByOneHost(t *testing.T) {
 	s.template("a1", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_HELD, Blob: &v1.Blob{Digest: "sha256:t", Size: 25 << 20}, MakingMs: 900})
 	s.expect("making it takes less", "b1 template make; b2 template wait")
 }
+
+// One host of a site got the image from outside and knows how fast the line is. The first to ask for a template may be another.
+func TestASitesLineIsKnownToAllOfItsHosts(t *testing.T) {
+	s := newShareTest(t, "a1", "b1", "b2")
+	for _, name := range []string{"a1", "b1", "b2"} {
+		s.blob(name, root, true, 0)
+	}
+	s.hosts["b1"].report.FetchBytesPerSecond = 25 << 20
+	s.template("a1", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_HELD, Blob: &v1.Blob{Digest: "sha256:t", Size: 25 << 20}, MakingMs: 4000})
+	s.template("b2", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_WANTED})
+	s.expect("b2 asks first", "a1 t to b2; b2 t from a1; b2 template fetch")
+}
