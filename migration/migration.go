@@ -238,6 +238,9 @@ func hasNot(m *v1.Migration, o Observed) bool {
 
 // sourceGone: the source's copy is known not to exist.
 func sourceGone(m *v1.Migration, o Observed) bool {
+	if o.Source.Connected && o.Source.Guest.GetProcess() {
+		return false
+	}
 	switch at(o.Source, m.SourceEpoch) {
 	case v1.GuestCondition_GUEST_CONDITION_SENT, v1.GuestCondition_GUEST_CONDITION_GONE:
 		return true

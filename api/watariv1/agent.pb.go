@@ -980,10 +980,13 @@ type HostWanted struct {
 	Images     []*Image               `protobuf:"bytes,5,rep,name=images,proto3" json:"images,omitempty"` // to hold; others may be dropped when unused
 	// sharing: images and templates are fetched as blobs and templates say. False, as from an older manager: the host
 	// fetches images from the manager and makes templates itself.
-	Sharing       bool             `protobuf:"varint,6,opt,name=sharing,proto3" json:"sharing,omitempty"`
-	Blobs         []*BlobShare     `protobuf:"bytes,7,rep,name=blobs,proto3" json:"blobs,omitempty"`
-	Templates     []*TemplateShare `protobuf:"bytes,8,rep,name=templates,proto3" json:"templates,omitempty"`
-	TrustGroup    string           `protobuf:"bytes,9,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"` // the host's; a template that was fetched in another group is dropped
+	Sharing    bool             `protobuf:"varint,6,opt,name=sharing,proto3" json:"sharing,omitempty"`
+	Blobs      []*BlobShare     `protobuf:"bytes,7,rep,name=blobs,proto3" json:"blobs,omitempty"`
+	Templates  []*TemplateShare `protobuf:"bytes,8,rep,name=templates,proto3" json:"templates,omitempty"`
+	TrustGroup string           `protobuf:"bytes,9,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"` // the host's; a template that was fetched in another group is dropped
+	// boot_id: the orders are meant for this boot of the host alone. Empty: an older manager, which does not say.
+	BootId        string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Protocol      uint32 `protobuf:"varint,11,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the manager speaks; 0: 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1081,6 +1084,20 @@ func (x *HostWanted) GetTrustGroup() string {
 	return ""
 }
 
+func (x *HostWanted) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *HostWanted) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
 // GuestObserved is one guest as its host sees it.
 type GuestObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1098,6 +1115,10 @@ type GuestObserved struct {
 	StoppedUnixNs int64                  `protobuf:"varint,12,opt,name=stopped_unix_ns,json=stoppedUnixNs,proto3" json:"stopped_unix_ns,omitempty"` // a send's end: when the guest stopped, by the source's clock
 	ResumedUnixNs int64                  `protobuf:"varint,13,opt,name=resumed_unix_ns,json=resumedUnixNs,proto3" json:"resumed_unix_ns,omitempty"` // when it was resumed here, by this host's clock
 	LastLines     string                 `protobuf:"bytes,14,opt,name=last_lines,json=lastLines,proto3" json:"last_lines,omitempty"`                // GONE: what its console ended with, a few printable lines
+	BootId        string                 `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                         // of the host, in which this epoch began here; empty: an older agent
+	// process: the host's process table has a QEMU process of this guest, or could not be read whole. While it is set,
+	// the copy may run, whatever else is reported.
+	Process       bool `protobuf:"varint,16,opt,name=process,proto3" json:"process,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1228,6 +1249,20 @@ func (x *GuestObserved) GetLastLines() string {
 		return x.LastLines
 	}
 	return ""
+}
+
+func (x *GuestObserved) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *GuestObserved) GetProcess() bool {
+	if x != nil {
+		return x.Process
+	}
+	return false
 }
 
 // BlobObserved is a blob that a host holds or fetches.
@@ -1392,6 +1427,7 @@ type HostObserved struct {
 	Templates         []*TemplateObserved    `protobuf:"bytes,11,rep,name=templates,proto3" json:"templates,omitempty"`
 	// fetch_bytes_per_second: how fast blobs came from the manager last; 0: not known.
 	FetchBytesPerSecond uint64 `protobuf:"varint,12,opt,name=fetch_bytes_per_second,json=fetchBytesPerSecond,proto3" json:"fetch_bytes_per_second,omitempty"`
+	Protocol            uint32 `protobuf:"varint,13,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the agent speaks; 0: 1
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -1506,6 +1542,13 @@ func (x *HostObserved) GetTemplates() []*TemplateObserved {
 func (x *HostObserved) GetFetchBytesPerSecond() uint64 {
 	if x != nil {
 		return x.FetchBytesPerSecond
+	}
+	return 0
+}
+
+func (x *HostObserved) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
 	}
 	return 0
 }
@@ -1788,7 +1831,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xed\x02\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xa2\x03\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -1802,7 +1845,10 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05blobs\x18\a \x03(\v2\x14.watari.v1.BlobShareR\x05blobs\x126\n" +
 	"\ttemplates\x18\b \x03(\v2\x18.watari.v1.TemplateShareR\ttemplates\x12\x1f\n" +
 	"\vtrust_group\x18\t \x01(\tR\n" +
-	"trustGroup\"\xd7\x03\n" +
+	"trustGroup\x12\x17\n" +
+	"\aboot_id\x18\n" +
+	" \x01(\tR\x06bootId\x12\x1a\n" +
+	"\bprotocol\x18\v \x01(\rR\bprotocol\"\x8a\x04\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -1819,7 +1865,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x0fstopped_unix_ns\x18\f \x01(\x03R\rstoppedUnixNs\x12&\n" +
 	"\x0fresumed_unix_ns\x18\r \x01(\x03R\rresumedUnixNs\x12\x1d\n" +
 	"\n" +
-	"last_lines\x18\x0e \x01(\tR\tlastLines\"~\n" +
+	"last_lines\x18\x0e \x01(\tR\tlastLines\x12\x17\n" +
+	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12\x18\n" +
+	"\aprocess\x18\x10 \x01(\bR\aprocess\"~\n" +
 	"\fBlobObserved\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x14\n" +
 	"\x05whole\x18\x02 \x01(\bR\x05whole\x12\x1d\n" +
@@ -1832,7 +1880,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xe2\x03\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xfe\x03\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -1848,7 +1896,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05blobs\x18\n" +
 	" \x03(\v2\x17.watari.v1.BlobObservedR\x05blobs\x129\n" +
 	"\ttemplates\x18\v \x03(\v2\x1b.watari.v1.TemplateObservedR\ttemplates\x123\n" +
-	"\x16fetch_bytes_per_second\x18\f \x01(\x04R\x13fetchBytesPerSecond\"s\n" +
+	"\x16fetch_bytes_per_second\x18\f \x01(\x04R\x13fetchBytesPerSecond\x12\x1a\n" +
+	"\bprotocol\x18\r \x01(\rR\bprotocol\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +

@@ -230,6 +230,9 @@ func (c *Controller) guests(ctx context.Context, s *store.Snapshot) (bool, error
 		}
 		cluster := s.Clusters[g.Cluster]
 		deleting := cluster == nil || cluster.Meta.Deleting != nil
+		if g.BootId != "" && g.BootId != view.BootID(s, c.Sessions, g.Host) && livesInAnotherBoot(c.Sessions, g) && granted(s, c.Sessions, g, g.Host) {
+			return true, c.rebind(ctx, s, g)
+		}
 		changed, err := c.guest(ctx, s, g, lifecycle.Step(g, c.lifecycleHost(s, g), deleting))
 		if err != nil {
 			return false, fmt.Errorf("guest %s: %w", name, err)
@@ -241,10 +244,22 @@ func (c *Controller) guests(ctx context.Context, s *store.Snapshot) (bool, error
 	return false, nil
 }
 
+// rebind has a grant name the boot in which its copy lives.
+func (c *Controller) rebind(ctx context.Context, s *store.Snapshot, g *v1.Guest) error {
+	update := proto.CloneOf(g)
+	update.BootId = view.BootID(s, c.Sessions, g.Host)
+	if err := c.Store.Txn(ctx, store.Update(update)); err != nil {
+		return fmt.Errorf("guest %s: keep that it lives in boot %s: %w", g.Meta.Name, update.BootId, err)
+	}
+	c.event(ctx, v1.Severity_SEVERITY_WARNING, "guest", g.Meta.Name, "goes on on %s, which reports another boot though the guest's process is there", g.Host)
+	return nil
+}
+
 func (c *Controller) lifecycleHost(s *store.Snapshot, g *v1.Guest) lifecycle.Host {
 	h := s.Hosts[g.Host]
 	report, _, connected := c.Sessions.Observed(g.Host)
-	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: view.Dead(h, g.BootId),
+	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: view.Dead(s, c.Sessions, g.Host, g.BootId, g.Meta.Uid),
+		Alive:   view.Alive(c.Sessions, g.Host, g.Meta.Uid),
 		Current: c.current(g.Host), Lived: lived(g), Guest: view.GuestOn(report, g.Meta.Uid)}
 }
 

@@ -26,8 +26,9 @@ type fakeHosts struct {
 	mu      sync.Mutex
 	hosts   map[string]*fakeHost
 	changed chan struct{}
-	running map[string]string                  // guest uid: host; a second copy is a failure
-	client  func() (connect.HTTPClient, error) // nil: there is none
+	running map[string]string                   // guest uid: host; a second copy is a failure
+	client  func() (connect.HTTPClient, error)  // nil: there is none
+	onSend  func(host string, w *v1.HostWanted) // nil: nothing is looked at
 	t       *testing.T
 }
 
@@ -69,6 +70,9 @@ func (f *fakeHosts) HTTPClient(string) (connect.HTTPClient, error) {
 func (f *fakeHosts) Send(name string, w *v1.HostWanted) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.onSend != nil {
+		f.onSend(name, w)
+	}
 	f.hosts[name].wanted = w
 	f.act(name)
 }

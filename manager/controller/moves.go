@@ -157,7 +157,7 @@ func (c *Controller) moveEvent(ctx context.Context, m *v1.Migration) {
 func (c *Controller) moveHost(s *store.Snapshot, m *v1.Migration, name, boot string) migration.Host {
 	h := s.Hosts[name]
 	report, since, connected := c.Sessions.Observed(name)
-	end := migration.Host{Connected: connected, Dead: h == nil || view.Dead(h, boot), Current: c.current(name),
+	end := migration.Host{Connected: connected, Dead: h == nil || view.Dead(s, c.Sessions, name, boot, m.GuestUid), Current: c.current(name),
 		Guest: view.GuestOn(report, m.GuestUid)}
 	if !connected {
 		// A manager that has just begun to lead gives the agents time to find it.

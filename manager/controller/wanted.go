@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
@@ -26,10 +27,10 @@ func unwanted(s *store.Snapshot, g *v1.Guest) bool {
 
 // hostWanted is all that is wanted of a host, without term and generations.
 func hostWanted(s *store.Snapshot, o view.Observer, identify IdentifyFunc, host string) *v1.HostWanted {
-	w := &v1.HostWanted{}
+	w := &v1.HostWanted{BootId: view.BootID(s, o, host), Protocol: protocol.Version}
 	moves := movesByGuest(s)
 	for _, g := range s.Guests {
-		if wanted := guestWanted(s, moves[g.Meta.Uid], identify, g, host); wanted != nil {
+		if wanted := guestWanted(s, o, moves[g.Meta.Uid], identify, g, host); wanted != nil {
 			w.Guests = append(w.Guests, wanted)
 		}
 	}
@@ -63,9 +64,27 @@ func leftovers(wanted []*v1.GuestWanted, report *v1.HostObserved) []*v1.GuestWan
 	return list
 }
 
-func guestWanted(s *store.Snapshot, m *v1.Migration, identify IdentifyFunc, g *v1.Guest, host string) *v1.GuestWanted {
+// granted tells whether a host holds a guest's grant in its present boot. A copy that lives under the grant's epoch is
+// evidence of that, too.
+func granted(s *store.Snapshot, o view.Observer, g *v1.Guest, host string) bool {
+	switch {
+	case g.Host != host || s.Hosts[host] == nil || s.Hosts[host].FencedBootId != "" && s.Hosts[host].FencedBootId == g.BootId:
+		return false
+	case g.BootId == "" || view.BootID(s, o, host) == g.BootId:
+		return true
+	}
+	return livesInAnotherBoot(o, g)
+}
+
+// livesInAnotherBoot tells whether the copy under a guest's grant lives though its host reports another boot than the grant's.
+func livesInAnotherBoot(o view.Observer, g *v1.Guest) bool {
+	report, _, _ := o.Observed(g.Host)
+	return view.Alive(o, g.Host, g.Meta.Uid) && view.GuestOn(report, g.Meta.Uid).Epoch == g.Epoch
+}
+
+func guestWanted(s *store.Snapshot, o view.Observer, m *v1.Migration, identify IdentifyFunc, g *v1.Guest, host string) *v1.GuestWanted {
 	role, epoch := v1.GuestRole_GUEST_ROLE_UNSPECIFIED, g.Epoch
-	granted := g.Host == host && !view.Dead(s.Hosts[host], g.BootId)
+	granted := granted(s, o, g, host)
 	switch {
 	case granted && unwanted(s, g):
 		return &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: g.Epoch}

@@ -32,6 +32,8 @@ type Host struct {
 	Connected bool
 	// Dead: what was started under the grant's boot cannot be running; the host was started anew or fenced.
 	Dead bool
+	// Alive: its agent sees a process of the guest, so the copy may run whatever else is reported.
+	Alive bool
 	// Current: what it reports was observed after it took up the present orders.
 	Current bool
 	// Lived is how long ago the present copy was first granted; 0: not known.
@@ -98,7 +100,7 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	if h.Dead {
 		return true, fmt.Sprintf("host %s was started anew", g.Host)
 	}
-	if h.Guest == nil || h.Guest.Epoch != g.Epoch {
+	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Alive {
 		return false, ""
 	}
 	switch h.Guest.Condition {

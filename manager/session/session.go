@@ -183,9 +183,6 @@ func (s *Sessions) begin(ses *session, id ca.Identity) error {
 		h.connected, h.since = false, time.Now()
 	}
 	h.session = ses
-	if h.wanted != nil {
-		ses.wake <- struct{}{}
-	}
 	return nil
 }
 
@@ -258,7 +255,7 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 		}
 		s.mu.Lock()
 		var wanted *v1.HostWanted
-		if h := s.hosts[ses.name]; h != nil && h.session == ses { // else dropped meanwhile
+		if h := s.hosts[ses.name]; h != nil && h.session == ses && h.connected { // else dropped meanwhile
 			wanted = h.wanted
 		}
 		s.mu.Unlock()
@@ -299,8 +296,9 @@ func sameButLoad(observed, before *v1.HostObserved) bool {
 	return proto.Equal(observed, before)
 }
 
-// Send hands a host what is wanted of it; a later one replaces one that has not left yet, and the latest is
-// sent again when the agent connects anew. One of an older term than the last is dropped.
+// Send hands a host what is wanted of it; a later one replaces one that has not left yet. One of an older term than the
+// last is dropped. Nothing is sent before the host's first report in a session, and nothing is sent again in another
+// session: only whoever reads that report can tell what is still wanted of the host, which may have been started anew.
 func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -309,7 +307,7 @@ func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 		return
 	}
 	h.wanted = wanted
-	if h.session != nil {
+	if h.session != nil && h.connected {
 		select {
 		case h.session.wake <- struct{}{}:
 		default:

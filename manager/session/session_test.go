@@ -170,13 +170,31 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	if _, err := l.sessions.HTTPClient("a1"); err == nil {
 		t.Fatal("there is a client of a host that is gone")
 	}
-	// The latest word is repeated to the agent that comes back.
-	f2 := newFakeAgent()
-	ctx, stop = context.WithCancel(context.Background())
-	defer stop()
-	go DialAgent(ctx, l.url, config, f2.handler())
-	if w := <-f2.told; w.Generation != 7 || w.Term != 2 {
-		t.Fatalf("told %v", w)
+}
+
+// A host that comes back may have been started anew. What was wanted of it before is not sent again by itself, and nothing
+// is sent before it has reported in this session.
+func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
+	l := newLab(t, nil)
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	ctx, stop := context.WithCancel(t.Context())
+	go DialAgent(ctx, l.url, config, newFakeAgent().handler())
+	l.await("a1 connects", l.connected("a1"))
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 1})
+	stop()
+	l.await("a1 is gone", func() bool { return !l.connected("a1")() })
+
+	again := newFakeAgent()
+	reached, goOn := make(chan bool), make(chan bool)
+	again.first = func() { reached <- true; <-goOn }
+	go DialAgent(t.Context(), l.url, config, again.handler())
+	<-reached
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 2})
+	close(goOn)
+	l.await("a1 is back", l.connected("a1"))
+	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 3})
+	if w := <-again.told; w.Generation != 3 {
+		t.Errorf("told generation %d first, want 3", w.Generation)
 	}
 }
 

@@ -32,10 +32,29 @@ func GuestOn(report *v1.HostObserved, uid string) *v1.GuestObserved {
 	return nil
 }
 
-// Dead tells whether what was started on a host under a boot cannot be running any more: the host was started
-// anew since, or fenced.
-func Dead(h *v1.Host, boot string) bool {
-	return h != nil && boot != "" && (h.GetInfo().GetBootId() != boot || h.FencedBootId == boot)
+// BootID is the boot that a host is in: the one that its agent reports, or, while the agent is away, the last one known.
+func BootID(s *store.Snapshot, o Observer, host string) string {
+	if report, _, connected := o.Observed(host); connected && report.GetInfo().GetBootId() != "" {
+		return report.Info.BootId
+	}
+	return s.Hosts[host].GetInfo().GetBootId()
+}
+
+// Dead tells whether a guest's copy that was granted to a host under a boot cannot be running any more: the host was
+// started anew since, or fenced, and its agent sees no process of the guest.
+func Dead(s *store.Snapshot, o Observer, host, boot, uid string) bool {
+	h := s.Hosts[host]
+	if h == nil || boot == "" || BootID(s, o, host) == boot && h.FencedBootId != boot {
+		return false
+	}
+	return !Alive(o, host, uid)
+}
+
+// Alive tells whether a host's agent, in its present session, sees a process of a guest: evidence against which no grant
+// is released.
+func Alive(o Observer, host, uid string) bool {
+	report, _, connected := o.Observed(host)
+	return connected && GuestOn(report, uid).GetProcess()
 }
 
 // Host returns a copy with state, load, guests, problems and last report; nil where there is no such host.

@@ -1,0 +1,10 @@
+// Package protocol numbers the protocol between manager and agent. Each side tells its version in every message
+// (HostWanted.protocol, HostObserved.protocol), and does what the older of the two understands.
+package protocol
+
+// Version is the version that this program speaks.
+//
+//	1  orders and reports, by term and generation; the number itself was not told
+//	2  orders name the host's boot and are sent only after the host's first report in a session; reports name the boot in
+//	   which a guest's epoch began, and whether a process of it was seen
+const Version = 2

@@ -1,0 +1,100 @@
+package controller
+
+// evidence_test.go - what a host reports of its boot and of processes, and what follows for grants.
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/manager/store"
+)
+
+// reboots starts a host anew, as far as its report tells.
+func (h *fakeHost) reboots(boot string) {
+	info := proto.CloneOf(h.report.Info)
+	info.BootId = boot
+	h.report = &v1.HostObserved{Info: info}
+	h.connected, h.since, h.wanted = true, time.Now(), nil
+}
+
+// A host loses power just after a grant, and comes back before anybody else noticed. The order of before must not reach it
+// again: it would start the guest at the old epoch while the manager grants it elsewhere.
+func TestAHostThatLosesPowerAfterAGrantIsNotToldTheOldOrderAgain(t *testing.T) {
+	f := newFixture(t, "a1")
+	f.hosts.with("a1", func(h *fakeHost) { h.deaf = true })
+	f.cluster("md", 1, 0)
+	f.until("granted", func(s *store.Snapshot) bool { return s.Guests["md-0"].Host == "a1" })
+	f.hosts.with("a1", func(h *fakeHost) {
+		f.hosts.onSend = func(host string, w *v1.HostWanted) {
+			if w.BootId != "a1-boot-2" {
+				t.Errorf("an order for boot %q was sent to a host of boot a1-boot-2", w.BootId)
+			}
+			for _, g := range w.Guests {
+				if g.Role == v1.GuestRole_GUEST_ROLE_RUN && g.Epoch == 1 {
+					t.Errorf("the host was told to run epoch 1, which was granted to its boot of before")
+				}
+			}
+		}
+		h.deaf = false
+		h.reboots("a1-boot-2")
+	})
+	f.until("started anew", func(s *store.Snapshot) bool {
+		return s.Guests["md-0"].Epoch == 2 && f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY)(s)
+	})
+}
+
+// A process that the agent sees speaks against an end, whatever else is reported.
+func TestAGrantIsNotReleasedAgainstALiveProcess(t *testing.T) {
+	f := newFixture(t, "a1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	uid := f.store.Snapshot().Guests["md-0"].Meta.Uid
+	f.hosts.with("a1", func(h *fakeHost) {
+		h.deaf = true
+		f.hosts.set(h, uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+		h.report.Guests[0].Process = true
+	})
+	f.unchanged("md-0", func(g *v1.Guest) bool { return g.Host == "a1" && g.Epoch == 1 })
+	f.hosts.with("a1", func(h *fakeHost) {
+		report := proto.CloneOf(h.report)
+		report.Guests[0].Process = false
+		h.report, h.deaf = report, false
+		delete(f.hosts.running, uid)
+	})
+	f.until("started anew", func(s *store.Snapshot) bool { return s.Guests["md-0"].Epoch == 2 })
+}
+
+// A host reports another boot, and the guest's process all the same: it was not started anew. The guest goes on.
+func TestAGuestThatLivesInAnotherBootThanItsGrantGoesOn(t *testing.T) {
+	f := newFixture(t, "a1", "b1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	g := f.store.Snapshot().Guests["md-0"]
+	f.hosts.with(g.Host, func(h *fakeHost) {
+		h.reboots("another")
+		f.hosts.set(h, g.Meta.Uid, g.Epoch, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+		h.report.Guests[0].Process = true
+	})
+	f.until("its grant names the boot", func(s *store.Snapshot) bool { return s.Guests["md-0"].BootId == "another" })
+	if now := f.store.Snapshot().Guests["md-0"]; now.Host != g.Host || now.Epoch != g.Epoch {
+		t.Errorf("the guest was given to %s at epoch %d", now.Host, now.Epoch)
+	}
+}
+
+// unchanged looks at a guest for a while in which the controller decides several times.
+func (f *fixture) unchanged(guest string, holds func(*v1.Guest) bool) {
+	f.t.Helper()
+	for range 20 {
+		select {
+		case f.hosts.changed <- struct{}{}:
+		default:
+		}
+		time.Sleep(10 * time.Millisecond) // the controller decides meanwhile
+		if g := f.store.Snapshot().Guests[guest]; !holds(g) {
+			f.t.Fatalf("guest %s became %v", guest, g)
+		}
+	}
+}
