@@ -119,9 +119,10 @@ func (g *guest) write(from, to *Record) error {
 	}
 	begins := from == nil || to.Epoch > from.Epoch
 	if begins {
-		to.BeganAt = g.agent.records.Now().UTC().Format(time.RFC3339)
+		to.BeganAt, to.BootID = g.agent.records.Now().UTC().Format(time.RFC3339), g.agent.config.Info.GetBootId()
 	}
-	if err := g.agent.records.Save(to, !begins); err != nil {
+	// The end of an epoch that never began is vital, too: the manager gives the grant to another host for it.
+	if err := g.agent.records.Save(to, !begins || to.Phase == PhaseEnded); err != nil {
 		if begins && to.Phase != PhaseEnded {
 			g.failure = Failure{Epoch: to.Epoch, NeverRan: true, Final: true, Message: err.Error()}
 			return errSettled
@@ -162,8 +163,10 @@ func (g *guest) prepare(ctx context.Context, w *v1.GuestWanted) error {
 	// Another host may have what this one lacks.
 	final := errors.As(err, &short) || errors.As(err, &refused) || errors.Is(err, syscall.ENOSPC)
 	g.failure = Failure{Epoch: w.Epoch, NeverRan: true, Final: final, Message: err.Error()}
-	g.delay = min(max(2*g.delay, time.Second), 15*time.Second)
-	g.backoff = time.Now().Add(g.delay)
+	if !final {
+		g.delay = min(max(2*g.delay, time.Second), 15*time.Second)
+		g.backoff = time.Now().Add(g.delay)
+	}
 	return err
 }
 
@@ -240,7 +243,61 @@ func (g *guest) start(ctx context.Context, w *v1.GuestWanted) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.failure = Failure{Epoch: w.Epoch, NeverRan: listErr == nil && !uncertain, Final: true, Message: err.Error()}
+	if uncertain {
+		g.expectLateLocked()
+	}
 	return err
+}
+
+// lateCreate is for how long a hypervisor that answers may still carry out an earlier request to create a domain. A daemon
+// that hung reads its sockets as soon as it goes on; the time allows for a busy host. Tests shorten it.
+var lateCreate = 20 * time.Second
+
+// expectLateLocked has nothing concluded from the guest's absence until a create, whose outcome is not known, cannot come
+// true any more.
+func (g *guest) expectLateLocked() {
+	if g.late {
+		return
+	}
+	g.late = true
+	go func() {
+		g.awaitCreateEnd(g.agent.ctx)
+		g.mu.Lock()
+		g.late = false
+		g.mu.Unlock()
+		poke(g.wake)
+		g.agent.publish()
+	}()
+}
+
+// awaitCreateEnd returns when the guest's domain is there, or when the hypervisor has been there for long enough without
+// it, and is at no request to create it.
+func (g *guest) awaitCreateEnd(ctx context.Context) {
+	var since time.Time // the hypervisor answers, and does not have it
+	for {
+		_, err := g.agent.domains.refresh(ctx)
+		info, current := g.agent.domains.get(g.uid)
+		g.mu.Lock()
+		late := g.late
+		g.mu.Unlock()
+		switch {
+		case !late: // it came, and may have ended since
+			return
+		case err != nil || !current || g.agent.hypervisor.Creating(g.uid):
+			since = time.Time{}
+		case info.State != DomainAbsent:
+			return
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) >= lateCreate:
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(progressEvery):
+		}
+	}
 }
 
 func (g *guest) create(ctx context.Context, w *v1.GuestWanted, p *prepared) error {
@@ -308,7 +365,14 @@ func (g *guest) destroy(ctx context.Context) error {
 		return fmt.Errorf("end guest %s: %w", g.name, err)
 	}
 	deadline := time.Now().Add(5 * time.Second)
-	for pids := g.agent.config.FindProcesses(g.uid); len(pids) > 0; pids = g.agent.config.FindProcesses(g.uid) {
+	for {
+		pids, err := g.processes()
+		if err != nil {
+			return fmt.Errorf("end guest %s: %w", g.name, err)
+		}
+		if len(pids) == 0 {
+			break
+		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("end guest %s: its process %d does not end", g.name, pids[0])
 		}
@@ -330,10 +394,20 @@ func (g *guest) confirmAbsent(ctx context.Context) error {
 	if info, current := g.agent.domains.get(g.uid); !current || info.State != DomainAbsent {
 		return errSettled
 	}
-	if pids := g.agent.config.FindProcesses(g.uid); len(pids) > 0 {
+	pids, err := g.processes()
+	if err != nil {
+		return fmt.Errorf("make sure that guest %s is gone: %w", g.name, err)
+	}
+	if len(pids) > 0 {
 		return fmt.Errorf("make sure that guest %s is gone: the hypervisor does not know it, but its process %d is there", g.name, pids[0])
 	}
 	return nil
+}
+
+// processes are the pids of the guest's QEMU processes.
+func (g *guest) processes() ([]int, error) {
+	all, err := g.agent.config.Processes()
+	return all[g.uid], err
 }
 
 func (g *guest) interruptAndWait(ctx context.Context) error {
@@ -405,6 +479,9 @@ func (g *guest) adopt(ctx context.Context) {
 		return
 	}
 	n := g.networkGuestLocked()
+	if o, _ := g.observedLocked(); r.Phase == PhaseStarted && !o.EarlierBoot {
+		g.expectLateLocked() // the agent before may have ended while it waited for the hypervisor
+	}
 	g.mu.Unlock()
 	if _, err := g.agent.network.PlugGuest(ctx, n, r.MTU); err != nil {
 		g.note("plug its tap anew: %v", err)

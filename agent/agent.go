@@ -34,8 +34,9 @@ type Config struct {
 	Load func() *v1.HostLoad
 	// FreeMemory is what guests may still take, bytes.
 	FreeMemory func() uint64
-	// FindProcesses are the pids of QEMU processes of a guest.
-	FindProcesses func(uid string) []int
+	// Processes are the pids of the QEMU processes of guests on this host, by guest uid. It fails where the process table
+	// could not be read whole: any guest may have a process then.
+	Processes func() (map[string][]int, error)
 	// AllowUnconfined accepts new guests though QEMU runs as root or without a security driver.
 	AllowUnconfined bool
 
@@ -123,7 +124,7 @@ func (a *Agent) takeUp() {
 	}
 	for uid, record := range records {
 		if record.Outcome != OutcomeForgotten {
-			a.guests[uid] = a.newGuest(uid, record.Name, record, false)
+			a.guests[uid] = a.newGuest(uid, record.Name, record, false, nil)
 		}
 	}
 	a.heardLocked()
@@ -159,12 +160,7 @@ func (a *Agent) heardLocked() {
 	}
 	for _, info := range a.domains.all() {
 		if a.guests[info.UID] == nil && !isTemplate(info.Name) {
-			record, err := a.loadRecord(info.UID)
-			if err != nil {
-				a.refused = err.Error()
-				continue // tried again at the next listing
-			}
-			g := a.newGuest(info.UID, info.Name, record, a.records.Damaged(info.UID))
+			g := a.meet(info.UID, info.Name)
 			g.want(nil, a.taken) // it was not mentioned
 			poke(g.wake)
 			a.guests[info.UID] = g
@@ -313,31 +309,23 @@ func (a *Agent) sample(ctx context.Context) {
 }
 
 // errStale is why orders are refused for good.
-var errStale = errors.New("a manager that leads no more")
+var errStale = errors.New("they are not meant for this host as it is now")
 
-// Take takes up what the manager wants. An older term's word, and an older one of the same term, is refused.
+// Take takes up what the manager wants. It refuses the word of an older term, and orders for another boot of the host. An
+// older word of the same term is left unheard.
 func (a *Agent) Take(w *v1.HostWanted) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	at := mark{w.Term, w.Generation}
+	if w.BootId != "" && w.BootId != a.info.GetBootId() {
+		return fmt.Errorf("%w: orders for boot %s of the host were refused, which is in boot %s", errStale, w.BootId, a.info.GetBootId())
+	}
 	if w.Term < a.term {
 		a.refused = fmt.Sprintf("a manager of term %d gave orders, but term %d has begun; they were refused", w.Term, a.term)
 		return fmt.Errorf("%w: %s", errStale, a.refused)
 	}
 	if at.before(a.taken) {
 		return nil
-	}
-	records := map[string]*Record{} // of guests that come to be
-	for _, wanted := range w.Guests {
-		if a.guests[wanted.Uid] != nil || !validUID(wanted.Uid) {
-			continue
-		}
-		record, err := a.loadRecord(wanted.Uid)
-		if err != nil {
-			a.refused = fmt.Sprintf("orders of the manager were refused: %v", err)
-			return errors.New(a.refused)
-		}
-		records[wanted.Uid] = record
 	}
 	if w.Term > a.term {
 		if err := writeFile(a.termFile(), []byte(strconv.FormatUint(w.Term, 10)+"\n")); err != nil {
@@ -358,7 +346,7 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 		mentioned[wanted.Uid] = true
 		g := a.guests[wanted.Uid]
 		if g == nil {
-			g = a.newGuest(wanted.Uid, wanted.Name, records[wanted.Uid], a.records.Damaged(wanted.Uid))
+			g = a.meet(wanted.Uid, wanted.Name)
 			a.guests[wanted.Uid] = g
 		}
 		g.want(wanted, at)
@@ -385,16 +373,17 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 	return nil
 }
 
-// loadRecord reads the record of a guest that was not known until now, a forgotten one's for instance.
-func (a *Agent) loadRecord(uid string) (*Record, error) {
+// meet makes a guest that was not known until now, and reads the record that it may have, a forgotten one's for instance.
+// Where the record is there and cannot be read now, nothing is done about this guest until it can; the others go on.
+func (a *Agent) meet(uid, name string) *guest {
 	r, err := a.records.LoadOne(uid)
 	if errors.Is(err, ErrUnreadable) {
-		return nil, err
+		return a.newGuest(uid, name, nil, false, err)
 	}
 	if err != nil {
 		a.problems = append(a.problems, err.Error())
 	}
-	return r, nil
+	return a.newGuest(uid, name, r, a.records.Damaged(uid), nil)
 }
 
 // keepImages has images, and templates of them, go that have not been wanted for a while.

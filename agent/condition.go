@@ -14,6 +14,9 @@ type Report struct {
 // hypervisor cannot be asked, Domain is what it said last.
 func Describe(o Observed) (Report, bool) {
 	r, w := o.Record, o.Wanted
+	if o.Unread != nil {
+		return Report{Message: o.Unread.Error()}, true
+	}
 	if (r == nil || r.Phase == PhaseEnded) && o.Domain != DomainAbsent && o.Domain != DomainUnknown {
 		report := Report{Condition: v1.GuestCondition_GUEST_CONDITION_PAUSED, Message: "the host has no record of it"}
 		if o.Domain == DomainRunning {
@@ -28,6 +31,10 @@ func Describe(o Observed) (Report, bool) {
 		return describeBeginning(o)
 	}
 	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration}
+	if o.EarlierBoot && r.Phase != PhaseEnded && (o.Domain == DomainAbsent || o.Domain == DomainUnknown) {
+		report.Condition, report.Message = v1.GuestCondition_GUEST_CONDITION_GONE, "the host was started anew"
+		return report, true
+	}
 	switch r.Phase {
 	case PhaseReserved:
 		report.Condition = v1.GuestCondition_GUEST_CONDITION_RESERVED
@@ -87,10 +94,7 @@ func describeBeginning(o Observed) (Report, bool) {
 	}
 	report := Report{Epoch: w.Epoch, Condition: v1.GuestCondition_GUEST_CONDITION_STARTING, Migration: w.Migration.GetId()}
 	if o.Failure.Epoch == w.Epoch {
-		report.Message = o.Failure.Message
-		if o.Failure.Final {
-			report.Condition = v1.GuestCondition_GUEST_CONDITION_FAILED
-		}
+		report.Message = o.Failure.Message // that it has failed for good is told by the record
 	}
 	return report, true
 }

@@ -36,6 +36,8 @@ type guest struct {
 	seen      mark // the latest wish that a step was taken for
 	record    *Record
 	damaged   bool
+	unread    error // why the record cannot be read now
+	late      bool  // a create whose outcome is not known may still come true
 	operation Operation
 	upcoming  Operation // is about to begin: its record is being written
 	interrupt context.CancelFunc
@@ -66,10 +68,10 @@ type prepared struct {
 	template string // empty: boot plainly
 }
 
-func (a *Agent) newGuest(uid, name string, record *Record, damaged bool) *guest {
+func (a *Agent) newGuest(uid, name string, record *Record, damaged bool, unread error) *guest {
 	ctx, stop := context.WithCancel(a.ctx)
 	g := &guest{agent: a, uid: uid, log: a.log.With("guest", name), wake: make(chan struct{}, 1), stop: stop,
-		stopped: make(chan struct{}), record: record, damaged: damaged, name: name}
+		stopped: make(chan struct{}), record: record, damaged: damaged, unread: unread, name: name}
 	g.plugged = record != nil && record.Phase != PhaseEnded // by an earlier agent
 	if record != nil && record.Phase == PhaseSending {
 		g.upcoming = OperationSending // until adopt knows better
@@ -98,6 +100,9 @@ func (g *guest) want(w *v1.GuestWanted, at mark) {
 
 func (g *guest) run(ctx context.Context) {
 	defer close(g.stopped)
+	if !g.awaitRecord(ctx) {
+		return
+	}
 	g.adopt(ctx)
 	timer := time.NewTimer(time.Hour)
 	for {
@@ -129,6 +134,40 @@ func (g *guest) run(ctx context.Context) {
 			}
 			g.mu.Unlock()
 		}
+	}
+}
+
+// readAgainEvery is how often a record that could not be read is tried again.
+const readAgainEvery = time.Second
+
+// awaitRecord reads a record that could not be read, again and again; false: ctx ended first.
+func (g *guest) awaitRecord(ctx context.Context) bool {
+	for {
+		g.mu.Lock()
+		unread := g.unread
+		g.mu.Unlock()
+		if unread == nil {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(readAgainEvery):
+		}
+		r, err := g.agent.records.LoadOne(g.uid)
+		g.mu.Lock()
+		switch {
+		case errors.Is(err, ErrUnreadable):
+			g.unread = err
+		case err != nil:
+			g.notes, g.unread = []string{err.Error()}, nil
+			g.damaged = g.agent.records.Damaged(g.uid)
+		default:
+			g.record, g.unread = r, nil
+			g.plugged = r != nil && r.Phase != PhaseEnded
+		}
+		g.mu.Unlock()
+		g.agent.publish()
 	}
 }
 
@@ -191,7 +230,15 @@ func (g *guest) observedLocked() (Observed, DomainInfo) {
 	info, current := g.agent.domains.get(g.uid)
 	o := Observed{Host: g.agent.config.Name, Wanted: g.wanted, Record: g.record, Damaged: g.damaged,
 		Domain: info.State, Stale: !current, Operation: g.operation, Failure: g.failure, SendDone: g.sendDone,
-		Backoff: !g.backoff.IsZero()}
+		Backoff: !g.backoff.IsZero(), Unread: g.unread}
+	switch {
+	case g.late && o.Domain == DomainAbsent:
+		o.Domain = DomainStarting
+	case current:
+		g.late = false // it came
+	}
+	boot := g.agent.config.Info.GetBootId()
+	o.EarlierBoot = g.record != nil && g.record.BootID != "" && boot != "" && g.record.BootID != boot
 	if g.prepared != nil {
 		o.Prepared = g.prepared.epoch
 	}
@@ -217,7 +264,7 @@ func (g *guest) report() *v1.GuestObserved {
 	if r.Condition == v1.GuestCondition_GUEST_CONDITION_RESERVED && g.expected == "" {
 		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel would refuse it yet
 	}
-	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message,
+	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message, BootId: g.record.bootID(),
 		MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step}
 	switch r.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_SENDING,
@@ -247,6 +294,9 @@ func (g *guest) problems() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	list := append([]string(nil), g.notes...)
+	if g.unread != nil {
+		list = append(list, g.unread.Error())
+	}
 	if g.refused != "" {
 		list = append(list, g.refused)
 	}
@@ -291,7 +341,7 @@ func (g *guest) idle() bool {
 	info, current := g.agent.domains.get(g.uid)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return current && info.State == DomainAbsent && g.wanted == nil && g.operation == OperationNone && !g.plugged &&
+	return current && info.State == DomainAbsent && g.wanted == nil && g.operation == OperationNone && !g.plugged && g.unread == nil &&
 		(g.record == nil || g.record.Outcome == OutcomeForgotten)
 }
 

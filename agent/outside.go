@@ -71,6 +71,8 @@ type Hypervisor interface {
 	// Migrate returns when the transfer has ended, with nil if the guest is whole, and paused, at the target and
 	// exists here no more. Cancelling ctx aborts it.
 	Migrate(ctx context.Context, uid string, options MigrateOptions) error
+	// Creating tells whether a call of Boot or Fork, whose caller has given it up, is still under way.
+	Creating(uid string) bool
 	// Busy tells whether the hypervisor is still at something with the domain.
 	Busy(ctx context.Context, uid string) (bool, error)
 	// Ended says how a guest's domain ended that is no more.

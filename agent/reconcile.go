@@ -54,6 +54,9 @@ type Observed struct {
 	Backoff   bool    // preparing failed a moment ago
 	Tunnel    bool    // a tunnel of the record's incoming migration is open
 	SendDone  bool    // libvirt has confirmed the transfer
+	// EarlierBoot: the record's epoch began in an earlier boot of the host, so that nothing of it runs by itself.
+	EarlierBoot bool
+	Unread      error // the record is there and cannot be read now
 }
 
 // ActionKind is what an agent can do about a guest.
@@ -88,7 +91,7 @@ type Decision struct {
 // started or resumed at most once on this host, only under RUN for just that epoch, and only after a record of
 // it is on disk; a copy of an older epoch is ended before a newer one is started.
 func Step(o Observed) Decision {
-	if o.Domain == DomainUnknown || o.Domain == DomainStarting || o.Domain == DomainEnding {
+	if o.Domain == DomainUnknown || o.Domain == DomainStarting || o.Domain == DomainEnding || o.Unread != nil {
 		return Decision{}
 	}
 	if d, settled := settle(o); settled {
@@ -131,6 +134,9 @@ func settle(o Observed) (Decision, bool) {
 		return act(Action{Kind: ActionDestroy}), true
 	}
 	if o.Domain == DomainAbsent {
+		if o.EarlierBoot {
+			return confirmEnd(o, OutcomeGone, "the host was started anew"), true
+		}
 		switch r.Phase {
 		case PhaseStarted:
 			if o.Failure.Epoch == r.Epoch && o.Failure.NeverRan {
@@ -216,7 +222,7 @@ func stepStart(o Observed) Decision {
 		return act(end(newRecord(w, PhaseEnded), OutcomeGone, "the host's record of it was damaged; whether it was started here is not known"))
 	}
 	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
-		return Decision{}
+		return fail(o)
 	}
 	if o.Prepared != w.Epoch {
 		if o.Operation == OperationPreparing || o.Backoff {
@@ -225,6 +231,12 @@ func stepStart(o Observed) Decision {
 		return act(Action{Kind: ActionPrepare})
 	}
 	return act(Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)}, Action{Kind: ActionStart})
+}
+
+// fail ends an epoch that could not begin. It is on disk before it is told: the manager gives the grant to another host
+// then, and an agent that is started anew must not begin this epoch by a repeated order.
+func fail(o Observed) Decision {
+	return act(end(newRecord(o.Wanted, PhaseEnded), OutcomeFailed, o.Failure.Message))
 }
 
 // endStale ends a domain that is not of the wanted epoch.
@@ -287,7 +299,7 @@ func stepIncoming(o Observed) Decision {
 		return d
 	}
 	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
-		return Decision{} // reported as failed
+		return fail(o)
 	}
 	if w.Migration.Cancel {
 		return Decision{}

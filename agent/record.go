@@ -59,6 +59,7 @@ type Record struct {
 	Message     string  `json:"message,omitempty"`
 	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
 	BeganAt     string  `json:"began_at,omitempty"`   // RFC 3339: when the epoch began here
+	BootID      string  `json:"boot_id,omitempty"`    // of the host then; empty: an older agent wrote it
 	Address     string  `json:"address,omitempty"`
 	Prefix      string  `json:"prefix,omitempty"`
 	MAC         string  `json:"mac,omitempty"`
@@ -66,6 +67,14 @@ type Record struct {
 	MemoryBytes uint64  `json:"memory_bytes,omitempty"`
 	Image       string  `json:"image,omitempty"`      // digest
 	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for clearing away old ones
+}
+
+// bootID is the boot in which the record's epoch began; empty: there is no record, or it does not say.
+func (r *Record) bootID() string {
+	if r == nil {
+		return ""
+	}
+	return r.BootID
 }
 
 // RecordStore keeps one record per guest as <dir>/<uid>/record.json.

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
 )
 
 // Observed is what the host reports now, and a channel that is closed when that has changed.
@@ -15,7 +16,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	changed := a.changed
 	guests := a.allLocked()
 	taken := a.taken
-	o := &v1.HostObserved{Info: a.info, Load: a.load, Problems: slices.Clone(a.problems)}
+	o := &v1.HostObserved{Protocol: protocol.Version, Info: a.info, Load: a.load, Problems: slices.Clone(a.problems)}
 	if a.refused != "" {
 		o.Problems = append(o.Problems, a.refused)
 	}
@@ -24,7 +25,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	all := a.domains.heard() // nothing is said to be so while it is not known which guests are here
 	for _, g := range guests {
 		g.mu.Lock()
-		all = all && !g.seen.before(taken)
+		all = all && (g.unread != nil || !g.seen.before(taken)) // one that cannot be read is reported as such
 		g.mu.Unlock()
 	}
 	for _, g := range guests {
@@ -33,6 +34,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 		}
 		o.Problems = append(o.Problems, g.problems()...)
 	}
+	a.seeProcesses(o)
 	a.mu.Lock()
 	if all && a.full.before(taken) {
 		a.full = taken
@@ -55,6 +57,21 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o.Sharing, o.Blobs, o.FetchBytesPerSecond = true, a.images.Blobs(), a.images.Rate()
 	o.Templates = a.templates.report()
 	return o, changed
+}
+
+// seeProcesses marks the guests of which a process is there. It looks after everything else was observed, so that a guest
+// that was seen to have ended has no process any more.
+func (a *Agent) seeProcesses(o *v1.HostObserved) {
+	if len(o.Guests) == 0 {
+		return
+	}
+	processes, err := a.config.Processes()
+	if err != nil {
+		o.Problems = append(o.Problems, fmt.Sprintf("any guest that was here may run: %v", err))
+	}
+	for _, g := range o.Guests {
+		g.Process = err != nil || len(processes[g.Uid]) > 0
+	}
 }
 
 // Publish has the host report again: something outside of the agent changed.

@@ -43,6 +43,9 @@ type outside struct {
 	template        string
 	ending          Ending // of every domain that ends
 	pids            func() []int
+	processesErr    error
+	bootID          string
+	creating        bool            // a create is under way, whoever waits for it
 	confinement     *v1.Confinement // nil: a stock host's
 	applied         [][]string      // the local guests of each Apply
 
@@ -56,6 +59,7 @@ type outside struct {
 }
 
 func newOutside(t *testing.T) *outside {
+	lateCreate = 300 * time.Millisecond
 	return &outside{t: t, dir: t.TempDir(), events: make(chan DomainEvent, 64), domains: map[string]Domain{},
 		expected: map[string]Expected{}, active: map[string]bool{}, free: 8 << 30}
 }
@@ -66,10 +70,10 @@ func (o *outside) start() (stop func()) {
 	load := func() *v1.HostLoad { return &v1.HostLoad{} }
 	ctx, cancel := context.WithCancel(context.Background())
 	a, err := New(ctx, Config{Name: "here", StateDir: filepath.Join(o.dir, "state"), RunDir: filepath.Join(o.dir, "run"),
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{}, Load: load,
-		FreeMemory:    func() uint64 { return o.free },
-		FindProcesses: o.findProcesses,
-		Hypervisor:    o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Dial: o.dial})
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{BootId: o.bootID}, Load: load,
+		FreeMemory: func() uint64 { return o.free },
+		Processes:  o.processes,
+		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Dial: o.dial})
 	if err != nil {
 		cancel()
 		o.t.Fatal(err)
@@ -91,13 +95,13 @@ func (o *outside) start() (stop func()) {
 	return stop
 }
 
-func (o *outside) findProcesses(string) []int {
+func (o *outside) processes() (map[string][]int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.pids == nil {
-		return nil
+	if o.pids == nil || o.processesErr != nil {
+		return nil, o.processesErr
 	}
-	return o.pids()
+	return map[string][]int{uid: o.pids()}, nil
 }
 
 func (o *outside) say(what string) { o.log = append(o.log, what) }
@@ -278,6 +282,12 @@ func (o *outside) Migrate(ctx context.Context, uid string, _ MigrateOptions) err
 	}
 	o.becomes(uid, DomainAbsent)
 	return nil
+}
+
+func (o *outside) Creating(string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.creating
 }
 
 func (o *outside) Busy(context.Context, string) (bool, error) {

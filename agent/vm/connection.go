@@ -56,6 +56,7 @@ type Libvirt struct {
 	ready     chan struct{}    // closed while conn is set
 	host      *hostFacts       // of the last connection; stays when that is lost
 	last      error            // why there is no connection
+	creating  map[string]int   // calls under way that create a domain, by uid
 }
 
 // Connect begins to connect to the daemon at uri ("qemu:///system") and keeps the connection up until Close: it tries on
@@ -67,7 +68,7 @@ func Connect(uri string, options Options) (*Libvirt, error) {
 	}
 	l := &Libvirt{
 		uri: uri, options: options, log: options.Log, events: newEventQueue(), finals: newFinalProgress(), endings: newEndings(),
-		done: make(chan struct{}), ready: make(chan struct{}),
+		done: make(chan struct{}), ready: make(chan struct{}), creating: map[string]int{},
 	}
 	if l.log == nil {
 		l.log = slog.Default()
@@ -290,6 +291,30 @@ func (l *Libvirt) callAlone(ctx context.Context, limit time.Duration, fn func(*l
 		}
 		return fn(conn)
 	})
+}
+
+// create is callAlone for a call that creates a domain. Creating tells of it until the call itself ends.
+func (l *Libvirt) create(ctx context.Context, uid string, limit time.Duration, fn func(*libvirt.Connect) error) error {
+	return l.callAlone(ctx, limit, func(conn *libvirt.Connect) error {
+		l.countCreating(uid, 1)
+		defer l.countCreating(uid, -1)
+		return fn(conn)
+	})
+}
+
+func (l *Libvirt) countCreating(uid string, n int) {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	if l.creating[uid] += n; l.creating[uid] == 0 {
+		delete(l.creating, uid)
+	}
+}
+
+// Creating tells whether a call that creates the domain of this uid is under way, perhaps one that its caller has given up.
+func (l *Libvirt) Creating(uid string) bool {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	return l.creating[uid] > 0
 }
 
 // await returns what fn does, or ErrUnavailable when ctx ends before it.

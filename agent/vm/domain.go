@@ -79,7 +79,7 @@ func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 	if err != nil {
 		return err
 	}
-	err = l.callAlone(ctx, bootTime, func(conn *libvirt.Connect) error {
+	err = l.create(ctx, spec.UID, bootTime, func(conn *libvirt.Connect) error {
 		domain, err := conn.DomainCreateXML(text, libvirt.DOMAIN_NONE)
 		if err != nil {
 			return err

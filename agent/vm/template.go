@@ -103,7 +103,7 @@ func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
 	if err := copyWithStart(own, file, start); err != nil {
 		return fmt.Errorf("copy the template: %w", err)
 	}
-	err = l.callAlone(ctx, restoreTime, func(conn *libvirt.Connect) error {
+	err = l.create(ctx, spec.UID, restoreTime, func(conn *libvirt.Connect) error {
 		return conn.DomainRestoreFlags(own, "", libvirt.DOMAIN_SAVE_RUNNING)
 	})
 	var e libvirt.Error

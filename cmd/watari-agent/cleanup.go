@@ -30,7 +30,10 @@ func cleanup(args []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q; see watari-agent cleanup --help", flags.Arg(0))
 	}
-	running := guestProcesses()
+	running, err := guestProcesses()
+	if err != nil {
+		return err
+	}
 	if !*guests {
 		for _, p := range running {
 			fmt.Printf("%s runs on (pid %d)\n", p.name, p.pid)
@@ -128,15 +131,19 @@ func recordEnds(o options) error {
 // endProcess ends a guest's process, and waits until it has ended.
 func endProcess(p guestProcess) error {
 	syscall.Kill(p.pid, syscall.SIGTERM)
-	for begun := time.Now(); len(findProcesses(p.uid)) > 0; time.Sleep(50 * time.Millisecond) {
-		if time.Since(begun) > 3*time.Second {
-			for _, pid := range findProcesses(p.uid) {
+	for begun := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		processes, err := findProcesses()
+		switch {
+		case err != nil:
+			return fmt.Errorf("end %s: %w", p.name, err)
+		case len(processes[p.uid]) == 0:
+			return nil
+		case time.Since(begun) > 10*time.Second:
+			return fmt.Errorf("end %s: its process %d does not end", p.name, p.pid)
+		case time.Since(begun) > 3*time.Second:
+			for _, pid := range processes[p.uid] {
 				syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
-		if time.Since(begun) > 10*time.Second {
-			return fmt.Errorf("end %s: its process %d does not end", p.name, p.pid)
-		}
 	}
-	return nil
 }

@@ -4,20 +4,24 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 )
 
-// findProcesses are the processes of a guest: those whose command line has "-uuid <uid>".
-func findProcesses(uid string) []int {
-	var pids []int
-	for _, p := range guestProcesses() {
-		if p.uid == uid {
-			pids = append(pids, p.pid)
-		}
+// findProcesses are the processes of guests by the guests' uids: those whose command line has "-uuid <uid>".
+func findProcesses() (map[string][]int, error) {
+	list, err := guestProcesses()
+	pids := map[string][]int{}
+	for _, p := range list {
+		pids[p.uid] = append(pids[p.uid], p.pid)
 	}
-	return pids
+	return pids, err
 }
 
 type guestProcess struct {
@@ -27,34 +31,64 @@ type guestProcess struct {
 
 // guestProcesses are the QEMU processes of Watari's guests on this host: those of its own PID namespace, for a
 // machine that is a host and has a lab too sees the guests of the lab's hosts as well.
-func guestProcesses() []guestProcess {
+// It fails where a process cannot be looked at: that one may be a guest's.
+func guestProcesses() ([]guestProcess, error) {
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return nil, fmt.Errorf("read the process table: %w", err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("read the process table: %w", err)
+	}
 	var list []guestProcess
-	own, _ := os.Readlink("/proc/self/ns/pid")
-	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(data, []byte("\x00-uuid\x00")) {
-			continue
+	var problems []error
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue // not a process
 		}
-		args := bytes.Split(data, []byte{0})
-		if namespace, _ := os.Readlink(filepath.Join(filepath.Dir(path), "ns", "pid")); namespace != own {
-			continue
+		p, err := readProcess(pid, own)
+		if err != nil && !ended(err) {
+			problems = append(problems, err)
 		}
-		p := guestProcess{}
-		p.pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		for i, arg := range args[:len(args)-1] {
-			switch string(arg) {
-			case "-uuid":
-				p.uid = string(args[i+1])
-			case "-name":
-				// "guest=watari-md-1,debug-threads=on"
-				name, _, _ := bytes.Cut(args[i+1], []byte{','})
-				p.name = string(bytes.TrimPrefix(name, []byte("guest=")))
-			}
-		}
-		if bytes.HasPrefix([]byte(p.name), []byte("watari-")) {
-			list = append(list, p)
+		if p != nil {
+			list = append(list, *p)
 		}
 	}
-	return list
+	if len(problems) > 0 {
+		return list, fmt.Errorf("the process table could not be read whole: %w", problems[0])
+	}
+	return list, nil
+}
+
+// ended tells that a process ended while it was looked at.
+func ended(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
+
+// readProcess looks at a process; nil: it is no guest's QEMU of the PID namespace own.
+func readProcess(pid int, own string) (*guestProcess, error) {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	data, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if err != nil || !bytes.Contains(data, []byte("\x00-uuid\x00")) {
+		return nil, err
+	}
+	if namespace, err := os.Readlink(filepath.Join(dir, "ns", "pid")); err != nil || namespace != own {
+		return nil, err
+	}
+	p := &guestProcess{pid: pid}
+	args := bytes.Split(data, []byte{0})
+	for i, arg := range args[:len(args)-1] {
+		switch string(arg) {
+		case "-uuid":
+			p.uid = string(args[i+1])
+		case "-name":
+			// "guest=watari-md-1,debug-threads=on"
+			name, _, _ := bytes.Cut(args[i+1], []byte{','})
+			p.name = string(bytes.TrimPrefix(name, []byte("guest=")))
+		}
+	}
+	if !strings.HasPrefix(p.name, "watari-") {
+		return nil, nil
+	}
+	return p, nil
 }

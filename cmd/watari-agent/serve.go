@@ -82,7 +82,7 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
-		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, FindProcesses: findProcesses, AllowUnconfined: o.unconfined,
+		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: findProcesses, AllowUnconfined: o.unconfined,
 		Hypervisor: newHypervisor(libvirt), Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {
 		return err

@@ -1,0 +1,160 @@
+package agent
+
+// evidence_test.go - what is told of a guest's end, and what may not be told although a guest seems to have ended.
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// never fails the test if the host reports something within a while.
+func (o *outside) never(what string, found func(*v1.HostObserved) bool) {
+	o.t.Helper()
+	end := time.After(5 * lateCreate)
+	for {
+		observed, changed := o.agent.Observed()
+		if found(observed) {
+			o.t.Fatalf("%s: %v", what, observed)
+		}
+		select {
+		case <-changed:
+		case <-end:
+			return
+		}
+	}
+}
+
+func ended(h *v1.HostObserved) bool {
+	switch find(h, uid).GetCondition() {
+	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_FAILED, v1.GuestCondition_GUEST_CONDITION_SENT:
+		return true
+	}
+	return false
+}
+
+func TestOrdersForAnotherBootAreRefused(t *testing.T) {
+	o := newOutside(t)
+	o.bootID = "second"
+	o.start()
+	w := &v1.HostWanted{Term: 7, Generation: 1, BootId: "first", Guests: []*v1.GuestWanted{guestWish(uid, run, 1)}}
+	if err := o.agent.Take(w); !errors.Is(err, errStale) {
+		t.Errorf("orders for the boot before: %v", err)
+	}
+	if o.agent.guest(uid) != nil || o.agent.term != 0 {
+		t.Error("something of them was taken up")
+	}
+	w.BootId = "second"
+	if err := o.agent.Take(w); err != nil {
+		t.Error(err)
+	}
+	o.awaitReady(1)
+	if g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_RUNNING); g.BootId != "second" {
+		t.Errorf("it began in boot %q", g.BootId)
+	}
+}
+
+// The manager gives the grant to another host once it has heard of the failure. An agent that is started anew may hear the
+// order again, and must not start the guest by it, though it could now.
+func TestAFailedEpochIsNotStartedByARepeatedOrder(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails, heals func(*outside)
+	}{
+		"before anything of it existed": {
+			func(o *outside) { o.confinement = &v1.Confinement{User: "root", SecurityModel: "apparmor"} },
+			func(o *outside) { o.confinement = nil },
+		},
+		"when it was booted": {
+			func(o *outside) { o.boot = func(context.Context, Spec) error { return errors.New("no such machine") } },
+			func(o *outside) { o.boot = nil },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := newOutside(t)
+			c.fails(o)
+			stop := o.start()
+			o.take(guestWish(uid, run, 1))
+			o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+			stop()
+			booted := o.count("boot " + uid)
+			c.heals(o)
+			o.start()
+			o.take(guestWish(uid, run, 1))
+			o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+			if o.count("boot "+uid) != booted {
+				t.Errorf("an epoch that had failed was started: %v", o.log)
+			}
+		})
+	}
+}
+
+func TestARecordOfAnEarlierBootIsGone(t *testing.T) {
+	o := newOutside(t)
+	o.bootID = "first"
+	stop := o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	stop()
+	o.mu.Lock()
+	o.bootID, o.down = "second", true // the hypervisor does not answer yet
+	delete(o.domains, uid)
+	o.mu.Unlock()
+	o.start()
+	if g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE); g.BootId != "first" || g.Process {
+		t.Errorf("reported %v", g)
+	}
+	o.mu.Lock()
+	o.down = false
+	o.mu.Unlock()
+	o.events <- DomainEvent{}
+	o.take(guestWish(uid, run, 1))
+	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+	if o.count("boot "+uid) != 1 {
+		t.Errorf("started again: %v", o.log)
+	}
+}
+
+// libvirt may carry out late what it was asked for: the guest may run, so nothing is concluded from its absence.
+func TestACreateThatEndsLateIsNoEnd(t *testing.T) {
+	o := newOutside(t)
+	o.boot = func(context.Context, Spec) error { return ErrUncertain }
+	o.creating = true
+	stop := o.start()
+	o.take(guestWish(uid, run, 1))
+	o.await("asked for", func(*v1.HostObserved) bool { return o.count("boot "+uid) == 1 })
+	o.never("an end is told while libvirt is at it", ended)
+	// An agent that is started meanwhile knows no more.
+	stop()
+	lateCreate = time.Minute
+	o.start()
+	o.take(guestWish(uid, absent, 1))
+	o.await("told to end it", func(h *v1.HostObserved) bool { return find(h, uid) != nil })
+	o.becomes(uid, DomainRunning)
+	o.await("it is ended", func(h *v1.HostObserved) bool {
+		return find(h, uid) == nil && o.state(uid) == DomainAbsent && h.Generation == generation
+	})
+}
+
+func TestAProcessTableThatCannotBeReadIsNoProofOfAnEnd(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.mu.Lock()
+	o.processesErr = errors.New("the process table could not be read whole")
+	o.mu.Unlock()
+	o.becomes(uid, DomainAbsent)
+	o.await("the problem", func(h *v1.HostObserved) bool {
+		return find(h, uid).GetProcess() && strings.Contains(strings.Join(h.Problems, ";"), "could not be read whole")
+	})
+	o.never("an end is told", ended)
+	o.mu.Lock()
+	o.processesErr = nil
+	o.mu.Unlock()
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
+}
