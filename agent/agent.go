@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -371,6 +372,17 @@ func (a *Agent) Take(w *v1.HostWanted) error {
 	go a.keepImages()
 	a.publishLocked()
 	return nil
+}
+
+// Evict ends all guests: the host was removed, and they may have been started elsewhere. It may be repeated.
+func (a *Agent) Evict() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.log.Warn("this host was removed; its guests are ended", "guests", len(a.guests))
+	for uid, g := range a.guests {
+		g.want(&v1.GuestWanted{Uid: uid, Name: g.name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: math.MaxUint64}, a.taken)
+		poke(g.wake)
+	}
 }
 
 // meet makes a guest that was not known until now, and reads the record that it may have, a forgotten one's for instance.

@@ -158,3 +158,16 @@ func TestAProcessTableThatCannotBeReadIsNoProofOfAnEnd(t *testing.T) {
 	o.mu.Unlock()
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 }
+
+func TestARemovedHostEndsItsGuestsAtOnce(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	o.agent.Evict()
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && o.state(uid) == DomainAbsent })
+	o.agent.Evict()
+	if n := o.count("destroy " + uid); n != 1 {
+		t.Errorf("it was ended %d times", n)
+	}
+}

@@ -35,6 +35,8 @@ const (
 	// guest may run for long, its certificate is as good as its authority's.
 	authorityYears   = 20
 	certificateYears = 1
+	// CertificateLife is for how long a host's or a user's certificate is good, at most.
+	CertificateLife = (certificateYears*366 + 1) * 24 * time.Hour
 )
 
 // Authority issues certificates.

@@ -527,6 +527,55 @@ func TestGuestsOfALostHostAreStartedElsewhere(t *testing.T) {
 	})
 }
 
+// A host that was removed as lost, and was only cut off, is told so when it comes back: its guests run elsewhere by now. A host
+// that the store does not know, for an older copy of it was put back perhaps, is told just that.
+func TestARemovedHostIsToldToEndItsGuestsAndAnUnknownOneIsNot(t *testing.T) {
+	r, ctx, older := start(t, t.TempDir()), bounded(t), t.TempDir()
+	if err := errors.Join(r.stop(), os.CopyFS(older, os.DirFS(r.dir))); err != nil {
+		t.Fatal(err)
+	}
+	r = start(t, r.dir)
+	join := func() ca.KeyPair {
+		t.Helper()
+		pair, _, err := r.join(r.hostToken(), "a1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair
+	}
+	pair := join()
+	refusal := func(pair ca.KeyPair) *session.Refusal {
+		t.Helper()
+		config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var refused *session.Refusal
+		if err := session.DialAgent(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refused) {
+			t.Fatalf("not refused: %v", err)
+		}
+		return refused
+	}
+	if _, err := r.admin.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: "a1", Lost: true})); err != nil {
+		t.Fatal(err)
+	}
+	if told := refusal(pair); !told.Removed || !strings.Contains(told.Reason, "was removed") {
+		t.Errorf("the removed host was told %+v", told)
+	}
+	// Its name is another host's now.
+	join()
+	if told := refusal(pair); !told.Removed {
+		t.Errorf("the removed host was told %+v", told)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	r = start(t, older)
+	if told := refusal(pair); told.Removed || !strings.Contains(told.Reason, "not known") {
+		t.Errorf("the unknown host was told %+v", told)
+	}
+}
+
 func TestAFollowedConsoleGoesOnWhereTheGuestIs(t *testing.T) {
 	r, ctx := moving(t), bounded(t)
 	stream, err := r.admin.GuestConsole(ctx, connect.NewRequest(&v1.GuestConsoleRequest{Name: "md-0", Follow: true}))

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"watari/ca"
 	"watari/manager/api"
 	"watari/manager/store"
 	"watari/manager/view"
@@ -48,7 +49,8 @@ func (m *Manager) tidy(ctx context.Context) {
 	}
 }
 
-// tidyObjects forgets removed hosts, expired tokens and the oldest runs.
+// tidyObjects deletes hosts that are being removed, expired tokens, the oldest runs, and the memory of removed hosts whose
+// certificates have expired.
 func (m *Manager) tidyObjects(ctx context.Context) {
 	snap := m.store.Snapshot()
 	for name, h := range snap.Hosts {
@@ -59,6 +61,11 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 	for name, t := range snap.Tokens {
 		if time.Since(t.Expires.AsTime()) > garbageAge {
 			m.complain(ctx, "forget token "+name, store.Tokens.Delete(ctx, m.store, proto.CloneOf(t)))
+		}
+	}
+	for uid, r := range snap.Removed {
+		if time.Since(r.Meta.Created.AsTime()) > ca.CertificateLife {
+			m.complain(ctx, "forget removed host "+uid, store.Removed.Delete(ctx, m.store, proto.CloneOf(r)))
 		}
 	}
 	for _, r := range oldRuns(snap) {

@@ -40,7 +40,9 @@ type Config struct {
 	Name      string
 	PKIDir    string // <state>/pki: key.pem, certificate.pem, ca.pem
 	TokenFile string // needed until the host has joined
-	Log       *slog.Logger
+	// Removed is called when a manager says that the host was removed, at each attempt to connect. nil: nothing is called.
+	Removed func()
+	Log     *slog.Logger
 }
 
 // Session is a host's tie to the managers.
@@ -205,7 +207,11 @@ func (s *Session) Run(ctx context.Context, handler http.Handler) {
 		if time.Since(begun) > steady {
 			wait = firstWait
 		}
-		s.config.Log.Warn("no connection to the manager; guests run on", "manager", next, "reason", err)
+		s.config.Log.Warn("no connection to the manager; guests run on unless the host was removed", "manager", next, "reason", err)
+		var refusal *session.Refusal
+		if errors.As(err, &refusal) && refusal.Removed && s.config.Removed != nil {
+			s.config.Removed()
+		}
 		next = s.after(next, err)
 		if !sleep(ctx, &wait) {
 			return

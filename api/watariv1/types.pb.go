@@ -1517,6 +1517,76 @@ func (x *Host) GetProblems() []string {
 	return nil
 }
 
+// RemovedHost remembers a host that was removed for as long as a certificate of it may be good. A host that comes back is
+// told, and ends its guests: they may have been started elsewhere.
+type RemovedHost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`                   // its name is the host's uid
+	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`                   // the host's name
+	BootId        string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"` // the last one known
+	Lost          bool                   `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`                  // an administrator vouched that it was off
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovedHost) Reset() {
+	*x = RemovedHost{}
+	mi := &file_watari_v1_types_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovedHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovedHost) ProtoMessage() {}
+
+func (x *RemovedHost) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
+func (*RemovedHost) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RemovedHost) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *RemovedHost) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *RemovedHost) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *RemovedHost) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
 // Blob is content by hash; its text form is "sha256:<64 hex digits>".
 type Blob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1528,7 +1598,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1610,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1623,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Blob) GetDigest() string {
@@ -1590,7 +1660,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1672,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1685,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -1699,7 +1769,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1781,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1794,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -1759,7 +1829,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +1841,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +1854,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -1859,7 +1929,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1941,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +1954,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -1994,7 +2064,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2076,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2089,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -2178,7 +2248,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2260,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2273,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -2286,7 +2356,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2368,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2381,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -2480,7 +2550,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2492,7 +2562,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2505,7 +2575,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -2602,7 +2672,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2684,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2697,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -2739,7 +2809,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2751,7 +2821,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2764,7 +2834,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -2793,7 +2863,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2805,7 +2875,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2818,7 +2888,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -2861,7 +2931,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +2943,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +2956,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -2961,7 +3031,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3043,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3056,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetId() uint64 {
@@ -3057,7 +3127,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3069,7 +3139,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3082,7 +3152,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -3233,7 +3303,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +
 	"\x06guests\x18\f \x03(\tR\x06guests\x127\n" +
 	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
-	"\bproblems\x18\x0e \x03(\tR\bproblems\"2\n" +
+	"\bproblems\x18\x0e \x03(\tR\bproblems\"s\n" +
+	"\vRemovedHost\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x17\n" +
+	"\aboot_id\x18\x03 \x01(\tR\x06bootId\x12\x12\n" +
+	"\x04lost\x18\x04 \x01(\bR\x04lost\"2\n" +
 	"\x04Blob\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\"\xb3\x02\n" +
@@ -3482,7 +3557,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -3505,28 +3580,29 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Confinement)(nil),           // 18: watari.v1.Confinement
 	(*HostLoad)(nil),              // 19: watari.v1.HostLoad
 	(*Host)(nil),                  // 20: watari.v1.Host
-	(*Blob)(nil),                  // 21: watari.v1.Blob
-	(*Image)(nil),                 // 22: watari.v1.Image
-	(*GuestShape)(nil),            // 23: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 24: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 25: watari.v1.Cluster
-	(*Guest)(nil),                 // 26: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 27: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 28: watari.v1.Migration
-	(*RunSpec)(nil),               // 29: watari.v1.RunSpec
-	(*Run)(nil),                   // 30: watari.v1.Run
-	(*Quota)(nil),                 // 31: watari.v1.Quota
-	(*User)(nil),                  // 32: watari.v1.User
-	(*Token)(nil),                 // 33: watari.v1.Token
-	(*Event)(nil),                 // 34: watari.v1.Event
-	(*KeptConsole)(nil),           // 35: watari.v1.KeptConsole
-	nil,                           // 36: watari.v1.RunSpec.EnvEntry
-	nil,                           // 37: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*RemovedHost)(nil),           // 21: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 22: watari.v1.Blob
+	(*Image)(nil),                 // 23: watari.v1.Image
+	(*GuestShape)(nil),            // 24: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 25: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 26: watari.v1.Cluster
+	(*Guest)(nil),                 // 27: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 28: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 29: watari.v1.Migration
+	(*RunSpec)(nil),               // 30: watari.v1.RunSpec
+	(*Run)(nil),                   // 31: watari.v1.Run
+	(*Quota)(nil),                 // 32: watari.v1.Quota
+	(*User)(nil),                  // 33: watari.v1.User
+	(*Token)(nil),                 // 34: watari.v1.Token
+	(*Event)(nil),                 // 35: watari.v1.Event
+	(*KeptConsole)(nil),           // 36: watari.v1.KeptConsole
+	nil,                           // 37: watari.v1.RunSpec.EnvEntry
+	nil,                           // 38: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	38, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	38, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	39, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	39, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -3536,55 +3612,56 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	38, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	39, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
 	10, // 12: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	17, // 13: watari.v1.Host.info:type_name -> watari.v1.HostInfo
 	0,  // 14: watari.v1.Host.state:type_name -> watari.v1.HostState
 	19, // 15: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	38, // 16: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	10, // 17: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	21, // 18: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	21, // 19: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	21, // 20: watari.v1.Image.root:type_name -> watari.v1.Blob
-	23, // 21: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 22: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 23: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	24, // 24: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	16, // 25: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 26: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 27: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	23, // 28: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	38, // 29: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	16, // 30: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 31: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 32: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 33: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	27, // 34: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	38, // 35: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	38, // 36: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	38, // 37: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	36, // 38: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 39: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 40: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	29, // 41: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 42: watari.v1.Run.state:type_name -> watari.v1.RunState
-	38, // 43: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	38, // 44: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	37, // 45: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 46: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 47: watari.v1.User.role:type_name -> watari.v1.Role
-	31, // 48: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 49: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	38, // 50: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	38, // 51: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 52: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	38, // 53: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	38, // 54: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	39, // 16: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	10, // 17: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	10, // 18: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	22, // 19: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	22, // 20: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	22, // 21: watari.v1.Image.root:type_name -> watari.v1.Blob
+	24, // 22: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 23: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	10, // 24: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	25, // 25: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	16, // 26: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 27: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	10, // 28: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	24, // 29: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	39, // 30: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	16, // 31: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 32: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	10, // 33: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 34: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	28, // 35: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	39, // 36: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	39, // 37: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	39, // 38: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	37, // 39: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 40: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 41: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	30, // 42: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 43: watari.v1.Run.state:type_name -> watari.v1.RunState
+	39, // 44: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	39, // 45: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	38, // 46: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 47: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 48: watari.v1.User.role:type_name -> watari.v1.Role
+	32, // 49: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 50: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	39, // 51: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	39, // 52: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 53: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	39, // 54: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	39, // 55: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -3598,7 +3675,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

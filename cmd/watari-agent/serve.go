@@ -54,8 +54,10 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
+	var a *agent.Agent
 	tie, err := session.Open(ctx, session.Config{Managers: o.managers, Name: o.name,
-		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log})
+		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,
+		Removed: func() { a.Evict() }}) // not before Run, when there is an agent
 	if err != nil {
 		return err
 	}
@@ -67,7 +69,6 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	defer libvirt.Close()
-	var a *agent.Agent
 	var peers *tunnel.Tunnels
 	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: tie.Get, Bandwidth: o.bandwidth, Log: log,
 		// Neither is called before the agent has heard of other hosts.

@@ -77,20 +77,25 @@ func who(snap *store.Snapshot, id ca.Identity) caller {
 // hostRefused says why a host's certificate is not honoured; empty: it is.
 func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	h := snap.Hosts[id.Name]
-	if h == nil || h.Meta.Uid != id.UID || h.Meta.Deleting != nil {
+	switch {
+	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil:
+		return ""
+	case snap.Removed[id.UID] != nil || h != nil && h.Meta.Uid == id.UID:
 		return "host " + id.Name + " was removed; to take it back, delete its agent's state and join it with a new token"
 	}
-	return ""
+	return "host " + id.Name + " is not known to this manager, whose state may have been put back from an older copy; " +
+		"its guests are left alone; to take it in, delete its agent's state and join it with a new token"
 }
 
-// AcceptHost is for session.New: only hosts that exist, and only at the leader.
+// AcceptHost is for session.New: only hosts that exist, and only at the leader. A host that was removed is told so, and ends
+// its guests. One that is merely not known ends nothing.
 func (s *Server) AcceptHost(id ca.Identity) error {
 	snap := s.Store.Snapshot()
 	if !s.Leading() {
 		return &session.Refusal{Reason: "this manager does not lead", Leader: snap.Leader}
 	}
 	if why := hostRefused(snap, id); why != "" {
-		return &session.Refusal{Reason: why}
+		return &session.Refusal{Reason: why, Removed: snap.Removed[id.UID] != nil}
 	}
 	return nil
 }

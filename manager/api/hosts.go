@@ -104,7 +104,8 @@ func (s *Server) TrustHost(ctx context.Context, r *connect.Request[v1.TrustHostR
 }
 
 // RemoveHost takes a host out. It must have no guests, unless it is lost, which the caller vouches for: then
-// its guests are started elsewhere. Its certificate is not honoured from then on.
+// its guests are started elsewhere. Its certificate is not honoured from then on. A host that comes back all the same is
+// told that it was removed, and ends its guests (AcceptHost).
 func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHostRequest]) (*connect.Response[v1.RemoveHostResponse], error) {
 	name, lost := r.Msg.Name, r.Msg.Lost
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
@@ -132,7 +133,7 @@ func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHos
 			h.FencedBootId = h.GetInfo().GetBootId()
 			what = "removed as lost; its guests are started elsewhere: " + listOr(guests, "none")
 		}
-		return []store.Op{store.Update(h), audit(ctx, "host", name, "%s", what)}, nil
+		return []store.Op{store.Update(h), remember(snap, h, lost), audit(ctx, "host", name, "%s", what)}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -142,6 +143,16 @@ func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHos
 		return nil, storeError(err)
 	}
 	return connect.NewResponse(&v1.RemoveHostResponse{}), nil
+}
+
+// remember writes down that a host was removed.
+func remember(snap *store.Snapshot, h *v1.Host, lost bool) store.Op {
+	if r := snap.Removed[h.Meta.Uid]; r != nil {
+		r = proto.CloneOf(r)
+		r.Lost = r.Lost || lost
+		return store.Update(r)
+	}
+	return store.Create(&v1.RemovedHost{Meta: &v1.Meta{Name: h.Meta.Uid}, Host: h.Meta.Name, BootId: h.GetInfo().GetBootId(), Lost: lost})
 }
 
 // HostGuests names the guests that have, or are about to have, their grant on a host.

@@ -18,13 +18,17 @@ import (
 const (
 	refusalPath  = "/watari-refusal"
 	leaderHeader = "Watari-Leader"
-	dialTimeout  = 10 * time.Second
+	// removedHeader has the value "true" in a refusal that tells a host that it was removed.
+	removedHeader = "Watari-Removed"
+	dialTimeout   = 10 * time.Second
 )
 
 // Refusal is why a manager did not serve an agent.
 type Refusal struct {
 	Reason string
 	Leader string // URL of the manager to dial instead; empty: unknown
+	// Removed: the host was taken out. Its guests may run elsewhere, so it is to end those that it has.
+	Removed bool
 }
 
 func (r *Refusal) Error() string { return r.Reason }
@@ -67,7 +71,7 @@ func serveConn(ctx context.Context, conn net.Conn, handler http.Handler) error {
 			return
 		}
 		select {
-		case refused <- &Refusal{string(reason), r.Header.Get(leaderHeader)}:
+		case refused <- &Refusal{string(reason), r.Header.Get(leaderHeader), r.Header.Get(removedHeader) == "true"}:
 		default:
 		}
 	})

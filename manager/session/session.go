@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -379,6 +380,7 @@ func refuse(t *http.Transport, reason error) {
 	}
 	if to, ok := reason.(*Refusal); ok {
 		r.Header.Set(leaderHeader, to.Leader)
+		r.Header.Set(removedHeader, strconv.FormatBool(to.Removed))
 	}
 	resp, err := t.RoundTrip(r)
 	if err != nil {

@@ -29,6 +29,7 @@ type Snapshot struct {
 	Runs       map[string]*v1.Run
 	Users      map[string]*v1.User
 	Tokens     map[string]*v1.Token
+	Removed    map[string]*v1.RemovedHost // by uid
 }
 
 func emptySnapshot() *Snapshot {
@@ -36,6 +37,7 @@ func emptySnapshot() *Snapshot {
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{},
+		Removed: map[string]*v1.RemovedHost{},
 	}
 }
 
@@ -155,6 +157,8 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Users, &b.next.Users, name, kv)
 	case Tokens.dir:
 		return put(b, Tokens, &b.next.Tokens, name, kv)
+	case Removed.dir:
+		return put(b, Removed, &b.next.Removed, name, kv)
 	}
 	if key == termKey && kv != nil {
 		return decodeTerm(kv.Value, &b.next)

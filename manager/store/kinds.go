@@ -38,6 +38,7 @@ var (
 	Runs       = Kind[*v1.Run]{"run", root + "runs/", func() *v1.Run { return new(v1.Run) }}
 	Users      = Kind[*v1.User]{"user", root + "users/", func() *v1.User { return new(v1.User) }}
 	Tokens     = Kind[*v1.Token]{"token", root + "tokens/", func() *v1.Token { return new(v1.Token) }}
+	Removed    = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
 )
 
 // kindOf tells an object's kind's name and key.
@@ -60,6 +61,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Users.name, Users.dir
 	case *v1.Token:
 		kind, dir = Tokens.name, Tokens.dir
+	case *v1.RemovedHost:
+		kind, dir = Removed.name, Removed.dir
 	default:
 		return "", "", fmt.Errorf("store: %T is not kept", o)
 	}
