@@ -20,7 +20,7 @@ func (m *Manager) leadAgainAndAgain(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		m.Log.Warn("this manager does not lead any more", "reason", err)
+		m.Log.Warn("this manager does not lead", "reason", err)
 		select {
 		case <-time.After(leadPause):
 		case <-ctx.Done():
@@ -32,6 +32,9 @@ func (m *Manager) leadAgainAndAgain(ctx context.Context) {
 func (m *Manager) leadOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil) // gives the office up: whatever went wrong here, another manager may do better
+	if err := m.store.Snapshot().Readable(); err != nil {
+		return err
+	}
 	term, lost, err := m.store.Lead(ctx, m.Advertise)
 	if err != nil {
 		return err
@@ -47,6 +50,8 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 		return err
 	}
 	m.Log.Info("this manager leads", "term", term)
+	begun := time.Now()
+	m.led.Store(&begun)
 	m.leading.Store(true)
 	tidying := make(chan struct{})
 	go func() {

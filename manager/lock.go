@@ -14,11 +14,27 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+
+	"watari/manager/store"
 )
 
 // PIDFile is the name of the file, in the state folder, that holds the manager's process number. It is locked
 // while the manager runs; the lock ends with the process, however that ends.
 const PIDFile = "manager.pid"
+
+// SetAside moves an object that cannot be read out of the way of a manager that does not run, and returns the key at which
+// it is kept in etcd.
+func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
+	if err := cfg.complete(); err != nil {
+		return "", err
+	}
+	unlock, err := lock(cfg.State)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	return store.SetAside(ctx, cfg.storeConfig(), key)
+}
 
 // dying is how long a manager that was killed may take, on a busy machine, until its lock is gone.
 const dying = 3 * time.Second

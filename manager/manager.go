@@ -73,6 +73,7 @@ type Manager struct {
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool
+	led       atomic.Pointer[time.Time] // since when it leads, or led last
 }
 
 // Run runs a manager until ctx ends, and then ends it in order. It may be killed at any time without harm.
@@ -129,6 +130,10 @@ func (c *Config) complete() error {
 	return nil
 }
 
+func (c *Config) storeConfig() store.Config {
+	return store.Config{Dir: filepath.Join(c.State, "etcd"), Endpoints: c.EtcdEndpoints, TLS: c.EtcdTLS, Logger: c.Log}
+}
+
 func (m *Manager) runsDir() string { return filepath.Join(m.State, "runs") }
 
 // open opens the store and makes all that is kept outside of it.
@@ -143,9 +148,7 @@ func (m *Manager) open(ctx context.Context) error {
 		return fmt.Errorf("make the folder of runs' output: %w", err)
 	}
 	begun := time.Now()
-	m.store, err = store.Open(ctx, store.Config{
-		Dir: filepath.Join(m.State, "etcd"), Endpoints: m.EtcdEndpoints, TLS: m.EtcdTLS, Logger: m.Log,
-	})
+	m.store, err = store.Open(ctx, m.storeConfig())
 	if err != nil {
 		return err
 	}
@@ -158,7 +161,7 @@ func (m *Manager) open(ctx context.Context) error {
 		Store: m.store, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
 		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
-			return controller.Feasible(s, m.sessions, spec, digest)
+			return controller.Feasible(s, m.sessions, spec, digest, time.Since(*m.led.Load())) // asked of a leader alone
 		},
 		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
 			return controller.PlanMigration(s, m.sessions, g, toHost, toSite)

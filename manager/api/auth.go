@@ -143,6 +143,9 @@ func (s *Server) mustLead() error {
 	if s.Leading() {
 		return nil
 	}
+	if err := s.Store.Snapshot().Readable(); err != nil {
+		return fail(connect.CodeUnavailable, "this manager does not lead: %v", err)
+	}
 	if leader := s.Store.Snapshot().Leader; leader != "" {
 		return fail(connect.CodeUnavailable, "this manager does not lead; the last to lead is %s", leader)
 	}

@@ -3,6 +3,7 @@ package controller
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -82,12 +83,12 @@ func TestTheBaselineMovesEverywhere(t *testing.T) {
 func TestAClusterThatNoHostCanRunIsRefused(t *testing.T) {
 	f := mixedFixture(t)
 	spec := &v1.ClusterSpec{Guests: 1, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Cpu: "EPYC-Milan"}
-	_, err := Feasible(f.store.Snapshot(), f.hosts, spec, "")
+	_, err := Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Hour)
 	if err == nil || !strings.Contains(err.Error(), "a1: its libvirt  does not offer CPU model EPYC-Milan, which the cluster's guests have") {
 		t.Errorf("%v", err)
 	}
 	spec.Cpu = "EPYC"
-	if platforms, err := Feasible(f.store.Snapshot(), f.hosts, spec, ""); err != nil || platforms[0].Cpu.Model != "EPYC" {
+	if platforms, err := Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Hour); err != nil || platforms[0].Cpu.Model != "EPYC" {
 		t.Errorf("%v, %v", platforms, err)
 	}
 }

@@ -76,7 +76,7 @@ type stateSince struct {
 // idlePass bounds how long the loop sleeps when nothing happens, so that waits that are bounded in time end.
 const idlePass = 2 * time.Second
 
-// Run works until ctx ends or leadership is lost.
+// Run works until ctx ends, leadership is lost, or an object cannot be read.
 func Run(ctx context.Context, d Deps) error {
 	c := &Controller{Deps: d, sent: map[string]sent{}, inState: map[string]stateSince{}, avoid: map[string][]string{},
 		identities: map[identityKey]*v1.Identity{}, runs: map[string]*runner{}, done: make(chan string), started: time.Now()}
@@ -101,8 +101,9 @@ func Run(ctx context.Context, d Deps) error {
 		}
 		wait := idlePass
 		again, err := c.pass(ctx)
+		var unreadable *store.UnreadableError
 		switch {
-		case errors.Is(err, store.ErrNotLeader):
+		case errors.Is(err, store.ErrNotLeader), errors.As(err, &unreadable):
 			return err
 		case err != nil && ctx.Err() == nil:
 			c.Log.Error("a decision could not be written down; trying again", "error", err)
@@ -116,7 +117,14 @@ func Run(ctx context.Context, d Deps) error {
 
 // pass tells every host what is wanted, then decides once about everything. again: something was decided.
 func (c *Controller) pass(ctx context.Context) (again bool, err error) {
-	s := c.Store.Snapshot()
+	return c.decide(ctx, c.Store.Snapshot())
+}
+
+// decide is a pass over a snapshot. It decides nothing while an object of it cannot be read.
+func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again bool, err error) {
+	if err := s.Readable(); err != nil {
+		return false, err
+	}
 	steps := []func(context.Context, *store.Snapshot) (bool, error){c.hosts, c.migrations, c.guests, c.clusters, c.drain, c.prune}
 	c.tell(s)
 	for _, step := range steps {

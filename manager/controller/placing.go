@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -65,13 +66,33 @@ func PlacementHosts(s *store.Snapshot, o view.Observer, cluster, imageDigest str
 	return hosts
 }
 
-// Feasible says whether a new cluster could be placed now; the error names each host's reason. It returns what the
-// cluster's guests are to be started in.
-func Feasible(s *store.Snapshot, o view.Observer, spec *v1.ClusterSpec, imageDigest string) ([]*v1.Platform, error) {
+// ExpectedWithin is how long a host that is not connected is expected back, since it was lost or since the manager began to
+// lead: its agent dials again within seconds, and guests wait for it.
+const ExpectedWithin = 15 * time.Second
+
+// expected tells whether a host is connected, or expected back within seconds. led is for how long the manager has led.
+func expected(o view.Observer, host string, led time.Duration) bool {
+	_, since, connected := o.Observed(host)
+	switch {
+	case connected:
+		return true
+	case since.IsZero():
+		return led < ExpectedWithin
+	}
+	return time.Since(since) < ExpectedWithin
+}
+
+// Feasible says whether a new cluster could be placed now, or on hosts that are expected back within seconds; the error names
+// each host's reason. It returns what the cluster's guests are to be started in. led is for how long the manager has led.
+func Feasible(s *store.Snapshot, o view.Observer, spec *v1.ClusterSpec, imageDigest string, led time.Duration) ([]*v1.Platform, error) {
 	cluster := &v1.Cluster{Spec: spec, Platforms: compatibility.Platforms(spec, fleet(s, spec))}
 	r := request(cluster)
 	r.Shape = spec.Shape
-	_, err := placement.Plan(r, int(spec.Guests), PlacementHosts(s, o, "", imageDigest))
+	hosts := PlacementHosts(s, o, "", imageDigest)
+	for i, h := range hosts {
+		hosts[i].Connected = h.Info != nil && expected(o, h.Name, led)
+	}
+	_, err := placement.Plan(r, int(spec.Guests), hosts)
 	return cluster.Platforms, err
 }
 

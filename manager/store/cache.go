@@ -30,6 +30,8 @@ type Snapshot struct {
 	Users      map[string]*v1.User
 	Tokens     map[string]*v1.Token
 	Removed    map[string]*v1.RemovedHost // by uid
+	// Unreadable are objects whose value cannot be read, by key. What was read of them before stays in force.
+	Unreadable map[string]error
 }
 
 func emptySnapshot() *Snapshot {
@@ -178,8 +180,8 @@ func (s *Store) load(ctx context.Context) (int64, error) {
 	for _, kv := range resp.Kvs {
 		if strings.HasPrefix(string(kv.Key), eventsDir) {
 			events.add(kv)
-		} else if err := b.apply(string(kv.Key), kv); err != nil {
-			s.log.Error("an object in etcd cannot be read and is ignored", "key", string(kv.Key), "error", err)
+		} else {
+			b.note(string(kv.Key), b.apply(string(kv.Key), kv))
 		}
 	}
 	events.sort()
@@ -241,8 +243,8 @@ func (s *Store) take(resp clientv3.WatchResponse) {
 			if kv != nil {
 				c.history.add(kv)
 			}
-		} else if err := b.apply(key, kv); err != nil {
-			s.log.Error("an object in etcd cannot be read and is ignored", "key", key, "error", err)
+		} else {
+			b.note(key, b.apply(key, kv))
 		}
 		b.next.Revision = ev.Kv.ModRevision
 	}

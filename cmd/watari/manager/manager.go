@@ -56,6 +56,42 @@ func Command() *cobra.Command {
 	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
 	set.StringVar(&f.etcdKey, "etcd-key", "", "file with its key, PEM")
 	set.BoolVar(&f.debug, "debug", false, "log more")
+	command.AddCommand(f.setAside(command))
+	return command
+}
+
+// setAside makes `watari manager set-aside`, which has the flags that say where the state is.
+func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
+	command := &cobra.Command{
+		Use:   "set-aside KEY",
+		Short: "Move an object that cannot be read out of a stopped manager's way",
+		Long: "Move an object that cannot be read out of a stopped manager's way. A manager does not lead while its store has " +
+			"such an object, and names it in its log and in the answer to `watari status`. The object stays in etcd under " +
+			"/watari-set-aside/, where nothing reads it. A guest that was set aside is not known any more: hosts keep its copy.",
+		Example:       "  watari manager set-aside /watari/guests/md-1",
+		Args:          cobra.ExactArgs(1),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(c *cobra.Command, args []string) error {
+			var err error
+			if f.config.EtcdTLS, err = f.etcdTLS(); err != nil {
+				return err
+			}
+			if f.config.Listen == "" {
+				f.config.Listen = "none" // it does not listen
+			}
+			ctx, stop := signal.NotifyContext(context.WithoutCancel(c.Context()), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			kept, err := daemon.SetAside(ctx, f.config, args[0])
+			if err == nil {
+				fmt.Fprintf(c.OutOrStdout(), "%s was set aside; it is kept at %s\n", args[0], kept)
+			}
+			return err
+		},
+	}
+	for _, name := range []string{"state", "etcd-endpoints", "etcd-ca", "etcd-cert", "etcd-key"} {
+		command.Flags().AddFlag(parent.Flags().Lookup(name))
+	}
 	return command
 }
 

@@ -1,0 +1,89 @@
+package store
+
+// setaside.go - objects that cannot be read: they are named, and put out of the way by a person.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// asideRoot is where objects are kept that were set aside. Nothing reads them from there.
+const asideRoot = "/watari-set-aside/"
+
+// UnreadableError names the objects that cannot be read. None of them is taken for absent: a manager that ignored a guest's
+// record would start it again beside the copy that runs.
+type UnreadableError struct{ Objects map[string]error } // by key
+
+// Error names the first object, its fault, and the next step.
+func (e *UnreadableError) Error() string {
+	keys := slices.Sorted(maps.Keys(e.Objects))
+	if len(keys) == 0 {
+		return "no object is unreadable"
+	}
+	text := fmt.Sprintf("object %s in etcd cannot be read: %v", keys[0], e.Objects[keys[0]])
+	if len(keys) > 1 {
+		text += fmt.Sprintf(" (and %d more: %s)", len(keys)-1, strings.Join(keys[1:], ", "))
+	}
+	return text + fmt.Sprintf("; restore the manager's state, or end the manager and set the object aside: watari manager set-aside %s", keys[0])
+}
+
+// Readable returns an *UnreadableError where an object cannot be read.
+func (s *Snapshot) Readable() error {
+	if len(s.Unreadable) > 0 {
+		return &UnreadableError{s.Unreadable}
+	}
+	return nil
+}
+
+// note takes up whether a key's value can be read.
+func (b *builder) note(key string, err error) {
+	if err == nil && b.next.Unreadable[key] == nil {
+		return
+	}
+	b.next.Unreadable = maps.Clone(b.next.Unreadable)
+	if err == nil {
+		delete(b.next.Unreadable, key)
+		return
+	}
+	if b.next.Unreadable == nil {
+		b.next.Unreadable = map[string]error{}
+	}
+	b.next.Unreadable[key] = err
+}
+
+// SetAside moves an object that cannot be read out of the way, and returns the key at which it is kept. It refuses objects
+// that can be read. No manager may run on the store meanwhile.
+func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
+	s, err := Open(ctx, cfg)
+	if err != nil {
+		return "", err
+	}
+	defer s.Close()
+	if s.Snapshot().Unreadable[key] == nil {
+		return "", fmt.Errorf("set %s aside: there is no such object that cannot be read; those are: %s", key,
+			strings.Join(slices.Sorted(maps.Keys(s.Snapshot().Unreadable)), ", "))
+	}
+	got, err := s.client.Get(ctx, key)
+	if err != nil {
+		return "", fmt.Errorf("set %s aside: %w", key, err)
+	}
+	if len(got.Kvs) == 0 {
+		return "", fmt.Errorf("set %s aside: %w", key, ErrNotFound)
+	}
+	kv := got.Kvs[0]
+	kept = fmt.Sprintf("%s%d/%s", asideRoot, kv.ModRevision, strings.TrimPrefix(key, root))
+	unchanged := clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision)
+	answer, err := s.client.Txn(ctx).If(unchanged).Then(clientv3.OpPut(kept, string(kv.Value)), clientv3.OpDelete(key)).Commit()
+	if err == nil && !answer.Succeeded {
+		err = ErrConflict
+	}
+	if err != nil {
+		return "", fmt.Errorf("set %s aside: %w", key, err)
+	}
+	return kept, nil
+}
