@@ -25,6 +25,12 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 		resp.Problems = s.Store.Problems(ctx)
 	}
 	s.hostStatus(c, snap, resp)
+	if c.admin {
+		strangers := view.Strangers(snap, s.Sessions)
+		for _, uid := range slices.Sorted(maps.Keys(strangers)) {
+			resp.Problems = append(resp.Problems, strangers[uid].String())
+		}
+	}
 	for _, g := range view.Guests(snap, s.Sessions, "") {
 		if !c.owns(g.Meta) {
 			continue

@@ -231,8 +231,12 @@ func keepFacts(now, before *v1.HostInfo) *v1.HostInfo {
 
 // guests carries out what lifecycle decides.
 func (c *Controller) guests(ctx context.Context, s *store.Snapshot) (bool, error) {
+	strangers := view.Strangers(s, c.Sessions)
 	for _, name := range slices.Sorted(maps.Keys(s.Guests)) {
 		g := s.Guests[name]
+		if _, is := strangers[g.Meta.Uid]; is {
+			continue
+		}
 		if m := view.Migrating(s, g.Meta.Uid); m != nil && m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
 			continue // the move decides
 		}

@@ -10,6 +10,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/manager/store"
+	"watari/manager/view"
 )
 
 // reboots starts a host anew, as far as its report tells.
@@ -96,5 +97,33 @@ func (f *fixture) unchanged(guest string, holds func(*v1.Guest) bool) {
 		if g := f.store.Snapshot().Guests[guest]; !holds(g) {
 			f.t.Fatalf("guest %s became %v", guest, g)
 		}
+	}
+}
+
+// An older copy of the store was put back. Hosts run guests of which it knows nothing, or less than there is: they are left
+// alone, nothing of them is started elsewhere, and they are named.
+func TestGuestsThatAnOlderStoreDoesNotKnowAreLeftAlone(t *testing.T) {
+	f := newFixture(t, "a1", "b1")
+	f.cluster("md", 1, 0)
+	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
+	g := f.store.Snapshot().Guests["md-0"]
+	other := map[string]string{"a1": "b1", "b1": "a1"}[g.Host]
+	const unknown = "00000000-0000-4000-8000-00000000beef"
+	f.hosts.with(g.Host, func(h *fakeHost) { // by the store's account it runs here; it had moved away
+		f.hosts.set(h, g.Meta.Uid, g.Epoch, v1.GuestCondition_GUEST_CONDITION_SENT)
+		h.wanted = nil
+	})
+	f.hosts.with(other, func(h *fakeHost) {
+		f.hosts.running[g.Meta.Uid], f.hosts.running[unknown] = other, other
+		f.hosts.set(h, g.Meta.Uid, g.LastEpoch+2, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+		f.hosts.set(h, unknown, 4, v1.GuestCondition_GUEST_CONDITION_RUNNING)
+	})
+	f.unchanged("md-0", func(now *v1.Guest) bool { return now.Host == g.Host && now.Epoch == g.Epoch })
+	if at := f.hosts.running; at[g.Meta.Uid] != other || at[unknown] != other {
+		t.Errorf("guests were ended: %v", at)
+	}
+	strangers := view.Strangers(f.store.Snapshot(), f.hosts)
+	if s := strangers[g.Meta.Uid]; len(strangers) != 2 || s.Host != other || s.LastEpoch != g.LastEpoch || strangers[unknown].LastEpoch != 0 {
+		t.Errorf("strangers: %v", strangers)
 	}
 }

@@ -35,7 +35,11 @@ func (c *Controller) migrations(ctx context.Context, s *store.Snapshot) (bool, e
 	slices.SortFunc(active, func(a, b *v1.Migration) int {
 		return cmp.Or(a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Name, b.Meta.Name))
 	})
+	strangers := view.Strangers(s, c.Sessions)
 	for _, m := range active {
+		if _, is := strangers[m.GuestUid]; is {
+			continue
+		}
 		changed, err := c.migration(ctx, s, m, active)
 		if err != nil {
 			return false, fmt.Errorf("migration %s: %w", m.Meta.Name, err)

@@ -28,14 +28,17 @@ func unwanted(s *store.Snapshot, g *v1.Guest) bool {
 // hostWanted is all that is wanted of a host, without term and generations.
 func hostWanted(s *store.Snapshot, o view.Observer, identify IdentifyFunc, host string) *v1.HostWanted {
 	w := &v1.HostWanted{BootId: view.BootID(s, o, host), Protocol: protocol.Version}
-	moves := movesByGuest(s)
+	moves, strangers := movesByGuest(s), view.Strangers(s, o)
 	for _, g := range s.Guests {
+		if _, is := strangers[g.Meta.Uid]; is {
+			continue // nothing that the store says of it can be relied on
+		}
 		if wanted := guestWanted(s, o, moves[g.Meta.Uid], identify, g, host); wanted != nil {
 			w.Guests = append(w.Guests, wanted)
 		}
 	}
 	report, _, _ := o.Observed(host)
-	w.Guests = append(w.Guests, leftovers(w.Guests, report)...)
+	w.Guests = append(w.Guests, leftovers(w.Guests, report, strangers)...)
 	slices.SortFunc(w.Guests, func(a, b *v1.GuestWanted) int { return cmp.Compare(a.Uid, b.Uid) })
 	w.Network = networkWanted(s, moves, host)
 	w.Images = imagesWanted(s, w.Guests)
@@ -53,10 +56,14 @@ func movesByGuest(s *store.Snapshot) map[string]*v1.Migration {
 }
 
 // leftovers are the guests a host reports though nothing of them is wanted there: copies of an older epoch,
-// guests of deleted clusters, remains of a move. They are ended at the epoch they are reported with.
-func leftovers(wanted []*v1.GuestWanted, report *v1.HostObserved) []*v1.GuestWanted {
+// guests of deleted clusters, remains of a move. They are ended at the epoch they are reported with. Strangers are left
+// alone.
+func leftovers(wanted []*v1.GuestWanted, report *v1.HostObserved, strangers map[string]view.Stranger) []*v1.GuestWanted {
 	var list []*v1.GuestWanted
 	for _, seen := range report.GetGuests() {
+		if _, is := strangers[seen.Uid]; is {
+			continue
+		}
 		if !slices.ContainsFunc(wanted, func(w *v1.GuestWanted) bool { return w.Uid == seen.Uid }) {
 			list = append(list, &v1.GuestWanted{Uid: seen.Uid, Name: seen.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: seen.Epoch})
 		}
