@@ -260,3 +260,50 @@ func drainFirst(t *testing.T, cluster string) {
 		t.Errorf("guests were started anew: %v", lost)
 	}
 }
+
+// An administrator vouches that a host is off, and it was only cut off: its guest is started elsewhere, and there are two. The
+// host ends its own as soon as it reaches the manager again.
+func TestAHostThatWasRemovedAsLostAndWasOnlyCutOff(t *testing.T) {
+	full(t)
+	newCluster(t, "vouched", 2, "--spread", "site")
+	settled(t, "vouched", 2)
+	g := guestNamed(t, "vouched-0")
+	if !strings.HasPrefix(g.Host, "b") {
+		g = guestNamed(t, "vouched-1")
+	}
+	must(t, "lab", "wan", "cut", "--name", labName, "b")
+	t.Cleanup(func() {
+		must(t, "lab", "wan", "heal", "--name", labName, "b")
+		joinAnew(t, g.Host)
+	})
+	until(t, settle, "the site is missed", func() (bool, string) {
+		state := guestNamed(t, g.Meta.Name).State
+		return strings.HasSuffix(state, "_UNKNOWN"), state
+	})
+	must(t, "host", "remove", g.Host, "--lost")
+	until(t, time.Minute, "the guest runs elsewhere", func() (bool, string) {
+		now := guestNamed(t, g.Meta.Name)
+		return now.Host != g.Host && now.Ready, now.Host + " " + now.State + " " + now.Message
+	})
+	if n := copies(g.Meta.UID); n != 2 {
+		t.Errorf("%d copies before the host is reached, want 2: the test shows nothing", n)
+	}
+	must(t, "lab", "wan", "heal", "--name", labName, "b")
+	healed := time.Now()
+	until(t, settle, "the removed host has ended its copy", func() (bool, string) {
+		n := copies(g.Meta.UID)
+		return n == 1, fmt.Sprintf("%d copies", n)
+	})
+	t.Logf("host %s ended its copy %s after the line was healed", g.Host, time.Since(healed).Round(time.Millisecond))
+	watching.take() // two ran until then, which is what was vouched for wrongly
+	settled(t, "vouched", 2)
+}
+
+// joinAnew has a host that was removed join again, as docs/guide/trouble.md says.
+func joinAnew(t *testing.T, host string) {
+	t.Helper()
+	token := decoded[struct{ Token string }](t, "token", "create", "--host", "--site", host[:1]).Token
+	inHost(t, host, "rm -rf /var/lib/watari/agent/pki; echo "+token+" > /var/lib/watari/agent/token")
+	kill9(t, host, "watari-agent --manager")
+	hostsReady(t)
+}
