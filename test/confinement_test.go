@@ -26,8 +26,8 @@ func TestQEMURunsUnprivileged(t *testing.T) {
 	}
 }
 
-// An administrator has QEMU run as another user from now on: guests of before go on and can be moved, what keeps new
-// ones away is said with its remedy, and templates are made anew.
+// An administrator has QEMU run as another user from now on. Guests of before go on and can be moved, a refusal of new ones
+// comes with its remedy, and templates are made anew.
 func TestQEMUsUserIsChanged(t *testing.T) {
 	full(t)
 	var host string
@@ -56,8 +56,12 @@ func TestQEMUsUserIsChanged(t *testing.T) {
 		use("nobody")
 
 		newCluster(t, "beside", len(hosts), "--spread", "host")
-		if events := must(t, "events"); !strings.Contains(events, "watari host drain --undo") {
+		// Where libvirt can remember whose a file was (trusted extended attributes), it refuses the file to the new user.
+		events := must(t, "events")
+		if refused := strings.Contains(events, "already in use"); refused && !strings.Contains(events, "watari host drain --undo") {
 			t.Errorf("the remedy is not said:\n%s", events)
+		} else if !refused {
+			t.Log("libvirt did not refuse the image to the new user here")
 		}
 		must(t, "host", "drain", host, "--wait")
 		must(t, "host", "drain", host, "--undo")

@@ -189,11 +189,15 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 	if _, err := s.Watari("run", "cancel", "pingpong"); err != nil {
 		return err
 	}
-	ourStalls, err := stalls(out, ours)
+	offset, err := clockOffset(s)
 	if err != nil {
 		return err
 	}
-	peerStalls, err := stalls(out, peers)
+	ourStalls, err := stalls(out, ours, offset)
+	if err != nil {
+		return err
+	}
+	peerStalls, err := stalls(out, peers, offset)
 	if err != nil {
 		return err
 	}
@@ -224,9 +228,25 @@ func totals(windows []window) []float64 {
 	return t
 }
 
-// stalls is the longest exchange, ms, in each window or just after. There is one: a guest stands still for longer than
+// clockOffset is by how much the clock of the guest that writes the log is ahead of this machine's: several seconds in guests
+// of emulated machines.
+func clockOffset(s *system.System) (time.Duration, error) {
+	begun := time.Now()
+	out, err := s.Watari("guest", "exec", "bm-0", "--", "date", "+%s.%N")
+	if err != nil {
+		return 0, err
+	}
+	between := begun.Add(time.Since(begun) / 2)
+	seconds, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
+	if err != nil {
+		return 0, fmt.Errorf("the clock of guest bm-0: %w", err)
+	}
+	return time.UnixMicro(int64(seconds * 1e6)).Sub(between), nil
+}
+
+// stalls is the longest exchange, ms, in each window or just after. The log's clock is ahead by offset. There is one: a guest stands still for longer than
 // the shortest exchange that the ping-pong tells of.
-func stalls(log string, windows []window) ([]float64, error) {
+func stalls(log string, windows []window, offset time.Duration) ([]float64, error) {
 	longest := make([]float64, len(windows))
 	for line := range strings.Lines(log) {
 		words := strings.Fields(line)
@@ -235,7 +255,7 @@ func stalls(log string, windows []window) ([]float64, error) {
 		}
 		end, _ := strconv.ParseFloat(words[1], 64)
 		ms, _ := strconv.ParseFloat(words[3], 64)
-		ended := time.UnixMicro(int64(end * 1e6))
+		ended := time.UnixMicro(int64(end * 1e6)).Add(-offset)
 		began := ended.Add(-time.Duration(ms * float64(time.Millisecond)))
 		for i, w := range windows {
 			if ended.After(w.begin) && began.Before(w.end.Add(time.Second)) {

@@ -271,6 +271,7 @@ func (c *Controller) lifecycleHost(s *store.Snapshot, g *v1.Guest) lifecycle.Hos
 	h := s.Hosts[g.Host]
 	report, _, connected := c.Sessions.Observed(g.Host)
 	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: view.Dead(s, c.Sessions, g.Host, g.BootId, g.Meta.Uid),
+		Fenced:  h != nil && h.FencedBootId != "" && h.FencedBootId == g.BootId,
 		Alive:   view.Alive(c.Sessions, g.Host, g.Meta.Uid),
 		Current: c.current(g.Host), Lived: lived(g), Guest: view.GuestOn(report, g.Meta.Uid)}
 }

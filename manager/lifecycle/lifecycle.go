@@ -32,6 +32,8 @@ type Host struct {
 	Connected bool
 	// Dead: what was started under the grant's boot cannot be running; the host was started anew or fenced.
 	Dead bool
+	// Fenced: an administrator has vouched that it is off. It is dead, too.
+	Fenced bool
 	// Alive: its agent sees a process of the guest, so the copy may run whatever else is reported.
 	Alive bool
 	// Current: what it reports was observed after it took up the present orders.
@@ -97,7 +99,10 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	if !h.Exists {
 		return true, fmt.Sprintf("host %s was removed", g.Host)
 	}
-	if h.Dead {
+	switch {
+	case h.Dead && h.Fenced:
+		return true, fmt.Sprintf("host %s was removed as lost", g.Host)
+	case h.Dead:
 		return true, fmt.Sprintf("host %s was started anew", g.Host)
 	}
 	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Alive {
