@@ -72,8 +72,8 @@ func TestWholeHostsUnderKVM(t *testing.T) {
 	t.Run("guests are forked from a template", kvmForks)
 	t.Run("QEMU is confined", kvmIsConfined)
 	t.Run("guests have the CPU that both hosts can give", kvmBaseline)
-	alone := ""
-	t.Run("a program's answer", func(t *testing.T) { alone = kvmMelt(t, "kvm-alone", nil) })
+	var alone melt
+	t.Run("a program's answer", func(t *testing.T) { alone = kvmAlone(t) })
 	t.Run("a guest moves under a program, whose answer is the same", func(t *testing.T) { kvmMoves(t, "kvm-1", "kvm-0", alone) })
 	t.Run("daemons are killed under a run", func(t *testing.T) { killDaemonsUnderARun(t, "kvm") })
 	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kvm") })
@@ -97,8 +97,8 @@ func TestWholeHostsOfTwoReleases(t *testing.T) {
 	if guestNamed(t, older).Host != "a1" {
 		older, newer = newer, older
 	}
-	alone := ""
-	t.Run("a program's answer", func(t *testing.T) { alone = kvmMelt(t, "kvm-alone", nil) })
+	var alone melt
+	t.Run("a program's answer", func(t *testing.T) { alone = kvmAlone(t) })
 	t.Run("a guest moves to the newer QEMU under a program, whose answer is the same", func(t *testing.T) { kvmMoves(t, older, newer, alone) })
 	t.Run("guests move to the older QEMU", func(t *testing.T) {
 		unmarked := mark(t, older, newer)
@@ -179,17 +179,17 @@ func kvmBaseline(t *testing.T) {
 }
 
 // kvmMoves is the main promise: a guest under KVM moves, to the host of another, while a program runs in both.
-func kvmMoves(t *testing.T, guest, other, alone string) {
+func kvmMoves(t *testing.T, guest, other string, alone melt) {
 	unmarked := mark(t, guest, other)
-	moved := kvmMelt(t, "kvm-moved", func() {
+	moved := kvmMelt(t, "kvm-moved", alone.steps, func() {
 		m := decoded[migration](t, "migrate", guest, "--to", guestNamed(t, other).Host)
 		if !strings.HasSuffix(m.State, "_DONE") {
 			t.Errorf("the move: %s: %s", m.State, m.Message)
 		}
 		t.Logf("moved to %s in %d ms, stopped %d ms", m.Target, m.TotalMs, m.DowntimeMs)
 	})
-	if alone != moved {
-		t.Errorf("the answers differ:\n%s\n---\n%s", alone, moved)
+	if alone.table != moved {
+		t.Errorf("the answers differ:\n%s\n---\n%s", alone.table, moved)
 	}
 	if lost := unmarked(); lost != nil {
 		t.Errorf("guests were started anew: %v", lost)
@@ -230,15 +230,31 @@ func bootID(t *testing.T, host string) string {
 	return id
 }
 
+// melt is what a run of LAMMPS gave.
+type melt struct {
+	steps int
+	table string
+}
+
+// kvmAlone runs LAMMPS for longer than a move takes here, on fast and on slow machines.
+func kvmAlone(t *testing.T) melt {
+	t.Helper()
+	const probe, least, most, lasts = 100, 450, 5000, 3 * time.Minute
+	begun := time.Now()
+	kvmMelt(t, "kvm-probe", probe, nil)
+	steps := min(max(int(lasts/(time.Since(begun)/probe)), least), most)
+	t.Logf("%d steps took %s, so the program runs for %d", probe, time.Since(begun).Round(time.Second), steps)
+	return melt{steps, kvmMelt(t, "kvm-alone", steps, nil)}
+}
+
 // kvmMelt runs LAMMPS and returns the table that it has written. while, where given, is called when the program runs.
-func kvmMelt(t *testing.T, name string, while func()) string {
+func kvmMelt(t *testing.T, name string, steps int, while func()) string {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), name)
-	const steps = "450" // longer than a move takes under two levels of emulation
 	ended := make(chan error, 1)
 	go func() {
 		out, err := shared.watari(patience, "run", "kvm", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log,
-			"--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+			"--", "lmp", "-in", "in.melt", "-var", "steps", strconv.Itoa(steps))
 		if err != nil {
 			err = fmt.Errorf("watari run: %w: %s", err, out)
 		}
