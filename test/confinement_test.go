@@ -66,12 +66,21 @@ func TestQEMUsUserIsChanged(t *testing.T) {
 		must(t, "host", "drain", host, "--wait")
 		must(t, "host", "drain", host, "--undo")
 		settled(t, "before", len(hosts))
+		hostsReady(t)
 		newCluster(t, "after", len(hosts), "--spread", "host")
 		settled(t, "after", len(hosts))
+		placed := false
 		for _, g := range guestsOf(t, "after") {
-			if status := qemuStatus(t, "watari-"+g.Meta.Name); g.Host == host && !regexp.MustCompile(`(?m)^Uid:\s+65534`).MatchString(status) {
+			if g.Host != host {
+				continue
+			}
+			placed = true
+			if status := qemuStatus(t, "watari-"+g.Meta.Name); !regexp.MustCompile(`(?m)^Uid:\s+65534`).MatchString(status) {
 				t.Errorf("guest %s on %s is not nobody's:\n%s", g.Meta.Name, host, status)
 			}
+		}
+		if !placed {
+			t.Fatalf("no guest was placed on host %s:\n%s\n%s", host, must(t, "host", "show", host), must(t, "guest", "list"))
 		}
 		if described := inHost(t, host, "cat "+agentState+"/templates/*.json"); !strings.Contains(described, " nobody ") {
 			t.Errorf("no template was made anew for the new user: %s", described)
