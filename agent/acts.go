@@ -295,7 +295,7 @@ func (g *guest) awaitCreateEnd(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(progressEvery):
+		case <-time.After(lateCreate / 20):
 		}
 	}
 }
