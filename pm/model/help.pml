@@ -2,10 +2,11 @@
  * help.pml - a large read that both sides share (src/help.c), checked over all interleavings: the owner never writes
  * after the read has ended, each chunk is copied by somebody before a read ends well, and the reader waits for no
  * owner that does not come; also when the owner is late and finds the next read's words, fails to write, or ends at
- * any moment, and when the reader fails and closes its read early. The ring is a channel, of one HELP: there is never
+ * any moment, and when the reader closes its read early, for it fails or the ring is to be left. The ring is a channel, of one HELP: there is never
  * another before the owner has seen it. Serials are 1, 2, 3 and 1 again, so that those that are used again are seen.
  *
- * With -DNO_SERIAL the words have no serial, and the checker finds the late write.
+ * With -DNO_SERIAL the words have no serial, and the checker finds the late write. With -DNO_EARLY the reader forgets that it
+ * closed early, and the checker finds the chunk that nobody has copied.
  */
 #define READS 5
 #define CHUNKS 2
@@ -46,7 +47,7 @@ inline take(serial, seen, got)
 active proctype reader()
 {
 	byte serial, reads, seen, got, mine, theirs, i;
-	bool failed, asked;
+	bool failed, asked, early;
 	do
 	:: reads == READS -> break
 	:: else ->
@@ -58,6 +59,7 @@ active proctype reader()
 		fi;
 		mine = 0;
 		failed = false;
+		early = false;
 		d_step { i = 0; do :: i == CHUNKS -> break :: else -> copied[i] = false; i++ od; open = serial };
 		d_step { done_serial = serial; done_count = 0; done_failed = false };
 		d_step { claim_serial = serial; claim_next = 0 };
@@ -72,14 +74,20 @@ active proctype reader()
 			d_step { theirs = claim_next - mine; claim_next = CHUNKS };
 			failed = true;
 			break
+		:: /* the ring is to be left, while the owner is copying: the read goes on for now */
+			d_step { theirs = claim_next - mine; early = claim_next < CHUNKS; claim_next = CHUNKS };
+			break
 		od;
+#ifdef NO_EARLY
+		early = false;
+#endif
 		if
 		:: theirs == 0
 		:: theirs > 0 && done_serial == serial && done_count == theirs
 		:: theirs > 0 && gone -> failed = true
 		fi;
 		if
-		:: !failed && !(theirs > 0 && done_failed) ->
+		:: !failed && !early && !(theirs > 0 && done_failed) ->
 			d_step { i = 0; do :: i == CHUNKS -> break :: else -> assert(copied[i]); i++ od }
 		:: else
 		fi;

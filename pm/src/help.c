@@ -101,6 +101,7 @@ static int close_claims(struct help_wanted *help, uint64_t before)
 {
 	uint32_t next = value_of(before);
 	help->closed = true;
+	help->early = next < help->chunks;
 	if (serial_of(before) != help->serial || next > help->chunks || next < help->mine) {
 		help->forbidden = true;
 		help->theirs = 0;
@@ -178,8 +179,10 @@ static int end(struct outbound *outbound, struct operation *operation)
 	help->operation = NULL;
 	if (help->status)
 		return help->status;
-	if (failed) {
-		/* What is missing is not known; alone it will be found out why. */
+	if (failed || help->early) {
+		/* What is missing is not known, or nobody has it to copy: the reader begins again, alone. Claims are closed
+		 * early when the ring is to be left. If the owner was copying just then, the ring is left later, and the read
+		 * goes on until it is. */
 		operation->done = 0;
 		return 0;
 	}
@@ -217,7 +220,8 @@ void help_peer_gone(struct pm_peer *peer)
 	outbound->help.operation = NULL;
 }
 
-/* A ring is to be left; false: the owner is copying right now. What has been copied is copied again. */
+/* A ring is to be left; false: the owner is copying right now, and end() finds that what is missing has to be copied. What
+ * has been copied is copied again. */
 bool help_leave(struct outbound *outbound)
 {
 	bool failed;

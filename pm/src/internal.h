@@ -75,6 +75,7 @@ struct help_wanted {
 	uint32_t chunk, chunks;            /* bytes of one, and how many */
 	uint32_t mine, theirs;             /* chunks claimed; theirs is known when nothing can be claimed any more */
 	bool closed;                       /* that is now */
+	bool early;                        /* closed before all was claimed: some of it nobody copies */
 	bool forbidden;                    /* the peer did what cannot be: it is not asked again */
 	int status;                        /* of what this side has read */
 };
