@@ -339,6 +339,32 @@ static void failed(struct side *side)
 	meet(side);
 }
 
+/* The ring is to be left while the owner copies, so claims are closed before all of them were made. The read is not taken for
+ * whole when the owner is done. */
+static void left(struct side *side)
+{
+	struct offer offer;
+	struct pm_region *region;
+	uint32_t serial, number;
+	uint8_t *memory = introduce(side, SIZE, &offer, &region);
+	if (side->number) {
+		number = claim_one(side, &serial);
+		while (!atomic_load(&board->proceed))
+			usleep(1000);
+		write_one(side, memory, number);
+		say_done(side, serial, 1);
+		meet(side);
+		return;
+	}
+	read_until_claimed(side, memory, &offer);
+	CHECK(!help_leave(side->peer->out));
+
+	atomic_store(&board->proceed, true);
+	end_of_read(side, 0);
+	check_pattern(memory, 0, SIZE);
+	meet(side);
+}
+
 /* More is said to be done than was claimed: nothing of it is believed, and the owner is not asked again. */
 static void lying(struct side *side)
 {
@@ -387,7 +413,7 @@ static void closing(struct side *side)
 
 int main(void)
 {
-	static void (*const played[])(struct side *) = {stopped, ended, failed, lying, closing};
+	static void (*const played[])(struct side *) = {stopped, ended, failed, left, lying, closing};
 	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(board != MAP_FAILED);
 	pair_run(NULL, shared);
