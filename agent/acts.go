@@ -275,15 +275,16 @@ func (g *guest) expectLateLocked() {
 func (g *guest) awaitCreateEnd(ctx context.Context) {
 	var since time.Time // the hypervisor answers, and does not have it
 	for {
-		_, err := g.agent.domains.refresh(ctx)
-		info, current := g.agent.domains.get(g.uid)
 		g.mu.Lock()
 		late := g.late
 		g.mu.Unlock()
-		switch {
-		case !late: // it came, and may have ended since
+		if !late { // it came, and may have ended since
 			return
-		case err != nil || !current || g.agent.hypervisor.Creating(g.uid):
+		}
+		g.agent.refresh(ctx) // which wakes the guests that the listing finds changed
+		info, current := g.agent.domains.get(g.uid)
+		switch {
+		case !current || g.agent.hypervisor.Creating(g.uid):
 			since = time.Time{}
 		case info.State != DomainAbsent:
 			return

@@ -295,9 +295,15 @@ func (l *Libvirt) callAlone(ctx context.Context, limit time.Duration, fn func(*l
 
 // create is callAlone for a call that creates a domain. Creating tells of it until the call itself ends.
 func (l *Libvirt) create(ctx context.Context, uid string, limit time.Duration, fn func(*libvirt.Connect) error) error {
-	return l.callAlone(ctx, limit, func(conn *libvirt.Connect) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return l.callAlone(ctx, 0, func(conn *libvirt.Connect) error {
 		l.countCreating(uid, 1)
 		defer l.countCreating(uid, -1)
+		// Its caller may have given it up while the connection was made. Counted first, so that none comes true uncounted.
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		return fn(conn)
 	})
 }

@@ -52,9 +52,14 @@ func Strangers(s *store.Snapshot, o Observer) map[string]Stranger {
 }
 
 // runs tells whether a copy was let run, and may have computed what no other copy has.
+//
+// One of epoch 0 has no record on its host: it is a remainder.
 func runs(g *v1.GuestObserved) bool {
+	if g.Epoch == 0 {
+		return false
+	}
 	switch g.Condition {
-	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
+	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_PAUSED, v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
 		return true
 	}
 	return false
