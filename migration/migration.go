@@ -232,6 +232,9 @@ func transferring(m *v1.Migration, o Observed) Decision {
 // hasNot: the target has no whole copy, and none will come of what is there. While it says that it is receiving, the
 // last of it may have come in without its agent knowing yet.
 func hasNot(m *v1.Migration, o Observed) bool {
+	if g := o.Target.Guest; g != nil && g.Epoch == 0 && !o.Target.Dead {
+		return false // its record cannot be read just now
+	}
 	return o.Target.Dead || o.Target.Connected && o.Target.Current &&
 		at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING
 }

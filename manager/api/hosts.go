@@ -119,6 +119,13 @@ func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHos
 		}
 		_, _, connected := s.Sessions.Observed(name)
 		guests := HostGuests(snap, name)
+		if !lost {
+			for _, stranger := range view.Strangers(snap, s.Sessions) {
+				if stranger.Host == name {
+					return nil, fail(connect.CodeFailedPrecondition, "host %s would end a guest that may be the only copy: %v", name, stranger)
+				}
+			}
+		}
 		switch {
 		case lost && connected:
 			return nil, fail(connect.CodeFailedPrecondition, "host %s is connected, so it is not lost; drain it and remove it without --lost", name)

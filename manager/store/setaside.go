@@ -57,8 +57,13 @@ func (b *builder) note(key string, err error) {
 }
 
 // SetAside moves an object that cannot be read out of the way, and returns the key at which it is kept. It refuses objects
-// that can be read. No manager may run on the store meanwhile.
+// that can be read, and those that guests rest on: hosts, clusters, moves and the term. No manager may run on the store meanwhile.
 func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
+	for _, dir := range []string{Hosts.dir, Clusters.dir, Migrations.dir, root + "leader/"} {
+		if strings.HasPrefix(key, dir) {
+			return "", fmt.Errorf("set %s aside: guests rest on it, and would be ended or started twice without it; put a backup of the state back", key)
+		}
+	}
 	s, err := Open(ctx, cfg)
 	if err != nil {
 		return "", err
