@@ -143,9 +143,10 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again bool,
 // tell sends each connected host what is wanted of it, where that changed.
 func (c *Controller) tell(s *store.Snapshot) {
 	wanted, connectedSince := map[string]*v1.HostWanted{}, map[string]time.Time{}
+	strangers := view.Strangers(s, c.Sessions)
 	for name := range s.Hosts {
 		if _, since, connected := c.Sessions.Observed(name); connected {
-			wanted[name], connectedSince[name] = hostWanted(s, c.Sessions, c.identity, name), since
+			wanted[name], connectedSince[name] = hostWanted(s, c.Sessions, strangers, c.identity, name), since
 		}
 	}
 	if !c.NoSharing {

@@ -26,9 +26,9 @@ func unwanted(s *store.Snapshot, g *v1.Guest) bool {
 }
 
 // hostWanted is all that is wanted of a host, without term and generations.
-func hostWanted(s *store.Snapshot, o view.Observer, identify IdentifyFunc, host string) *v1.HostWanted {
+func hostWanted(s *store.Snapshot, o view.Observer, strangers map[string]view.Stranger, identify IdentifyFunc, host string) *v1.HostWanted {
 	w := &v1.HostWanted{BootId: view.BootID(s, o, host), Protocol: protocol.Version}
-	moves, strangers := movesByGuest(s), view.Strangers(s, o)
+	moves := movesByGuest(s)
 	for _, g := range s.Guests {
 		if _, is := strangers[g.Meta.Uid]; is {
 			continue // nothing that the store says of it can be relied on

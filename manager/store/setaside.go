@@ -29,7 +29,18 @@ func (e *UnreadableError) Error() string {
 	if len(keys) > 1 {
 		text += fmt.Sprintf(" (and %d more: %s)", len(keys)-1, strings.Join(keys[1:], ", "))
 	}
-	return text + fmt.Sprintf("; restore the manager's state, or end the manager and set the object aside: watari manager set-aside %s", keys[0])
+	text += "; put a backup of the manager's state back"
+	if restsOn(keys[0]) {
+		return text
+	}
+	return text + ", or end the manager and set the object aside: watari manager set-aside " + keys[0]
+}
+
+// restsOn tells whether guests rest on an object. Without it they would be ended, or started twice.
+func restsOn(key string) bool {
+	return slices.ContainsFunc([]string{Hosts.dir, Clusters.dir, Migrations.dir, root + "leader/"}, func(dir string) bool {
+		return strings.HasPrefix(key, dir)
+	})
 }
 
 // Readable returns an *UnreadableError where an object cannot be read.
@@ -57,12 +68,11 @@ func (b *builder) note(key string, err error) {
 }
 
 // SetAside moves an object that cannot be read out of the way, and returns the key at which it is kept. It refuses objects
-// that can be read, and those that guests rest on: hosts, clusters, moves and the term. No manager may run on the store meanwhile.
+// that can be read, and those that guests rest on: hosts, clusters, moves and the term. No manager may run on the store
+// meanwhile.
 func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
-	for _, dir := range []string{Hosts.dir, Clusters.dir, Migrations.dir, root + "leader/"} {
-		if strings.HasPrefix(key, dir) {
-			return "", fmt.Errorf("set %s aside: guests rest on it, and would be ended or started twice without it; put a backup of the state back", key)
-		}
+	if restsOn(key) {
+		return "", fmt.Errorf("set %s aside: guests rest on it, and would be ended or started twice without it; put a backup of the state back", key)
 	}
 	s, err := Open(ctx, cfg)
 	if err != nil {

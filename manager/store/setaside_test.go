@@ -40,6 +40,10 @@ func TestAnObjectThatCannotBeReadIsNotAbsent(t *testing.T) {
 	named(s.Snapshot().Readable())
 	s.Close()
 
+	rested := &UnreadableError{map[string]error{Hosts.dir + "a1": errors.New("damaged")}}
+	if _, err := SetAside(ctx, Config{Dir: dir}, Hosts.dir+"a1"); err == nil || strings.Contains(rested.Error(), "set-aside") {
+		t.Errorf("a host may be set aside: %v; %v", err, rested)
+	}
 	if _, err := SetAside(ctx, Config{Dir: dir}, Guests.dir+"md-1"); err == nil {
 		t.Error("a sound object was set aside")
 	}
