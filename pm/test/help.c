@@ -275,6 +275,13 @@ static void no_end_for(struct side *side, double time)
 	}
 }
 
+/* The child waits here until the parent lets it go on. */
+static void await_proceed(void)
+{
+	while (!atomic_load(&board->proceed))
+		usleep(1000);
+}
+
 static void stopped(struct side *side)
 {
 	struct offer offer;
@@ -308,8 +315,7 @@ static void ended(struct side *side)
 	uint8_t *memory = introduce(side, SIZE, &offer, &region);
 	if (side->number) {
 		claim_one(side, &serial);
-		while (!atomic_load(&board->proceed))
-			usleep(1000);
+		await_proceed();
 		_exit(0);
 	}
 	read_until_claimed(side, memory, &offer);
@@ -349,8 +355,7 @@ static void left(struct side *side)
 	uint8_t *memory = introduce(side, SIZE, &offer, &region);
 	if (side->number) {
 		number = claim_one(side, &serial);
-		while (!atomic_load(&board->proceed))
-			usleep(1000);
+		await_proceed();
 		write_one(side, memory, number);
 		say_done(side, serial, 1);
 		meet(side);
@@ -397,8 +402,7 @@ static void closing(struct side *side)
 	uint8_t *memory = introduce(side, SIZE, &offer, &region);
 	if (side->number) {
 		number = claim_one(side, &serial);
-		while (!atomic_load(&board->proceed))
-			usleep(1000);
+		await_proceed();
 		usleep(100000);
 		write_one(side, memory, number);
 		atomic_store(&board->finished, true);
