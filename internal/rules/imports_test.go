@@ -33,10 +33,10 @@ func underAny(name string, paths []string) bool {
 
 // deciders are pure: no files, no network, no processes, no clock of their own.
 var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility",
-	"watari/manager/lifecycle"}
+	"watari/core", "watari/core/lifecycle"}
 
 // pureImports are all that deciders may import, beside each other.
-var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode",
+var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",
 	"github.com/dustin/go-humanize", "watari/api/watariv1", "google.golang.org/protobuf"}
 
 // forbidden says what some packages must not depend on, even through others.

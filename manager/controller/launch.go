@@ -11,8 +11,8 @@ import (
 	"strconv"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 	"watari/manager/store"
-	"watari/manager/view"
 )
 
 // Where the guest agent is in every guest, and the file of hosts and slots that it keeps.
@@ -82,8 +82,18 @@ func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, erro
 		user = GuestUser
 	}
 	// Where the process is started twice, for the answer was lost, the guest takes the first and its key.
-	command, env := launch(imageByDigest(s, cluster.ImageDigest).GetMpi(), run.Spec, ranks, newJobKey())
-	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: view.RunDirectory(run), User: user}, nil
+	command, env := launch(mpiOf(s, cluster.ImageDigest), run.Spec, ranks, newJobKey())
+	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: core.RunDirectory(run), User: user}, nil
+}
+
+// mpiOf returns the MPI libraries of an image.
+func mpiOf(s *store.Snapshot, digest string) []string {
+	for _, image := range s.Images {
+		if image.Digest == digest {
+			return image.Mpi
+		}
+	}
+	return nil
 }
 
 // newJobKey makes the secret by which PM's processes of a run know each other: 32 bytes, in hexadecimal digits.
