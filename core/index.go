@@ -116,6 +116,9 @@ func (x *index) seeGuest(name string, before, now *v1.Guest) {
 			continue
 		}
 		x.hosts[g.Host] = true
+		if m := x.moves[g.Meta.Uid]; m != nil {
+			x.hosts[m.Source], x.hosts[m.Target] = true, true
+		}
 		delete(x.ordered, g.Cluster)
 		uids = append(uids, g.Meta.Uid)
 	}
