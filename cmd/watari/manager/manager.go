@@ -49,7 +49,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.config.Name, "name", "", "this manager's name (default: the host name)")
 	set.StringVar(&f.config.AdminConfig, "admin-config", "", "where the first administrator's client config is written (default: admin.json beside --state)")
 	set.StringVar(&f.config.Blobs, "blobs", "", "folder of images' content, shared by several managers (default: blobs in --state)")
-	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix that clusters' prefixes, a /24 each, are taken from")
+	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix that clusters' prefixes, a /24 or larger each, are taken from")
 	set.BoolVar(&f.config.NoSharing, "no-sharing", false, "each host fetches images from the manager and makes templates itself")
 	set.StringSliceVar(&f.config.EtcdEndpoints, "etcd-endpoints", nil, "URLs of an etcd cluster (default: etcd is embedded)")
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
