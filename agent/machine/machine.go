@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 )
 
@@ -225,10 +226,28 @@ type View struct {
 func (m *Machine) Guests() []View {
 	var views []View
 	for _, g := range m.sorted() {
-		views = append(views, View{UID: g.uid, Name: g.name, Wanted: g.wanted, Record: g.record, Plugged: g.plugged,
-			Tap: g.tap(), Identity: m.identity(g)})
+		views = append(views, m.view(g))
 	}
 	return views
+}
+
+// Guest is one guest; false: it is not known.
+func (m *Machine) Guest(uid string) (View, bool) {
+	g := m.guests[uid]
+	if g == nil {
+		return View{}, false
+	}
+	return m.view(g), true
+}
+
+func (m *Machine) view(g *guest) View {
+	return View{UID: g.uid, Name: g.name, Wanted: g.wanted, Record: g.record, Plugged: g.plugged, Tap: g.tap(), Identity: m.identity(g)}
+}
+
+// Domain is what the hypervisor said last of a domain; current is false where it cannot be asked now.
+func (m *Machine) Domain(uid string) (state domain.State, current bool) {
+	info, current := m.domains.get(uid)
+	return info.State, current
 }
 
 // Ordered tells whether any orders are in force.
