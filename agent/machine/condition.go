@@ -1,6 +1,11 @@
-package agent
+package machine
 
-import v1 "watari/api/watariv1"
+// condition.go - what is reported of a guest.
+
+import (
+	"watari/agent/domain"
+	v1 "watari/api/watariv1"
+)
 
 // Report is what the manager is told of a guest's state.
 type Report struct {
@@ -17,9 +22,9 @@ func Describe(o Observed) (Report, bool) {
 	if o.Unread != nil {
 		return Report{Message: o.Unread.Error()}, true
 	}
-	if (r == nil || r.Phase == PhaseEnded) && o.Domain != DomainAbsent && o.Domain != DomainUnknown {
+	if (r == nil || r.Phase == PhaseEnded) && o.Domain != domain.Absent && o.Domain != domain.Unknown {
 		report := Report{Condition: v1.GuestCondition_GUEST_CONDITION_PAUSED, Message: "the host has no record of it"}
-		if o.Domain == DomainRunning {
+		if o.Domain == domain.Running {
 			report.Condition = v1.GuestCondition_GUEST_CONDITION_RUNNING
 		}
 		if r != nil {
@@ -31,7 +36,7 @@ func Describe(o Observed) (Report, bool) {
 		return describeBeginning(o)
 	}
 	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration}
-	if o.EarlierBoot && r.Phase != PhaseEnded && (o.Domain == DomainAbsent || o.Domain == DomainUnknown) {
+	if o.EarlierBoot && r.Phase != PhaseEnded && (o.Domain == domain.Absent || o.Domain == domain.Unknown) {
 		report.Condition, report.Message = v1.GuestCondition_GUEST_CONDITION_GONE, "the host was started anew"
 		return report, true
 	}
@@ -47,7 +52,7 @@ func Describe(o Observed) (Report, bool) {
 	case PhaseSending:
 		report.Condition = v1.GuestCondition_GUEST_CONDITION_SENDING
 		// "Send failed" has the target's copy ended: it is said only of a guest that is known to be here still.
-		here := !o.Stale && !o.SendDone && (o.Domain == DomainRunning || o.Domain == DomainPaused)
+		here := !o.Stale && !o.SendDone && (o.Domain == domain.Running || o.Domain == domain.Paused)
 		if o.Operation != OperationSending && here {
 			report.Condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
 			report.Message = "the transfer was broken off"
@@ -76,7 +81,7 @@ func Describe(o Observed) (Report, bool) {
 
 // beginsAnew: a newer epoch than the record's is being brought up, and nothing of the older one is left.
 func beginsAnew(o Observed) bool {
-	if o.Wanted == nil || o.Wanted.Epoch <= o.Record.Epoch || o.Domain != DomainAbsent ||
+	if o.Wanted == nil || o.Wanted.Epoch <= o.Record.Epoch || o.Domain != domain.Absent ||
 		o.Operation == OperationStarting || o.Operation == OperationSending {
 		return false
 	}
@@ -102,18 +107,18 @@ func describeBeginning(o Observed) (Report, bool) {
 func describeStarted(o Observed) (v1.GuestCondition, string) {
 	w := o.Wanted
 	if w != nil && w.Role == v1.GuestRole_GUEST_ROLE_OUTGOING && w.Migration.GetCancel() && w.Epoch == o.Record.Epoch &&
-		(o.Domain == DomainRunning || o.Domain == DomainPaused) {
+		(o.Domain == domain.Running || o.Domain == domain.Paused) {
 		return v1.GuestCondition_GUEST_CONDITION_SEND_FAILED, "the transfer was cancelled before it began"
 	}
 	if o.Operation == OperationStarting {
 		return v1.GuestCondition_GUEST_CONDITION_STARTING, ""
 	}
 	switch o.Domain {
-	case DomainRunning:
+	case domain.Running:
 		return v1.GuestCondition_GUEST_CONDITION_RUNNING, ""
-	case DomainPaused, DomainEnding:
+	case domain.Paused, domain.Ending:
 		return v1.GuestCondition_GUEST_CONDITION_PAUSED, ""
-	case DomainUnknown:
+	case domain.Unknown:
 		return v1.GuestCondition_GUEST_CONDITION_RUNNING, "it ran when the hypervisor could last be asked"
 	}
 	return v1.GuestCondition_GUEST_CONDITION_STARTING, ""

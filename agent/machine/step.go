@@ -1,23 +1,12 @@
-package agent
+package machine
+
+// step.go - the next acts for one guest.
 
 import (
 	"fmt"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
-)
-
-// Domain is what the hypervisor says of a guest.
-type Domain string
-
-const (
-	DomainUnknown  Domain = "unknown" // the hypervisor cannot be asked
-	DomainAbsent   Domain = "absent"
-	DomainRunning  Domain = "running"
-	DomainPaused   Domain = "paused" // whole, and does not run
-	DomainIncoming Domain = "incoming"
-	// DomainStarting and DomainEnding will become something else by themselves; nothing is done about them.
-	DomainStarting Domain = "starting"
-	DomainEnding   Domain = "ending"
 )
 
 // Operation is the long-running act on a guest that is under way. There is at most one.
@@ -46,7 +35,7 @@ type Observed struct {
 	Wanted    *v1.GuestWanted // nil: not mentioned
 	Record    *Record         // nil: none
 	Damaged   bool            // there was a record, and it could not be read
-	Domain    Domain
+	Domain    domain.State
 	Stale     bool // the hypervisor cannot be asked; Domain, where it is not unknown, is what it said last
 	Operation Operation
 	Prepared  uint64  // the epoch that everything is prepared for
@@ -91,7 +80,7 @@ type Decision struct {
 // started or resumed at most once on this host, only under RUN for just that epoch, and only after a record of
 // it is on disk; a copy of an older epoch is ended before a newer one is started.
 func Step(o Observed) Decision {
-	if o.Domain == DomainUnknown || o.Domain == DomainStarting || o.Domain == DomainEnding || o.Unread != nil {
+	if o.Domain == domain.Unknown || o.Domain == domain.Starting || o.Domain == domain.Ending || o.Unread != nil {
 		return Decision{}
 	}
 	if d, settled := settle(o); settled {
@@ -127,13 +116,13 @@ func settle(o Observed) (Decision, bool) {
 		return Decision{}, false
 	}
 	if r.Phase == PhaseEnded {
-		if o.Domain == DomainAbsent {
+		if o.Domain == domain.Absent {
 			return Decision{}, false
 		}
 		// It came into being after its end was established: the hypervisor did late what it was asked for.
 		return act(Action{Kind: ActionDestroy}), true
 	}
-	if o.Domain == DomainAbsent {
+	if o.Domain == domain.Absent {
 		if o.EarlierBoot {
 			return confirmEnd(o, OutcomeGone, "the host was started anew"), true
 		}
@@ -161,13 +150,13 @@ func settle(o Observed) (Decision, bool) {
 		}
 		return Decision{}, false
 	}
-	if o.Domain == DomainPaused && (r.Phase == PhaseReceiving || r.Phase == PhaseReserved) {
+	if o.Domain == domain.Paused && (r.Phase == PhaseReceiving || r.Phase == PhaseReserved) {
 		return act(record(r, PhaseReceived)), true
 	}
-	if o.Domain != DomainAbsent && r.Phase == PhaseReserved {
+	if o.Domain != domain.Absent && r.Phase == PhaseReserved {
 		return act(record(r, PhaseReceiving)), true
 	}
-	if o.Domain == DomainRunning && (r.Phase == PhaseReserved || r.Phase == PhaseReceiving || r.Phase == PhaseReceived) {
+	if o.Domain == domain.Running && (r.Phase == PhaseReserved || r.Phase == PhaseReceiving || r.Phase == PhaseReceived) {
 		if w := o.Wanted; w != nil && w.Role == v1.GuestRole_GUEST_ROLE_RUN && w.Epoch == r.Epoch {
 			return act(record(r, PhaseStarted)), true
 		}
@@ -184,25 +173,25 @@ func stepRun(o Observed) Decision {
 	}
 	switch r.Phase {
 	case PhaseReserved:
-		if o.Domain == DomainAbsent {
+		if o.Domain == domain.Absent {
 			return act(end(r, OutcomeFailed, "the grant came before anything was received"))
 		}
 	case PhaseReceived:
-		if o.Domain == DomainPaused {
+		if o.Domain == domain.Paused {
 			return act(record(r, PhaseStarted), Action{Kind: ActionResume})
 		}
 	case PhaseStarted:
-		if o.Operation == OperationNone && o.Domain == DomainPaused {
+		if o.Operation == OperationNone && o.Domain == domain.Paused {
 			return act(Action{Kind: ActionResume})
 		}
 	case PhaseSending:
 		if o.Operation == OperationSending {
 			return act(Action{Kind: ActionInterrupt})
 		}
-		if o.Operation == OperationNone && o.Domain == DomainPaused {
+		if o.Operation == OperationNone && o.Domain == domain.Paused {
 			return act(record(r, PhaseStarted), Action{Kind: ActionResume})
 		}
-		if o.Operation == OperationNone && o.Domain == DomainRunning {
+		if o.Operation == OperationNone && o.Domain == domain.Running {
 			return act(record(r, PhaseStarted))
 		}
 	}
@@ -241,7 +230,7 @@ func fail(o Observed) Decision {
 
 // endStale ends a domain that is not of the wanted epoch.
 func endStale(o Observed) (Decision, bool) {
-	if o.Domain == DomainAbsent {
+	if o.Domain == domain.Absent {
 		return Decision{}, false
 	}
 	if o.Record == nil {
@@ -258,7 +247,7 @@ func stepAbsent(o Observed) Decision {
 		return act(Action{Kind: ActionInterrupt})
 	}
 	var actions []Action
-	if o.Domain != DomainAbsent {
+	if o.Domain != domain.Absent {
 		actions = append(actions, Action{Kind: ActionDestroy})
 	}
 	if o.Record == nil || o.Record.Outcome == OutcomeForgotten {
@@ -321,7 +310,7 @@ func stepOutgoing(o Observed) Decision {
 		return refuse("guest %s: asked to send it without a migration", w.Name)
 	}
 	if r == nil {
-		if o.Domain != DomainAbsent {
+		if o.Domain != domain.Absent {
 			d, _ := endStale(o)
 			return d
 		}
@@ -335,10 +324,10 @@ func stepOutgoing(o Observed) Decision {
 		if o.Operation != OperationNone || w.Migration.Cancel {
 			return Decision{}
 		}
-		if o.Domain == DomainPaused {
+		if o.Domain == domain.Paused {
 			return act(Action{Kind: ActionResume})
 		}
-		if o.Domain == DomainRunning {
+		if o.Domain == domain.Running {
 			return act(sending(r, w), Action{Kind: ActionSend})
 		}
 	case PhaseSending:
@@ -346,7 +335,7 @@ func stepOutgoing(o Observed) Decision {
 		if o.Operation == OperationSending && (w.Migration.Cancel || another) {
 			return act(Action{Kind: ActionInterrupt})
 		}
-		if o.Operation == OperationNone && another && !w.Migration.Cancel && o.Domain == DomainRunning {
+		if o.Operation == OperationNone && another && !w.Migration.Cancel && o.Domain == domain.Running {
 			return act(sending(r, w), Action{Kind: ActionSend})
 		}
 	case PhaseEnded:

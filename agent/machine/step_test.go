@@ -1,4 +1,4 @@
-package agent
+package machine
 
 import (
 	"flag"
@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 )
 
@@ -49,10 +50,10 @@ func everyCase(f func(name string, o Observed)) {
 	}
 	for _, wish := range wishes {
 		for _, r := range everyRecord() {
-			for _, domain := range []Domain{DomainAbsent, DomainRunning, DomainPaused, DomainIncoming, DomainUnknown, DomainStarting, DomainEnding} {
+			for _, state := range []domain.State{domain.Absent, domain.Running, domain.Paused, domain.Incoming, domain.Unknown, domain.Starting, domain.Ending} {
 				for _, operation := range operationsWith(r) {
-					o := Observed{Host: "here", Wanted: wish.wanted, Record: r, Domain: domain, Operation: operation}
-					name := fmt.Sprintf("%s | %s | %s", wish.name, recordName(r), domain)
+					o := Observed{Host: "here", Wanted: wish.wanted, Record: r, Domain: state, Operation: operation}
+					name := fmt.Sprintf("%s | %s | %s", wish.name, recordName(r), state)
 					if operation != OperationNone {
 						name += " | " + string(operation)
 					}
@@ -125,7 +126,7 @@ func reportText(o Observed) string {
 	return fmt.Sprintf("%d %s", r.Epoch, strings.TrimPrefix(r.Condition.String(), "GUEST_CONDITION_"))
 }
 
-// TestEveryCase compares every case with testdata/step.txt; go test ./agent -rewrite writes that anew, to be read.
+// TestEveryCase compares every case with testdata/step.txt; go test ./agent/machine -rewrite writes that anew, to be read.
 func TestEveryCase(t *testing.T) {
 	var got strings.Builder
 	got.WriteString("wanted epoch 5 | record | domain [| operation]: act => report\n")
@@ -185,7 +186,7 @@ func TestNeverTwo(t *testing.T) {
 func unsafe(o Observed, d Decision) string {
 	r := o.Record
 	granted := o.Wanted != nil && (o.Wanted.Role == run || o.Wanted.Role == outgoing)
-	domain := o.Domain
+	state := o.Domain
 	for _, action := range d.Actions {
 		switch action.Kind {
 		case ActionRecord:
@@ -201,7 +202,7 @@ func unsafe(o Observed, d Decision) string {
 			r = action.Record
 		case ActionStart:
 			switch {
-			case domain != DomainAbsent || o.Operation == OperationStarting || o.Operation == OperationSending:
+			case state != domain.Absent || o.Operation == OperationStarting || o.Operation == OperationSending:
 				return "started beside another"
 			case o.Wanted == nil || o.Wanted.Role != run:
 				return "started without the grant"
@@ -211,11 +212,11 @@ func unsafe(o Observed, d Decision) string {
 				return "started without a record"
 			}
 		case ActionResume:
-			if !granted || domain != DomainPaused || r == nil || r.Phase != PhaseStarted || r.Epoch != o.Wanted.Epoch {
+			if !granted || state != domain.Paused || r == nil || r.Phase != PhaseStarted || r.Epoch != o.Wanted.Epoch {
 				return "resumed without the grant or its record"
 			}
 		case ActionSend:
-			if !granted || o.Wanted.Role != outgoing || r.Phase != PhaseSending || r.Epoch != o.Wanted.Epoch || domain != DomainRunning {
+			if !granted || o.Wanted.Role != outgoing || r.Phase != PhaseSending || r.Epoch != o.Wanted.Epoch || state != domain.Running {
 				return "sent without order or record"
 			}
 		case ActionDestroy:
@@ -225,7 +226,7 @@ func unsafe(o Observed, d Decision) string {
 			if o.Wanted != nil && r != nil && r.Epoch > o.Wanted.Epoch && (r.Phase == PhaseStarted || r.Phase == PhaseSending) {
 				return "a newer epoch is touched"
 			}
-			domain = DomainAbsent
+			state = domain.Absent
 		}
 	}
 	return ""
@@ -234,7 +235,7 @@ func unsafe(o Observed, d Decision) string {
 // TestStepsEnd follows each case's decisions, with acts that succeed, and sees that they come to rest.
 func TestStepsEnd(t *testing.T) {
 	everyCase(func(name string, o Observed) {
-		if o.Domain == DomainUnknown || o.Domain == DomainStarting || o.Domain == DomainEnding {
+		if o.Domain == domain.Unknown || o.Domain == domain.Starting || o.Domain == domain.Ending {
 			return
 		}
 		for range 12 {
@@ -258,9 +259,9 @@ func pretend(o Observed, action Action) Observed {
 	case ActionPrepare:
 		o.Prepared = o.Wanted.Epoch
 	case ActionStart, ActionResume:
-		o.Domain, o.Prepared = DomainRunning, 0
+		o.Domain, o.Prepared = domain.Running, 0
 	case ActionDestroy:
-		o.Domain = DomainAbsent
+		o.Domain = domain.Absent
 	case ActionSend:
 		o.Operation = OperationSending
 	case ActionInterrupt:
