@@ -22,11 +22,20 @@ const ModuleList = "/watari/modules"
 // Provider is the file that holds PM's libfabric provider, by a name as libfabric looks for.
 const Provider = "libpm-fi.so"
 
-// writeInitrd writes an initial RAM file system: /init is the guest agent, modules are as named, and there
-// is a console to write on; with PM's provider, unless that is "". It is not compressed: unpacking costs an
-// emulated processor more than loading.
+// launcherOf is the path of watari-guest-rsh, which is built with the guest agent and lies beside it.
+func launcherOf(agent string) string {
+	return filepath.Join(filepath.Dir(agent), path.Base(initd.Launcher))
+}
+
+// writeInitrd writes an initial RAM file system: /init is the guest agent, beside which watari-guest-rsh lies, modules
+// are as named, and there is a console to write on; with PM's provider, unless that is "". It is not compressed:
+// unpacking costs an emulated processor more than loading.
 func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 	program, err := readELF("guest agent", agent)
+	if err != nil {
+		return err
+	}
+	launcher, err := readELF("MPI launchers' program", launcherOf(agent))
 	if err != nil {
 		return err
 	}
@@ -38,6 +47,7 @@ func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 		cpio.Directory("sys", 0o755),
 		cpio.Directory("run", 0o755),
 		cpio.StaticFile("init", program, 0o755),
+		cpio.StaticFile(strings.TrimPrefix(initd.LauncherInitrd, "/"), launcher, 0o755),
 	}
 	if pm != "" {
 		provider, err := readELF("PM's provider", pm)

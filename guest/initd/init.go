@@ -17,6 +17,13 @@ import (
 // Program is where the guest program lies once the root is mounted.
 const Program = "/run/watari/watari-guest"
 
+// Launcher is where watari-guest-rsh lies then, by which MPI's launchers reach other guests, and LauncherInitrd where it
+// lies in the initrd.
+const (
+	Launcher       = Program + "-rsh"
+	LauncherInitrd = "/watari/watari-guest-rsh"
+)
+
 // ModulesLoaded is a file that is there once every module is loaded that could be.
 const ModulesLoaded = "/run/watari/modules-loaded"
 
@@ -169,7 +176,7 @@ func await(path string, limit time.Duration) error {
 	}
 }
 
-// switchRoot makes newRoot the root, with the kernel's file systems in it and this program at Program.
+// switchRoot makes newRoot the root, with the kernel's file systems in it and the guest's programs below /run/watari.
 func switchRoot() error {
 	for _, directory := range []string{"/proc", "/sys", "/dev"} {
 		if err := (mount{directory, newRoot + directory, "", unix.MS_MOVE, ""}).do(); err != nil {
@@ -186,8 +193,11 @@ func switchRoot() error {
 			return err
 		}
 	}
-	if err := moveProgram(newRoot + Program); err != nil {
+	if err := moveProgram("/init", newRoot+Program); err != nil {
 		return fmt.Errorf("move guest program into the root: %w", err)
+	}
+	if err := moveProgram(LauncherInitrd, newRoot+Launcher); err != nil {
+		return fmt.Errorf("move the launchers' program into the root: %w", err)
 	}
 	if err := moveProviders(newRoot + Providers); err != nil {
 		return fmt.Errorf("move PM into the root: %w", err)
@@ -204,8 +214,8 @@ func switchRoot() error {
 	return os.Chdir("/")
 }
 
-// moveProgram makes this program appear at path without copying it: its memory is the initrd's.
-func moveProgram(path string) error {
+// moveProgram makes a program of the initrd appear at path without copying it: its memory is the initrd's.
+func moveProgram(program, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -214,7 +224,7 @@ func moveProgram(path string) error {
 		return err
 	}
 	file.Close()
-	return mount{"/init", path, "", unix.MS_BIND, ""}.do()
+	return mount{program, path, "", unix.MS_BIND, ""}.do()
 }
 
 // moveProviders makes the initrd's folder with PM appear at path, where there is one.
@@ -265,7 +275,7 @@ func tune() {
 	unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	unix.Sethostname([]byte("watari"))
 	os.Symlink(Program, "/usr/bin/watari-guest") // where launchers find it, also the daemons they start
-	os.Symlink(Program, Program+"-rsh")          // for launchers that call a program without arguments of its own
+	os.Symlink(Launcher, "/usr/bin/watari-guest-rsh")
 	os.Symlink("/proc/self/fd", "/dev/fd")
 	os.Symlink("/proc/self/fd/0", "/dev/stdin")
 	os.Symlink("/proc/self/fd/1", "/dev/stdout")

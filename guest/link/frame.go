@@ -37,7 +37,7 @@ const (
 
 var magic = []byte("WtL1")
 
-// castagnoli is made when it is needed: under emulation that takes long, and `watari-guest rsh` does not.
+// castagnoli is made when it is needed: under emulation that takes long, and not every use of the program needs it.
 var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
 // frame is one unit on the wire. seq and ack count bytes of the stream: seq is the offset of payload's first

@@ -51,7 +51,7 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or folder into the root (repeatable)")
 	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own, else "+image.DefaultKernelPackage+")")
 	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "added to the kernel's command line")
-	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary (default: beside this program)")
+	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary, beside which watari-guest-rsh lies (default: beside this program)")
 	flags.StringVar(&o.recipe.PM, "pm", "", "PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, where it is there; none: without)")
 	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "where packages, roots and kernels are kept for the next build")
 	flags.BoolVar(&o.recipe.Force, "force", false, "build anew, with the packages' present versions, even if the cache has the same recipe")
