@@ -116,7 +116,7 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 			return connected && seen.GetHost().GetInfo().GetLibvirtVersion() != "", nil
 		})
 		if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-			return fmt.Errorf("host %s is not ready after %v; %s", host.Name, readyWait, l.LastWords(host.Name))
+			return fmt.Errorf("host %s is not ready after %v; %s", host.Name, readyWait, l.LastAgentLogLine(host.Name))
 		}
 		if err != nil {
 			return fmt.Errorf("wait for host %s to be ready: %w", host.Name, err)
