@@ -1,4 +1,5 @@
-// Command watari-guest is the program inside a guest: first process, agent, and remote shell for MPI launchers.
+// Command watari-guest is the program inside a guest: its first process, its agent, and the remote shell for MPI
+// launchers.
 package main
 
 import (
@@ -26,7 +27,7 @@ func main() {
 	if os.Getpid() == 1 {
 		initd.Run()
 	}
-	if filepath.Base(os.Args[0]) == "watari-guest-rsh" { // a link to this program
+	if filepath.Base(os.Args[0]) == "watari-guest-rsh" { // a symbolic link to this program
 		os.Exit(rsh.Main(os.Args[1:]))
 	}
 	verb := ""
