@@ -1,6 +1,6 @@
 package main
 
-// hypervisor.go - package vm as the agent wants it.
+// hypervisor.go - adapts package vm to the agent's interface.
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func newHypervisor(l *vm.Libvirt) *hypervisor {
 	return h
 }
 
-// Resume lets a domain run.
+// Resume resumes a domain.
 func (h *hypervisor) Resume(ctx context.Context, uid string) error {
 	return plain(h.Libvirt.Resume(ctx, uid))
 }
@@ -102,7 +102,7 @@ func (h *hypervisor) Migrate(ctx context.Context, uid string, o agent.MigrateOpt
 	return plain(h.Libvirt.Migrate(ctx, uid, vm.MigrateOptions{DestURI: o.DestURI, MigrateURI: o.MigrateURI, BandwidthBytes: o.BandwidthBytes}))
 }
 
-// Ended says how a domain ended.
+// Ended returns how a domain ended.
 func (h *hypervisor) Ended(uid, name string) agent.Ending {
 	ending, said := h.Libvirt.Ended(uid, name)
 	if ending == vm.EndingUnknown {
@@ -111,12 +111,12 @@ func (h *hypervisor) Ended(uid, name string) agent.Ending {
 	return agent.Ending{How: ending.String(), Said: said}
 }
 
-// Progress tells how far a transfer has come.
+// Progress returns the progress of a transfer.
 func (h *hypervisor) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
 	return h.Libvirt.Progress(ctx, uid)
 }
 
-// uncertain marks errors after which libvirt may yet do what it was asked for.
+// uncertain marks errors after which libvirt may still do what was requested.
 func uncertain(err error) error {
 	if errors.Is(err, vm.ErrUnavailable) {
 		return fmt.Errorf("%w (%w)", plain(err), agent.ErrUncertain)
@@ -124,15 +124,15 @@ func uncertain(err error) error {
 	return plain(err)
 }
 
-// plainError is an error of libvirt's as people read it.
+// plainError is an error of libvirt in a form for people.
 type plainError struct{ error }
 
 var virError = regexp.MustCompile(`virError\(Code=\d+, Domain=\d+, Message='((?s).*?)'\)`)
 
-// Error leaves out libvirt's numbers.
+// Error leaves out libvirt's error numbers.
 func (e plainError) Error() string { return virError.ReplaceAllString(e.error.Error(), "$1") }
 
-// Unwrap is the error as it was.
+// Unwrap returns the original error.
 func (e plainError) Unwrap() error { return e.error }
 
 func plain(err error) error {

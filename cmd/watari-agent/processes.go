@@ -1,6 +1,6 @@
 package main
 
-// processes.go - the QEMU processes of guests, found without libvirt.
+// processes.go - finds the QEMU processes of guests without libvirt.
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// findProcesses are the processes of guests by the guests' uids: those whose command line has "-uuid <uid>".
+// findProcesses returns the processes of guests by the guests' uids: those with "-uuid <uid>" on their command line.
 func findProcesses() (map[string][]int, error) {
 	list, err := guestProcesses()
 	pids := map[string][]int{}
@@ -29,9 +29,9 @@ type guestProcess struct {
 	uid, name string
 }
 
-// guestProcesses are the QEMU processes of Watari's guests on this host: those of its own PID namespace, for a
-// machine that is a host and has a lab too sees the guests of the lab's hosts as well.
-// It fails where a process cannot be looked at: that one may be a guest's.
+// guestProcesses returns the QEMU processes of Watari's guests on this host. They are in its own PID namespace: a
+// machine that is a host and also has a lab sees the guests of the lab's hosts, too. guestProcesses fails if it cannot
+// inspect a process, which may be a guest's.
 func guestProcesses() ([]guestProcess, error) {
 	own, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
@@ -62,10 +62,10 @@ func guestProcesses() ([]guestProcess, error) {
 	return list, nil
 }
 
-// ended tells that a process ended while it was looked at.
+// ended reports whether a process ended while it was inspected.
 func ended(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// readProcess looks at a process; nil: it is no guest's QEMU of the PID namespace own.
+// readProcess inspects a process; nil if it is not a guest's QEMU in the PID namespace own.
 func readProcess(pid int, own string) (*guestProcess, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	data, err := os.ReadFile(filepath.Join(dir, "cmdline"))

@@ -1,4 +1,5 @@
-// Command watari-guest is the program inside a guest: first process, agent, and remote shell for MPI launchers.
+// Command watari-guest is the program inside a guest: its first process, its agent, and the remote shell for MPI
+// launchers.
 package main
 
 import (

@@ -1,6 +1,6 @@
 package image
 
-// initrd_test.go - what the initrd holds.
+// initrd_test.go - the contents of the initrd.
 
 import (
 	"bytes"

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// testRecipe is a recipe whose files exist.
+// testRecipe returns a recipe whose files exist.
 func testRecipe(t *testing.T) Recipe {
 	t.Helper()
 	agent := filepath.Join(t.TempDir(), "watari-guest")

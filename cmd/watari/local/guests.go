@@ -1,6 +1,6 @@
 package local
 
-// guests.go - the guests that run on this machine, found without the agent.
+// guests.go - finds the guests that run on this machine without the agent.
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// machine is a QEMU process that is a guest of this machine's agent.
+// machine is a QEMU process that runs a guest of this machine's agent.
 type machine struct {
 	name string
 	pid  int
@@ -30,8 +30,8 @@ func names(machines []machine) []string {
 	return all
 }
 
-// findGuests finds the guests that run here: QEMU processes with the UUID of a guest that the agent keeps a record
-// of, in this process's own PID namespace (a lab's hosts have others).
+// findGuests finds the guests that run here: QEMU processes with the UUID of a guest in the agent's records, in this
+// process's own PID namespace (a lab's hosts have others).
 func findGuests(agentState string) ([]machine, error) {
 	records, err := os.ReadDir(filepath.Join(agentState, "guests"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -60,7 +60,7 @@ func findGuests(agentState string) ([]machine, error) {
 	return found, nil
 }
 
-// guestOf reads a guest's name and UUID from a QEMU command line; "" where it is none of ours.
+// guestOf returns a guest's name and UUID from a QEMU command line; "" if the process is not one of Watari's guests.
 func guestOf(path string) (name, uid string) {
 	text, err := os.ReadFile(path)
 	if err != nil || !bytes.Contains(text, []byte("guest=watari-")) {
@@ -78,7 +78,7 @@ func guestOf(path string) (name, uid string) {
 	return name, uid
 }
 
-// endGuests has the agent's program end this machine's guests and take the overlay's part here away.
+// endGuests runs the agent's program to end this machine's guests and to remove the overlay from this machine.
 func endGuests(ctx context.Context, l layout) error {
 	path, err := Program("watari-agent")
 	if err != nil {

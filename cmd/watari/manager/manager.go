@@ -19,7 +19,7 @@ import (
 	daemon "watari/manager"
 )
 
-// flags of the command.
+// flags are the command's flags.
 type flags struct {
 	config                    daemon.Config
 	prefix                    string
@@ -27,7 +27,7 @@ type flags struct {
 	debug                     bool
 }
 
-// Command makes `watari manager`.
+// Command returns `watari manager`.
 func Command() *cobra.Command {
 	var f flags
 	command := &cobra.Command{
@@ -60,7 +60,7 @@ func Command() *cobra.Command {
 	return command
 }
 
-// setAside makes `watari manager set-aside`, which has the flags that say where the state is.
+// setAside returns `watari manager set-aside`, which has the flags for the location of the state.
 func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "set-aside KEY",
@@ -78,7 +78,7 @@ func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 				return err
 			}
 			if f.config.Listen == "" {
-				f.config.Listen = "none" // it does not listen
+				f.config.Listen = "none" // set-aside does not listen
 			}
 			ctx, stop := signal.NotifyContext(context.WithoutCancel(c.Context()), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
@@ -116,7 +116,7 @@ func (f *flags) run(ctx context.Context) error {
 	return daemon.Run(ctx, f.config)
 }
 
-// etcdTLS is nil where no certificates are named.
+// etcdTLS returns the TLS configuration for etcd; nil if no certificates are named.
 func (f *flags) etcdTLS() (*tls.Config, error) {
 	if f.etcdCA == "" && f.etcdCert == "" && f.etcdKey == "" {
 		return nil, nil
