@@ -30,6 +30,8 @@ type room struct {
 	image   string
 	view    []placement.Host
 	refused string // why its guests fit nowhere; empty: they do, or that was not asked yet
+	request *placement.Request
+	asked   *v1.Cluster // by request
 	fleet   map[string]*v1.HostInfo
 }
 
@@ -97,9 +99,17 @@ func fleet(s *Objects, spec *v1.ClusterSpec) map[string]*v1.HostInfo {
 
 // request asks for a host on which a guest of the cluster can be started. Its shape is still to be filled in.
 func request(cluster *v1.Cluster) *placement.Request {
+	answers := map[*v1.HostInfo]string{} // a cluster of many guests asks each host many times
 	return &placement.Request{
 		Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(),
-		Compatible: func(h *v1.HostInfo) string { return compatibility.RefuseStart(cluster, h) },
+		Compatible: func(h *v1.HostInfo) string {
+			answer, known := answers[h]
+			if !known {
+				answer = compatibility.RefuseStart(cluster, h)
+				answers[h] = answer
+			}
+			return answer
+		},
 	}
 }
 
@@ -107,7 +117,10 @@ func request(cluster *v1.Cluster) *placement.Request {
 func (p *pass) place(key string, g *v1.Guest) {
 	room := p.openRoom(g)
 	cluster := p.working.Clusters[g.Cluster]
-	r := request(cluster)
+	if room.request == nil || room.asked != cluster {
+		room.request, room.asked = request(cluster), cluster
+	}
+	r := room.request
 	r.Shape, r.Exclude = g.Shape, p.avoid[g.Meta.Uid]
 	if room.refused != "" && len(r.Exclude) == 0 {
 		p.refuse(key, g, room.refused)
