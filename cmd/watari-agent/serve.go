@@ -23,6 +23,7 @@ import (
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
 	"watari/ca"
+	"watari/internal/qemuprocesses"
 	"watari/internal/version"
 	"watari/overlay"
 )
@@ -83,8 +84,8 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
-		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: findProcesses, AllowUnconfined: o.unconfined,
-		Hypervisor: newHypervisor(libvirt), Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
+		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
+		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {
 		return err
 	}
