@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/hostlink"
 	"watari/internal/version"
 	"watari/manager/api"
 	"watari/manager/blob"
@@ -226,7 +227,7 @@ func (m *Manager) serverTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the manager's certificate: %w", err)
 	}
-	config.NextProtos = []string{session.Protocol, "h2", "http/1.1"}
+	config.NextProtos = []string{hostlink.Protocol, "h2", "http/1.1"}
 	var current atomic.Pointer[tls.Certificate]
 	current.Store(&config.Certificates[0])
 	config.Certificates = nil

@@ -18,8 +18,8 @@ import (
 	"watari/agent/accel"
 	"watari/agent/cache"
 	"watari/agent/load"
-	"watari/agent/session"
 	"watari/agent/tunnel"
+	"watari/agent/uplink"
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
 	"watari/ca"
@@ -56,7 +56,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
 	var a *agent.Agent
-	tie, err := session.Open(ctx, session.Config{Managers: o.managers, Name: o.name,
+	tie, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
 		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,
 		Removed: func() { a.Evict() }}) // not before Run, when there is an agent
 	if err != nil {
@@ -142,7 +142,7 @@ func addressOf(name string) (string, error) {
 }
 
 // openTunnels listens for migrations that come in, and for hosts that fetch blobs.
-func openTunnels(ctx context.Context, o options, tie *session.Session, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
+func openTunnels(ctx context.Context, o options, tie *uplink.Uplink, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
 	config, err := tie.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)

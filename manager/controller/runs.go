@@ -18,7 +18,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/hostlink"
 	"watari/manager/store"
 	"watari/manager/view"
 )
@@ -187,7 +187,7 @@ func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (wa
 	if err != nil {
 		return nil, fmt.Errorf("reach guest %s: %w", guest, err)
 	}
-	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, session.GuestLimit()), nil
+	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, hostlink.GuestLimit()), nil
 }
 
 var errRunOver = errors.New("the run is over")
