@@ -156,7 +156,7 @@ func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
 // What libvirt was asked for may come after everybody has given it up.
 func TestADomainThatComesLateIsEnded(t *testing.T) {
 	o := newOutside(t)
-	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUncertain }
+	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
 	o.start()
 	o.take(guestWish(uid, run, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
@@ -266,7 +266,7 @@ func TestABootThatFailsIsFailed(t *testing.T) {
 	if !strings.Contains(g.Message, "no such machine") {
 		t.Errorf("message: %q", g.Message)
 	}
-	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUncertain }
+	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
 	o.take(guestWish(uid, run, 2))
 	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_GONE)
 }

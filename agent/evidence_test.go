@@ -126,7 +126,7 @@ func TestARecordOfAnEarlierBootIsGone(t *testing.T) {
 // libvirt may carry out late what it was asked for: the guest may run, so nothing is concluded from its absence.
 func TestACreateThatEndsLateIsNoEnd(t *testing.T) {
 	o := newOutside(t)
-	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUncertain }
+	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
 	o.creating = true
 	stop := o.start()
 	o.take(guestWish(uid, run, 1))

@@ -16,7 +16,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/hostlink"
 )
 
 const (
@@ -50,7 +50,7 @@ type identityKeeper struct {
 func newIdentityKeeper(g *guest) *identityKeeper {
 	k := &identityKeeper{g: g, wake: make(chan struct{}, 1), setTime: true}
 	k.channel = g.agent.config.Dial(g.uid, g.agent.channelSocket(g.uid))
-	k.client = watariv1connect.NewGuestServiceClient(&http.Client{Transport: k.channel}, "http://guest", session.GuestLimit())
+	k.client = watariv1connect.NewGuestServiceClient(&http.Client{Transport: k.channel}, "http://guest", hostlink.GuestLimit())
 	return k
 }
 

@@ -89,7 +89,7 @@ func (a *Agent) start(ctx context.Context, g *guest, act machine.Act) machine.Re
 	if template := g.prepared.template; template != "" && !act.Plain {
 		g.setStep("restoring the template")
 		err := a.hypervisor.Fork(ctx, spec, template)
-		if errors.Is(err, domain.ErrTemplateUnusable) && !errors.Is(err, domain.ErrUncertain) {
+		if errors.Is(err, domain.ErrTemplateUnusable) && !errors.Is(err, domain.ErrUnavailable) {
 			a.templates.discard(template)
 		}
 		return g.started(err, true)
@@ -104,7 +104,7 @@ func (g *guest) started(err error, forked bool) machine.Result {
 		g.identity.restarted()
 		return machine.Result{}
 	}
-	uncertain := errors.Is(err, domain.ErrUncertain)
+	uncertain := errors.Is(err, domain.ErrUnavailable)
 	return machine.Result{Err: err, Uncertain: uncertain, Unforked: forked && !uncertain}
 }
 

@@ -21,7 +21,7 @@ import (
 	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/hostlink"
 )
 
 // templateTimeout bounds the making of a template: a boot and a save.
@@ -192,7 +192,7 @@ const (
 func (t *templates) awaitAgent(ctx context.Context, uid, socket string) error {
 	channel := t.agent.config.Dial(uid, socket)
 	defer channel.Close()
-	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest", session.GuestLimit())
+	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest", hostlink.GuestLimit())
 	for {
 		askCtx, cancel := context.WithTimeout(ctx, askTimeout)
 		_, err := client.Describe(askCtx, connect.NewRequest(&v1.DescribeRequest{}))

@@ -150,7 +150,7 @@ func TestATemplateIsKeptWhereTheHostIsToBlame(t *testing.T) {
 func TestARestoreOfUnknownOutcomeIsNotRepeated(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
-	o.fork = func() error { return domain.ErrUncertain }
+	o.fork = func() error { return domain.ErrUnavailable }
 	o.start()
 	o.take(forkedWish(uid, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)

@@ -76,7 +76,7 @@ func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
 	o.awaitReady(1)
 	o.migrate = func(context.Context, string) error {
 		o.becomes(uid, domain.Absent)
-		return domain.ErrUncertain
+		return domain.ErrUnavailable
 	}
 	o.take(guestWish(uid, outgoing, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
@@ -84,7 +84,7 @@ func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
 
 // What is sent must not be said to have failed, for then its only copy, the target's, would be ended.
 func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
-	for name, sendErr := range map[string]error{"confirmed": nil, "not confirmed": domain.ErrUncertain} {
+	for name, sendErr := range map[string]error{"confirmed": nil, "not confirmed": domain.ErrUnavailable} {
 		t.Run(name, func(t *testing.T) {
 			defer func(was time.Duration) { sendEndWait = was }(sendEndWait)
 			sendEndWait = time.Millisecond
@@ -139,7 +139,7 @@ func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
 		o.mu.Lock()
 		o.domains[uid], o.busy, o.down = domain.Paused, true, true
 		o.mu.Unlock()
-		return domain.ErrUncertain
+		return domain.ErrUnavailable
 	}
 	o.take(guestWish(uid, outgoing, 1))
 	o.await("the hypervisor is away", func(h *v1.HostObserved) bool { return len(h.Problems) > 0 })

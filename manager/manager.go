@@ -20,6 +20,7 @@ import (
 
 	"watari/ca"
 	"watari/core"
+	"watari/hostlink"
 	"watari/internal/version"
 	"watari/manager/api"
 	"watari/manager/blob"
@@ -227,7 +228,7 @@ func (m *Manager) serverTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the manager's certificate: %w", err)
 	}
-	config.NextProtos = []string{session.Protocol, "h2", "http/1.1"}
+	config.NextProtos = []string{hostlink.Protocol, "h2", "http/1.1"}
 	var current atomic.Pointer[tls.Certificate]
 	current.Store(&config.Certificates[0])
 	config.Certificates = nil

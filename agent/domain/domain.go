@@ -59,10 +59,16 @@ type Spec struct {
 	Platform *v1.Platform
 }
 
-// MigrateOptions say how a domain is sent.
+// MigrateOptions say where a domain is sent and how. Both URIs lead through Unix sockets on this host, which the
+// tunnel forwards to the target.
 type MigrateOptions struct {
-	DestURI, MigrateURI string
-	BandwidthBytes      uint64 // per second; 0: no limit
+	// DestURI is the target's libvirt daemon, as this host's daemon is to reach it:
+	// "qemu+unix:///system?socket=/path".
+	DestURI string
+	// MigrateURI is the socket for QEMU's own stream: "unix:///path". The target's QEMU listens at that path.
+	MigrateURI string
+	// BandwidthBytes per second; 0: no limit. libvirt counts in MiB, so it is rounded up to those.
+	BandwidthBytes uint64
 }
 
 // End is how a domain ended, as far as the hypervisor knows.
@@ -71,11 +77,15 @@ type End struct {
 	Said []string // lines that QEMU wrote to its log
 }
 
-// ErrUncertain marks errors after which what was asked for may have been done, or may yet be.
-var ErrUncertain = errors.New("whether it was done is not known")
-
-// ErrTemplateUnusable marks errors for which a template is to blame, or may be.
-var ErrTemplateUnusable = errors.New("the template cannot be used")
+// Errors that callers tell apart with errors.Is.
+var (
+	// ErrUnavailable: the hypervisor did not answer, or the connection broke while it was asked. What was asked for may or
+	// may not have been done, or may yet be.
+	ErrUnavailable = errors.New("libvirt does not answer")
+	// ErrTemplateUnusable: the template file is missing, damaged, or of a form that this program or this hypervisor does not
+	// know. The guest is to be booted plainly, and the template made anew.
+	ErrTemplateUnusable = errors.New("template cannot be used")
+)
 
 // TemplatePrefix begins the names of domains that templates are made of. No guest's name has a dot.
 const TemplatePrefix = "template."

@@ -18,7 +18,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/core"
-	"watari/manager/session"
+	"watari/hostlink"
 	"watari/manager/store"
 )
 
@@ -125,7 +125,7 @@ func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (wa
 	if err != nil {
 		return nil, fmt.Errorf("reach guest %s: %w", guest, err)
 	}
-	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, session.GuestLimit()), nil
+	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, hostlink.GuestLimit()), nil
 }
 
 // follow starts the process where that was not done, and follows it to its end through moves, lost connections and

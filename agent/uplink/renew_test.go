@@ -1,4 +1,4 @@
-package session
+package uplink
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package session
+package uplink
 
 // renew.go - the host's key, and a new certificate for it in good time.
 
@@ -55,40 +55,40 @@ func keepSite(dir, site string) error {
 }
 
 // Site is the site that the host's token named; empty: it named none, and the host says where it is.
-func (s *Session) Site() string {
-	site, err := os.ReadFile(filepath.Join(s.config.PKIDir, "site"))
+func (u *Uplink) Site() string {
+	site, err := os.ReadFile(filepath.Join(u.config.PKIDir, "site"))
 	if err != nil {
 		return ""
 	}
 	return string(site)
 }
 
-func (s *Session) clientTLS() *tls.Config {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.tls
+func (u *Uplink) clientTLS() *tls.Config {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.tls
 }
 
 // PeerTLS is for both ends of a connection to another host. Each handshake shows the certificate that the host has then.
-func (s *Session) PeerTLS() (*tls.Config, error) {
-	id := s.PEM()
+func (u *Uplink) PeerTLS() (*tls.Config, error) {
+	id := u.PEM()
 	config, err := ca.PeerTLS(id.CA, id.Certificate, id.Key, nil)
 	if err != nil {
-		return nil, fmt.Errorf("use the host's certificate in %s: %w", s.config.PKIDir, err)
+		return nil, fmt.Errorf("use the host's certificate in %s: %w", u.config.PKIDir, err)
 	}
 	config.Certificates = nil
-	config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.certificate(), nil }
-	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return s.certificate(), nil }
+	config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return u.certificate(), nil }
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return u.certificate(), nil }
 	return config, nil
 }
 
-func (s *Session) certificate() *tls.Certificate { return &s.clientTLS().Certificates[0] }
+func (u *Uplink) certificate() *tls.Certificate { return &u.clientTLS().Certificates[0] }
 
 // renewEvery is how often the certificate's age is looked at; a connection may last for years.
 const renewEvery = time.Hour
 
 // renewing renews the certificate in time, until ctx ends.
-func (s *Session) renewing(ctx context.Context) {
+func (u *Uplink) renewing(ctx context.Context) {
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for {
@@ -96,41 +96,41 @@ func (s *Session) renewing(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.mu.Lock()
-			manager := s.manager
-			s.mu.Unlock()
-			s.renew(ctx, manager)
+			u.mu.Lock()
+			manager := u.manager
+			u.mu.Unlock()
+			u.renew(ctx, manager)
 		}
 	}
 }
 
 // renew asks for a new certificate for the same key once half of the present one's time has passed. What fails is
 // tried again later, and with the next connection.
-func (s *Session) renew(ctx context.Context, manager string) { s.renewAt(ctx, manager, time.Now()) }
+func (u *Uplink) renew(ctx context.Context, manager string) { u.renewAt(ctx, manager, time.Now()) }
 
-func (s *Session) renewAt(ctx context.Context, manager string, now time.Time) {
-	s.renewal.Lock()
-	defer s.renewal.Unlock()
-	old := s.PEM()
+func (u *Uplink) renewAt(ctx context.Context, manager string, now time.Time) {
+	u.renewal.Lock()
+	defer u.renewal.Unlock()
+	old := u.PEM()
 	if !ca.RenewalDue(old.Certificate, now) {
 		return
 	}
-	id, err := renewed(ctx, manager, old, s.clientTLS())
+	id, err := renewed(ctx, manager, old, u.clientTLS())
 	var config *tls.Config
 	if err == nil {
 		config, err = ca.ClientTLS(id.CA, id.Certificate, id.Key)
 	}
 	if err == nil {
-		err = writePKI(s.config.PKIDir, id)
+		err = writePKI(u.config.PKIDir, id)
 	}
 	if err != nil {
-		s.config.Log.Warn("the host's certificate was not renewed", "manager", manager, "error", err)
+		u.config.Log.Warn("the host's certificate was not renewed", "manager", manager, "error", err)
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pem, s.tls = id, config
-	s.config.Log.Info("the host's certificate was renewed", "manager", manager)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pem, u.tls = id, config
+	u.config.Log.Info("the host's certificate was renewed", "manager", manager)
 }
 
 func renewed(ctx context.Context, manager string, old Identity, config *tls.Config) (Identity, error) {

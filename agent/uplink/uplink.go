@@ -1,6 +1,6 @@
-// Package session is a host's tie to the managers: it joins once by a token, keeps one connection to the manager
+// Package uplink is a host's tie to the managers: it joins once by a token, keeps one connection to the manager
 // that leads, and fetches from it.
-package session
+package uplink
 
 import (
 	"context"
@@ -23,8 +23,8 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
+	"watari/hostlink"
 	"watari/internal/durable"
-	"watari/manager/session"
 )
 
 const (
@@ -45,8 +45,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Session is a host's tie to the managers.
-type Session struct {
+// Uplink is a host's tie to the managers.
+type Uplink struct {
 	config  Config
 	renewal sync.Mutex // one renewal at a time
 
@@ -62,26 +62,26 @@ type Identity struct {
 }
 
 // Open reads the host's certificate, or joins, waiting for a manager as long as ctx lasts.
-func Open(ctx context.Context, config Config) (*Session, error) {
+func Open(ctx context.Context, config Config) (*Uplink, error) {
 	if config.Log == nil {
 		config.Log = slog.Default()
 	}
 	if len(config.Managers) == 0 {
 		return nil, errors.New("no manager was named; give --manager https://host:7070")
 	}
-	s := &Session{config: config, manager: config.Managers[0]}
+	u := &Uplink{config: config, manager: config.Managers[0]}
 	var err error
-	s.pem, err = readPKI(config.PKIDir)
+	u.pem, err = readPKI(config.PKIDir)
 	if errors.Is(err, os.ErrNotExist) {
-		s.pem, err = s.join(ctx)
+		u.pem, err = u.join(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if s.tls, err = ca.ClientTLS(s.pem.CA, s.pem.Certificate, s.pem.Key); err != nil {
+	if u.tls, err = ca.ClientTLS(u.pem.CA, u.pem.Certificate, u.pem.Key); err != nil {
 		return nil, fmt.Errorf("use the host's certificate in %s: %w", config.PKIDir, err)
 	}
-	cert, err := ca.ParseCertificate(s.pem.Certificate)
+	cert, err := ca.ParseCertificate(u.pem.Certificate)
 	if err != nil {
 		return nil, fmt.Errorf("use the host's certificate in %s: %w", config.PKIDir, err)
 	}
@@ -89,14 +89,14 @@ func Open(ctx context.Context, config Config) (*Session, error) {
 		return nil, fmt.Errorf("the certificate in %s is not host %s's but %s's; give --name %s, or remove it and join anew with a token",
 			config.PKIDir, config.Name, id, id.Name)
 	}
-	return s, nil
+	return u, nil
 }
 
-// PEM is the host's certificate, its key and the authority's.
-func (s *Session) PEM() Identity {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.pem
+// PEM is the host's certificate, its key and the authority'u.
+func (u *Uplink) PEM() Identity {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.pem
 }
 
 var pkiFiles = []string{"ca.pem", "certificate.pem", "key.pem"}
@@ -114,35 +114,35 @@ func readPKI(dir string) (Identity, error) {
 }
 
 // join trades the token for a certificate. A manager that cannot be reached is waited for; a refusal is final.
-func (s *Session) join(ctx context.Context) (Identity, error) {
-	if s.config.TokenFile == "" {
+func (u *Uplink) join(ctx context.Context) (Identity, error) {
+	if u.config.TokenFile == "" {
 		return Identity{}, errors.New("this host has not joined yet; give --token-file with a token of `watari token create --host`")
 	}
-	text, err := os.ReadFile(s.config.TokenFile)
+	text, err := os.ReadFile(u.config.TokenFile)
 	if err != nil {
 		return Identity{}, fmt.Errorf("join: read the token: %w", err)
 	}
 	token, err := ca.ParseToken(string(text))
 	if err != nil {
-		return Identity{}, fmt.Errorf("join: the token in %s: %w", s.config.TokenFile, err)
+		return Identity{}, fmt.Errorf("join: the token in %s: %w", u.config.TokenFile, err)
 	}
-	key, request, err := joinKey(s.config.PKIDir)
+	key, request, err := joinKey(u.config.PKIDir)
 	if err != nil {
 		return Identity{}, fmt.Errorf("join: %w", err)
 	}
 	wait := firstWait
 	for {
-		for _, manager := range s.config.Managers {
-			id, err := s.joinAt(ctx, manager, token, key, request)
+		for _, manager := range u.config.Managers {
+			id, err := u.joinAt(ctx, manager, token, key, request)
 			if err == nil {
-				s.config.Log.Info("joined", "manager", manager, "name", s.config.Name)
+				u.config.Log.Info("joined", "manager", manager, "name", u.config.Name)
 				return id, nil
 			}
 			switch connect.CodeOf(err) {
 			case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeUnknown, connect.CodeCanceled:
-				s.config.Log.Warn("join", "manager", manager, "error", err, "again_in", wait)
+				u.config.Log.Warn("join", "manager", manager, "error", err, "again_in", wait)
 			default:
-				return Identity{}, fmt.Errorf("join as host %s at %s: %w", s.config.Name, manager, err)
+				return Identity{}, fmt.Errorf("join as host %s at %s: %w", u.config.Name, manager, err)
 			}
 		}
 		if !sleep(ctx, &wait) {
@@ -151,13 +151,13 @@ func (s *Session) join(ctx context.Context) (Identity, error) {
 	}
 }
 
-func (s *Session) joinAt(ctx context.Context, manager string, token ca.Token, key, request []byte) (Identity, error) {
+func (u *Uplink) joinAt(ctx context.Context, manager string, token ca.Token, key, request []byte) (Identity, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: ca.JoinTLS(token), ForceAttemptHTTP2: true}}
 	defer client.CloseIdleConnections()
 	answer, err := watariv1connect.NewJoinServiceClient(client, manager).Join(ctx, connect.NewRequest(&v1.JoinRequest{
-		Token: token.String(), Name: s.config.Name, Request: request}))
+		Token: token.String(), Name: u.config.Name, Request: request}))
 	if err != nil {
 		return Identity{}, err
 	}
@@ -165,9 +165,9 @@ func (s *Session) joinAt(ctx context.Context, manager string, token ca.Token, ke
 	if err := token.CheckAuthority(id.CA); err != nil {
 		return Identity{}, connect.NewError(connect.CodePermissionDenied, err)
 	}
-	err = keepSite(s.config.PKIDir, answer.Msg.Site)
+	err = keepSite(u.config.PKIDir, answer.Msg.Site)
 	if err == nil {
-		err = writePKI(s.config.PKIDir, id)
+		err = writePKI(u.config.PKIDir, id)
 	}
 	if err != nil {
 		return Identity{}, connect.NewError(connect.CodeInternal, err)
@@ -192,47 +192,47 @@ func writePKI(dir string, id Identity) error {
 }
 
 // Run keeps a connection to a manager, on which handler is served, until ctx ends.
-func (s *Session) Run(ctx context.Context, handler http.Handler) {
-	go s.renewing(ctx)
+func (u *Uplink) Run(ctx context.Context, handler http.Handler) {
+	go u.renewing(ctx)
 	wait := firstWait
-	next := s.config.Managers[0]
+	next := u.config.Managers[0]
 	for ctx.Err() == nil {
 		begun := time.Now()
-		s.enter(next)
-		s.renew(ctx, next)
-		err := session.DialAgent(ctx, next, s.clientTLS(), handler)
+		u.enter(next)
+		u.renew(ctx, next)
+		err := hostlink.Dial(ctx, next, u.clientTLS(), handler)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(begun) > steady {
 			wait = firstWait
 		}
-		s.config.Log.Warn("no connection to the manager; guests run on unless the host was removed", "manager", next, "reason", err)
-		var refusal *session.Refusal
-		if errors.As(err, &refusal) && refusal.Removed && s.config.Removed != nil {
-			s.config.Removed()
+		u.config.Log.Warn("no connection to the manager; guests run on unless the host was removed", "manager", next, "reason", err)
+		var refusal *hostlink.Refusal
+		if errors.As(err, &refusal) && refusal.Removed && u.config.Removed != nil {
+			u.config.Removed()
 		}
-		next = s.after(next, err)
+		next = u.after(next, err)
 		if !sleep(ctx, &wait) {
 			return
 		}
 	}
 }
 
-func (s *Session) enter(manager string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.manager = manager
+func (u *Uplink) enter(manager string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.manager = manager
 }
 
 // after is the manager to try next: the one that leads, if that was said, else the next of the list.
-func (s *Session) after(manager string, err error) string {
-	var refusal *session.Refusal
+func (u *Uplink) after(manager string, err error) string {
+	var refusal *hostlink.Refusal
 	if errors.As(err, &refusal) && strings.HasPrefix(refusal.Leader, "https://") {
 		return refusal.Leader
 	}
-	i := slices.Index(s.config.Managers, manager)
-	return s.config.Managers[(i+1)%len(s.config.Managers)]
+	i := slices.Index(u.config.Managers, manager)
+	return u.config.Managers[(i+1)%len(u.config.Managers)]
 }
 
 // sleep waits, with some chance in it, and doubles the wait; false: ctx ended.
@@ -248,16 +248,16 @@ func sleep(ctx context.Context, wait *time.Duration) bool {
 }
 
 // Get fetches a path from the manager, from an offset of bytes on. The others are tried where it does not answer.
-func (s *Session) Get(ctx context.Context, path string, offset int64) (*http.Response, error) {
-	s.mu.Lock()
-	managers := []string{s.manager}
-	s.mu.Unlock()
-	for _, manager := range s.config.Managers {
+func (u *Uplink) Get(ctx context.Context, path string, offset int64) (*http.Response, error) {
+	u.mu.Lock()
+	managers := []string{u.manager}
+	u.mu.Unlock()
+	for _, manager := range u.config.Managers {
 		if !slices.Contains(managers, manager) {
 			managers = append(managers, manager)
 		}
 	}
-	config := s.clientTLS().Clone()
+	config := u.clientTLS().Clone()
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true,
 		ResponseHeaderTimeout: 20 * time.Second, IdleConnTimeout: 30 * time.Second}}
 	var errs []error

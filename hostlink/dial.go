@@ -1,6 +1,6 @@
-package session
+package hostlink
 
-// dial.go - the agent's end of a session.
+// dial.go - the agent's end of a connection.
 
 import (
 	"context"
@@ -15,28 +15,12 @@ import (
 	"time"
 )
 
-const (
-	refusalPath  = "/watari-refusal"
-	leaderHeader = "Watari-Leader"
-	// removedHeader has the value "true" in a refusal that tells a host that it was removed.
-	removedHeader = "Watari-Removed"
-	dialTimeout   = 10 * time.Second
-)
+const dialTimeout = 10 * time.Second
 
-// Refusal is why a manager did not serve an agent.
-type Refusal struct {
-	Reason string
-	Leader string // URL of the manager to dial instead; empty: unknown
-	// Removed: the host was taken out. Its guests may run elsewhere, so it is to end those that it has.
-	Removed bool
-}
-
-func (r *Refusal) Error() string { return r.Reason }
-
-// DialAgent connects to a manager (https://host:port) and serves handler on the connection until it ends or
+// Dial connects to a manager (https://host:port) and serves handler on the connection until it ends or
 // ctx does. It always returns an error: ctx's, a *Refusal, or why the connection failed. config is ca.ClientTLS
 // of the host's certificate.
-func DialAgent(ctx context.Context, managerURL string, config *tls.Config, handler http.Handler) error {
+func Dial(ctx context.Context, managerURL string, config *tls.Config, handler http.Handler) error {
 	u, err := url.Parse(managerURL)
 	if err != nil || u.Scheme != "https" || u.Host == "" {
 		return fmt.Errorf("dial the manager: %q is not like https://host:7070", managerURL)
