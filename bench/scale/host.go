@@ -18,8 +18,8 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
+	"watari/hostlink"
 	"watari/internal/protocol"
-	"watari/manager/session"
 )
 
 type host struct {
@@ -67,7 +67,7 @@ func (h *host) dial(ctx context.Context, url string, config *tls.Config) {
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewAgentServiceHandler(h))
 	for ctx.Err() == nil {
-		session.DialAgent(ctx, url, config, mux)
+		hostlink.Dial(ctx, url, config, mux)
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
