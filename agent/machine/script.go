@@ -69,7 +69,7 @@ func (m *Machine) decide(g *guest) bool {
 	}
 	g.refused = d.Problem
 	if len(d.Actions) > 0 && !o.Backoff {
-		g.script, g.ordered = d.Actions, true
+		g.script, g.decided, g.ordered = d.Actions, o.Wanted, true
 		return true
 	}
 	return m.expect(g)
