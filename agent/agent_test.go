@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -289,6 +290,34 @@ func TestAFullDiskRefusesTheStart(t *testing.T) {
 	o.agent.records.Write = write
 	o.take(guestWish(uid, run, 2))
 	o.awaitReady(2)
+}
+
+// The disk takes no record at all, not even in the space that is set aside.
+func TestAFailureThatTheDiskRefusesIsNotReportedAsOne(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take()
+	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
+	var full atomic.Bool
+	full.Store(true)
+	write := o.agent.records.Write
+	o.agent.records.Write = func(path string, data []byte) error {
+		if full.Load() {
+			return syscall.ENOSPC
+		}
+		return write(path, data)
+	}
+	o.take(guestWish(uid, run, 1))
+	h := o.await("why it waits", func(h *v1.HostObserved) bool { return strings.Contains(find(h, uid).GetStep(), "cannot be written") })
+	if g := find(h, uid); g.Condition != v1.GuestCondition_GUEST_CONDITION_STARTING ||
+		!slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "epoch 1 could not begin here") }) {
+		t.Errorf("reported %v", h)
+	}
+	full.Store(false)
+	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if o.count("boot "+uid) != 0 {
+		t.Errorf("done: %v", o.log)
+	}
 }
 
 func TestAHostThatDoesNotConfineGuestsRefusesTheStart(t *testing.T) {

@@ -59,8 +59,10 @@ func (a *Agent) beginLocked(act machine.Act) {
 		a.obey(act.Orders)
 		return
 	case machine.LetIn:
-		a.waiting[act.Connection] <- act.Err // there is room for it
-		delete(a.waiting, act.Connection)
+		if answer := a.waiting[act.Connection]; answer != nil {
+			answer <- act.Err // the channel has room for it
+			delete(a.waiting, act.Connection)
+		}
 		return
 	case machine.Interrupt:
 		if cut := a.running[act.Of]; cut != nil {
