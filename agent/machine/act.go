@@ -99,7 +99,7 @@ type Patience string
 // The patiences.
 const (
 	AskOnce   Patience = ""           // not at all
-	UntilDone Patience = "until done" // for as long as Config.SendEndWait
+	UntilDone Patience = "until done" // for a minute at most
 )
 
 // Result is how an act ended. Err is nil where it was done. Of the other fields, those are used that the act's kind names.

@@ -109,7 +109,9 @@ func (m *Machine) begin(g *guest, a Action) {
 	case actionPlug:
 		act(Act{Kind: Plug, Tap: g.tap(), MTU: g.record.MTU})
 	case actionExpect:
-		d.migrate = m.wantedMigration(g)
+		if d.migrate = m.wantedMigration(g); d.migrate == "" {
+			return // it is not wanted any more
+		}
 		act(Act{Kind: Expect, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid()})
 	case actionUnexpect:
 		was := g.expected

@@ -92,6 +92,10 @@ func (w *world) unsafe(a Act) string {
 		if a.Err == nil && (r == nil || r.Phase != PhaseReceiving && r.Phase != PhaseReceived) {
 			return "a byte is let in before that is on disk"
 		}
+	case Expect:
+		if a.Migration == "" {
+			return "any transfer would be admitted"
+		}
 	case WriteRecord:
 		if r != nil && a.Record.Epoch < r.Epoch {
 			return "an older epoch replaces a newer one"
