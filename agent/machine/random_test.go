@@ -103,6 +103,12 @@ func (c *chance) endOne(a Act) {
 			} else {
 				c.fails[Start] = Result{Err: errors.New("no"), Unforked: !a.Plain}
 			}
+		case WriteRecord:
+			c.disk[a.Guest], c.landed = a.Record, true
+			c.fails[a.Kind] = Result{Err: errors.New("no")}
+		case KeepTerm:
+			c.term = a.Term
+			c.fails[a.Kind] = Result{Err: errors.New("no")}
 		case Destroy, Prepare, Send, Resume, Expect, Forget, Busy, List, ReadRecord:
 			c.fails[a.Kind] = Result{Err: errors.New("no")}
 		}

@@ -29,8 +29,10 @@ type world struct {
 	domains map[string]domain.State
 	acts    []Act           // handed out, and not ended
 	started map[string]bool // "uid epoch"
+	over    map[string]bool // "uid epoch": the machine knows that its end is on disk
 	done    []string        // what was done, in order
 
+	landed     bool  // the last record is on disk, though its write failed
 	unforked   bool  // the template cannot be restored
 	full       bool  // the disk takes nothing
 	unreadable bool  // no record can be read
@@ -41,20 +43,30 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, now: time.Unix(1_000_000, 0), boot: "b1", disk: map[string]*Record{}, domains: map[string]domain.State{},
-		started: map[string]bool{}, fails: map[Kind]Result{}}
+		started: map[string]bool{}, over: map[string]bool{}, fails: map[Kind]Result{}}
 	w.crash()
 	return w
 }
 
 // crash puts a new machine in the place of the old one, whose acts nobody ends any more.
 func (w *world) crash() {
-	w.acts = nil
+	w.acts, w.landed = nil, false
 	loaded := Loaded{Term: w.term, Records: map[string]*Record{}}
 	if !w.unreadable {
 		maps.Copy(loaded.Records, w.disk)
 	}
+	for _, r := range loaded.Records {
+		w.note(r)
+	}
 	w.m = New(w.now, Config{Host: "here", BootID: w.boot}, loaded)
 	w.collect()
+}
+
+// note keeps that an epoch has ended.
+func (w *world) note(r *Record) {
+	if r.Phase == PhaseEnded {
+		w.over[fmt.Sprint(r.UID, " ", r.Epoch)] = true
+	}
 }
 
 // collect takes the acts up that were handed out, and checks each.
@@ -89,7 +101,7 @@ func (w *world) unsafe(a Act) string {
 			return "sent before its record is on disk"
 		}
 	case LetIn:
-		if a.Err == nil && (r == nil || r.Phase != PhaseReceiving && r.Phase != PhaseReceived) {
+		if a.Err == nil && !w.landed && (r == nil || r.Phase != PhaseReceiving && r.Phase != PhaseReceived) {
 			return "a byte is let in before that is on disk"
 		}
 	case Expect:
@@ -97,10 +109,10 @@ func (w *world) unsafe(a Act) string {
 			return "any transfer would be admitted"
 		}
 	case WriteRecord:
-		if r != nil && a.Record.Epoch < r.Epoch {
+		if known := w.m.guests[a.Guest].record; known != nil && a.Record.Epoch < known.Epoch {
 			return "an older epoch replaces a newer one"
 		}
-		if r != nil && r.Epoch == a.Record.Epoch && r.Phase == PhaseEnded && a.Record.Phase != PhaseEnded {
+		if w.over[fmt.Sprint(a.Guest, " ", a.Record.Epoch)] && a.Record.Phase != PhaseEnded {
 			return "an ended epoch comes to life"
 		}
 	case Obey:
@@ -138,7 +150,8 @@ func (w *world) do(a Act) Result {
 		if w.full {
 			return Result{Err: syscall.ENOSPC}
 		}
-		w.disk[a.Guest] = a.Record
+		w.disk[a.Guest], w.landed = a.Record, false
+		w.note(a.Record)
 	case Explain:
 		return Result{Message: a.Record.Message + ": explained"}
 	case Start:
