@@ -1,5 +1,6 @@
-// Package compatibility decides in which virtual machine a guest is started, and which hosts can run it: acceleration,
-// machine type and CPU. It is pure. An empty reason means yes; any other one names what is missing.
+// Package compatibility decides the virtual machine (acceleration, machine type and CPU) in which a guest is started,
+// and which hosts can run it. The package is pure. Functions that return a reason return "" for yes; any other reason
+// says what is missing.
 package compatibility
 
 import (
@@ -12,13 +13,14 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Words of ClusterSpec.cpu; any other word is a named CPU model.
+// Special values of ClusterSpec.cpu; any other value is the name of a CPU model.
 const (
 	Baseline = ""
 	Host     = "host"
 )
 
-// kind tells hosts apart on which a guest cannot have the same CPU: a running guest never moves from one kind to another.
+// kind is a kind of hosts. Guests on hosts of different kinds cannot have the same CPU, so a running guest never moves
+// from one kind to another.
 type kind struct {
 	acceleration v1.AccelerationKind
 	vendor       string
@@ -28,29 +30,29 @@ func kindOf(h *v1.HostInfo) kind {
 	return kind{h.GetAcceleration().GetKind(), h.GetGuestSupport().GetCpu().GetVendor()}
 }
 
-// silent says that nothing is known of the CPUs that guests can have on a host: its agent is an older one, or its libvirt
-// cannot describe the CPU. Guests there get the CPU that the host chooses.
-func silent(h *v1.HostInfo) bool { return h.GetGuestSupport().GetCpu() == nil }
+// unknownCPU reports that the manager does not know which CPUs guests can have on a host: its agent is older, or its
+// libvirt cannot describe the CPU. Guests there get a CPU that the host chooses.
+func unknownCPU(h *v1.HostInfo) bool { return h.GetGuestSupport().GetCpu() == nil }
 
-// unanswered says that a host's libvirt has not told its agent yet what it can run.
+// unanswered reports that a host's libvirt has not yet told the agent what it supports.
 func unanswered(h *v1.HostInfo) bool {
 	return h.GetGuestSupport() != nil && len(h.GuestSupport.Machines) == 0
 }
 
-// RefuseStart says why a guest of a cluster cannot be started on a host.
+// RefuseStart returns the reason why a guest of a cluster cannot be started on a host.
 func RefuseStart(c *v1.Cluster, h *v1.HostInfo) string {
 	model := c.GetSpec().GetCpu()
 	named := model != Baseline && model != Host
 	switch {
 	case unanswered(h):
 		return "its libvirt has not answered its agent yet"
-	case silent(h) && named:
+	case unknownCPU(h) && named:
 		return fmt.Sprintf("its agent does not say whether guests can have CPU model %s there; upgrade watari-agent", model)
-	case silent(h):
+	case unknownCPU(h):
 		return ""
 	}
 	p := platformFor(c.GetPlatforms(), kindOf(h))
-	if p == nil && named { // the cluster's first host of this kind
+	if p == nil && named { // the cluster has no guest on a host of this kind yet
 		p = &v1.Platform{Cpu: &v1.CPU{Model: model}}
 	}
 	if reason := refuseMachine(p, h); reason != "" {
@@ -59,7 +61,7 @@ func RefuseStart(c *v1.Cluster, h *v1.HostInfo) string {
 	return refuseCPU(p.GetCpu(), h, "the cluster's guests have")
 }
 
-// RefuseMove says why a running guest cannot go on on another host. source is the host that it runs on now.
+// RefuseMove returns the reason why a running guest cannot move to the target. source is the guest's current host.
 func RefuseMove(g *v1.Guest, source, target *v1.HostInfo) string {
 	p := g.GetPlatform()
 	from := cmp.Or(p.GetAcceleration(), source.GetAcceleration().GetKind())
@@ -72,7 +74,7 @@ func RefuseMove(g *v1.Guest, source, target *v1.HostInfo) string {
 	if p.GetCpu() == nil {
 		return refuseHostCPU(from, source, target)
 	}
-	if silent(target) {
+	if unknownCPU(target) {
 		return "its agent does not say which CPUs guests can have there; upgrade watari-agent"
 	}
 	if reason := refuseMachine(p, target); reason != "" {
@@ -81,20 +83,20 @@ func RefuseMove(g *v1.Guest, source, target *v1.HostInfo) string {
 	return refuseCPU(p.Cpu, target, "the guest was started with")
 }
 
-// refuseHostCPU is for a guest that was started with the CPU of its host, not spelled out: only an equal CPU will do.
-// Emulated CPUs of that time are all equal.
+// refuseHostCPU handles a guest that was started with the whole CPU of its host, without a list of features. It can
+// move only to a host with an equal CPU. Emulated CPUs of such guests are all equal.
 func refuseHostCPU(kind v1.AccelerationKind, source, target *v1.HostInfo) string {
 	if kind != v1.AccelerationKind_ACCELERATION_KIND_KVM || source.GetCpuModel() == target.GetCpuModel() {
 		return ""
 	}
-	return fmt.Sprintf("its CPU is %s, and the guest was started with all of %s; a guest that is started anew gets a CPU that can move",
+	return fmt.Sprintf("its CPU is %s, and the guest was started with all of %s; restart the guest to give it a CPU that can move",
 		target.GetCpuModel(), source.GetCpuModel())
 }
 
-// refuseMachine is the one rule about versions of QEMU. QEMU keeps a machine type's devices the same in all versions that
-// offer it, so that a guest moves to a newer QEMU, and to an older one that offers its machine type. QEMU's developers test
-// the first way more than the second; where the older QEMU cannot read what the newer one sends, the target refuses it and
-// the guest goes on at its source.
+// refuseMachine is the only rule about QEMU's version. A machine type has the same devices in all versions of QEMU that
+// offer it. So a guest can move to a newer QEMU, and to an older one that offers its machine type. QEMU's developers
+// test moves to a newer version more. If the older QEMU cannot read the state of the newer one, it refuses the state,
+// and the guest goes on at its source.
 func refuseMachine(p *v1.Platform, h *v1.HostInfo) string {
 	if p.GetMachine() == "" || slices.Contains(h.GetGuestSupport().GetMachines(), p.Machine) {
 		return ""
@@ -102,7 +104,7 @@ func refuseMachine(p *v1.Platform, h *v1.HostInfo) string {
 	return fmt.Sprintf("its QEMU %s does not offer machine type %s", h.GetQemuVersion(), p.Machine)
 }
 
-// refuseCPU names what of a CPU a host cannot give. whose ends the reason: "the guest was started with".
+// refuseCPU returns the part of a CPU that a host cannot provide. whose ends the reason: "the guest was started with".
 func refuseCPU(cpu *v1.CPU, h *v1.HostInfo, whose string) string {
 	if cpu.GetModel() == "" {
 		return ""
@@ -116,7 +118,7 @@ func refuseCPU(cpu *v1.CPU, h *v1.HostInfo, whose string) string {
 	case at < 0:
 		return fmt.Sprintf("its libvirt %s does not offer CPU model %s, which %s", h.GetLibvirtVersion(), cpu.Model, whose)
 	case len(cpu.Features) == 0 && !support.Models[at].Usable:
-		return fmt.Sprintf("it cannot give guests CPU model %s: it lacks %s", cpu.Model, someOf(support.Models[at].Lacks))
+		return fmt.Sprintf("it cannot give guests CPU model %s: it lacks %s", cpu.Model, lackedFeatures(support.Models[at].Lacks))
 	}
 	if missing := Without(cpu.Features, support.Cpu.Features); len(missing) > 0 {
 		return fmt.Sprintf("it lacks CPU %s, which %s", features(missing), whose)
@@ -124,7 +126,7 @@ func refuseCPU(cpu *v1.CPU, h *v1.HostInfo, whose string) string {
 	return ""
 }
 
-// features writes "feature avx2" or "features avx2, bmi2".
+// features returns "feature avx2" or "features avx2, bmi2".
 func features(list []string) string {
 	if len(list) == 1 {
 		return "feature " + list[0]
@@ -132,7 +134,7 @@ func features(list []string) string {
 	return "features " + names(list)
 }
 
-// names lists the first few names.
+// names joins the first few names.
 func names(list []string) string {
 	const shown = 4
 	if len(list) <= shown {
@@ -141,19 +143,19 @@ func names(list []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:shown], ", "), len(list)-shown)
 }
 
-// someOf lists what a host says that it lacks for a named model; it says only the first few.
-func someOf(list []string) string {
+// lackedFeatures joins the features that a host lacks for a named model. Hosts report only the first few.
+func lackedFeatures(list []string) string {
 	const shown = 4
 	switch {
 	case len(list) == 0:
-		return "something of it"
+		return "some of its features"
 	case len(list) > shown:
 		return strings.Join(list[:shown], ", ") + " and others"
 	}
 	return strings.Join(list, ", ")
 }
 
-// acceleration names a kind for people.
+// acceleration returns the name of a kind for people.
 func acceleration(kind v1.AccelerationKind) string {
 	switch kind {
 	case v1.AccelerationKind_ACCELERATION_KIND_KVM:
@@ -166,7 +168,7 @@ func acceleration(kind v1.AccelerationKind) string {
 
 func vendor(name string) string { return cmp.Or(name, "QEMU (emulated)") }
 
-// Without returns the names of a that b does not have, in a's order.
+// Without returns the names of a that are not in b, in a's order.
 func Without(a, b []string) []string {
 	var rest []string
 	for _, name := range a {
@@ -177,7 +179,7 @@ func Without(a, b []string) []string {
 	return rest
 }
 
-// CompareMachines orders machine types of one family, "pc-i440fx-7.2", by their versions.
+// CompareMachines compares machine types of one family, such as "pc-i440fx-7.2", by version.
 func CompareMachines(a, b string) int {
 	return cmp.Or(slices.Compare(version(a), version(b)), cmp.Compare(a, b))
 }

@@ -19,7 +19,7 @@ const (
 	tcg = v1.AccelerationKind_ACCELERATION_KIND_TCG
 )
 
-// host is one with KVM and a CPU by AMD, of which features says all.
+// host returns a host with KVM and a CPU by AMD. features lists the CPU's features.
 func host(model string, own, features string, models ...string) *v1.HostInfo {
 	h := &v1.HostInfo{
 		Acceleration: &v1.Acceleration{Kind: kvm}, QemuVersion: "7.2.22", LibvirtVersion: "9.0.0", CpuModel: model + " processor",
@@ -46,7 +46,7 @@ func cluster(cpu string, hosts map[string]*v1.HostInfo) *v1.Cluster {
 	return &v1.Cluster{Spec: spec, Platforms: Platforms(spec, hosts)}
 }
 
-// started is a guest of the cluster that was started on a host.
+// started returns a guest of the cluster after its start on a host.
 func started(c *v1.Cluster, h *v1.HostInfo, hosts map[string]*v1.HostInfo) *v1.Guest {
 	p, _ := Start(c, h, hosts)
 	return &v1.Guest{Platform: p}
@@ -166,7 +166,7 @@ func TestHostsThatSayNothingKeepTheirOwnCPU(t *testing.T) {
 	if RefuseStart(c, silent) != "" || len(c.Platforms) != 0 || added != nil || guest.Cpu != nil {
 		t.Errorf("%v, %v", guest, added)
 	}
-	for _, g := range []*v1.Guest{{Platform: guest}, {}} { // the latter was started by an older manager
+	for _, g := range []*v1.Guest{{Platform: guest}, {}} { // an older manager started the second guest
 		if reason := RefuseMove(g, silent, proto.CloneOf(silent)); reason != "" {
 			t.Error(reason)
 		}
@@ -180,7 +180,7 @@ func TestHostsThatSayNothingKeepTheirOwnCPU(t *testing.T) {
 	}
 }
 
-// A host of a kind that was not there when the cluster was made brings a platform of its own.
+// A host of a kind that did not exist when the cluster was made adds a platform.
 func TestAPlatformIsDecidedOnce(t *testing.T) {
 	hosts := map[string]*v1.HostInfo{"a1": newHost()}
 	c := cluster(Baseline, hosts)
@@ -203,7 +203,7 @@ func TestAPlatformIsDecidedOnce(t *testing.T) {
 	}
 }
 
-// The report of a real host, and the same with less.
+// The report of a real host, and the same report with parts removed.
 func TestRealHosts(t *testing.T) {
 	text, err := os.ReadFile("../agent/vm/testdata/support/tcg-qemu-7.2.report")
 	if err != nil {
@@ -234,7 +234,7 @@ func TestRealHosts(t *testing.T) {
 	}
 }
 
-// Properties, against sets and counts.
+// Properties, checked with simple sets and counts.
 
 var alphabet = []string{"aes", "avx", "avx2", "bmi1", "fma", "pku", "sse2", "vaes"}
 

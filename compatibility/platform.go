@@ -1,6 +1,6 @@
 package compatibility
 
-// platform.go - what a cluster's guests are started in, decided once for each kind of host.
+// platform.go - the platform of a cluster's guests, decided once for each kind of host.
 
 import (
 	"cmp"
@@ -14,16 +14,16 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// preferredMachine is chosen where all hosts offer it, since all supported hosts (Debian 12 on) do: a host that joins
-// later can then take the cluster's guests, too.
+// preferredMachine is used if all hosts offer it. All supported hosts (Debian 12 and later) offer it, so a host that
+// joins later can run the cluster's guests, too.
 const preferredMachine = "pc-i440fx-7.2"
 
-// Platforms decides what a new cluster's guests are started in, one platform for each kind of host, from all hosts that
-// its guests may be placed on. Hosts that do not say what guests can have are left out.
+// Platforms decides the platforms of a new cluster, one for each kind of host, from all hosts on which its guests may
+// be placed. It ignores hosts whose CPUs are unknown.
 func Platforms(spec *v1.ClusterSpec, hosts map[string]*v1.HostInfo) []*v1.Platform {
 	kinds := map[kind]bool{}
 	for _, h := range hosts {
-		if !silent(h) {
+		if !unknownCPU(h) {
 			kinds[kindOf(h)] = true
 		}
 	}
@@ -37,10 +37,10 @@ func Platforms(spec *v1.ClusterSpec, hosts map[string]*v1.HostInfo) []*v1.Platfo
 	return platforms
 }
 
-// Start decides what a guest is started in on a host that RefuseStart did not refuse. added is the platform that the
-// cluster gets with it, as its first guest on a host of this kind; nil: it has one.
+// Start decides the platform of a guest on a host that RefuseStart accepts. If the guest is the cluster's first one on
+// a host of this kind, added is the platform to be added to the cluster; otherwise it is nil.
 func Start(c *v1.Cluster, h *v1.HostInfo, hosts map[string]*v1.HostInfo) (guest, added *v1.Platform) {
-	if silent(h) {
+	if unknownCPU(h) {
 		return &v1.Platform{Acceleration: h.GetAcceleration().GetKind(), QemuVersion: h.GetQemuVersion()}, nil
 	}
 	p := platformFor(c.GetPlatforms(), kindOf(h))
@@ -65,11 +65,11 @@ func platformFor(platforms []*v1.Platform, k kind) *v1.Platform {
 	return nil
 }
 
-// decide makes the platform for hosts of one kind.
+// decide returns the platform for the hosts of one kind.
 func decide(spec *v1.ClusterSpec, k kind, all map[string]*v1.HostInfo) *v1.Platform {
 	hosts := map[string]*v1.HostInfo{}
 	for name, h := range all {
-		if !silent(h) && kindOf(h) == k {
+		if !unknownCPU(h) && kindOf(h) == k {
 			hosts[name] = h
 		}
 	}
@@ -85,8 +85,8 @@ func decide(spec *v1.ClusterSpec, k kind, all map[string]*v1.HostInfo) *v1.Platf
 	return p
 }
 
-// machine is the preferred machine type where all hosts offer it, else the newest that all do, else the preferred one:
-// hosts that lack it are then refused with that reason.
+// machine returns the preferred machine type if all hosts offer it, or else the newest type that all hosts offer. If
+// there is none, it returns the preferred type, and hosts that lack it are refused for that reason.
 func machine(hosts map[string]*v1.HostInfo) string {
 	var common []string
 	first := true
@@ -104,39 +104,65 @@ func machine(hosts map[string]*v1.HostInfo) string {
 	return slices.MaxFunc(common, CompareMachines)
 }
 
-// baseline is the CPU whose features all hosts have. It is described by the CPU model of one of the hosts. Models that
-// the most hosts know come first; of these, the one with the fewest features to disable, then with the fewest to add.
+// baseline returns the CPU with the features that all hosts have. It is described as the CPU model of one of the hosts
+// and differences from it. The model that the fewest hosts do not know is preferred, then the one with the fewest
+// features to disable, then the one with the fewest features to add.
 func baseline(vendor string, hosts map[string]*v1.HostInfo) (*v1.CPU, string) {
 	order := slices.Sorted(maps.Keys(hosts))
-	common := slices.Clone(hosts[order[0]].GuestSupport.Cpu.Features)
-	for _, name := range order[1:] {
-		features := hosts[name].GuestSupport.Cpu.Features
-		common = slices.DeleteFunc(common, func(f string) bool { return !slices.Contains(features, f) })
-	}
-	slices.Sort(common)
-	cost := func(name string) []int {
+	common := featuresOfAll(hosts)
+	knowing := knownBy(hosts)
+	var best []int
+	var support *v1.GuestSupport
+	for _, name := range order {
 		s := hosts[name].GuestSupport
-		return []int{strangers(hosts, s.Cpu.Model), len(Without(s.ModelFeatures, common)), len(Without(common, s.ModelFeatures))}
+		without := len(hosts) - knowing[s.Cpu.Model]
+		if best != nil && without > best[0] {
+			continue
+		}
+		cost := []int{without, len(Without(s.ModelFeatures, common)), len(Without(common, s.ModelFeatures))}
+		if best == nil || slices.Compare(cost, best) < 0 {
+			best, support = cost, s
+		}
 	}
-	best := slices.MinFunc(order, func(a, b string) int { return slices.Compare(cost(a), cost(b)) })
-	support := hosts[best].GuestSupport
 	return &v1.CPU{
 		Vendor: vendor, Model: support.Cpu.Model, Features: common, Disabled: Without(support.ModelFeatures, common),
 	}, explain(order, hosts, common)
 }
 
-// strangers is the number of hosts that do not know a model.
-func strangers(hosts map[string]*v1.HostInfo, model string) int {
-	n := 0
+// featuresOfAll returns the features that all hosts have, sorted.
+func featuresOfAll(hosts map[string]*v1.HostInfo) []string {
+	having := map[string]int{}
 	for _, h := range hosts {
-		if !slices.ContainsFunc(h.GuestSupport.Models, func(m *v1.CPUModel) bool { return m.Name == model }) {
-			n++
+		for _, f := range slices.Compact(slices.Sorted(slices.Values(h.GuestSupport.Cpu.Features))) {
+			having[f]++
 		}
 	}
-	return n
+	var common []string
+	for _, f := range slices.Sorted(maps.Keys(having)) {
+		if having[f] == len(hosts) {
+			common = append(common, f)
+		}
+	}
+	return common
 }
 
-// explain says which hosts the features are common to, and what some of them lose by it, and why.
+// knownBy returns how many hosts know a model, by its name.
+func knownBy(hosts map[string]*v1.HostInfo) map[string]int {
+	knowing := map[string]int{}
+	for _, h := range hosts {
+		counted := map[string]bool{}
+		for _, m := range h.GuestSupport.Models {
+			if !counted[m.Name] {
+				counted[m.Name] = true
+				knowing[m.Name]++
+			}
+		}
+	}
+	return knowing
+}
+
+// explain says which hosts have the features in common, which features some hosts have in addition, and which hosts
+// lack those.
 func explain(order []string, hosts map[string]*v1.HostInfo, common []string) string {
 	lost := map[string]bool{}
 	for _, h := range hosts {

@@ -1,4 +1,4 @@
-// Taking a lab down: whatever is there of it, found by its name, even where its state is lost or half written.
+// Taking a lab down. Its parts are found by name, so this works even if the lab's state is lost or half written.
 
 package lab
 
@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Down removes everything of the lab, telling Progress what, and waits until it is gone. It works on what a crash
-// left as well, and does nothing if nothing is there.
+// Down removes everything of the lab, reports each step to Progress, and returns when all of it is gone. It also
+// removes what a crash left, and does nothing if there is nothing to remove.
 func (l *Lab) Down(ctx context.Context) error { return Down(ctx, l.Name(), l.progress) }
 
 // Down removes everything of the lab of that name.
@@ -41,7 +41,7 @@ func Down(ctx context.Context, name string, progress func(line string)) error {
 	return nil
 }
 
-// leftovers says whether there is anything of the lab.
+// leftovers reports whether anything of the lab exists.
 func (l *Lab) leftovers() bool {
 	if _, err := os.Lstat(l.dir); err == nil {
 		return true
@@ -54,7 +54,7 @@ func (l *Lab) leftovers() bool {
 		len(findHelpers(helperArgs(verbWANLink, l.Name(), ""))) > 0
 }
 
-// endProcesses ends the hosts, the WAN's link, and whatever else was started in the lab's network namespaces.
+// endProcesses ends the hosts, the WAN's link process, and every other process in the lab's network namespaces.
 func (l *Lab) endProcesses(ctx context.Context) error {
 	inodes := map[uint64]bool{}
 	hosts := findHelpers(helperArgs(verbHostInit, l.Name(), ""))
@@ -105,8 +105,8 @@ func (l *Lab) removeRootLink(context.Context) error {
 	return nil
 }
 
-// removeNamespaces removes the links inside first, so that nothing but an empty namespace stays if some other
-// process's mounts hold it.
+// removeNamespaces removes the links inside each namespace first. If the mounts of another process keep the namespace
+// alive, at least it is empty.
 func (l *Lab) removeNamespaces(context.Context) error {
 	held, err := filepath.Glob(l.namespacePath("*"))
 	if err != nil {
@@ -141,7 +141,7 @@ func removeLinks(namespace string) error {
 	for _, link := range links {
 		switch link.Type() {
 		case "veth", "bridge", "tuntap":
-			_ = h.LinkDel(link) // its peer may just have taken it along
+			_ = h.LinkDel(link) // deleting its peer may have deleted it already
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-// Hosts from outside: writing down what each is to be, starting, crashing, and running commands inside.
+// Hosts seen from outside: writing their configuration, starting and crashing them, and running commands inside.
 
 package lab
 
@@ -15,29 +15,29 @@ import (
 	"watari/lab/machine"
 )
 
-// hostConfig is host.json: what a host's first process is to do.
+// hostConfig is host.json, the configuration that a host's first process reads.
 type hostConfig struct {
 	Name  string   `json:"name"`
-	Agent []string `json:"agent"` // command; none: no agent
+	Agent []string `json:"agent"` // command; empty: no agent
 
-	// Of a host made of namespaces.
+	// Of a host made of namespaces:
 	Libvirtd []string `json:"libvirtd,omitempty"` // command
 	Binaries string   `json:"binaries,omitempty"` // directory of the agent on this machine, seen as inHost+"/bin" in the host
 
-	// Of a whole host.
+	// Of a whole host:
 	Machine  *machine.Start `json:"machine,omitempty"`
-	Identity string         `json:"identity,omitempty"` // hash of what is on its identity disk
+	Identity string         `json:"identity,omitempty"` // hash of the content of its identity disk
 }
 
-// inHost is where a host made of namespaces sees its own directory of the lab's state (host/) and the agent's directory
-// (bin/).
+// inHost is the directory in which a host made of namespaces sees two directories of this machine: its own directory of
+// the lab's state (host/) and the agent's directory (bin/).
 const inHost = "/run/watari-lab"
 
 func (l *Lab) hostDir(host string) string { return filepath.Join(l.dir, "hosts", host) }
 
 func (l *Lab) hostFile(host string) string { return filepath.Join(l.hostDir(host), "host.json") }
 
-// prepareHosts writes every host's files, and asks for the join tokens of those whose agent has not joined.
+// prepareHosts writes the files of every host, and gets a join token for each host whose agent has not joined.
 func (l *Lab) prepareHosts(ctx context.Context, o Options) error {
 	for i, host := range l.Hosts() {
 		if err := os.MkdirAll(filepath.Join(l.hostDir(host.Name), "log"), 0o755); err != nil {
@@ -63,7 +63,7 @@ func (l *Lab) prepareHosts(ctx context.Context, o Options) error {
 	return nil
 }
 
-// startHost starts a host unless it runs.
+// startHost starts a host if it is not running.
 func (l *Lab) startHost(ctx context.Context, host Host) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (l *Lab) startHost(ctx context.Context, host Host) error {
 	return nil
 }
 
-// spawnHost starts a host's first process, in new namespaces.
+// spawnHost starts a host's first process in new namespaces.
 func (l *Lab) spawnHost(host Host, namespaces uintptr) (pid int, err error) {
 	log, err := os.OpenFile(filepath.Join(l.hostDir(host.Name), "log", "host.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
@@ -97,11 +97,11 @@ func (l *Lab) spawnHost(host Host, namespaces uintptr) (pid int, err error) {
 		_ = cmd.Wait()
 		return 0, err
 	}
-	go func() { _ = cmd.Wait() }() // reaped while this process lives, by the machine's first process after that
+	go func() { _ = cmd.Wait() }() // once this process has ended, the machine's first process reaps it
 	return cmd.Process.Pid, nil
 }
 
-// waitForHosts returns when the libvirt daemon of each answers.
+// waitForHosts returns when the libvirt daemon of every host answers.
 func (l *Lab) waitForHosts(ctx context.Context, hosts []Host) error {
 	for _, host := range hosts {
 		if err := l.waitForHost(ctx, host); err != nil {
@@ -113,7 +113,7 @@ func (l *Lab) waitForHosts(ctx context.Context, hosts []Host) error {
 }
 
 func (l *Lab) waitForHost(ctx context.Context, host Host) error {
-	var ended error // or failed
+	var ended error // why the host will never be ready
 	pid, kind := l.hostProcess(host.Name), l.kind(host)
 	err := waitFor(ctx, kind.readyLimit(), "libvirt daemon of host "+host.Name+" to answer", func() bool {
 		if pid == 0 || !alive(pid) {
@@ -125,25 +125,25 @@ func (l *Lab) waitForHost(ctx context.Context, host Host) error {
 		return isReady || ended != nil
 	})
 	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("%w; %s", err, kind.saysLast())
+		err = fmt.Errorf("%w; %s", err, kind.lastLogLine())
 	}
 	return errors.Join(ended, err)
 }
 
-// ended is the error of a host whose first process has ended when it should not have.
+// ended returns the error for a host whose first process has ended unexpectedly.
 func (l *Lab) ended(host Host) error {
 	return fmt.Errorf("host %s ended; its log %s says: %s", host.Name,
 		filepath.Join(l.hostDir(host.Name), "log", "host.log"), l.lastLine(host.Name, "host"))
 }
 
-// lastLine is the last line of one of a host's logs.
+// lastLine returns the last line of one of a host's logs.
 func (l *Lab) lastLine(host, log string) string {
 	data, _ := os.ReadFile(filepath.Join(l.hostDir(host), "log", log+".log"))
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return lines[len(lines)-1]
 }
 
-// HostCrash ends a host and all that runs on it at once, as a power failure would. What it had on disk stays.
+// HostCrash ends a host and all its processes at once, as a power failure would. The host's disk is kept.
 func (l *Lab) HostCrash(ctx context.Context, name string) error {
 	unlock, host, err := l.lockHost(ctx, name)
 	if err != nil {
@@ -160,16 +160,16 @@ func (l *Lab) HostCrash(ctx context.Context, name string) error {
 	if err := l.kind(host).crashed(ctx); err != nil {
 		return fmt.Errorf("crash host %s: %w", name, err)
 	}
-	// The kernel removes the link of a namespace, too, but some time later.
+	// The kernel also removes the link when its namespace is gone, but only some time later.
 	return removeLink(l.namespacePath(routerNamespace(host.site)), name)
 }
 
-// down is the error of a host that ought to run.
+// down returns the error for a host that is not running.
 func (l *Lab) down(host string) error {
 	return fmt.Errorf("host %s of lab %s does not run; start it with `watari lab host start --name %[2]s %[1]s`", host, l.Name())
 }
 
-// HostStart starts a host that crashed, with the disk it had and a new boot id, and waits for its libvirt daemon.
+// HostStart starts a crashed host with its old disk and a new boot id, and waits for its libvirt daemon.
 func (l *Lab) HostStart(ctx context.Context, name string) error {
 	unlock, host, err := l.lockHost(ctx, name)
 	if err != nil {
@@ -182,7 +182,7 @@ func (l *Lab) HostStart(ctx context.Context, name string) error {
 	return l.waitForHosts(ctx, []Host{host})
 }
 
-// lockHost locks the lab and reads it again.
+// lockHost locks the lab, reloads its state and finds the host.
 func (l *Lab) lockHost(ctx context.Context, name string) (unlock func(), host Host, err error) {
 	unlock, err = l.lock(ctx)
 	if err != nil {
@@ -195,11 +195,11 @@ func (l *Lab) lockHost(ctx context.Context, name string) (unlock func(), host Ho
 	return unlock, host, nil
 }
 
-// Command is a command to be run inside a host. Killing it kills the command. It runs as root, in the host's root
-// directory unless argv changes that.
+// Command returns a command that runs argv inside a host, as root, in the host's root directory. Killing the returned
+// command kills argv, too.
 func (l *Lab) Command(host string, argv ...string) *exec.Cmd { return l.commandOn(host, false, argv) }
 
-// TerminalCommand is Command for a command that uses the terminal of its standard input.
+// TerminalCommand is like Command, for a command that uses the terminal on its standard input.
 func (l *Lab) TerminalCommand(host string, argv ...string) *exec.Cmd {
 	return l.commandOn(host, true, argv)
 }

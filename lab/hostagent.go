@@ -1,4 +1,4 @@
-// The agents of hosts: how they are started, and that they have joined a manager.
+// The agents of hosts: how they are started, and whether they have joined a manager.
 
 package lab
 
@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setUpAgent decides how a host's agent is started, and gets it a join token if it has not joined.
+// setUpAgent decides how a host's agent is started. It gets a join token for an agent that has not joined.
 func (l *Lab) setUpAgent(ctx context.Context, o Options, host Host, token string, had bool) (agentSetup, error) {
 	joined := l.kind(host).joined()
 	if o.Admit != nil {
@@ -41,7 +41,7 @@ func (l *Lab) setUpAgent(ctx context.Context, o Options, host Host, token string
 	} else {
 		token = ""
 	}
-	if manager == "" { // joined before, and nothing new is asked for
+	if manager == "" { // the agent has joined before, and its arguments stay as they are
 		return agentSetup{}, nil
 	}
 	return agentSetup{token: token, arguments: []string{
@@ -51,8 +51,8 @@ func (l *Lab) setUpAgent(ctx context.Context, o Options, host Host, token string
 	}}, nil
 }
 
-// memoryShare is what each host made of namespaces offers to guests, MiB: together they have the memory of this machine
-// that whole hosts leave, less a quarter for everything else.
+// memoryShare returns how much memory each host made of namespaces offers to guests, in MiB. These hosts share three
+// quarters of the machine's memory, less the memory of the whole hosts.
 func (l *Lab) memoryShare() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -66,7 +66,7 @@ func (l *Lab) memoryShare() uint64 {
 	return uint64(max(rest/max(sharing, 1), 256))
 }
 
-// Joined lists the hosts whose agent has joined a manager.
+// Joined lists the hosts whose agents have joined a manager.
 func (l *Lab) Joined() []Host {
 	return slices.DeleteFunc(l.Hosts(), func(h Host) bool { return !l.kind(h).joined() })
 }
@@ -76,7 +76,7 @@ func (l *Lab) waitForAgents(ctx context.Context) error {
 	for _, host := range l.Hosts() {
 		err := waitFor(ctx, joinLimit, "agent of host "+host.Name+" to join the manager", l.kind(host).joined)
 		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w; %s", err, l.LastWords(host.Name))
+			return fmt.Errorf("%w; %s", err, l.LastAgentLogLine(host.Name))
 		}
 		if err != nil {
 			return err
@@ -86,14 +86,14 @@ func (l *Lab) waitForAgents(ctx context.Context) error {
 	return nil
 }
 
-// joinLimit is how long an agent may take to join.
+// joinLimit is the longest time that an agent may take to join.
 const joinLimit = 2 * time.Minute
 
-// LastWords is what the agent of a host logged last, for an error.
-func (l *Lab) LastWords(host string) string {
+// LastAgentLogLine returns the last line of the log of a host's agent, for an error message.
+func (l *Lab) LastAgentLogLine(host string) string {
 	h, err := l.Host(host)
 	if err != nil {
 		return err.Error()
 	}
-	return l.kind(h).agentSaysLast()
+	return l.kind(h).lastAgentLogLine()
 }

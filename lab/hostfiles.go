@@ -1,4 +1,4 @@
-// The files of a host: its directories that outlive a crash, and the settings of its libvirt daemon.
+// The files of a host: the directories that survive a crash, and the configuration of its libvirt daemon.
 
 package lab
 
@@ -12,7 +12,8 @@ import (
 	"watari/internal/durable"
 )
 
-// privateDirectories are what a host has of its own, by the name in its directory of the lab's state.
+// privateDirectories are the directories that each host has for itself, keyed by their names in the host's directory of
+// the lab's state.
 var privateDirectories = map[string]string{
 	"etc-libvirt":       "/etc/libvirt",
 	"var-lib-libvirt":   "/var/lib/libvirt",
@@ -21,7 +22,7 @@ var privateDirectories = map[string]string{
 	"var-lib-watari":    "/var/lib/watari",
 }
 
-// privateFiles are the same for single files.
+// privateFiles is the same for single files.
 var privateFiles = map[string]string{"hosts": "/etc/hosts", "hostname": "/etc/hostname"}
 
 func (l *Lab) writeHostFiles(host Host) error {
@@ -40,7 +41,7 @@ func (l *Lab) writeHostFiles(host Host) error {
 	for name, text := range files {
 		path := filepath.Join(dir, name)
 		if old, err := os.ReadFile(path); err == nil && string(old) == text {
-			continue // mounted in a running host: replacing it would part the two
+			continue // a running host has this file mounted and would not see a replacement
 		}
 		if err := durable.WriteFile(path, []byte(text), 0o644); err != nil {
 			return err
@@ -49,7 +50,7 @@ func (l *Lab) writeHostFiles(host Host) error {
 	return nil
 }
 
-// hostsFile lets every host resolve all hosts: libvirt looks up its own name at every migration.
+// hostsFile lets every host resolve the names of all hosts: libvirt looks up its own host's name at every migration.
 func (l *Lab) hostsFile() string {
 	var b strings.Builder
 	b.WriteString("127.0.0.1 localhost\n")
@@ -68,9 +69,9 @@ log_level = 3
 log_outputs = "3:stderr"
 `
 
-// QEMU runs unprivileged, as Debian's libvirt has it by default, but without a private /dev or control groups: the
-// host's namespaces hold it. QEMU writes its output straight to a file, so that no virtlogd is needed. libvirt's
-// migration streams notice a dead peer within 18 s.
+// QEMU runs unprivileged, as Debian's libvirt configures it, but without a private /dev and without control groups: the
+// host's namespaces contain it already. QEMU writes its output to a file itself, so that no virtlogd is needed.
+// libvirt's migration connections notice a dead peer within 18 s.
 const qemuConf = `# Written by watari lab.
 namespaces = []
 cgroup_controllers = []

@@ -1,4 +1,4 @@
-// A host's first process: it makes the host's own mounts, waits for its network, and keeps its daemons running.
+// A host's first process: it mounts the host's own file systems, waits for the network, and keeps the daemons running.
 
 package lab
 
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostInit is the process with id 1 of a host; args are the names of the lab and of the host.
+// hostInit is process 1 of a host. args are the names of the lab and the host.
 func hostInit(args []string) error {
 	if len(args) != 2 || os.Getpid() != 1 {
 		return fmt.Errorf("%s is run by watari lab up alone", verbHostInit)
@@ -52,7 +52,8 @@ func hostInit(args []string) error {
 	return newSupervisor().run(signals)
 }
 
-// waitForNetwork returns when lab up has wired the host, which the default route shows.
+// waitForNetwork returns when lab up has connected the host to its LAN. The default route is set last, so it is the
+// sign.
 func waitForNetwork() error {
 	if err := linkUp(ownNamespace, "lo"); err != nil {
 		return err
@@ -71,13 +72,14 @@ func waitForNetwork() error {
 	}
 }
 
-// mountHost gives the process, alone in a copy of this machine's mounts, the host's own.
+// mountHost mounts the host's own file systems. The process must have a mount namespace of its own.
 func mountHost(dir, binaries string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("part from this machine's mounts: %w", err)
 	}
 	forgetNamespaces()
-	// Sources are opened before mounts hide them, and mounted through their descriptors, for which /proc must be ours.
+	// Open the sources before new mounts hide them. They are mounted through /proc/self/fd, so /proc must be the host's
+	// own by then.
 	sources := mountSources{}
 	defer sources.close()
 	if err := sources.open(dir, binaries); err != nil {
@@ -103,9 +105,10 @@ func mountHost(dir, binaries string) error {
 	return sources.mount()
 }
 
-// openKVM gives the host a /dev/kvm of its own, where there is one, that QEMU's user may open. This machine's may be
-// root's alone. Guests would then be emulated, and libvirt would probe QEMU again at every call, which takes a second: it probes
-// as root, finds KVM usable, and drops what it has learnt because QEMU's user may not use it.
+// openKVM gives the host its own /dev/kvm, which QEMU's user may open, if the machine has one. On the machine itself
+// the device may be accessible to root alone. Then guests would be emulated, and libvirt would probe QEMU at every
+// call, which takes a second: it probes as root, finds KVM usable, and discards the result because QEMU's user cannot
+// use KVM.
 func openKVM() error {
 	const device, folder = "/dev/kvm", inHost + "/dev"
 	var st unix.Stat_t
@@ -128,7 +131,8 @@ func openKVM() error {
 	return unix.Mount(own, device, "", unix.MS_BIND, "")
 }
 
-// forgetNamespaces unmounts this copy of what holds all labs' network namespaces, so that the host does not hold them.
+// forgetNamespaces unmounts, in this mount namespace, the files that hold the network namespaces of all labs. Otherwise
+// the host would keep those namespaces alive.
 func forgetNamespaces() {
 	data, _ := os.ReadFile("/proc/thread-self/mountinfo")
 	for line := range strings.Lines(string(data)) {
@@ -138,7 +142,7 @@ func forgetNamespaces() {
 	}
 }
 
-// mountSources are open directories and files, by where they are to be mounted.
+// mountSources holds open directories and files, keyed by their mount points.
 type mountSources map[string]*os.File
 
 func (s mountSources) open(dir, binaries string) error {

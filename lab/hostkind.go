@@ -1,4 +1,4 @@
-// The two kinds of hosts: namespaces of this machine, and whole machines, which are virtual.
+// The two kinds of hosts: namespaces of this machine, and whole hosts, which are virtual machines.
 
 package lab
 
@@ -8,37 +8,38 @@ import (
 	"time"
 )
 
-// hostKind is what differs between the kinds. The first process of a host of either kind is host-init: it is found by
-// its command line, and ending it ends the host.
+// hostKind is the part of a host that differs between the two kinds. The first process of either kind is host-init: it
+// is found by its command line, and ending it ends the host.
 type hostKind interface {
-	// prepare writes what the host's first process reads.
+	// prepare writes the files that the host's first process reads.
 	prepare(ctx context.Context, o Options, agent agentSetup) error
-	// start starts the first process of a host that does not run, connected to the host's LAN. For a host that runs, it
-	// repairs the connection, and has the host take up what prepare has changed.
+	// start starts the first process of a host that is not running, and connects the host to its LAN. For a running
+	// host, it repairs the connection and makes the host apply the changes that prepare has written.
 	start(ctx context.Context) error
-	// ready says whether the libvirt daemon of the running host, whose first process is pid, answers. An error says that
-	// it never will.
+	// ready reports whether the libvirt daemon of the running host answers; pid is the host's first process. An error
+	// means that it never will.
 	ready(pid int) (bool, error)
-	// readyLimit is how long that may take after the start.
+	// readyLimit is the longest time from the start until the host is ready.
 	readyLimit() time.Duration
-	// crashed removes what the end of the first process leaves on this machine.
+	// crashed removes what remains on this machine after the first process has ended.
 	crashed(ctx context.Context) error
-	// joined says whether the host's agent has joined a manager. It is known of a host that is down, too.
+	// joined reports whether the host's agent has joined a manager. It also works for a host that is down.
 	joined() bool
-	// command is a command to be run inside the running host, on a terminal or not. Killing it kills the command.
+	// command returns a command to be run inside the running host, with or without a terminal. Killing it kills the
+	// command inside.
 	command(pid int, terminal bool, argv []string) *exec.Cmd
 	// daemons lists the daemons of the running host.
 	daemons(ctx context.Context, pid int) []DaemonStatus
-	// saysLast are the last words in the host's own log, for an error.
-	saysLast() string
-	// agentSaysLast is the same for its agent's.
-	agentSaysLast() string
+	// lastLogLine describes the last line of the host's own log, for an error message.
+	lastLogLine() string
+	// lastAgentLogLine does the same for the agent's log.
+	lastAgentLogLine() string
 }
 
 // agentSetup says how a host's agent is started.
 type agentSetup struct {
-	arguments []string // none: as before
-	token     string   // to join with; empty: none is needed
+	arguments []string // empty: unchanged
+	token     string   // join token; empty: none is needed
 }
 
 func (l *Lab) kind(host Host) hostKind {

@@ -1,9 +1,9 @@
-// Package lab runs several sites with several hosts each on one machine. A host is a set of namespaces with its own
-// libvirt daemon and agent, or a virtual machine that plays a whole machine; every site is a LAN, and the sites are joined
-// by a WAN that can be shaped and cut.
+// Package lab runs several sites with several hosts each on one machine. A host is either a set of namespaces with its
+// own libvirt daemon and agent, or a virtual machine (a whole host). Every site is a LAN. A WAN joins the sites; it can
+// be shaped and cut.
 //
-// Everything a lab makes has a name derived from the lab's name, or is found by it, so that a lab left half made or
-// half removed by a crash can always be finished or removed. See docs/guide/lab.md for what a host sees.
+// The names of all parts of a lab derive from the lab's name, or the parts are found by it. So a lab that a crash left
+// half made or half removed can always be completed or removed. See docs/guide/lab.md for what a host sees.
 package lab
 
 import (
@@ -22,59 +22,59 @@ import (
 )
 
 var (
-	// ErrNotFound says that there is no lab of that name.
+	// ErrNotFound means that there is no lab of that name.
 	ErrNotFound = errors.New("no such lab")
-	// ErrShape says that a lab of that name exists with other numbers of sites or hosts.
+	// ErrShape means that a lab of that name exists with another number of sites or hosts.
 	ErrShape = errors.New("lab exists with another shape")
 )
 
-// DefaultManagerPort is the port on which a manager listens unless told otherwise.
+// DefaultManagerPort is the default port of a manager.
 const DefaultManagerPort = "7070"
 
-// Options say what lab to make.
+// Options describes the lab that Up makes.
 type Options struct {
-	Name  string // lower-case letters, digits and dashes, at most 24
+	Name  string // lower-case letters, digits and dashes, at most 24 characters
 	Sites int    // 1 to MaxSites
 	Hosts int    // on each site, 1 to MaxHosts
 	WAN   *WAN   // nil: unshaped for a new lab, unchanged for one that exists
-	// CPUs is how many processors' worth of time each host named may use; nil: unchanged.
+	// CPUs limits the CPU time of each named host, in CPUs (0.5 is half of one CPU); nil: unchanged.
 	CPUs map[string]float64
 
-	// Whole says which hosts are whole machines; nil: none of a new lab, those that there are of one that exists.
+	// Whole says which hosts are whole hosts; nil: none in a new lab, unchanged for one that exists.
 	Whole *Whole
 
-	// Agent starts an agent on each host. A host that has not joined yet needs a token, from Tokens (one for each
-	// host, in the order of Hosts) or from TokenFunc.
+	// Agent starts an agent on each host. A host that has not joined yet needs a token, from Tokens (one for each host,
+	// in the order of Hosts) or from TokenFunc.
 	Agent   bool
 	Manager string // URL that agents dial; empty: the lab's root end with the port that TokenFunc gives
 	Tokens  []string
-	// TokenFunc makes a join token for a host of that site and gives the manager's port, as "7070" or ":7070".
+	// TokenFunc makes a join token for a host of that site and returns the manager's port, as "7070" or ":7070".
 	TokenFunc func(ctx context.Context, site string) (token, managerURLPortOnly string, err error)
-	// Admit, if set, is asked about each host before its agent gets a token or is started; joined says whether the
-	// agent has a certificate of some manager already. An error ends Up.
+	// Admit, if not nil, is called for each host before its agent gets a token or is started. joined tells whether the
+	// agent already has a certificate of some manager. An error ends Up.
 	Admit func(ctx context.Context, host Host, joined bool) error
-	// AgentBinary is watari-agent; empty: the one beside Executable.
+	// AgentBinary is the path of watari-agent; empty: the one in the directory of Executable.
 	AgentBinary string
 
-	// Executable is run again as each host's first process and as the WAN's link: a program that calls Helper first.
-	// Empty: the running program.
+	// Executable is the program that is run as each host's first process and as the WAN's link process. It must call
+	// Helper first. Empty: the running program.
 	Executable string
-	// Progress is told each step, a line without its end. May be nil.
+	// Progress, if not nil, is called with one line for each step, without a newline.
 	Progress func(line string)
 }
 
 // Lab is a lab on this machine, up or partly up.
 type Lab struct {
-	dir        string // lasting state
-	run        string // namespaces
+	dir        string // persistent state
+	run        string // directory of the namespaces
 	executable string
 	progress   func(string)
 	state      state
-	templates  map[machine.Spec]machine.Template // that Up needs
+	templates  map[machine.Spec]machine.Template // for hosts that Up starts for the first time
 }
 
-// Up makes a lab, or finishes what is missing of it. It can be interrupted by ctx or a crash at any point and called
-// again. It returns when the libvirt daemon of every host answers and, with Agent, every agent has joined.
+// Up makes a lab, or completes one that exists in part. It may be interrupted by ctx or by a crash at any point and
+// then called again. It returns when the libvirt daemon of every host answers and, with Agent, every agent has joined.
 func Up(ctx context.Context, o Options) (*Lab, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	return l.waitForAgents(ctx)
 }
 
-// Missing names what a lab needs and this machine lacks, and how to get it.
+// Missing lists what a lab needs and this machine lacks, and how to get it.
 func Missing() (missing []string) {
 	if os.Geteuid() != 0 {
 		missing = append(missing, "root (it makes namespaces and network links)")
@@ -166,7 +166,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// Open finds a lab that was made before.
+// Open opens an existing lab.
 func Open(name string) (*Lab, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func Open(name string) (*Lab, error) {
 	return l, nil
 }
 
-// List names the labs of this machine.
+// List returns the names of the labs on this machine.
 func List() ([]string, error) {
 	entries, err := os.ReadDir(stateRoot)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -198,7 +198,7 @@ func List() ([]string, error) {
 	return names, nil
 }
 
-// at is the lab of that name before its state is read.
+// at returns the lab of that name without its state.
 func at(name string) *Lab {
 	return &Lab{
 		dir:      filepath.Join(stateRoot, name),
@@ -211,12 +211,12 @@ func at(name string) *Lab {
 // Name is the lab's name.
 func (l *Lab) Name() string { return l.state.Name }
 
-// OnProgress sets who is told each step.
+// OnProgress sets the function that is called with each step.
 func (l *Lab) OnProgress(f func(line string)) { l.progress = f }
 
 func (l *Lab) say(format string, args ...any) { l.progress(fmt.Sprintf(format, args...)) }
 
-// waitFor polls until done says so; it gives up with what ctx says, or after limit.
+// waitFor polls until done returns true. It gives up when ctx ends or after limit.
 func waitFor(ctx context.Context, limit time.Duration, what string, done func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// upOnly makes the test program bring up the lab it names and end: for tests that kill it meanwhile.
+// upOnly makes the test program bring up the lab that it names and exit, for tests that kill it meanwhile.
 const upOnly = "WATARI_LAB_TEST_UP"
 
 func TestMain(m *testing.M) {
@@ -141,13 +141,13 @@ func testShaped(l testLab) {
 		l.t.Errorf("30ms: site a, where this machine is, reaches it in %.2f ms", least)
 	}
 	set("10ms,1mbit")
-	// 20 pings of 1028 bytes of IP, 1042 with their Ethernet headers, come every 2 ms; 1 Mbit/s takes 8.3 ms for each.
+	// 20 pings of 1028 bytes of IP (1042 with Ethernet headers) are sent every 2 ms. At 1 Mbit/s each takes 8.3 ms.
 	start := time.Now()
 	out := l.must("a1", "ping", "-q", "-i", "0.002", "-c", "20", "-s", "1000", "b1")
 	if took := time.Since(start); took < 170*time.Millisecond || !strings.Contains(out, "20 received") {
 		l.t.Errorf("1mbit: 20 kB took %s: %s", took, out)
 	}
-	set("20%") // of 1,000 go and return 640 +- 15; the bounds are six such deviations away
+	set("20%") // of 1,000 pings, 640 return, with a standard deviation of 15; the bounds are six deviations away
 	if _, received := l.ping("a1", "b1", 1000); received < 550 || received > 730 {
 		l.t.Errorf("20%%: %d of 1000 came back", received)
 	}
@@ -192,7 +192,7 @@ func testCut(l testLab) {
 			l.t.Errorf("%s to %s over the cut: %v %s", pair[0], pair[1], err, out)
 		}
 	}
-	if err := l.WANSet(deadline(l.t), WAN{}); err != nil { // a change of shape does not end the cut
+	if err := l.WANSet(deadline(l.t), WAN{}); err != nil { // a change of shape does not heal the cut
 		l.t.Fatal(err)
 	}
 	if _, err := Up(deadline(l.t), Options{Name: l.Name(), Sites: 2, Hosts: 1}); err != nil {

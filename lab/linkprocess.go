@@ -1,4 +1,5 @@
-// The process that forwards in the hub's stead while the WAN is shaped and the kernel has no netem.
+// The link process. It forwards packets in place of the hub's kernel while the WAN is shaped and the kernel has no
+// netem.
 
 package lab
 
@@ -21,7 +22,7 @@ import (
 	"watari/lab/wanlink"
 )
 
-// linkStatus is what the link process writes when it has taken up a WAN.
+// linkStatus is the link process's report that it has applied a WAN.
 type linkStatus struct {
 	PID int `json:"pid"`
 	WAN WAN `json:"wan"`
@@ -46,8 +47,8 @@ func (l *Lab) endLinkProcess(ctx context.Context) error {
 	return nil
 }
 
-// ensureLinkProcess starts the link process, or tells the one there is of the new WAN, and waits until it has taken
-// it up.
+// ensureLinkProcess starts the link process, or tells the running one to reload the WAN, and waits until it has applied
+// it.
 func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 	pids := l.linkProcesses()
 	if len(pids) > 0 && !l.takesUpdates(pids) {
@@ -56,7 +57,7 @@ func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 		}
 		pids = nil
 	}
-	// Its old report must not be taken for the new one.
+	// Remove the old report, so that it is not mistaken for the new one.
 	if err := os.Remove(l.linkStatusFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -84,7 +85,8 @@ func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 	return err
 }
 
-// takesUpdates says whether there is one link process, in the hub as it is now, that has come as far as to report.
+// takesUpdates reports whether exactly one link process runs, in the current hub namespace, and has written its first
+// report.
 func (l *Lab) takesUpdates(pids []int) bool {
 	var s linkStatus
 	return len(pids) == 1 && namespaceOf(pids[0], "net") == inode(l.namespacePath(hubNamespace)) &&
@@ -109,7 +111,7 @@ func (l *Lab) spawnLinkProcess() (pid int, err error) {
 	return cmd.Process.Pid, nil
 }
 
-// wanLink is the link process; args is the lab's name. It reads the lab's state at its start and at each SIGHUP.
+// wanLink is the link process; args holds the lab's name. It reads the lab's state at its start and at each SIGHUP.
 func wanLink(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("%s is run by watari lab alone", verbWANLink)
@@ -126,13 +128,13 @@ func wanLink(args []string) error {
 	}
 	defer link.Close()
 	runtime.LockOSThread()
-	hurry()
+	raisePriority()
 	wanlink.Steady()
 	go func() {
 		for {
 			if err := l.load(); err != nil {
 				slog.Error("read the lab", "error", err)
-			} else if err := l.takeUp(link); err != nil {
+			} else if err := l.applyTo(link); err != nil {
 				slog.Error("report", "error", err)
 			}
 			<-hangups
@@ -141,7 +143,7 @@ func wanLink(args []string) error {
 	return link.Run(nil)
 }
 
-func (l *Lab) takeUp(link *wanlink.Link) error {
+func (l *Lab) applyTo(link *wanlink.Link) error {
 	w := l.state.WAN
 	link.Update(wanlink.Limits{OneWay: w.RoundTrip / 2, Rate: w.Rate, Loss: w.Loss})
 	slog.Info("WAN", "shape", w)
@@ -165,9 +167,10 @@ func (l *Lab) spokes() []wanlink.Spoke {
 	return spokes
 }
 
-// hurry lets the thread forward before ordinary processes compute, as a kernel's own link does: guests that keep all
-// cores busy would add milliseconds else. Where real time is refused, niceness is the next best.
-func hurry() {
+// raisePriority makes the thread run before ordinary processes, as the kernel's own forwarding does. Otherwise guests
+// that keep all cores busy would add milliseconds. Without permission for real-time scheduling, it sets the highest
+// niceness instead.
+func raisePriority() {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}
 	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
 		slog.Info("no real-time scheduling", "error", err)

@@ -1,4 +1,4 @@
-// Logging in to whole hosts, by SSH, with keys that the lab makes.
+// Logging in to whole hosts by SSH, with keys that the lab makes.
 
 package lab
 
@@ -17,13 +17,13 @@ import (
 	"watari/internal/durable"
 )
 
-// loginKey is the lab's key, with which it logs in to its whole hosts.
+// loginKey is the path of the lab's key for logging in to its whole hosts.
 func (l *Lab) loginKey() string { return filepath.Join(l.dir, "login-key") }
 
 func (h wholeHost) hostKey() string   { return filepath.Join(h.dir(), "ssh", "host-key") }
 func (h wholeHost) sshConfig() string { return filepath.Join(h.dir(), "ssh", "config") }
 
-// ensureKey makes a key pair, at path and path.pub, unless it is there.
+// ensureKey makes a key pair at path and path.pub if it does not exist.
 func ensureKey(path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -63,7 +63,7 @@ func (h wholeHost) setUpLogin() error {
 	return durable.WriteFile(h.sshConfig(), fmt.Appendf(nil, sshConfig, h.Address, h.Name, h.lab.loginKey(), known), 0o600)
 }
 
-// sshConfig has the quickest algorithms: the machines are emulated.
+// sshConfig selects the fastest algorithms: the machines are emulated.
 const sshConfig = `Host *
 HostName %s
 HostKeyAlias %s
@@ -81,8 +81,8 @@ LogLevel ERROR
 ConnectTimeout 60
 `
 
-// command logs in from the site's router. The kernel of the host kills the command when the connection ends: first the
-// shell dies with sshd's process, then the command with the shell. The shell is there to tell how the command ended.
+// command logs in from the site's router. When the connection ends, the host's kernel kills the command: sshd's process
+// dies, then the shell, its child, then the command, the shell's child. The shell passes on the command's exit status.
 func (h wholeHost) command(_ int, terminal bool, argv []string) *exec.Cmd {
 	const inside = `cd / && exec setpriv --pdeathsig KILL -- sh -c 'setpriv --pdeathsig KILL -- "$@"; exit $?' sh`
 	args := []string{"--net=" + h.router(), "--", "ssh", "-F", h.sshConfig()}
@@ -98,10 +98,10 @@ func (h wholeHost) command(_ int, terminal bool, argv []string) *exec.Cmd {
 	return exec.Command("nsenter", args...)
 }
 
-// quote makes a word of a shell's.
+// quote quotes a word for the shell.
 func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
-// crashed ends the commands that were running on the host: they would wait for its answer.
+// crashed ends the commands that were running on the host. Otherwise they would wait for its answer.
 func (h wholeHost) crashed(ctx context.Context) error {
 	var logins []int
 	for _, pid := range allProcesses() {

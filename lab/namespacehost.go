@@ -1,4 +1,4 @@
-// Hosts made of namespaces, from outside.
+// Hosts made of namespaces, seen from outside.
 
 package lab
 
@@ -17,7 +17,7 @@ import (
 	"watari/internal/durable"
 )
 
-// agentState is the agent's state directory within a host's directory of the lab's state.
+// agentState is the path of the agent's state directory in the host's directory of the lab's state.
 const agentState = "var-lib-watari/agent"
 
 func (h namespaceHost) dir() string { return h.lab.hostDir(h.Name) }
@@ -34,7 +34,7 @@ func (h namespaceHost) prepare(ctx context.Context, o Options, agent agentSetup)
 	}
 	state := filepath.Join(h.dir(), agentState)
 	if o.Agent {
-		if err := os.MkdirAll(state, 0o755); err != nil { // QEMU's user reads images below it
+		if err := os.MkdirAll(state, 0o755); err != nil { // QEMU's user must reach the images below
 			return err
 		}
 	}
@@ -64,7 +64,7 @@ func (h namespaceHost) start(ctx context.Context) error {
 		}
 	}
 	if err := h.plugIn(pid); err != nil {
-		if !alive(pid) { // that is why
+		if !alive(pid) {
 			return h.lab.ended(h.Host)
 		}
 		return fmt.Errorf("connect it to its LAN: %w", err)
@@ -75,9 +75,9 @@ func (h namespaceHost) start(ctx context.Context) error {
 	return nil
 }
 
-// reload has the first process read again what it is to run, for an agent may have been added.
+// reload makes the first process read its configuration again: an agent may have been added.
 func (h namespaceHost) reload(ctx context.Context, pid int) error {
-	status := filepath.Join(fmt.Sprintf("/proc/%d/root", pid), statusFile) // shows that it listens
+	status := filepath.Join(fmt.Sprintf("/proc/%d/root", pid), statusFile) // exists once the process handles signals
 	err := waitFor(ctx, 10*time.Second, "first process of host "+h.Name+" to report", func() bool {
 		_, err := os.Stat(status)
 		return err == nil || !alive(pid)
@@ -85,11 +85,11 @@ func (h namespaceHost) reload(ctx context.Context, pid int) error {
 	if err != nil {
 		return err
 	}
-	_ = syscall.Kill(pid, syscall.SIGHUP) // if it has ended, waitForHosts says so
+	_ = syscall.Kill(pid, syscall.SIGHUP) // if the process has ended, waitForHosts reports it
 	return nil
 }
 
-// plugIn connects the host to its LAN and gives it its address.
+// plugIn connects the host to its LAN and sets its address.
 func (h namespaceHost) plugIn(pid int) error {
 	p := h.lab.state.plan()
 	router := h.lab.namespacePath(routerNamespace(h.site))
@@ -120,7 +120,7 @@ func (h namespaceHost) readyLimit() time.Duration { return 2 * time.Minute }
 
 func (h namespaceHost) crashed(context.Context) error { return nil }
 
-// joined says whether the agent has its certificate.
+// joined reports whether the agent has its certificate.
 func (h namespaceHost) joined() bool {
 	_, err := os.Stat(filepath.Join(h.dir(), agentState, "pki", "certificate.pem"))
 	return err == nil
@@ -141,10 +141,10 @@ func (h namespaceHost) daemons(_ context.Context, pid int) []DaemonStatus {
 	return status
 }
 
-func (h namespaceHost) saysLast() string {
+func (h namespaceHost) lastLogLine() string {
 	return fmt.Sprintf("its log %s says: %s", filepath.Join(h.dir(), "log", "libvirtd.log"), h.lab.lastLine(h.Name, "libvirtd"))
 }
 
-func (h namespaceHost) agentSaysLast() string {
+func (h namespaceHost) lastAgentLogLine() string {
 	return fmt.Sprintf("its agent's log %s says: %s", filepath.Join(h.dir(), "log", "agent.log"), h.lab.lastLine(h.Name, "agent"))
 }

@@ -1,5 +1,5 @@
-// Shaping by the kernel's netem, where it has it: delay, loss and rate at each router's end of its spoke, and the rate
-// once more at the hub's end.
+// Shaping by the kernel's netem, if the kernel has it. Each router's end of its spoke gets delay, loss and rate; the
+// hub's end gets the rate only.
 
 package lab
 
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoNetem says that this kernel has no netem.
+// errNoNetem means that this kernel has no netem.
 var errNoNetem = errors.New("the kernel has no netem")
 
 func (l *Lab) applyNetem() error {
@@ -77,7 +77,7 @@ func setNetem(namespace, name string, w WAN) error {
 	return nil
 }
 
-// netemLimit is netem's queue in packets: what is on its way, and 100 ms that wait.
+// netemLimit returns the length of netem's queue in packets: the packets in flight, and a backlog of 100 ms.
 func netemLimit(w WAN) uint32 {
 	const most = 200_000
 	if w.Rate == 0 {

@@ -1,4 +1,4 @@
-// Network namespaces that are held by a bind mount, so that they outlive whoever made them.
+// Network namespaces that bind mounts keep alive, so that they outlive the process that made them.
 
 package lab
 
@@ -16,13 +16,13 @@ import (
 
 const (
 	nsfsMagic = 0x6e736673
-	// ownNamespace is the calling thread's network namespace. (/proc/self would be the first thread's.)
+	// ownNamespace is the calling thread's network namespace. (/proc/self would be that of the main thread.)
 	ownNamespace = "/proc/thread-self/ns/net"
 )
 
 func (l *Lab) namespacePath(name string) string { return filepath.Join(l.run, "ns", name) }
 
-// ensureNamespace makes a network namespace unless it is there, and says whether it did.
+// ensureNamespace makes a network namespace if it does not exist, and reports whether it did.
 func (l *Lab) ensureNamespace(name string) (made bool, err error) {
 	path := l.namespacePath(name)
 	if heldNamespace(path) {
@@ -56,8 +56,9 @@ func heldNamespace(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == nsfsMagic
 }
 
-// onOwnThread runs f on a thread of its own, so that f may change the thread's network namespace; it is put back after
-// that. (Ending the thread instead would not do: it may be the first, by which /proc knows the whole process.)
+// onOwnThread runs f on a thread of its own, so that f may change the thread's network namespace. It restores the
+// namespace afterwards. (Letting the thread end instead is not safe: it may be the main thread, whose namespace /proc
+// shows for the whole process.)
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -71,7 +72,7 @@ func onOwnThread(f func() error) error {
 		err = f()
 		if back := netns.Set(before); back != nil {
 			done <- errors.Join(err, fmt.Errorf("return to own network namespace: %w", back))
-			return // the thread ends with its goroutine, for it stays locked
+			return // a goroutine that returns locked to its thread ends the thread
 		}
 		runtime.UnlockOSThread()
 		done <- err
@@ -79,7 +80,7 @@ func onOwnThread(f func() error) error {
 	return <-done
 }
 
-// inNamespace runs f on a thread in the network namespace held at path; processes that f starts are in it too.
+// inNamespace runs f on a thread in the network namespace at path. Processes that f starts are in it, too.
 func inNamespace(path string, f func() error) error {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
@@ -94,7 +95,7 @@ func inNamespace(path string, f func() error) error {
 	})
 }
 
-// handle speaks netlink inside the network namespace held at path. The caller closes it.
+// handle opens a netlink connection in the network namespace at path. The caller closes it.
 func handle(path string) (*netlink.Handle, error) {
 	ns, err := netns.GetFromPath(path)
 	if err != nil {
@@ -108,7 +109,7 @@ func handle(path string) (*netlink.Handle, error) {
 	return h, nil
 }
 
-// setSysctl writes a setting under /proc/sys of the network namespace held at path.
+// setSysctl sets a variable under /proc/sys in the network namespace at path.
 func setSysctl(path, key, value string) error {
 	return inNamespace(path, func() error {
 		if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
@@ -118,7 +119,7 @@ func setSysctl(path, key, value string) error {
 	})
 }
 
-// releaseNamespace ends what holds a namespace and removes the file.
+// releaseNamespace unmounts the namespace's file and removes it.
 func releaseNamespace(path string) error {
 	for heldNamespace(path) {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {

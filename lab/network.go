@@ -1,5 +1,5 @@
-// The lab's links and routes: a LAN bridge in each site's router, a spoke from each router to the hub, and a link
-// from the first site's router to this machine. All is routed, nothing translated.
+// The lab's links and routes: a LAN bridge in each site's router, a spoke from each router to the hub, and a link from
+// the first site's router to this machine. Everything is routed; there is no NAT.
 
 package lab
 
@@ -20,10 +20,10 @@ const mtu = 1500
 
 // end is one end of a link.
 type end struct {
-	namespace string // path; empty: this machine's own
+	namespace string // path; empty: this machine's own namespace
 	name      string
 	mac       net.HardwareAddr // nil: any
-	address   netip.Prefix     // none for a port of a bridge
+	address   netip.Prefix     // invalid for a port of a bridge
 }
 
 func (l *Lab) setUpNetwork(ctx context.Context) error {
@@ -57,7 +57,8 @@ func (l *Lab) setUpNetwork(ctx context.Context) error {
 	return l.setUpHubRoutes()
 }
 
-// setUpNamespace makes a namespace a plain IPv4 router. The hub forwards only while its WAN is unshaped: see applyWAN.
+// setUpNamespace makes a namespace a plain IPv4 router. The hub's kernel forwards only if no link process does: see
+// applyWAN.
 func (l *Lab) setUpNamespace(name string) error {
 	path := l.namespacePath(name)
 	settings := map[string]string{
@@ -74,7 +75,7 @@ func (l *Lab) setUpNamespace(name string) error {
 			return err
 		}
 	}
-	for _, conf := range []string{"all", "default"} { // where the kernel has IPv6
+	for _, conf := range []string{"all", "default"} { // missing if the kernel has no IPv6
 		if err := setSysctl(path, "net/ipv6/conf/"+conf+"/disable_ipv6", "1"); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -113,8 +114,8 @@ func (l *Lab) setUpRoot() error {
 	return ensureRoute("", p.prefix(), p.rootPeer())
 }
 
-// setUpHubRoutes leads each site's traffic into its spoke, but for sites that are cut. What leads nowhere is dropped
-// silently, as a wide-area network that is broken somewhere does.
+// setUpHubRoutes routes each site's traffic into its spoke, except for sites that are cut. Packets without a route are
+// dropped silently, as in a broken wide-area network.
 func (l *Lab) setUpHubRoutes() error {
 	p := l.state.plan()
 	hub := l.namespacePath(hubNamespace)
@@ -135,7 +136,7 @@ func (l *Lab) setUpHubRoutes() error {
 	return nil
 }
 
-// connectSite connects a site's spoke at the hub, or cuts it there.
+// connectSite connects a site's spoke at the hub, or cuts it.
 func (l *Lab) connectSite(hub *netlink.Handle, site int, connect bool) error {
 	p := l.state.plan()
 	link, err := hub.LinkByName(spokeLink(site))
@@ -143,7 +144,7 @@ func (l *Lab) connectSite(hub *netlink.Handle, site int, connect bool) error {
 		return err
 	}
 	if !connect {
-		return hub.LinkSetDown(link) // its routes go with it
+		return hub.LinkSetDown(link) // this removes its routes, too
 	}
 	if err := hub.LinkSetUp(link); err != nil {
 		return err
@@ -164,7 +165,7 @@ func (l *Lab) connectSite(hub *netlink.Handle, site int, connect bool) error {
 	return nil
 }
 
-// ensureLink joins two namespaces by a veth pair, both ends up and with their addresses.
+// ensureLink joins two namespaces by a veth pair. Both ends are up and have their addresses.
 func ensureLink(a, b end) error {
 	ha, err := handleOrOwn(a.namespace)
 	if err != nil {
@@ -191,7 +192,7 @@ func ensurePair(ha *netlink.Handle, a end, hb *netlink.Handle, b end) error {
 	if errA == nil && errB == nil {
 		return nil
 	}
-	// Half a pair is left from a namespace that is being taken down.
+	// Half a pair can remain while the other end's namespace is being removed.
 	if errA == nil {
 		_ = ha.LinkDel(la)
 	}
@@ -242,7 +243,7 @@ func ensureBridge(namespace, name string, mac net.HardwareAddr, address netip.Pr
 	}
 	defer h.Close()
 	if _, err := h.LinkByName(name); err != nil {
-		// The address is fixed, or it would change with the ports that come and go.
+		// Set the hardware address; otherwise it would change as ports come and go.
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: mtu, HardwareAddr: mac, TxQLen: -1}}
 		if err := h.LinkAdd(bridge); err != nil {
 			return fmt.Errorf("make bridge %s: %w", name, err)
@@ -272,7 +273,7 @@ func ensurePort(namespace, name, bridgeName string) error {
 	return nil
 }
 
-// ensureTap makes a tap, up, through which a virtual machine is connected.
+// ensureTap makes a tap device for a virtual machine, and sets it up.
 func ensureTap(namespace, name string) error {
 	h, err := handle(namespace)
 	if err != nil {
@@ -284,7 +285,7 @@ func ensureTap(namespace, name string) error {
 			LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP,
 			Flags: netlink.TUNTAP_ONE_QUEUE | netlink.TUNTAP_VNET_HDR,
 		}
-		// /dev/net/tun makes it in the namespace of the calling thread.
+		// /dev/net/tun makes the tap in the calling thread's namespace.
 		if err := inNamespace(namespace, func() error { return netlink.LinkAdd(tap) }); err != nil {
 			return fmt.Errorf("make tap %s: %w", name, err)
 		}
@@ -299,7 +300,7 @@ func ensureTap(namespace, name string) error {
 	return setUpEnd(h, end{name: name})
 }
 
-// removeLink removes a link, if it is there.
+// removeLink removes a link if it exists.
 func removeLink(namespace, name string) error {
 	h, err := handle(namespace)
 	if err != nil {
@@ -330,7 +331,8 @@ func ensureRoute(namespace string, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// ensureNeighbor names a link's other end for good: looking for it over a cut would fail, and the senders be told.
+// ensureNeighbor sets a permanent neighbour entry for a link's other end. Neighbour discovery would fail over a cut,
+// and the kernel would report that to the senders.
 func ensureNeighbor(namespace, name string, address netip.Addr, mac net.HardwareAddr) error {
 	h, err := handle(namespace)
 	if err != nil {

@@ -1,4 +1,4 @@
-// What a network device leaves to the next one: checksums and segmentation, switched by ethtool's calls.
+// Offloads: checksums and segmentation that a network device leaves to the next one. They are set by ethtool ioctls.
 
 package lab
 
@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ethtoolValue is struct ethtool_value of ethtool(8)'s system call, and ethtoolRequest the struct ifreq that holds it.
+// ethtoolValue is the kernel's struct ethtool_value. ethtoolRequest is the struct ifreq that points to it.
 type ethtoolValue struct{ command, value uint32 }
 
 type ethtoolRequest struct {

@@ -1,4 +1,4 @@
-// The owner of a host, who can be played: keeps the processors busy, types on a terminal, goes away.
+// Playing the owner of a host: keeping the CPUs busy, typing on a terminal, going away.
 
 package lab
 
@@ -16,38 +16,39 @@ import (
 // OwnerActivity is something that the owner of a host does.
 type OwnerActivity string
 
-// What an owner does. OwnerAway ends all of it.
+// The owner's activities. OwnerAway ends the other two.
 const (
 	OwnerBusy  OwnerActivity = "busy"  // a process outside Watari computes
 	OwnerTypes OwnerActivity = "types" // somebody is logged in and types
 	OwnerAway  OwnerActivity = "away"
 )
 
-// OwnerActivities are all that can be asked for.
+// OwnerActivities are all activities.
 var OwnerActivities = []OwnerActivity{OwnerBusy, OwnerTypes, OwnerAway}
 
 const (
-	// ownerDir is where a host keeps the processes that play its owner: a file with the process id for each activity. It
-	// is lost in a crash, as these processes are.
+	// ownerDir is the host's directory with one file for each activity, which holds the id of its process. The
+	// directory is lost in a crash, like the processes.
 	ownerDir = "/run/watari-owner"
-	// ownerUser is whom they run as.
+	// ownerUser is the user who runs the processes.
 	ownerUser = "nobody"
 	// sessionID marks the owner's entry in utmp.
 	sessionID = "wtro"
 )
 
-// ownerBegins starts $1 as the owner, in a session of its own that outlives this shell, and keeps its process id as $0.
-const ownerBegins = `mkdir -p ` + ownerDir + ` && chown ` + ownerUser + ` ` + ownerDir + ` && cd / || exit
+// ownerStartScript starts $1 as the owner, in a session that outlives the shell, and writes its process id to the file
+// $0.
+const ownerStartScript = `mkdir -p ` + ownerDir + ` && chown ` + ownerUser + ` ` + ownerDir + ` && cd / || exit
 setsid setpriv --reuid=` + ownerUser + ` --regid=nogroup --clear-groups sh -c "$1" watari-owner </dev/null >/dev/null 2>&1 &
 echo $! >` + ownerDir + `/"$0"`
 
 var ownerScripts = map[OwnerActivity]string{
 	OwnerBusy: `while :; do :; done`,
-	// Each line typed is read from the terminal at once, which is when the kernel notes the time of its last input.
+	// cat reads each line from the terminal at once. The kernel notes that time as the terminal's last input.
 	OwnerTypes: `while sleep 1; do echo; done | script -qc 'tty >` + ownerDir + `/tty; echo $$ >` + ownerDir + `/session; exec cat >/dev/null' /dev/null`,
 }
 
-// Owner plays the owner of a host that runs. What the owner does already goes on.
+// Owner starts an activity of the owner of a running host. Earlier activities go on, except with OwnerAway.
 func (l *Lab) Owner(ctx context.Context, name string, does OwnerActivity) error {
 	if !slices.Contains(OwnerActivities, does) {
 		return fmt.Errorf("owner of host %s: %q is none of %v", name, does, OwnerActivities)
@@ -62,9 +63,9 @@ func (l *Lab) Owner(ctx context.Context, name string, does OwnerActivity) error 
 	}
 	switch {
 	case does == OwnerAway:
-		err = l.ownerGoes(ctx, name)
-	case !slices.Contains(l.ownerNow(name), does):
-		err = l.ownerBegins(ctx, name, does)
+		err = l.stopOwner(ctx, name)
+	case !slices.Contains(l.ownerActivities(name), does):
+		err = l.startOwner(ctx, name, does)
 	}
 	if err != nil {
 		return fmt.Errorf("play the owner of host %s: %w", name, err)
@@ -72,8 +73,8 @@ func (l *Lab) Owner(ctx context.Context, name string, does OwnerActivity) error 
 	return nil
 }
 
-func (l *Lab) ownerBegins(ctx context.Context, name string, does OwnerActivity) error {
-	if _, err := l.inHost(name, "", "sh", "-c", ownerBegins, string(does), ownerScripts[does]); err != nil {
+func (l *Lab) startOwner(ctx context.Context, name string, does OwnerActivity) error {
+	if _, err := l.inHost(name, "", "sh", "-c", ownerStartScript, string(does), ownerScripts[does]); err != nil {
 		return err
 	}
 	if does != OwnerTypes {
@@ -92,15 +93,15 @@ func (l *Lab) ownerBegins(ctx context.Context, name string, does OwnerActivity) 
 	return l.logIn(name, login{pid: session, line: strings.TrimPrefix(terminal, "/dev/"), user: ownerUser, at: time.Now()})
 }
 
-// ownerGoes ends what the owner does, and the owner's session.
-func (l *Lab) ownerGoes(ctx context.Context, name string) error {
-	for _, does := range l.ownerNow(name) {
+// stopOwner ends the owner's activities and the owner's session.
+func (l *Lab) stopOwner(ctx context.Context, name string) error {
+	for _, does := range l.ownerActivities(name) {
 		group := l.readWord(name, ownerDir+"/"+string(does))
 		if _, err := l.inHost(name, "", "sh", "-c", `kill -KILL "-$0"`, group); err != nil {
 			return err
 		}
 	}
-	err := waitFor(ctx, 30*time.Second, "owner's processes to end", func() bool { return len(l.ownerNow(name)) == 0 })
+	err := waitFor(ctx, 30*time.Second, "owner's processes to end", func() bool { return len(l.ownerActivities(name)) == 0 })
 	if err != nil {
 		return err
 	}
@@ -113,29 +114,29 @@ func (l *Lab) ownerGoes(ctx context.Context, name string) error {
 	return err
 }
 
-// ownerTells prints what the owner does.
-const ownerTells = `cd ` + ownerDir + ` 2>/dev/null || exit 0
+// ownerListScript prints the current activities.
+const ownerListScript = `cd ` + ownerDir + ` 2>/dev/null || exit 0
 for does in ` + string(OwnerBusy) + ` ` + string(OwnerTypes) + `; do
 	[ -e $does ] && kill -0 "$(cat $does)" 2>/dev/null && echo $does
 done
 true`
 
-// ownerNow is what the owner does of a host that runs; nothing where the host does not answer.
-func (l *Lab) ownerNow(name string) (does []OwnerActivity) {
-	out, _ := l.inHost(name, "", "sh", "-c", ownerTells)
+// ownerActivities returns the current activities of the owner of a running host; none if the host does not answer.
+func (l *Lab) ownerActivities(name string) (does []OwnerActivity) {
+	out, _ := l.inHost(name, "", "sh", "-c", ownerListScript)
 	for word := range strings.FieldsSeq(out) {
 		does = append(does, OwnerActivity(word))
 	}
 	return does
 }
 
-// readWord reads a file of a host; it is empty where there is none.
+// readWord returns the trimmed content of a host's file; empty if there is no such file.
 func (l *Lab) readWord(name, path string) string {
 	out, _ := l.inHost(name, "", "cat", path)
 	return strings.TrimSpace(out)
 }
 
-// inHost runs a command in a host with that input, and gives what it writes.
+// inHost runs a command in a host with the given input, and returns its output.
 func (l *Lab) inHost(name, input string, argv ...string) (string, error) {
 	command := l.Command(name, argv...)
 	command.Stdin = strings.NewReader(input)
@@ -147,14 +148,14 @@ func (l *Lab) inHost(name, input string, argv ...string) (string, error) {
 	return out.String(), nil
 }
 
-// login is an entry in utmp; the zero value says that nobody is logged in any more.
+// login is an entry in utmp. The zero value means that nobody is logged in any more.
 type login struct {
 	pid        int
 	line, user string
 	at         time.Time
 }
 
-// logIn writes who is logged in into the host's /run/utmp.
+// logIn writes the entry into the host's /run/utmp.
 func (l *Lab) logIn(name string, entry login) error {
 	before, err := l.inHost(name, "", "sh", "-c", "[ ! -e /run/utmp ] || cat /run/utmp")
 	if err != nil {
@@ -164,7 +165,7 @@ func (l *Lab) logIn(name string, entry login) error {
 	return err
 }
 
-// utmp(5) on 64-bit machines: the size of an entry, where its id is, and the types of entries.
+// utmp(5) on 64-bit machines: the size of an entry, the offset of its id, and the types of entries.
 const (
 	utmpSize    = 384
 	utmpID      = 40
@@ -172,7 +173,7 @@ const (
 	deadProcess = 8
 )
 
-// withLogin is a file of utmp with the owner's entry put in the place of the one before.
+// withLogin returns a utmp file in which the entry replaces the owner's earlier one.
 func withLogin(file []byte, entry login) []byte {
 	record := make([]byte, utmpSize)
 	kind := uint16(userProcess)

@@ -26,7 +26,7 @@ func TestTheOwnersLoginReplacesTheOneBefore(t *testing.T) {
 	}
 }
 
-// owner is what a host's owner does, as the lab's status has it.
+// owner returns the activities of a host's owner, as the lab's status shows them.
 func (l testLab) owner(host string) []OwnerActivity {
 	l.t.Helper()
 	s, err := l.Status()
@@ -45,12 +45,12 @@ func (l testLab) owner(host string) []OwnerActivity {
 	return nil
 }
 
-// processorTime is what the processes of a control group have used.
+// processorTime returns the CPU time that the processes of a control group have used.
 func processorTime(t *testing.T, groups hierarchies, path string) time.Duration {
 	t.Helper()
 	dir := filepath.Join(groups.roots[len(groups.roots)-1], path)
 	word, unit := readWord(filepath.Join(dir, "cpuacct.usage")), time.Nanosecond
-	if groups.second {
+	if groups.v2 {
 		word, unit = readWord(filepath.Join(dir, "cpu.stat")), time.Microsecond
 		word, _, _ = strings.Cut(strings.TrimPrefix(word, "usage_usec "), "\n")
 	}
@@ -90,7 +90,7 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel may let a group have one period's share at the beginning and at the end.
+	// The kernel may grant one period's share at the beginning and one at the end.
 	passed := time.Since(begun)
 	if share := float64(used()-before) / float64(passed+200*time.Millisecond); share > 0.3 {
 		t.Errorf("the host used %.2f processors in %v, its share is 0.25", share, passed)
@@ -113,7 +113,7 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 	if got := l.owner("a1"); len(got) != 0 {
 		t.Errorf("the owner outlived a power failure: %v", got)
 	}
-	limit := map[bool]string{false: "cpu.cfs_quota_us", true: "cpu.max"}[groups.second]
+	limit := map[bool]string{false: "cpu.cfs_quota_us", true: "cpu.max"}[groups.v2]
 	if quota := readWord(filepath.Join(groups.roots[0], groupPath("owned", "a1"), limit)); !strings.HasPrefix(quota, "25000") {
 		t.Errorf("the host's share after a power failure: %s", quota)
 	}

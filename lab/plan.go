@@ -1,4 +1,4 @@
-// The names and addresses of a lab's sites, hosts and links, all derived from its name, slot and shape.
+// The names and addresses of a lab's sites, hosts and links. All derive from the lab's name, slot and shape.
 
 package lab
 
@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// MaxSites and MaxHosts (on each site) are what a lab's /20 holds.
+	// MaxSites and MaxHosts (per site) are limited by the size of a lab's /20.
 	MaxSites = 14
 	MaxHosts = 200
-	// slots is how many labs fit into 198.18.0.0/15, the prefix for tests of networks (RFC 2544), with a /20 each.
+	// slots is the number of labs: each has a /20 of 198.18.0.0/15, the prefix for network tests (RFC 2544).
 	slots = 32
 )
 
@@ -27,7 +27,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// CheckShape refuses a lab's name and numbers of sites and of hosts on each that cannot be.
+// CheckShape checks a lab's name and its numbers of sites and of hosts per site.
 func CheckShape(name string, sites, hosts int) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -41,10 +41,11 @@ func CheckShape(name string, sites, hosts int) error {
 	return nil
 }
 
-// Prefix holds the addresses of all labs: the prefix for tests of networks (RFC 2544).
+// Prefix holds the addresses of all labs. It is the prefix for network tests (RFC 2544).
 var Prefix = netip.MustParsePrefix("198.18.0.0/15")
 
-// plan is the address plan of one lab. Its /20 has a /24 for the links between namespaces, then one for each site.
+// plan is the address plan of one lab. The first /24 of its /20 is for the links between namespaces; each site has one
+// of the next.
 type plan struct {
 	slot, sites, hosts int
 }
@@ -68,12 +69,12 @@ func (p plan) at(third, fourth int) netip.Addr {
 // prefix holds all addresses of the lab.
 func (p plan) prefix() netip.Prefix { return netip.PrefixFrom(p.at(0, 0), 20) }
 
-// lan is a site's prefix; host n has .n in it, the router .254.
+// lan returns a site's prefix. Host n has the address .n in it, the router .254.
 func (p plan) lan(site int) netip.Prefix           { return netip.PrefixFrom(p.at(site+1, 0), 24) }
 func (p plan) router(site int) netip.Addr          { return p.at(site+1, 254) }
 func (p plan) address(site, number int) netip.Addr { return p.at(site+1, number) }
 
-// rootEnd and rootPeer are the two ends of the link between the machine itself and the router of the first site.
+// rootEnd and rootPeer are the two ends of the link between this machine and the router of the first site.
 func (p plan) rootEnd() netip.Addr  { return p.at(0, 1) }
 func (p plan) rootPeer() netip.Addr { return p.at(0, 2) }
 
@@ -96,8 +97,8 @@ func (p plan) all() []Host {
 	return hosts
 }
 
-// hardwareAddress is fixed for each link's end, so that neighbour tables stay right over a host's crash and so that
-// the WAN's link process need not ask for it.
+// hardwareAddress returns a fixed address for each end of a link. So neighbour tables stay right when a host crashes,
+// and the WAN's link process needs no neighbour discovery.
 func (p plan) hardwareAddress(kind byte, site, number int) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0x57, kind, byte(p.slot), byte(site), byte(number)}
 }
@@ -109,7 +110,7 @@ const (
 	macHub    = 'U' // the hub's end of a spoke
 )
 
-// Names of links. Inside a namespace of the lab's own they need not tell labs apart.
+// Names of links. Names inside the lab's namespaces need not differ between labs.
 const (
 	linkLAN  = "lan"  // bridge, in a router
 	linkWAN  = "wan"  // spoke, router's end
@@ -119,7 +120,8 @@ const (
 
 func spokeLink(site int) string { return "spoke-" + siteName(site) }
 
-// rootLinkName is the machine's end of its link to the lab, the only link outside the lab's namespaces.
+// rootLinkName returns the name of the machine's end of its link to the lab, the only link outside the lab's
+// namespaces.
 func rootLinkName(lab string) string {
 	h := fnv.New32a()
 	h.Write([]byte(lab))

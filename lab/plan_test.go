@@ -22,7 +22,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestNoTwoAddressesAreEqual takes the largest labs of all slots.
+// TestNoTwoAddressesAreEqual checks the largest lab in every slot.
 func TestNoTwoAddressesAreEqual(t *testing.T) {
 	owner := map[netip.Addr]string{}
 	whole := netip.MustParsePrefix("198.18.0.0/15")

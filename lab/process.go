@@ -1,4 +1,4 @@
-// Finding and ending the lab's processes. They are known by their command line, not by files that a crash leaves wrong.
+// Finding and ending the lab's processes. They are known by their command lines: a crash would leave stale pid files.
 
 package lab
 
@@ -22,9 +22,9 @@ const (
 	verbWANLink  = "wan-link"
 )
 
-// Helper must be called first in main by any program that calls Up, unless Options.Executable names another one:
-// where args (os.Args) say that this process is to be a host's first process or the WAN's link, it does that and
-// never returns.
+// Helper runs this process as a host's first process or as the WAN's link process if args (os.Args) say so; then it
+// never returns. Every program that calls Up must call Helper first in main, unless Options.Executable names another
+// program.
 func Helper(args []string) {
 	if len(args) < 4 || args[1] != "lab" {
 		return
@@ -45,7 +45,7 @@ func Helper(args []string) {
 	os.Exit(0)
 }
 
-// helperArgs are the arguments, after the program's name, by which a helper is started and found again.
+// helperArgs returns the arguments, without the program's name, by which a helper is started and found again.
 func helperArgs(verb, lab, host string) []string {
 	args := []string{"lab", verb, lab}
 	if host != "" {
@@ -54,7 +54,7 @@ func helperArgs(verb, lab, host string) []string {
 	return args
 }
 
-// findHelpers lists the processes started with those arguments, or with them and more.
+// findHelpers lists the processes whose arguments begin with args.
 func findHelpers(args []string) []int {
 	var found []int
 	for _, pid := range allProcesses() {
@@ -84,7 +84,7 @@ func allProcesses() []int {
 	return pids
 }
 
-// hostProcess is the process id, seen from outside, of a host's first process; 0 if the host does not run.
+// hostProcess returns the id, as seen on this machine, of a host's first process; 0 if the host is not running.
 func (l *Lab) hostProcess(host string) int {
 	for _, pid := range findHelpers(helperArgs(verbHostInit, l.Name(), host)) {
 		if alive(pid) {
@@ -94,11 +94,11 @@ func (l *Lab) hostProcess(host string) int {
 	return 0
 }
 
-// alive is false for a zombie as well, but only when its last thread has ended: until then a host's first process is
-// still waiting for the host's other processes to end.
+// alive reports whether a process runs. A zombie counts as running while it has other threads: a host's first process
+// still waits for the host's other processes to end.
 func alive(pid int) bool { return aliveIn("/proc", strconv.Itoa(pid)) }
 
-// aliveIn is alive for a process as the given /proc has it.
+// aliveIn is alive with the given proc file system.
 func aliveIn(proc, pid string) bool {
 	data, err := os.ReadFile(filepath.Join(proc, pid, "stat"))
 	if err != nil {
@@ -112,7 +112,8 @@ func aliveIn(proc, pid string) bool {
 	return err == nil && len(threads) > 1
 }
 
-// kill ends processes and waits until they are gone; a host's first process takes all others of the host with it.
+// kill kills processes and waits until they are gone. A host's first process takes all other processes of the host with
+// it.
 func kill(ctx context.Context, pids ...int) error {
 	for _, pid := range pids {
 		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
@@ -124,7 +125,7 @@ func kill(ctx context.Context, pids ...int) error {
 	})
 }
 
-// namespaceOf is what tells a namespace of a process ("net", "mnt") from others: its inode, 0 if it is gone.
+// namespaceOf identifies a namespace of a process ("net", "mnt") by its inode; 0 if the process is gone.
 func namespaceOf(pid int, kind string) uint64 {
 	return inode(filepath.Join("/proc", strconv.Itoa(pid), "ns", kind))
 }
@@ -137,12 +138,12 @@ func inode(path string) uint64 {
 	return st.Ino
 }
 
-// inNamespaces lists the other processes whose network namespace is one of those.
+// inNamespaces lists the processes, without this one, in the network namespaces with these inodes.
 func inNamespaces(inodes map[uint64]bool) []int {
 	var found []int
 	for _, pid := range allProcesses() {
 		if pid == os.Getpid() {
-			continue // one of its threads may be there for a moment
+			continue // one of its threads may be in such a namespace for a moment
 		}
 		if ino := namespaceOf(pid, "net"); ino != 0 && inodes[ino] {
 			found = append(found, pid)

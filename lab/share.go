@@ -1,5 +1,5 @@
-// Shares of the processors: each host's processes are in a control group of their own, with a limit where the host is to
-// be slower than this machine.
+// Shares of CPU time: the processes of each host are in a control group, which has a limit if the host is to be slower
+// than this machine.
 
 package lab
 
@@ -21,13 +21,13 @@ const (
 	cgroupRoot = "/sys/fs/cgroup"
 	// cgroupFolder holds the control groups of all labs.
 	cgroupFolder = "watari-lab"
-	// quotaPeriod is the time, in microseconds, in which a host may use its share.
+	// quotaPeriod is the period of the CPU quota, in microseconds.
 	quotaPeriod = 100_000
-	// minShare is the smallest share: the kernel takes no quota below 1 ms.
+	// minShare is the smallest share: the kernel accepts no quota below 1 ms.
 	minShare = 0.01
 )
 
-// ParseCPUs reads "a1=0.7,b1=1.5": how many processors' worth of time each of these hosts may use. "none": no limits.
+// ParseCPUs reads "a1=0.7,b1=1.5", the CPU time that each of these hosts may use, in CPUs. "none" means no limits.
 func ParseCPUs(text string) (map[string]float64, error) {
 	shares := map[string]float64{}
 	if text == "none" {
@@ -50,7 +50,7 @@ func ParseCPUs(text string) (map[string]float64, error) {
 	return shares, nil
 }
 
-// setShares takes up the shares asked for; nil: those of before.
+// setShares replaces the shares; nil leaves them unchanged.
 func (l *Lab) setShares(shares map[string]float64) error {
 	if shares == nil {
 		return nil
@@ -64,17 +64,18 @@ func (l *Lab) setShares(shares map[string]float64) error {
 	return nil
 }
 
-// groupPath is a host's control group below the root of each hierarchy; the lab's own without a host.
+// groupPath returns the path of a host's control group below the root of each hierarchy; that of the lab's group if
+// host is empty.
 func groupPath(lab, host string) string { return filepath.Join(cgroupFolder, lab, host) }
 
-// hierarchies are the folders in which a host's control group is made, below root: those of the processor's time and of
-// its account, which version 1 may have apart.
+// hierarchies are the root directories in which a host's control group is made. Version 1 may have one hierarchy for
+// limiting CPU time (cpu) and another for counting it (cpuacct).
 type hierarchies struct {
-	roots  []string
-	second bool // version 2
+	roots []string
+	v2    bool // version 2
 }
 
-// findHierarchies looks for the controllers that a share needs; there may be none.
+// findHierarchies finds the hierarchies of the controllers that a share needs; there may be none.
 func findHierarchies(root string) hierarchies {
 	var h hierarchies
 	for _, controller := range []string{"cpu", "cpuacct"} {
@@ -92,7 +93,7 @@ func findHierarchies(root string) hierarchies {
 	return h
 }
 
-// prepare makes a control group with a limit; share 0: without.
+// prepare makes a control group with a limit; share 0 means no limit.
 func (h hierarchies) prepare(path string, share float64) error {
 	if len(h.roots) == 0 {
 		if share == 0 {
@@ -103,7 +104,7 @@ func (h hierarchies) prepare(path string, share float64) error {
 	for _, root := range h.roots {
 		dir := root
 		for name := range strings.SplitSeq(path, "/") {
-			if h.second { // what is below may have the controller
+			if h.v2 { // lets the groups below use the controller
 				if err := writeControl(dir, "cgroup.subtree_control", "+cpu"); err != nil {
 					return err
 				}
@@ -119,7 +120,7 @@ func (h hierarchies) prepare(path string, share float64) error {
 
 func (h hierarchies) limit(path string, share float64) error {
 	dir, quota := filepath.Join(h.roots[0], path), strconv.Itoa(int(share*quotaPeriod))
-	if h.second {
+	if h.v2 {
 		if share == 0 {
 			quota = "max"
 		}
@@ -134,7 +135,7 @@ func (h hierarchies) limit(path string, share float64) error {
 	return writeControl(dir, "cpu.cfs_quota_us", quota)
 }
 
-// enter puts a process into a control group; its threads and children are there, too.
+// enter moves a process into a control group. The processes that it starts later are in the group, too.
 func (h hierarchies) enter(path string, pid int) error {
 	for _, file := range h.members(path) {
 		if err := os.WriteFile(file, []byte(strconv.Itoa(pid)), 0); err != nil {
@@ -144,7 +145,7 @@ func (h hierarchies) enter(path string, pid int) error {
 	return nil
 }
 
-// members are the files to which a process is written that enters the group.
+// members returns the files to which the id of a process is written so that it enters the group.
 func (h hierarchies) members(path string) (files []string) {
 	for _, root := range h.roots {
 		files = append(files, filepath.Join(root, path, "cgroup.procs"))
@@ -152,7 +153,7 @@ func (h hierarchies) members(path string) (files []string) {
 	return files
 }
 
-// remove removes a lab's control groups, whose processes have ended.
+// remove removes a lab's control groups. Their processes must have ended.
 func (h hierarchies) remove(ctx context.Context, lab string) (removed int, err error) {
 	for _, root := range h.roots {
 		dir := filepath.Join(root, groupPath(lab, ""))
@@ -169,7 +170,7 @@ func (h hierarchies) remove(ctx context.Context, lab string) (removed int, err e
 	return removed, err
 }
 
-// removeGroup waits for the kernel, which lets a group go some time after its last process.
+// removeGroup retries until the kernel allows it: a group stays busy for a moment after its last process has ended.
 func removeGroup(ctx context.Context, dir string) error {
 	return waitFor(ctx, 10*time.Second, "control group "+dir+" to be empty", func() bool {
 		err := os.Remove(dir)
@@ -184,7 +185,7 @@ func writeControl(dir, name, value string) error {
 	return nil
 }
 
-// applyShares makes each host's control group, and sets its limit, which counts for a running host at once.
+// applyShares makes each host's control group and sets its limit. A new limit applies to a running host at once.
 func (l *Lab) applyShares() error {
 	groups := findHierarchies(cgroupRoot)
 	for _, host := range l.Hosts() {
@@ -195,10 +196,10 @@ func (l *Lab) applyShares() error {
 	return nil
 }
 
-// enterShare puts a host's first process into the host's control group, before it starts others.
+// enterShare moves a host's first process into the host's control group, before it starts others.
 func (l *Lab) enterShare(host string, pid int) error {
 	groups, path := findHierarchies(cgroupRoot), groupPath(l.Name(), host)
-	if err := groups.prepare(path, l.state.CPUs[host]); err != nil { // this machine was started anew, perhaps
+	if err := groups.prepare(path, l.state.CPUs[host]); err != nil { // after a reboot of this machine the group is gone
 		return err
 	}
 	if err := groups.enter(path, pid); err != nil {
@@ -207,7 +208,7 @@ func (l *Lab) enterShare(host string, pid int) error {
 	return nil
 }
 
-// inShare has a command begin in a host's control group.
+// inShare makes a command start in a host's control group.
 func (l *Lab) inShare(host string, command *exec.Cmd) *exec.Cmd {
 	files := findHierarchies(cgroupRoot).members(groupPath(l.Name(), host))
 	files = slices.DeleteFunc(files, func(file string) bool { _, err := os.Stat(file); return err != nil })
@@ -221,7 +222,7 @@ func (l *Lab) inShare(host string, command *exec.Cmd) *exec.Cmd {
 	return exec.Command("sh", args...)
 }
 
-// agentGroup are the agent's options for the load of a host that is a control group.
+// agentGroup returns the agent's options for measuring the load of its host's control group instead of the machine's.
 func (l *Lab) agentGroup(host string) []string {
 	if len(findHierarchies(cgroupRoot).roots) == 0 {
 		return nil

@@ -23,7 +23,7 @@ func TestParseCPUs(t *testing.T) {
 	}
 }
 
-// fakeGroups is a folder with the files that a kernel has at the root of its hierarchies.
+// fakeGroups makes a directory with the files that a kernel has at the root of its hierarchies.
 func fakeGroups(t *testing.T, files map[string]string) string {
 	root := t.TempDir()
 	for name, text := range files {
@@ -60,7 +60,7 @@ func TestAShareIsWrittenAsTheKernelsVersionHasIt(t *testing.T) {
 			if err := groups.prepare(path, c.share); err != nil {
 				t.Fatal(err)
 			}
-			for _, file := range groups.members(path) { // the kernel makes it with the group
+			for _, file := range groups.members(path) { // the kernel makes this file with the group
 				if err := os.WriteFile(file, nil, 0o644); err != nil {
 					t.Fatal(err)
 				}

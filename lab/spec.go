@@ -1,4 +1,4 @@
-// WAN: how the network between sites is shaped, and its text form.
+// WAN: the shape of the network between sites, and its text form.
 
 package lab
 
@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// WAN says how traffic between sites is held back. The zero value does not shape it.
+// WAN describes the shape of the traffic between sites. The zero value means unshaped.
 type WAN struct {
 	RoundTrip time.Duration `json:"round_trip"` // added between two sites, half in each direction
 	Rate      uint64        `json:"rate"`       // bit/s of each site in each direction; 0: unlimited
-	Loss      float64       `json:"loss"`       // probability, 0 to 1, of losing a packet on its way between two sites
+	Loss      float64       `json:"loss"`       // probability, 0 to 1, that a packet between two sites is lost
 }
 
-// Shaped says whether w holds anything back.
+// Shaped reports whether w limits anything.
 func (w WAN) Shaped() bool { return w != WAN{} }
 
-// ParseWAN reads "20ms,200mbit,1%": round trip, rate and loss, each once at most, in any order; "none" is unshaped.
+// ParseWAN reads "20ms,200mbit,1%": round trip, rate and loss, each at most once, in any order. "none" means unshaped.
 func ParseWAN(text string) (WAN, error) {
 	var w WAN
 	if text == "" || text == "none" {
@@ -77,7 +77,7 @@ func (w *WAN) parsePart(part string) (kind string, err error) {
 	return "round trip", nil
 }
 
-// String is the form that ParseWAN reads.
+// String returns the form that ParseWAN reads.
 func (w WAN) String() string {
 	var parts []string
 	if w.RoundTrip > 0 {

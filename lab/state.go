@@ -1,4 +1,4 @@
-// The lasting state of a lab: what was asked for, written before anything is made, and the locks around it.
+// The persistent state of a lab, written before any part of the lab is made, and the locks around it.
 
 package lab
 
@@ -22,7 +22,7 @@ import (
 	"watari/lab/machine"
 )
 
-// How long a lock that another process holds is waited for, and after how long that is said.
+// lockWait is the longest wait for a lock that another process holds. After lockQuiet the wait is reported.
 const (
 	lockWait  = 10 * time.Minute
 	lockQuiet = time.Second
@@ -36,18 +36,18 @@ const (
 // state is lab.json.
 type state struct {
 	Name  string `json:"name"`
-	Slot  int    `json:"slot"` // which /20 of 198.18.0.0/15
+	Slot  int    `json:"slot"` // index of its /20 in 198.18.0.0/15
 	Sites int    `json:"sites"`
 	Hosts int    `json:"hosts"` // on each site
 	WAN   WAN    `json:"wan"`
 	// Cut names the sites that are cut off the WAN.
 	Cut []string `json:"cut,omitempty"`
-	// RootEnd is this machine's address in the lab: where its hosts find a manager that runs here.
+	// RootEnd is this machine's address in the lab: hosts reach a manager on this machine there.
 	RootEnd netip.Addr           `json:"root_end"`
-	UUIDs   map[string]uuid.UUID `json:"host_uuids"` // what libvirt takes for the host's identity
-	// Whole has the machines of those hosts, by name, that are whole machines.
+	UUIDs   map[string]uuid.UUID `json:"host_uuids"` // libvirt identifies the host by it
+	// Whole maps the names of the whole hosts to their machines.
 	Whole map[string]machine.Spec `json:"whole,omitempty"`
-	// CPUs is how many processors' worth of time a host may use; hosts without are not limited.
+	// CPUs limits the CPU time of hosts, in CPUs; other hosts have no limit.
 	CPUs map[string]float64 `json:"cpus,omitempty"`
 }
 
@@ -66,10 +66,11 @@ func (l *Lab) Host(name string) (Host, error) {
 	return Host{}, fmt.Errorf("lab %s has no host %q; `watari lab status --name %[1]s` shows those it has", l.Name(), name)
 }
 
-// RootEnd is this machine's address in the lab: where the lab's hosts reach what listens on this machine.
+// RootEnd returns this machine's address in the lab: the lab's hosts reach this machine there.
 func (l *Lab) RootEnd() netip.Addr { return l.state.RootEnd }
 
-// Dir holds the lab's lasting state; a host's is in hosts/<name>, its logs in hosts/<name>/log.
+// Dir returns the directory of the lab's persistent state. A host's state is in hosts/<name>, its logs in
+// hosts/<name>/log.
 func (l *Lab) Dir() string { return l.dir }
 
 func (l *Lab) load() error {
@@ -90,7 +91,7 @@ func (l *Lab) save() error {
 	return writeJSON(filepath.Join(l.dir, "lab.json"), l.state)
 }
 
-// openOrCreate reads the lab, or writes it down with a slot of its own. The lab stays locked until unlock.
+// openOrCreate loads the lab, or creates its state with a free slot. The lab stays locked until unlock is called.
 func openOrCreate(ctx context.Context, o Options) (l *Lab, unlock func(), err error) {
 	l = at(o.Name)
 	l.executable, l.progress = o.Executable, o.Progress
@@ -98,13 +99,13 @@ func openOrCreate(ctx context.Context, o Options) (l *Lab, unlock func(), err er
 	if err != nil {
 		return nil, nil, err
 	}
-	unlockAll, err := lockDirectory(ctx, stateRoot, l.progress) // no two labs choose a slot at once
+	unlockAll, err := lockDirectory(ctx, stateRoot, l.progress) // so that two labs cannot choose the same slot
 	if err == nil {
 		err = l.decide(o)
 		unlockAll()
 	}
 	if err != nil {
-		_ = os.Remove(l.dir) // where it was made just now, and is empty
+		_ = os.Remove(l.dir) // removes it only if it is empty, that is, new
 		unlock()
 		return nil, nil, err
 	}
@@ -145,7 +146,7 @@ func (l *Lab) decide(o Options) error {
 	return l.save()
 }
 
-// freeSlot is the first /20 that no other lab has and no route of this machine leads into.
+// freeSlot returns the first /20 that no other lab has and that overlaps no route of this machine.
 func freeSlot(name string) (int, error) {
 	names, err := List()
 	if err != nil {
@@ -181,8 +182,8 @@ func leadsInto(prefix netip.Prefix) func(netlink.Route) bool {
 	}
 }
 
-// lockDirectory makes a directory and holds a lock on it, waiting for another process to give it up, which progress is
-// told. The directory may be removed under the lock: whoever waited then makes it anew.
+// lockDirectory makes a directory and locks it. It waits while another process holds the lock, and tells progress so.
+// The holder may remove the directory: then a waiting process makes it again.
 func lockDirectory(ctx context.Context, path string, progress func(line string)) (unlock func(), err error) {
 	begun, told := time.Now(), false
 	for {
@@ -225,7 +226,7 @@ func sameFile(f *os.File, path string) bool {
 	return errA == nil && errB == nil && os.SameFile(a, b)
 }
 
-// writeJSON replaces a file whole.
+// writeJSON replaces a file atomically.
 func writeJSON(path string, value any) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {

@@ -1,4 +1,4 @@
-// What a lab looks like now.
+// The current state of a lab.
 
 package lab
 
@@ -12,18 +12,18 @@ import (
 
 const statusFile = inHost + "/status.json"
 
-// Status is what a lab looks like now.
+// Status describes the current state of a lab.
 type Status struct {
 	Name    string       `json:"name"`
 	Sites   []SiteStatus `json:"sites"`
 	WAN     string       `json:"wan"`      // as ParseWAN reads it
-	Shaper  string       `json:"shaper"`   // what holds the WAN's traffic back: "nothing", "netem", "link process", or what is wrong
+	Shaper  string       `json:"shaper"`   // what shapes the WAN: "nothing", "netem", "link process", or the problem
 	RootEnd string       `json:"root_end"` // this machine's address in the lab
 	Prefix  string       `json:"prefix"`
-	Dir     string       `json:"dir"` // lasting state
+	Dir     string       `json:"dir"` // persistent state
 }
 
-// SiteStatus is one site's part.
+// SiteStatus describes one site.
 type SiteStatus struct {
 	Name  string       `json:"name"`
 	LAN   string       `json:"lan"`
@@ -31,27 +31,27 @@ type SiteStatus struct {
 	Hosts []HostStatus `json:"hosts"`
 }
 
-// HostStatus is one host's part.
+// HostStatus describes one host.
 type HostStatus struct {
 	Host
 	Running bool            `json:"running"`
-	PID     int             `json:"pid"`               // of its first process, seen from outside
-	Daemons []DaemonStatus  `json:"daemons"`           // if asked for
+	PID     int             `json:"pid"`               // of its first process, as this machine sees it
+	Daemons []DaemonStatus  `json:"daemons"`           // set by AskDaemons
 	Machine *machine.Spec   `json:"machine,omitempty"` // of a whole host
-	CPUs    float64         `json:"cpus,omitempty"`    // processors' worth of time that it may use; 0: no limit
-	Owner   []OwnerActivity `json:"owner,omitempty"`   // what the owner does who is played, if asked for
+	CPUs    float64         `json:"cpus,omitempty"`    // limit of its CPU time, in CPUs; 0: no limit
+	Owner   []OwnerActivity `json:"owner,omitempty"`   // current activities of the played owner, set by AskDaemons
 }
 
-// DaemonStatus is one daemon of a host.
+// DaemonStatus describes one daemon of a host.
 type DaemonStatus struct {
 	Name   string    `json:"name"`
 	PID    int       `json:"pid"` // in the host; 0: not running
 	Starts int       `json:"starts"`
 	Since  time.Time `json:"since"`
-	Error  string    `json:"error"` // how it ended last, if it does not run
+	Error  string    `json:"error"` // how it ended, if it is not running
 }
 
-// Status looks at the lab as it is now, without asking hosts for their daemons.
+// Status returns the current state of the lab. It does not ask the hosts for their daemons.
 func (l *Lab) Status() (Status, error) {
 	if err := l.load(); err != nil {
 		return Status{}, err
@@ -75,10 +75,11 @@ func (l *Lab) Status() (Status, error) {
 	return s, nil
 }
 
-// askLimit is how long a host may take to tell its daemons. One that does not answer is shown without.
+// askLimit is the longest time that a host may take to list its daemons. A host that does not answer is shown without
+// them.
 const askLimit = time.Minute
 
-// AskDaemons fills in the daemons and the owners of all hosts that run. An answer of a whole host takes a second or more.
+// AskDaemons fills in the daemons and owners of all running hosts. A whole host takes a second or more to answer.
 func (l *Lab) AskDaemons(ctx context.Context, s Status) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -88,7 +89,7 @@ func (l *Lab) AskDaemons(ctx context.Context, s Status) {
 			if h := &site.Hosts[i]; h.Running {
 				asking.Go(func() {
 					h.Daemons = l.kind(h.Host).daemons(ctx, h.PID)
-					h.Owner = l.ownerNow(h.Name)
+					h.Owner = l.ownerActivities(h.Name)
 				})
 			}
 		}

@@ -1,4 +1,4 @@
-// Keeping a host's daemons running, and reaping what they leave, as a host's first process must.
+// Supervising a host's daemons, and reaping orphans, which is the duty of a first process.
 
 package lab
 
@@ -16,8 +16,8 @@ import (
 	"syscall"
 )
 
-// A daemon that dies is started again at once; one that died within steadyAfter, quickDeaths times in a row, is
-// started again only after a pause, which doubles up to longestPause.
+// A daemon that ends is restarted at once. After quickDeaths ends in a row, each within steadyAfter of its start,
+// restarts are delayed by a pause, which doubles up to longestPause.
 const (
 	steadyAfter  = 5 * time.Second
 	quickDeaths  = 5
@@ -25,7 +25,7 @@ const (
 	longestPause = 8 * time.Second
 )
 
-// daemon is one that is kept running.
+// daemon is a supervised daemon.
 type daemon struct {
 	Name   string    `json:"name"`
 	PID    int       `json:"pid"` // in the host; 0: not running
@@ -34,8 +34,8 @@ type daemon struct {
 	Error  string    `json:"error,omitempty"`
 
 	command []string
-	quick   int       // deaths in a row, each soon after its start
-	due     time.Time // when to start it; zero while it runs
+	quick   int       // ends in a row, each within steadyAfter of its start
+	due     time.Time // time of the next start, if it is not running
 }
 
 type supervisor struct {
@@ -45,8 +45,8 @@ type supervisor struct {
 
 func newSupervisor() *supervisor { return &supervisor{now: time.Now} }
 
-// run never returns but on a signal to end: with it the kernel ends all the host's processes. One goroutine starts
-// and reaps, so that no daemon can die unseen between its start and its being known.
+// run returns only on a signal to end; then the kernel ends all processes of the host. One goroutine starts and reaps,
+// so that no daemon can end before its process id is recorded.
 func (s *supervisor) run(signals <-chan os.Signal) error {
 	if err := s.load(); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (s *supervisor) run(signals <-chan os.Signal) error {
 	}
 }
 
-// load adds the daemons that host.json names and that are not there yet.
+// load adds the daemons that host.json names and that are not known yet.
 func (s *supervisor) load() error {
 	var config hostConfig
 	if err := readJSON(inHost+"/host/host.json", &config); err != nil {
@@ -84,7 +84,7 @@ func (s *supervisor) load() error {
 		switch {
 		case len(command) == 0:
 		case known >= 0:
-			s.daemons[known].command = command // from its next start on
+			s.daemons[known].command = command // used from its next start on
 		default:
 			s.daemons = append(s.daemons, &daemon{Name: name, command: command, due: s.now()})
 		}
@@ -92,7 +92,7 @@ func (s *supervisor) load() error {
 	return nil
 }
 
-// startDue starts the daemons that are due and returns the time until the next one is.
+// startDue starts the daemons that are due and returns the time until the next start.
 func (s *supervisor) startDue() time.Duration {
 	next := time.Hour
 	for _, d := range s.daemons {
@@ -119,7 +119,7 @@ func (s *supervisor) startDue() time.Duration {
 	return max(next, 0)
 }
 
-// ended decides when a daemon that is gone is started again.
+// ended sets the time of a daemon's next start.
 func (d *daemon) ended(now time.Time) {
 	d.PID = 0
 	if now.Sub(d.Since) >= steadyAfter {
@@ -133,7 +133,7 @@ func (d *daemon) ended(now time.Time) {
 	}
 }
 
-// reap takes in every process that has ended: daemons, and orphans such as QEMU.
+// reap reaps all processes that have ended: daemons, and orphans such as QEMU.
 func (s *supervisor) reap() {
 	for {
 		var status unix.WaitStatus
@@ -161,7 +161,7 @@ func describe(status unix.WaitStatus) string {
 	return fmt.Sprintf("exited with status %d", status.ExitStatus())
 }
 
-// startDaemon starts a process in a session of its own, its output appended to its log.
+// startDaemon starts a process in a session of its own and appends its output to its log.
 func startDaemon(name string, command []string) (pid int, err error) {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -177,13 +177,13 @@ func startDaemon(name string, command []string) (pid int, err error) {
 		return 0, err
 	}
 	defer null.Close()
-	// Not os/exec: its own waiting would take part in the reaping.
+	// os/exec cannot be used: its Wait would compete with reap.
 	return syscall.ForkExec(path, command, &syscall.ProcAttr{
 		Dir: "/", Env: os.Environ(), Files: []uintptr{null.Fd(), log.Fd(), log.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 }
 
-// report writes what runs to where Status reads it.
+// report writes the daemons' state to the file that Status reads.
 func (s *supervisor) report() {
 	if err := writeJSON(statusFile, s.daemons); err != nil {
 		slog.Error("report status", "error", err)

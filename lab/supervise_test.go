@@ -25,7 +25,7 @@ func TestDaemonIsStartedAgainAtOnceThenSlower(t *testing.T) {
 			t.Fatalf("pauses %v, want %v", pauses, want)
 		}
 	}
-	die(time.Minute) // it was steady: what was before is forgotten
+	die(time.Minute) // it ran long enough to reset the count
 	if last := pauses[len(pauses)-1]; last != 0 {
 		t.Errorf("pause %v after a steady minute", last)
 	}

@@ -1,4 +1,4 @@
-// What the tests of real labs share.
+// Helpers for the tests of real labs.
 
 package lab
 
@@ -18,7 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// needLab skips a test where no lab can be; where tests are to be run, what they need ought to be there.
+// needLab skips a test if a lab is not possible. It fails the test instead if the environment is meant to run all
+// tests.
 func needLab(t *testing.T) {
 	t.Helper()
 	missing := Missing()
@@ -36,7 +37,7 @@ func needLab(t *testing.T) {
 	t.Skipf("missing: %v", missing)
 }
 
-// testLab is a lab and what its tests do with it.
+// testLab is a lab with helpers for tests.
 type testLab struct {
 	*Lab
 	t *testing.T
@@ -61,7 +62,7 @@ func upWithin(t *testing.T, ctx context.Context, o Options) testLab {
 			t.Error(err)
 		}
 	})
-	if err := Down(deadline(t), o.Name, nil); err != nil { // what a test that was killed left
+	if err := Down(deadline(t), o.Name, nil); err != nil { // a test that was killed may have left a lab
 		t.Fatal(err)
 	}
 	l, err := Up(ctx, o)
@@ -71,7 +72,7 @@ func upWithin(t *testing.T, ctx context.Context, o Options) testLab {
 	return testLab{l, t}
 }
 
-// on runs a command in a host and gives what it wrote.
+// on runs a command in a host and returns its output.
 func (l testLab) on(host string, argv ...string) (string, error) {
 	out, err := l.Command(host, argv...).CombinedOutput()
 	return string(out), err
@@ -86,7 +87,7 @@ func (l testLab) must(host string, argv ...string) string {
 	return out
 }
 
-// ping gives the least round trip in milliseconds, and how many of count packets came back.
+// ping returns the smallest round trip in milliseconds, and the number of answers to count packets.
 func (l testLab) ping(from, to string, count int) (least float64, received int) {
 	l.t.Helper()
 	out, _ := l.on(from, "ping", "-q", "-n", "-i", "0.002", "-W", "1", "-c", strconv.Itoa(count), to)
@@ -114,8 +115,8 @@ func (l testLab) until(what string, done func() bool) {
 	}
 }
 
-// hold keeps a namespace until the test ends, and gives its inode: the kernel gives the number of one that is gone to the
-// next that is made, by another package's tests for instance. 0: there is none.
+// hold keeps a namespace alive until the test ends, and returns its inode; 0 if there is none. Without that, the kernel
+// could give the inode's number to a new namespace, for instance of another package's tests.
 func (l testLab) hold(path string) uint64 {
 	file, err := os.Open(path)
 	if err != nil {
@@ -125,7 +126,7 @@ func (l testLab) hold(path string) uint64 {
 	return inode(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 }
 
-// marks are the lab's network namespaces, by which whatever is in them is found after the lab is gone.
+// marks returns the inodes of the lab's network namespaces. They identify processes of the lab after the lab is gone.
 func (l testLab) marks() map[uint64]bool {
 	marks := map[uint64]bool{}
 	for _, name := range l.state.plan().namespaces() {
@@ -138,7 +139,7 @@ func (l testLab) marks() map[uint64]bool {
 	return marks
 }
 
-// nothingLeft checks that no mount, link, process, namespace or file of a lab is there.
+// nothingLeft checks that no mount, link, process, namespace or file of a lab exists.
 func nothingLeft(t *testing.T, name string, marks map[uint64]bool) {
 	t.Helper()
 	for _, pid := range allProcesses() {
@@ -172,7 +173,7 @@ func nothingLeft(t *testing.T, name string, marks map[uint64]bool) {
 	}
 }
 
-// marksOfAny are the marks of what there is of a lab that may be half made.
+// marksOfAny returns the marks of a lab that may be half made.
 func (l testLab) marksOfAny() map[uint64]bool {
 	marks := map[uint64]bool{}
 	held, _ := filepath.Glob(l.namespacePath("*"))

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestUpIsKilled kills a program that brings up a lab at ever later moments; what is there can each time be removed,
-// and be finished.
+// TestUpIsKilled kills a program that brings up a lab, each time at a later moment. The rest must always be removable,
+// and Up must be able to complete it.
 func TestUpIsKilled(t *testing.T) {
 	needLab(t)
 	const name = "test-killed"
@@ -25,7 +25,7 @@ func TestUpIsKilled(t *testing.T) {
 		timer := time.AfterFunc(moment, func() { _ = cmd.Process.Kill() })
 		finished := cmd.Wait() == nil
 		timer.Stop()
-		if int(moment/time.Millisecond)%2 == 0 { // finish every other one before it is removed
+		if int(moment/time.Millisecond)%2 == 0 { // complete every other lab before removing it
 			l, err := Up(deadline(t), Options{Name: name, Sites: 2, Hosts: 1})
 			if err != nil {
 				t.Fatalf("up after a kill at %s: %v", moment, err)
@@ -60,7 +60,7 @@ func TestTwoLabsDoNotMeet(t *testing.T) {
 	}
 }
 
-// TestUpIsInterrupted ends the context in the middle.
+// TestUpIsInterrupted cancels the context while Up runs.
 func TestUpIsInterrupted(t *testing.T) {
 	needLab(t)
 	const name = "test-interrupted"

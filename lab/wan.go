@@ -1,4 +1,4 @@
-// The WAN between sites: shaping it, cutting and healing it, while it is in use.
+// The WAN between sites: shaping, cutting and healing it while it is in use.
 
 package lab
 
@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What shapes a WAN, as Status says it.
+// Values of Status.Shaper.
 const (
 	shaperNone    = "nothing"
 	shaperNetem   = "netem"
@@ -19,11 +19,11 @@ const (
 	shaperMissing = "nothing passes: its link process is gone (`watari lab wan set` starts it again)"
 )
 
-// WAN is how the WAN is shaped now.
+// WAN returns the current shape of the WAN.
 func (l *Lab) WAN() WAN { return l.state.WAN }
 
-// WANSet shapes the WAN anew. Packets on their way keep the delay they had; a change between shaped and unshaped may
-// lose a few. Cut sites stay cut.
+// WANSet changes the shape of the WAN. Packets in flight keep their old delay. A change between shaped and unshaped may
+// lose a few packets. Cut sites stay cut.
 func (l *Lab) WANSet(ctx context.Context, w WAN) error {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -40,18 +40,18 @@ func (l *Lab) WANSet(ctx context.Context, w WAN) error {
 	return nil
 }
 
-// WANCut cuts sites off the WAN: packets vanish, nothing is told to their senders. The manager's machine stands beside
-// the first site. Repeating it changes nothing.
+// WANCut cuts sites off the WAN: their packets are lost without an error to the senders. This machine, where the
+// manager usually runs, is connected to the first site's router. Cutting a site twice has no effect.
 func (l *Lab) WANCut(ctx context.Context, sites ...string) error {
 	return l.connectSites(ctx, sites, false)
 }
 
-// WANHeal ends the cut of sites.
+// WANHeal reconnects sites to the WAN.
 func (l *Lab) WANHeal(ctx context.Context, sites ...string) error {
 	return l.connectSites(ctx, sites, true)
 }
 
-// Sites names the lab's sites.
+// Sites returns the names of the lab's sites.
 func (l *Lab) Sites() []string {
 	var names []string
 	for site := range l.state.Sites {
@@ -88,7 +88,7 @@ func (l *Lab) connectSites(ctx context.Context, names []string, connect bool) er
 	return l.setUpHubRoutes()
 }
 
-// lock locks the lab and reads it again.
+// lock locks the lab and reloads its state.
 func (l *Lab) lock(ctx context.Context) (unlock func(), err error) {
 	if err := l.load(); err != nil {
 		return nil, err
@@ -104,8 +104,9 @@ func (l *Lab) lock(ctx context.Context) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// applyWAN makes the WAN what the state says. Unshaped, the hub's kernel forwards at full speed; shaped, netem holds
-// packets back at the spokes' ends, or where the kernel has none, a process forwards in the hub's stead.
+// applyWAN shapes the WAN as the state says. If it is unshaped, the hub's kernel forwards at full speed. If it is
+// shaped, netem limits packets at the ends of the spokes; if the kernel has no netem, a link process forwards in place
+// of the hub's kernel.
 func (l *Lab) applyWAN(ctx context.Context) error {
 	if !l.state.WAN.Shaped() {
 		if err := l.endLinkProcess(ctx); err != nil {
@@ -140,7 +141,7 @@ func (l *Lab) applyWAN(ctx context.Context) error {
 	return l.forwardInKernel(true)
 }
 
-// forwardInKernel says whether the hub's kernel forwards.
+// forwardInKernel switches forwarding in the hub's kernel on or off.
 func (l *Lab) forwardInKernel(on bool) error {
 	value := "0"
 	if on {
@@ -152,15 +153,14 @@ func (l *Lab) forwardInKernel(on bool) error {
 	return setSysctl(l.namespacePath(hubNamespace), "net/ipv4/ip_forward", value)
 }
 
-// burstsPass says whether the link process may pass a sender's burst of up to 64 KiB as one packet, as the kernel
-// hands it over when nobody makes it segment: that takes a tenth of the work. Not where each segment may be lost alone,
-// nor where a burst takes more than 3 ms.
+// burstsPass reports whether the link process may pass a burst of up to 64 KiB as one packet, without segmentation.
+// This takes a tenth of the work. It may not if single segments can be lost, or if a burst takes more than 3 ms.
 func (w WAN) burstsPass() bool {
 	const burst = 64 << 10 * 8 // bits
 	return w.Loss == 0 && (w.Rate == 0 || burst*1000/w.Rate <= 3)
 }
 
-// setBursts says whether packets of several segments, with checksums left to do, may go into the spokes.
+// setBursts allows or forbids packets of several segments, with checksums still to be computed, on the spokes.
 func (l *Lab) setBursts(on bool) error {
 	for site := range l.state.Sites {
 		if err := setOffloads(l.namespacePath(routerNamespace(site)), linkWAN, on); err != nil {
@@ -182,7 +182,7 @@ func (l *Lab) shaperNow() string {
 	return shaperMissing
 }
 
-// setOffloads switches whether a link leaves segmentation and checksums to its receiver.
+// setOffloads sets whether a link leaves segmentation and checksums to the receiver.
 func setOffloads(namespace, link string, on bool) error {
 	value := uint32(0)
 	if on {

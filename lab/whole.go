@@ -1,4 +1,4 @@
-// Which hosts of a lab are whole machines, and what machines these are.
+// The whole hosts of a lab, and their machines.
 
 package lab
 
@@ -13,11 +13,11 @@ import (
 	"watari/lab/machine"
 )
 
-// Whole says which hosts are whole machines: virtual machines that play hosts. What is left zero has a default.
+// Whole says which hosts are whole hosts, that is, virtual machines. Zero fields have defaults.
 type Whole struct {
-	Hosts  []string          // names of hosts, or of sites for all hosts of these; none: all hosts
-	Suites map[string]string // Debian release of a host or of a site's hosts; "" for the others' (default: bookworm)
-	Models map[string]string // likewise the CPU model, as QEMU's -cpu has it (default: machine.DefaultModel)
+	Hosts  []string          // names of hosts, or of sites for all their hosts; empty: all hosts
+	Suites map[string]string // Debian release by host or site; "" is for all others (default: bookworm)
+	Models map[string]string // likewise the CPU model, in the form of QEMU's -cpu (default: machine.DefaultModel)
 	Memory uint64            // MiB of each; default: 3 GiB
 	Cells  int               // NUMA cells of each; default: 2
 }
@@ -28,13 +28,13 @@ const (
 	defaultCells  = 2
 )
 
-// Check refuses whole hosts that a lab of that shape cannot have.
+// Check checks whether a lab of that shape can have these whole hosts.
 func (w *Whole) Check(sites, hosts int) error {
 	_, err := w.specs(plan{sites: sites, hosts: hosts})
 	return err
 }
 
-// specs decides the machine of each whole host, by the host's name.
+// specs returns the machine of each whole host, by the host's name.
 func (w *Whole) specs(p plan) (map[string]machine.Spec, error) {
 	if w == nil {
 		return nil, nil
@@ -78,7 +78,7 @@ func (w *Whole) specs(p plan) (map[string]machine.Spec, error) {
 	return specs, nil
 }
 
-// ofHost is what values has for a host: its own, that of its site, or that of all.
+// ofHost returns the value for a host: the one under its own name, its site's name, or "".
 func ofHost(values map[string]string, h Host, otherwise string) string {
 	for _, name := range []string{h.Name, h.Site, ""} {
 		if value := values[name]; value != "" {
@@ -88,7 +88,7 @@ func ofHost(values map[string]string, h Host, otherwise string) string {
 	return otherwise
 }
 
-// prepareMachines makes the templates that hosts without a disk start from, and the key that the lab logs in with.
+// prepareMachines makes the templates for hosts that have no disk yet, and the lab's login key.
 func (l *Lab) prepareMachines(ctx context.Context) error {
 	if len(l.state.Whole) == 0 {
 		return nil
@@ -115,7 +115,7 @@ func (l *Lab) prepareMachines(ctx context.Context) error {
 	return nil
 }
 
-// templatesInUse lists the folders of the templates from which hosts of any lab were started.
+// templatesInUse lists the directories of the templates from which hosts of any lab were started.
 func templatesInUse() []string {
 	var used []string
 	files, _ := filepath.Glob(filepath.Join(stateRoot, "*", "hosts", "*", "host.json"))

@@ -1,5 +1,5 @@
-// Hosts that are whole machines, from outside: each has a folder with its disk and the disk of its identity, is
-// connected by a tap, and is reached by SSH from its site's router, which a cut of the WAN does not part from it.
+// Whole hosts, seen from outside. Each has a directory with its disk and its identity disk. A tap connects it to its
+// LAN. It is reached by SSH from its site's router, so a cut of the WAN does not matter.
 
 package lab
 
@@ -21,7 +21,7 @@ import (
 	"watari/lab/machine"
 )
 
-// wholeHost is a host that is a whole machine.
+// wholeHost is a host that is a virtual machine.
 type wholeHost struct {
 	lab *Lab
 	Host
@@ -31,7 +31,7 @@ type wholeHost struct {
 func (h wholeHost) dir() string    { return h.lab.hostDir(h.Name) }
 func (h wholeHost) router() string { return h.lab.namespacePath(routerNamespace(h.site)) }
 
-// takenFile holds the hash of the identity that the machine has taken.
+// takenFile is the path of a file with the hash of the identity that the machine has taken.
 func (h wholeHost) takenFile() string { return filepath.Join(h.dir(), "identity-taken") }
 
 func (h wholeHost) prepare(_ context.Context, o Options, agent agentSetup) error {
@@ -87,8 +87,8 @@ func (h wholeHost) identity(config hostConfig, agentBinary, token string) (machi
 	return i, nil
 }
 
-// agentUnit keeps the agent running, as host-init does on hosts made of namespaces. What the agent has started outlives
-// it: WireGuard's process.
+// agentUnit keeps the agent running, as host-init does on hosts made of namespaces. WireGuard's process, which the
+// agent starts, outlives the agent.
 const agentUnit = `[Unit]
 Description=Watari agent
 After=libvirtd.service network.target
@@ -112,9 +112,9 @@ func (h wholeHost) start(ctx context.Context) error {
 	if err := h.plugIn(); err != nil {
 		return err
 	}
-	// This is not left to the host's first process: until it is written, whoever waits for the host would read the
-	// "ready" of its last boot.
-	if err := machine.Starting(h.dir()); err != nil {
+	// Report the start here, not in the host's first process: until then, a waiting caller would read the "ready" of
+	// the last boot.
+	if err := machine.ReportStart(h.dir()); err != nil {
 		return err
 	}
 	return inNamespace(h.router(), func() error {
@@ -131,7 +131,7 @@ func (h wholeHost) plugIn() error {
 	return ensurePort(h.router(), h.Name, linkLAN)
 }
 
-// update has the running machine take its identity anew if that has changed, for an agent may have been added.
+// update makes the running machine take its identity again if the identity has changed: an agent may have been added.
 func (h wholeHost) update(ctx context.Context, pid int) error {
 	var config hostConfig
 	if err := readJSON(h.lab.hostFile(h.Name), &config); err != nil {
@@ -148,7 +148,7 @@ func (h wholeHost) update(ctx context.Context, pid int) error {
 		return err
 	}
 	defer files.Close()
-	cmd := h.command(pid, false, machine.Again)
+	cmd := h.command(pid, false, machine.RetakeIdentity)
 	cmd.Stdin = files
 	if out, err := runWithin(ctx, cmd); err != nil {
 		return fmt.Errorf("change its identity: %w: %s", err, out)
@@ -156,7 +156,7 @@ func (h wholeHost) update(ctx context.Context, pid int) error {
 	return durable.WriteFile(h.takenFile(), []byte(config.Identity), 0o644)
 }
 
-// runMachine is what host-init does for a whole host: it ends with the machine.
+// runMachine is host-init's work for a whole host. It returns when the machine has ended.
 func runMachine(dir string, config hostConfig) error {
 	if err := durable.WriteFile(filepath.Join(dir, "identity-taken"), []byte(config.Identity), 0o644); err != nil {
 		return err
@@ -167,24 +167,24 @@ func runMachine(dir string, config hostConfig) error {
 func (h wholeHost) ready(int) (bool, error) {
 	r := machine.ReadReport(h.dir())
 	if r.Failed != "" {
-		return false, fmt.Errorf("host %s failed to take its identity (%s); %s", h.Name, r.Failed, h.saysLast())
+		return false, fmt.Errorf("host %s failed to take its identity (%s); %s", h.Name, r.Failed, h.lastLogLine())
 	}
 	return r.Ready, nil
 }
 
-// readyLimit: the host may boot while others do, on busy cores.
+// readyLimit is long: the host may boot together with others on busy cores.
 func (h wholeHost) readyLimit() time.Duration { return 10 * time.Minute }
 
 func (h wholeHost) joined() bool { return machine.ReadReport(h.dir()).Joined }
 
-func (h wholeHost) saysLast() string { return machine.SaysLast(h.dir()) }
+func (h wholeHost) lastLogLine() string { return machine.LastConsoleLine(h.dir()) }
 
-func (h wholeHost) agentSaysLast() string {
+func (h wholeHost) lastAgentLogLine() string {
 	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	defer cancel()
 	out, err := runWithin(ctx, h.lab.Command(h.Name, "journalctl", "-u", "watari-agent", "-n", "1", "-o", "cat"))
 	if err != nil {
-		return fmt.Sprintf("its agent's log cannot be read: %v; %s", err, h.saysLast())
+		return fmt.Sprintf("its agent's log cannot be read: %v; %s", err, h.lastLogLine())
 	}
 	return "its agent's log (journalctl -u watari-agent) says: " + strings.TrimSpace(out)
 }
@@ -199,8 +199,8 @@ func (h wholeHost) daemons(ctx context.Context, pid int) []DaemonStatus {
 	return parseUnits(out)
 }
 
-// parseUnits reads what systemctl shows of units. A daemon that is not there is left out. libvirt's
-// ends when nobody uses it, until its socket starts it again: that is no error.
+// parseUnits reads the output of systemctl show. It leaves out daemons that are not installed. libvirtd exits when it
+// is idle, and its socket starts it again: that is not an error.
 func parseUnits(text string) []DaemonStatus {
 	var daemons []DaemonStatus
 	for _, unit := range strings.Split(strings.TrimSpace(text), "\n\n") {
@@ -229,7 +229,7 @@ func parseUnits(text string) []DaemonStatus {
 	return daemons
 }
 
-// runWithin runs a command to its end, or kills it when ctx ends. It gives what the command wrote.
+// runWithin runs a command and kills it when ctx ends. It returns the command's output.
 func runWithin(ctx context.Context, cmd *exec.Cmd) (string, error) {
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out

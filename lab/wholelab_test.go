@@ -14,8 +14,8 @@ import (
 	"watari/lab/machine"
 )
 
-// needWhole skips a test where no whole hosts can be. The first host of a release is installed and booted in minutes,
-// and each start from its disk takes up to a minute, so that only `make test-full-machines` has them.
+// needWhole skips a test if whole hosts are not possible. Installing and booting the first host of a release takes
+// minutes, and each boot from disk up to a minute. So only `make test-full-machines` runs these tests.
 func needWhole(t *testing.T) {
 	t.Helper()
 	if os.Getenv("WATARI_TEST_HOSTS") != "whole" {
@@ -36,7 +36,7 @@ func patient(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestWholeHost has a whole host on one site and one made of namespaces on the other.
+// TestWholeHost has a whole host on one site and a host made of namespaces on the other.
 func TestWholeHost(t *testing.T) {
 	needWhole(t)
 	l := upWithin(t, patient(t), Options{Name: "test-machine", Sites: 2, Hosts: 1, Whole: &Whole{Hosts: []string{"a1"}}})
@@ -64,7 +64,7 @@ func TestWholeHost(t *testing.T) {
 	nothingLeft(t, l.Name(), marks)
 }
 
-// words gives the whitespace-separated words that a command wrote.
+// words returns the whitespace-separated words of a command's output.
 func (l testLab) words(host string, argv ...string) string {
 	l.t.Helper()
 	return strings.Join(strings.Fields(l.must(host, argv...)), " ")
@@ -107,8 +107,8 @@ func testKVMInside(l testLab) {
 	}
 }
 
-// testIdentity compares what the host has with what the lab gave it, and with the template, from which the next host
-// will be started, too.
+// testIdentity compares the host's identity with the one that the lab gave it, and with the template, from which the
+// next host starts, too.
 func testIdentity(l testLab) {
 	var config hostConfig
 	if err := readJSON(l.hostFile("a1"), &config); err != nil {
@@ -130,7 +130,7 @@ func testIdentity(l testLab) {
 	if !strings.Contains(capabilities, "<uuid>"+s.UUID.String()+"</uuid>") {
 		l.t.Errorf("libvirt does not have the host UUID %s: %.300s", s.UUID, capabilities)
 	}
-	// The journal goes by the same ids.
+	// The journal uses the same ids.
 	if out := l.must("a1", "journalctl", "-b", "-n", "1", "-o", "cat"); strings.TrimSpace(out) == "" {
 		l.t.Error("the journal has nothing of this boot")
 	}

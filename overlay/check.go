@@ -1,5 +1,5 @@
-// check.go looks after what Apply made: finds out that somebody removed or blocks it, repairs what can be, and
-// takes all of it away in the end.
+// check.go monitors what Apply has configured: it detects removed or blocked parts, repairs them if it can, and removes
+// everything in the end.
 package overlay
 
 import (
@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check looks whether the packet filter still stands (and puts it back if not) and whether another filter drops
-// guests' packets, and now and then which hosts do not answer. It gives one sentence for each thing that is wrong and
-// that it could not repair, what the last Apply left out included. It takes about a millisecond.
+// Check checks the packet filter, and installs it again if it is gone. It also checks whether another filter drops
+// guests' packets and, once a minute, which hosts do not answer. It returns one sentence for each problem that it could
+// not repair, and for each part that the last Apply left out. It takes about a millisecond.
 func (o *Overlay) Check(ctx context.Context) []string {
 	problems := o.check(ctx)
-	o.found.Store(&problems)
+	o.problems.Store(&problems)
 	return slices.Clone(problems)
 }
 
@@ -38,7 +38,7 @@ func (o *Overlay) check(ctx context.Context) []string {
 	})
 	if o.prepared && !stands {
 		o.log.Warn("somebody removed the packet filter (nftables table inet watari): putting it back")
-		if err := o.raiseFilter(ctx); err != nil {
+		if err := o.installFilter(ctx); err != nil {
 			problems = append(problems, err.Error())
 		}
 	}
@@ -47,7 +47,7 @@ func (o *Overlay) check(ctx context.Context) []string {
 			problems = append(problems, p)
 		}
 	}
-	if p := o.lookAtPeers(time.Now()); p != "" {
+	if p := o.checkPeers(time.Now()); p != "" {
 		problems = append(problems, p)
 	}
 	return problems
@@ -65,8 +65,9 @@ func isOwn(t *nftables.Table) bool {
 	return t != nil && t.Name == "watari" && t.Family == nftables.TableFamilyINet
 }
 
-// checkForward looks for somebody else's chain that drops what it does not know, as Docker's does. An iptables
-// chain is given rules that accept our interfaces: our own filter still decides about them.
+// checkForward checks whether a chain of another program drops all packets it does not know, as Docker's does. Into an
+// iptables chain it inserts rules that accept the overlay's interfaces. The overlay's own filter still decides about
+// those packets.
 func (o *Overlay) checkForward(ctx context.Context, c *nftables.Chain) string {
 	drops := c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookForward && c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
 	family := c.Table.Family
@@ -85,7 +86,8 @@ func (o *Overlay) checkForward(ctx context.Context, c *nftables.Chain) string {
 		c.Name, c.Table.Name, Device, o.lan.name)
 }
 
-// iptablesRules accept, in somebody else's FORWARD chain, what our own filter has let pass.
+// iptablesRules returns rules for another program's FORWARD chain. They accept the packets that the overlay's own
+// filter has accepted.
 func iptablesRules() [][]string {
 	var rules [][]string
 	for _, match := range [][]string{{"-i", "wt+"}, {"-o", "wt+"}, {"-i", Device}, {"-o", Device}} {
@@ -94,7 +96,7 @@ func iptablesRules() [][]string {
 	return rules
 }
 
-// acceptInterval is how often our rules in iptables are looked for, which takes a process for each.
+// acceptInterval is how often the iptables rules are checked. Each rule takes a process.
 const acceptInterval = time.Minute
 
 func (o *Overlay) acceptInIptables(ctx context.Context) error {
@@ -122,11 +124,11 @@ func iptables(ctx context.Context, verb string, rule []string) error {
 	return nil
 }
 
-// checkInterval is how often Watch checks.
+// checkInterval is the time between Watch's checks.
 const checkInterval = 5 * time.Second
 
-// Watch looks after the network until ctx ends. It calls changed when the WireGuard device has disappeared, for
-// Apply to make it anew, and checks every few seconds (Check); Problems gives what the last check found.
+// Watch monitors the network until ctx ends. It calls changed when the WireGuard device has disappeared, so that the
+// caller runs Apply again. It calls Check every few seconds; Problems returns the result.
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
@@ -148,12 +150,12 @@ func (o *Overlay) watch(ctx context.Context, subscribe func(context.Context) (<-
 				if updates, err = subscribe(ctx); err != nil {
 					o.log.Error("the WireGuard device is not watched", "error", err)
 				} else {
-					changed() // what happened meanwhile was not seen
+					changed() // updates may have been lost meanwhile
 				}
 			}
 			check()
 		case update, ok := <-updates:
-			if !ok { // more happened at once than the kernel keeps for us
+			if !ok { // the socket's buffer has overflowed
 				updates = nil
 				continue
 			}
@@ -173,16 +175,16 @@ func linkUpdates(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return updates, nil
 }
 
-// Problems are what the last Check found, a sentence each.
+// Problems returns the problems that the last Check found, one sentence each.
 func (o *Overlay) Problems() []string {
-	if found := o.found.Load(); found != nil {
+	if found := o.problems.Load(); found != nil {
 		return slices.Clone(*found)
 	}
 	return nil
 }
 
-// Cleanup removes everything the overlay made on this host: taps, routes, the WireGuard device with its process,
-// the filter, and what it told other filters; and puts forwarding back as it was. The WireGuard key stays.
+// Cleanup removes everything that the overlay made on this host: taps, routes, the WireGuard device with its process,
+// the packet filter and the iptables rules. It restores forwarding. It keeps the WireGuard key.
 func (o *Overlay) Cleanup(ctx context.Context) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -193,7 +195,7 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 		errs = append(errs, deleteLink(o.handle, TapName(uid)))
 	}
 	errs = append(errs, o.applyRoutes(nil))
-	// Its process ends with it.
+	// The WireGuard process exits when its device is deleted.
 	errs = append(errs, deleteLink(o.handle, Device))
 	errs = append(errs, nft(ctx, "add table inet watari\ndelete table inet watari\n"))
 	for _, rule := range iptablesRules() {
@@ -204,7 +206,7 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 			}
 		}
 	}
-	errs = append(errs, o.closeLAN())
+	errs = append(errs, o.restoreForwarding())
 	clear(o.guests)
 	clear(o.clusters)
 	clear(o.wanted)

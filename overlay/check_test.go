@@ -32,7 +32,7 @@ func TestWatchingGoesOnWhenTheKernelLosesEvents(t *testing.T) {
 	}()
 	tick <- time.Time{}
 	close(<-subscriptions)
-	for len(subscriptions) == 0 { // the end is seen, an attempt fails, the next succeeds
+	for len(subscriptions) == 0 { // the end is noticed, one attempt fails, the next succeeds
 		select {
 		case tick <- time.Time{}:
 		case err := <-ended:

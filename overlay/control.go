@@ -1,5 +1,5 @@
-// control.go speaks to the WireGuard device. Its process, where it has one, may hang, and wgctrl knows no deadline:
-// whoever waits for it holds up every tap and route of the host.
+// control.go talks to the WireGuard device. If a process implements the device, that process may hang, and wgctrl has
+// no timeouts. A caller that waits for it would block all changes of taps and routes on the host.
 package overlay
 
 import (
@@ -11,27 +11,28 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// controlTime is how long WireGuard may take to answer, on a host that is busy.
+// controlTime is the longest time that WireGuard may take to answer on a busy host.
 const controlTime = 30 * time.Second
 
-var errHangs = errors.New("the WireGuard process hangs; end it (wireguard.pid in the agent's run folder), and it is started anew")
+var errHangs = errors.New("the WireGuard process hangs; kill it (wireguard.pid in the agent's run directory has its pid), and the agent starts it again")
 
-// patience bounds calls that cannot be cut short. One that is given up goes on behind the scenes; until it has ended
-// there is no other, so that a process that hangs holds one of them and not ever more.
-type patience struct {
+// callLimiter limits the duration of calls that cannot be cancelled. A call that exceeds the limit goes on in the
+// background, and no other call starts before it has ended. So a process that hangs blocks one goroutine, not a growing
+// number.
+type callLimiter struct {
 	limit time.Duration
 
 	mu    sync.Mutex
-	ended chan struct{} // of the call that was given up; nil: none was
+	ended chan struct{} // closed when the call that exceeded the limit has ended; nil: there is none
 }
 
-func (p *patience) do(f func() error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ended != nil {
+func (c *callLimiter) do(f func() error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended != nil {
 		select {
-		case <-p.ended:
-			p.ended = nil
+		case <-c.ended:
+			c.ended = nil
 		default:
 			return errHangs
 		}
@@ -41,32 +42,32 @@ func (p *patience) do(f func() error) error {
 		outcome <- f()
 		close(ended)
 	}()
-	late := time.NewTimer(p.limit)
+	late := time.NewTimer(c.limit)
 	defer late.Stop()
 	select {
 	case err := <-outcome:
 		return err
 	case <-late.C:
-		p.ended = ended
-		return fmt.Errorf("no answer within %v: %w", p.limit, errHangs)
+		c.ended = ended
+		return fmt.Errorf("no answer within %v: %w", c.limit, errHangs)
 	}
 }
 
-// device is the WireGuard device as it is.
+// device returns the current state of the WireGuard device.
 func (o *Overlay) device() (*wgtypes.Device, error) {
 	var device *wgtypes.Device
 	client := o.control
-	err := o.patience.do(func() (err error) {
+	err := o.calls.do(func() (err error) {
 		device, err = client.Device(Device)
 		return err
 	})
 	if err != nil {
-		return nil, err // device may still be written
+		return nil, err // the call may still write device
 	}
 	return device, nil
 }
 
 func (o *Overlay) configure(config wgtypes.Config) error {
 	client := o.control
-	return o.patience.do(func() error { return client.ConfigureDevice(Device, config) })
+	return o.calls.do(func() error { return client.ConfigureDevice(Device, config) })
 }

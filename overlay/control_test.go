@@ -7,7 +7,7 @@ import (
 )
 
 func TestAProcessThatHangsIsNotWaitedForAndTriedOnceAtATime(t *testing.T) {
-	p := patience{limit: 20 * time.Millisecond}
+	p := callLimiter{limit: 20 * time.Millisecond}
 	goesOn := make(chan struct{})
 	if err := p.do(func() error { <-goesOn; return nil }); !errors.Is(err, errHangs) {
 		t.Fatalf("got %v", err)

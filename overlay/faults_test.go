@@ -1,4 +1,4 @@
-// faults_test.go: moves, crashes and other people's settings.
+// faults_test.go: moves, crashes and interference by other programs.
 package overlay_test
 
 import (
@@ -30,7 +30,7 @@ func eventually(t *testing.T, f func() error) {
 
 var answers = regexp.MustCompile(`(\d+) packets transmitted, (\d+) received`)
 
-// lost counts the pings in ping's summary that were not answered.
+// lost returns how many pings were not answered, from ping's summary.
 func lost(t *testing.T, out string) int {
 	t.Helper()
 	m := answers.FindStringSubmatch(out)
@@ -51,11 +51,11 @@ func TestAMoveLosesOnlyWhatComesDuringTheSwitch(t *testing.T) {
 	var slowest float64
 	for _, to := range []string{"b1", "a2", "a1", "b1"} {
 		from := w.at[mover.UID]
-		// The target is prepared while the guest runs at the source.
+		// The target is prepared while the guest still runs at the source.
 		if _, err := w.hosts[to].Plug(mover.Guest, 0); err != nil {
 			t.Fatal(err)
 		}
-		// 150 pings, 10 ms apart, from both others.
+		// 150 pings, 10 ms apart, from both other guests.
 		address := mover.Address.String()
 		nearDone := w.background(near, "ping", "-n", "-q", "-i", "0.01", "-c", "150", "-W", "1", address)
 		farDone := w.background(far, "ping", "-n", "-q", "-i", "0.01", "-c", "150", "-W", "1", address)
@@ -113,7 +113,7 @@ func TestTheWireGuardProcessOutlivesTheAgentAndIsReplacedWhenItDies(t *testing.T
 	if err != nil {
 		t.Skip("the kernel has WireGuard: no process to kill")
 	}
-	// A new agent takes over what runs, losing nothing.
+	// A new agent takes over the running network without packet loss.
 	done := w.background(a, "ping", "-n", "-q", "-i", "0.005", "-c", "200", "-W", "1", b.Address.String())
 	key, err := h.StartAgent()
 	w.must(err)
@@ -127,7 +127,7 @@ func TestTheWireGuardProcessOutlivesTheAgentAndIsReplacedWhenItDies(t *testing.T
 	if again, _ := h.Run(t.Context(), "cat", "/run/watari/wireguard.pid"); again != pid {
 		t.Error("the WireGuard process was replaced with the agent")
 	}
-	// Killed, it is missed until the next Apply, which brings everything back.
+	// If it is killed, packets are lost until the next Apply restores everything.
 	w.must(h.Script(t.Context(), "kill -9 "+strings.TrimSpace(pid)))
 	eventually(t, func() error {
 		if _, err := h.Run(t.Context(), "ip", "link", "show", overlay.Device); err == nil {
@@ -147,7 +147,7 @@ func TestAHostThatComesBackStartsFromNothing(t *testing.T) {
 	w.reaches(a, b, 56)
 	b.Unplug()
 	w.hosts["b1"].Kill()
-	// The router's end of the cable goes with the host, once the kernel comes to it.
+	// The router's end of the cable disappears with the host, but only when the kernel gets to it.
 	eventually(t, func() error {
 		if _, err := w.router.Run(t.Context(), "ip", "link", "show", "b1"); err == nil {
 			return fmt.Errorf("the cable is still there")
@@ -166,9 +166,9 @@ func TestLeftoversAreRemovedAndOthersAreLeftAlone(t *testing.T) {
 	w.apply()
 	h := w.hosts["a1"]
 	w.must(h.Script(t.Context(),
-		"ip route add 10.77.9.9/32 via 198.18.1.2 dev eth0 onlink proto 119 metric 119", // of an agent that crashed
+		"ip route add 10.77.9.9/32 via 198.18.1.2 dev eth0 onlink proto 119 metric 119", // left by an agent that crashed
 		"ip route add blackhole 10.77.8.0/24 proto 119 metric 119",
-		"ip route add 10.78.0.1/32 via 198.18.1.2 dev eth0",   // somebody else's
+		"ip route add 10.78.0.1/32 via 198.18.1.2 dev eth0",   // of another program
 		"ip route add 10.77.1.200/32 via 198.18.1.2 dev eth0", // inside a cluster's prefix
 	))
 	if _, err := h.StartAgent(); err != nil {
@@ -192,13 +192,13 @@ func TestARemovedFilterIsPutBack(t *testing.T) {
 	w.apply()
 	w.cannotReach(one, other.Address.String())
 	w.must(w.hosts["a1"].Script(t.Context(), "nft flush ruleset"))
-	w.reaches(one, other, 56) // without a filter nothing keeps them apart
+	w.reaches(one, other, 56) // without a filter nothing separates the clusters
 	if problems, err := w.hosts["a1"].Check(); err != nil || len(problems) > 0 {
 		t.Fatalf("problems %q, error %v", problems, err)
 	}
 	w.cannotReach(one, other.Address.String())
 	w.must(w.hosts["a1"].Script(t.Context(), "nft flush ruleset"))
-	w.guest(1, 1, "a1") // adding to a filter that is gone makes it anew, too
+	w.guest(1, 1, "a1") // adding to a removed filter installs it again, too
 	w.cannotReach(one, other.Address.String())
 }
 
@@ -208,7 +208,7 @@ func TestAForeignFilterThatDropsIsOvercomeOrNamed(t *testing.T) {
 	w.apply()
 	w.reaches(one, mate, 56)
 	h := w.hosts["a1"]
-	w.must(h.Script(t.Context(), "iptables -P FORWARD DROP")) // as Docker does
+	w.must(h.Script(t.Context(), "iptables -P FORWARD DROP")) // as Docker sets it
 	w.cannotReach(one, mate.Address.String())
 	if problems, err := h.Check(); err != nil || len(problems) > 0 {
 		t.Fatalf("problems %q, error %v", problems, err)
@@ -238,7 +238,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	look := func() string {
 		out, err := w.hosts["a1"].Run(t.Context(), "sh", "-c",
 			"ip -o link | sed 's/.* \\(wt[^:]*\\|watari0\\|eth0[^:]*\\):.*/\\1/'; ip route; nft list ruleset; cat /proc/sys/net/ipv4/conf/eth0/forwarding; ls /run/wireguard 2>/dev/null; pgrep -f '[w]ireguard --device'; iptables -S FORWARD")
-		_ = err // ls and pgrep find nothing, as they should
+		_ = err // ls and pgrep fail if they find nothing, as they should
 		return strings.TrimSpace(out)
 	}
 	w.hosts["a1"].Run(t.Context(), "iptables", "-P", "FORWARD", "DROP")
@@ -253,7 +253,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	if look() == before {
 		t.Fatal("this test sees nothing")
 	}
-	for range 2 { // the second finds nothing, which is no error
+	for range 2 { // the second call finds nothing, which is not an error
 		w.must(w.hosts["a1"].Cleanup())
 	}
 	eventually(t, func() error {

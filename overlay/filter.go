@@ -1,5 +1,5 @@
-// filter.go is the packet filter: nftables table "inet watari". Its chains are written once; guests and clusters
-// are elements of its sets, so that a new guest is one element and not a new ruleset.
+// filter.go is the packet filter, the nftables table "inet watari". Its chains never change. Guests and clusters are
+// elements of its sets, so that adding a guest adds elements and not a new ruleset.
 package overlay
 
 import (
@@ -17,10 +17,12 @@ import (
 	"text/template"
 )
 
-// ruleset is the whole table. Forwarded packets of guests are not tracked by conntrack (they may change hosts at
-// any moment, and no NAT is to touch them). Sets: sources (tap, its guest's address), prefixes (tap, its cluster's
-// prefix), taps, clusters (their prefixes), pairs (cluster, cluster: both ends in one cluster), opened (interfaces
-// on which forwarding is on only for us).
+// ruleset is the whole table. conntrack does not track guests' packets: a guest may move at any moment, and NAT must
+// not change its packets.
+//
+// // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
+// prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
+// overlay enabled forwarding).
 var ruleset = template.Must(template.New("ruleset").Parse(`
 add table inet watari
 delete table inet watari
@@ -89,8 +91,8 @@ table inet watari {
 }
 `))
 
-// raiseFilter puts the whole table in place in one transaction, with all guests and clusters in its sets.
-func (o *Overlay) raiseFilter(ctx context.Context) error {
+// installFilter writes the whole table in one transaction, with all guests and clusters in its sets.
+func (o *Overlay) installFilter(ctx context.Context) error {
 	for _, g := range o.guests {
 		o.clusters[g.Prefix.Masked()] = true
 	}
@@ -124,7 +126,7 @@ func (o *Overlay) rulesetData() rulesetData {
 		Taps: elements(taps), Sources: elements(sources), Prefixes: elements(prefixes),
 		Clusters: elements(clusters), Pairs: elements(pairs),
 	}
-	if f, ok := o.foundLAN(); ok && f.Forwarding == "0" {
+	if f, ok := o.readSavedLAN(); ok && f.Forwarding == "0" {
 		d.Opened = quote(o.lan.name)
 	}
 	return d
@@ -145,7 +147,7 @@ func elements(words []string) string {
 	return strings.Join(words, ", ")
 }
 
-// filterGuest lets a guest's packets pass. A guest that was plugged in before with other addresses is corrected.
+// filterGuest accepts a guest's packets. It corrects the entries of a guest that had other addresses before.
 func (o *Overlay) filterGuest(ctx context.Context, tap string, g Guest) error {
 	var text strings.Builder
 	old, known := o.guests[g.UID]
@@ -174,7 +176,8 @@ func (o *Overlay) unfilterGuest(ctx context.Context, tap string, g Guest) error 
 		setLine("delete", "prefixes", prefixElement(tap, g)))
 }
 
-// filterClusters makes the filter know the clusters of the last NetworkWanted and of the guests plugged in here.
+// filterClusters updates the filter with the clusters of the last NetworkWanted and those of the guests plugged in
+// here.
 func (o *Overlay) filterClusters(ctx context.Context) error {
 	wanted := maps.Clone(o.wanted)
 	for _, g := range o.guests {
@@ -195,8 +198,8 @@ func clusterLines(verb string, prefix netip.Prefix) string {
 	return setLine(verb, "clusters", prefix.String()) + setLine(verb, "pairs", pairElement(prefix))
 }
 
-// changeFilter changes sets so that they hold o.guests and o.clusters again. Where that does not work, because
-// somebody has changed or flushed the table, it is written anew.
+// changeFilter applies a change of the sets. If it fails, because another program has changed or flushed the table,
+// changeFilter installs the whole table again from o.guests and o.clusters.
 func (o *Overlay) changeFilter(ctx context.Context, text string) error {
 	if text == "" {
 		return nil
@@ -204,14 +207,14 @@ func (o *Overlay) changeFilter(ctx context.Context, text string) error {
 	if nft(ctx, text) == nil {
 		return nil
 	}
-	if err := o.raiseFilter(ctx); err != nil {
-		o.prepared = false // the next call begins with the whole table
+	if err := o.installFilter(ctx); err != nil {
+		o.prepared = false // the next call installs the whole table
 		return err
 	}
 	return nil
 }
 
-// readClusters finds the clusters that an earlier agent let pass; none if it cannot be told.
+// readClusters returns the clusters in the filter that an earlier agent installed; none if the filter cannot be read.
 func readClusters(ctx context.Context) []netip.Prefix {
 	out, err := exec.CommandContext(ctx, program("nft"), "--json", "list", "set", "inet", "watari", "clusters").Output()
 	if err != nil {
@@ -220,7 +223,7 @@ func readClusters(ctx context.Context) []netip.Prefix {
 	return parseClusters(out)
 }
 
-// parseClusters reads nft's JSON of a set of IPv4 prefixes.
+// parseClusters parses nft's JSON for a set of IPv4 prefixes.
 func parseClusters(data []byte) []netip.Prefix {
 	var listing struct {
 		Nftables []struct {
@@ -266,7 +269,7 @@ func nft(ctx context.Context, text string) error {
 	return nil
 }
 
-// program finds a program also where PATH lacks the folders of administrators' programs.
+// program finds a program even if PATH lacks the sbin directories.
 func program(name string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path

@@ -1,5 +1,5 @@
-// lan.go finds the interface to the other hosts and lets packets be forwarded where guests need it, remembering
-// how things were.
+// lan.go finds the interface to the other hosts and enables forwarding where guests need it. It saves the earlier
+// setting.
 package overlay
 
 import (
@@ -46,12 +46,12 @@ func findLAN(handle *netlink.Handle, name string, address netip.Addr) (lan, erro
 	return lan{}, fmt.Errorf("find LAN interface: address %s is on no interface %s of this host", address, name)
 }
 
-// sysctl is one setting under /proc/sys/net of one interface: path with %s for its name.
+// sysctl is a setting of one interface under /proc/sys/net. path has %s in place of the interface's name.
 type sysctl struct{ path, value string }
 
 var (
-	// guestSysctls: forward what comes from guests. The filter checks sources more strictly than rp_filter; no
-	// IPv6, no ARP for any address but the gateway's, no redirects.
+	// guestSysctls enable forwarding of guests' packets. The filter checks sources more strictly than rp_filter. IPv6
+	// is off, ARP answers only for the gateway's address, and redirects are off.
 	guestSysctls = []sysctl{
 		{"ipv6/conf/%s/disable_ipv6", "1"},
 		{"ipv4/conf/%s/forwarding", "1"},
@@ -60,11 +60,12 @@ var (
 		{"ipv4/conf/%s/accept_redirects", "0"},
 		{"ipv4/conf/%s/send_redirects", "0"},
 	}
-	// lanSysctls: forward what other hosts send for guests of this host, or for one that has just left it.
+	// lanSysctls enable forwarding of packets from other hosts to guests of this host, and to guests that have just
+	// moved away.
 	lanSysctls = []sysctl{{"ipv4/conf/%s/forwarding", "1"}}
 )
 
-// setInterfaceSysctls sets sysctls of one interface. A kernel without IPv6 is no error.
+// setInterfaceSysctls sets sysctls of one interface. It is not an error if the kernel has no IPv6.
 func setInterfaceSysctls(name string, settings []sysctl) error {
 	for _, s := range settings {
 		path := sysctlPath(s.path, name)
@@ -83,53 +84,53 @@ func sysctlPath(path, name string) string {
 	return filepath.Join("/proc/sys/net", fmt.Sprintf(path, name))
 }
 
-// found is how the LAN interface was before the overlay: kept in RunDir, which lives as long as sysctls do.
-type found struct {
+// savedLAN is the earlier setting of the LAN interface. It is saved in RunDir, which is emptied at boot, like sysctls.
+type savedLAN struct {
 	Interface  string `json:"interface"`
 	Forwarding string `json:"forwarding"`
 }
 
-func (o *Overlay) foundPath() string { return filepath.Join(o.cfg.RunDir, "overlay-found.json") }
+func (o *Overlay) savedLANPath() string { return filepath.Join(o.cfg.RunDir, "overlay-found.json") }
 
-// foundLAN reads how the LAN interface was; ok is false if nothing of the overlay was ever set up here.
-func (o *Overlay) foundLAN() (f found, ok bool) {
-	data, err := os.ReadFile(o.foundPath())
+// readSavedLAN reads the earlier setting; ok is false if the overlay was never set up on this interface.
+func (o *Overlay) readSavedLAN() (f savedLAN, ok bool) {
+	data, err := os.ReadFile(o.savedLANPath())
 	if err != nil || json.Unmarshal(data, &f) != nil {
-		return found{}, false
+		return savedLAN{}, false
 	}
 	return f, f.Interface == o.lan.name
 }
 
-// openLAN turns forwarding on for the LAN interface and writes down how it was. Where it was off, the filter
-// forwards nothing from there but guests' packets, so that the host becomes nobody else's router.
-func (o *Overlay) openLAN() error {
-	if _, ok := o.foundLAN(); !ok {
+// enableForwarding enables forwarding on the LAN interface and saves the earlier setting. If forwarding was off, the
+// filter forwards only guests' packets from there, so that other machines cannot use the host as a router.
+func (o *Overlay) enableForwarding() error {
+	if _, ok := o.readSavedLAN(); !ok {
 		now, err := os.ReadFile(sysctlPath("ipv4/conf/%s/forwarding", o.lan.name))
 		if err != nil {
 			return fmt.Errorf("read forwarding of %s: %w", o.lan.name, err)
 		}
-		data, err := json.Marshal(found{Interface: o.lan.name, Forwarding: strings.TrimSpace(string(now))})
+		data, err := json.Marshal(savedLAN{Interface: o.lan.name, Forwarding: strings.TrimSpace(string(now))})
 		if err != nil {
 			return err
 		}
 		if err := os.MkdirAll(o.cfg.RunDir, 0o755); err != nil {
 			return fmt.Errorf("make run directory: %w", err)
 		}
-		if err := os.WriteFile(o.foundPath(), data, 0o644); err != nil {
+		if err := os.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
 			return fmt.Errorf("write down how %s was: %w", o.lan.name, err)
 		}
 	}
 	return setInterfaceSysctls(o.lan.name, lanSysctls)
 }
 
-// closeLAN puts forwarding back as it was.
-func (o *Overlay) closeLAN() error {
-	f, ok := o.foundLAN()
+// restoreForwarding restores the earlier setting.
+func (o *Overlay) restoreForwarding() error {
+	f, ok := o.readSavedLAN()
 	if !ok {
 		return nil
 	}
 	if err := setInterfaceSysctls(o.lan.name, []sysctl{{"ipv4/conf/%s/forwarding", f.Forwarding}}); err != nil {
 		return err
 	}
-	return os.Remove(o.foundPath())
+	return os.Remove(o.savedLANPath())
 }

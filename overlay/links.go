@@ -1,4 +1,4 @@
-// links.go looks interfaces up, each once per use.
+// links.go looks up interfaces, each only once per cache.
 package overlay
 
 import (
@@ -7,8 +7,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// linkCache remembers names and indexes of interfaces while routes are being set: an index may be used again by
-// another interface later.
+// linkCache caches names and indexes of interfaces while routes are set. It must not live longer: the kernel may reuse
+// an index for another interface.
 type linkCache struct {
 	handle  *netlink.Handle
 	byName  map[string]int
@@ -31,7 +31,7 @@ func (c *linkCache) indexOf(name string) (int, error) {
 	return link.Attrs().Index, nil
 }
 
-// nameOf gives "" for an interface that does not exist.
+// nameOf returns "" for an interface that does not exist.
 func (c *linkCache) nameOf(index int) string {
 	if name, ok := c.byIndex[index]; ok || index == 0 {
 		return name

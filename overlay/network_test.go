@@ -1,5 +1,5 @@
-// network_test.go runs the overlay on real hosts in network namespaces: a1 and a2 in site a, b1 in site b, joined
-// by a router that knows hosts' addresses only.
+// network_test.go runs the overlay on hosts made of network namespaces: a1 and a2 in site a, b1 in site b, joined by a
+// router that knows only the hosts' addresses.
 package overlay_test
 
 import (
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// world is what a manager would know.
+// world holds the state that a manager would know.
 type world struct {
 	t          *testing.T
 	router     *nethost.Host
@@ -81,14 +81,24 @@ func (w *world) startHost(name string) {
 	w.hosts[name], w.keys[name] = h, key
 }
 
-// guest makes a guest of a cluster (1 or 2) and plugs it in at a host.
+// prefixes are the clusters' (1 and 2). Guests of the second lie in different /24 of theirs.
+var prefixes = []string{1: "10.77.1.0/24", 2: "10.77.4.0/22"}
+
+func guestAddress(cluster, number int) netip.Addr {
+	if cluster == 2 {
+		return netip.AddrFrom4([4]byte{10, 77, byte(4 + number), 10})
+	}
+	return netip.AddrFrom4([4]byte{10, 77, byte(cluster), byte(10 + number)})
+}
+
+// guest makes a guest of a cluster and plugs it in at a host.
 func (w *world) guest(cluster, number int, host string) *nethost.Guest {
 	w.t.Helper()
 	g := overlay.Guest{
 		UID:     fmt.Sprintf("%04x%04x-0000-4000-8000-000000000000", cluster, number),
 		Cluster: fmt.Sprintf("c%d", cluster),
-		Address: netip.AddrFrom4([4]byte{10, 77, byte(cluster), byte(10 + number)}),
-		Prefix:  netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", cluster)),
+		Address: guestAddress(cluster, number),
+		Prefix:  netip.MustParsePrefix(prefixes[cluster]),
 	}
 	guest, err := nethost.NewGuest(g, overlay.DefaultMTU)
 	w.must(err)
@@ -106,11 +116,11 @@ func (w *world) plug(g *nethost.Guest, host string) {
 	w.must(g.Plug(w.hosts[host], tap))
 }
 
-// wanted is the manager's word for one host.
+// wanted returns the manager's NetworkWanted for one host, and the host's local guests.
 func (w *world) wanted(host string) (*v1.NetworkWanted, []overlay.Guest) {
 	n := &v1.NetworkWanted{Generation: w.generation, Mtu: overlay.DefaultMTU}
 	for c := 1; c <= 2; c++ {
-		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprintf("c%d", c), Prefix: fmt.Sprintf("10.77.%d.0/24", c)})
+		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprintf("c%d", c), Prefix: prefixes[c]})
 	}
 	for name, h := range w.hosts {
 		if name != host {
@@ -129,7 +139,7 @@ func (w *world) wanted(host string) (*v1.NetworkWanted, []overlay.Guest) {
 	return n, local
 }
 
-// apply tells the hosts (all if none is named) how things are, and gives the longest Apply in milliseconds.
+// apply sends NetworkWanted to the hosts (to all if none is named), and returns the longest Apply in milliseconds.
 func (w *world) apply(hosts ...string) (slowest float64) {
 	w.t.Helper()
 	w.generation++
@@ -160,7 +170,7 @@ func (w *world) reaches(from, to *nethost.Guest, size int) {
 	}
 }
 
-// cannotReach tries once, long enough for a handshake.
+// cannotReach tries one ping, with a timeout that is long enough for a handshake.
 func (w *world) cannotReach(from *nethost.Guest, to string) {
 	w.t.Helper()
 	out, err := from.Run(w.t.Context(), "ping", "-n", "-c", "3", "-i", "0.1", "-W", "0.5", to)
@@ -169,7 +179,7 @@ func (w *world) cannotReach(from *nethost.Guest, to string) {
 	}
 }
 
-const largest = overlay.DefaultMTU - 28 // of a ping's data, in bytes
+const largest = overlay.DefaultMTU - 28 // bytes of data of the largest ping
 
 func TestGuestsReachEachOtherAcrossHostsAndSites(t *testing.T) {
 	w := newWorld(t)
@@ -191,7 +201,7 @@ func TestGuestsReachEachOtherAcrossHostsAndSites(t *testing.T) {
 			t.Errorf("%s: problems %q, error %v", name, problems, err)
 		}
 	}
-	// A route to a host of which the manager knows nothing holds nothing else up, and is told.
+	// A route to a host that is missing in NetworkWanted is reported and does not affect the other routes.
 	n, local := w.wanted("a1")
 	n.Routes = append(n.Routes, &v1.GuestRoute{Address: "10.77.1.77", Host: "ghost"})
 	if _, err := w.hosts["a1"].Apply(n, local...); err != nil {
@@ -217,7 +227,7 @@ func TestClustersAndHostsAreKeptApart(t *testing.T) {
 	for _, other := range others {
 		w.cannotReach(one, other.Address.String())
 	}
-	// Its host, another host, the router, by every address they have.
+	// Its host, another host and the router, by each of their addresses.
 	for _, to := range []string{"198.18.1.1", "198.18.1.2", "198.18.2.1", "198.18.1.254"} {
 		w.cannotReach(one, to)
 	}
@@ -237,7 +247,7 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	one, mate := w.guest(1, 0, "a1"), w.guest(1, 1, "a2")
 	w.apply()
 	w.reaches(one, mate, 56)
-	// An address that is its cluster's but not its own.
+	// An address of the guest's cluster that is not the guest's own.
 	if _, err := one.Run(t.Context(), "ip", "addr", "add", "10.77.1.99/32", "dev", "eth0"); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +259,7 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	w.reaches(one, mate, 56)
 }
 
-// received counts the ICMP messages a guest was given.
+// received returns the number of ICMP messages that a guest has received.
 func (w *world) received(g *nethost.Guest) int {
 	w.t.Helper()
 	out, err := g.Run(w.t.Context(), "cat", "/proc/net/snmp")
@@ -264,7 +274,7 @@ func (w *world) received(g *nethost.Guest) int {
 	return 0
 }
 
-// background runs a command in a guest and gives a function that waits for its output.
+// background runs a command in a guest and returns a function that waits for its output.
 func (w *world) background(g *nethost.Guest, words ...string) func() string {
 	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
 	result := make(chan string, 1)

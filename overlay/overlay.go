@@ -1,10 +1,10 @@
-// Package overlay is a host's part of the clusters' own network: the tap of each guest, a route for each guest's
-// address, WireGuard to other sites, and the packet filter that keeps clusters apart from each other and from
-// hosts. It is routed, not bridged: a guest has one IPv4 address, which it keeps wherever it runs, and a move is
-// one route replaced on each host. docs/design/overlay.md says why and how.
+// Package overlay is a host's part of the clusters' own network: a tap for each guest, a route for each guest's
+// address, WireGuard to other sites, and a packet filter that separates clusters from each other and from hosts. The
+// overlay is routed, not bridged. A guest has one IPv4 address and keeps it wherever it runs; a move replaces one route
+// on each host. docs/design/overlay.md describes the design and its reasons.
 //
-// Everything is kept in the kernel alone, marked as ours (route protocol 119, interfaces' aliases, nftables table
-// "watari"), so that a new agent finds what an earlier one left, whatever ended it. All of it needs root.
+// All state is in the kernel and marked as Watari's: by route protocol 119, by interface aliases, and by the nftables
+// table "watari". So a new agent finds the state of an earlier one, however that ended. The package needs root.
 package overlay
 
 import (
@@ -32,35 +32,37 @@ const (
 	Device = "watari0"
 	// DefaultWireGuardPort is the UDP port it listens on.
 	DefaultWireGuardPort = 7072
-	// DefaultMTU fits, in bytes, a guest's packet into WireGuard over IPv6 over Ethernet (1500 - 80).
+	// DefaultMTU is the size, in bytes, of a guest's packet that fits into WireGuard over IPv6 over Ethernet (1500 -
+	// 80).
 	DefaultMTU = 1420
-	// wireGuardOverhead is what WireGuard adds to a packet, in bytes, when it travels over IPv6: 40 + 8 + 32.
+	// wireGuardOverhead is the number of bytes that WireGuard over IPv6 adds to a packet: 40 + 8 + 32.
 	wireGuardOverhead = 80
 )
 
-// Gateway is the address of every guest's gateway: the host's end of its tap, with GatewayMAC, on every host.
+// Gateway is the address of every guest's gateway. On every host it is the host's end of the guest's tap, with
+// GatewayMAC.
 var (
 	Gateway    = netip.MustParseAddr("169.254.77.1")
 	GatewayMAC = net.HardwareAddr{0xfe, 0x77, 0x61, 0x74, 0x61, 0x72}
 )
 
-// Config says where a host's overlay lives.
+// Config configures a host's overlay.
 type Config struct {
 	StateDir string // kept over reboots: the WireGuard key
-	RunDir   string // emptied at boot: the WireGuard process's log, sysctls as they were found
-	HostName string // this host's name in routes
-	// LANInterface and LANAddress name the way to the other hosts; one of them is enough. An interface alone
-	// needs one IPv4 address on it.
+	RunDir   string // emptied at boot: the WireGuard process's log, the earlier sysctls
+	HostName string // this host's name in NetworkWanted
+	// LANInterface and LANAddress identify the interface to the other hosts; one of them is enough. An interface given
+	// by name alone must have an IPv4 address.
 	LANInterface string
 	LANAddress   netip.Addr
 	// WireGuardPort is the UDP port to listen on; 0: DefaultWireGuardPort.
 	WireGuardPort int
-	// AgentBinary is run as "AgentBinary wireguard ..." (RunWireGuard) where the kernel has no WireGuard.
+	// AgentBinary is run as "AgentBinary wireguard ..." (RunWireGuard) if the kernel has no WireGuard.
 	AgentBinary string
 	Logger      *slog.Logger // nil: slog.Default()
 }
 
-// Guest is what the overlay needs to know of a guest.
+// Guest is the overlay's view of a guest.
 type Guest struct {
 	UID     string
 	Cluster string
@@ -69,14 +71,14 @@ type Guest struct {
 	Prefix  netip.Prefix     // the cluster's
 }
 
-// GuestMAC is the MAC address of the guest with an IPv4 address: 02:77 and the address.
+// GuestMAC returns the MAC address of the guest with that IPv4 address: 02:77 followed by the address.
 func GuestMAC(address netip.Addr) net.HardwareAddr {
 	a := address.As4()
 	return net.HardwareAddr{0x02, 0x77, a[0], a[1], a[2], a[3]}
 }
 
-// Overlay is a host's part of the overlay. Its methods may be called from several goroutines; each waits for the
-// one before. Make it with New in the network namespace it is to work in.
+// Overlay is a host's part of the overlay. Its methods may be called by several goroutines; the calls run one after the
+// other. It works in the network namespace in which New was called.
 type Overlay struct {
 	log      *slog.Logger
 	cfg      Config
@@ -84,20 +86,20 @@ type Overlay struct {
 	key      wgtypes.Key
 	handle   *netlink.Handle
 	control  *wgctrl.Client
-	patience patience                 // with the control client
-	found    atomic.Pointer[[]string] // by the last Check; not under mu, which an Apply may hold for long
+	calls    callLimiter              // for calls of control
+	problems atomic.Pointer[[]string] // of the last Check; not under mu, which Apply may hold for long
 
-	mu        sync.Mutex
-	prepared  bool                           // sysctls are set and the filter stands
-	guests    map[string]Guest               // plugged in here, by UID
-	clusters  map[netip.Prefix]bool          // that the filter lets pass between hosts
-	wanted    map[netip.Prefix]bool          // the clusters of the last NetworkWanted
-	leftOut   []string                       // of the last NetworkWanted, and why
-	accepted  time.Time                      // when somebody else's FORWARD chain was seen to accept our traffic
-	endpoints map[wgtypes.Key]netip.AddrPort // as last set, for peers may roam
-	peers     map[wgtypes.Key]*peer          // of the last NetworkWanted
-	seen      map[wgtypes.Key]traffic        // of the peers, at the last look
-	looked    time.Time                      // when that was
+	mu           sync.Mutex
+	prepared     bool                           // sysctls are set and the filter is installed
+	guests       map[string]Guest               // plugged in here, by UID
+	clusters     map[netip.Prefix]bool          // in the filter
+	wanted       map[netip.Prefix]bool          // the clusters of the last NetworkWanted
+	leftOut      []string                       // parts of the last NetworkWanted that make no sense, with the reasons
+	accepted     time.Time                      // when the iptables rules were last checked
+	endpoints    map[wgtypes.Key]netip.AddrPort // as last set; a peer may have roamed since
+	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
+	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
+	peersChecked time.Time                      // time of that check
 }
 
 // lan is the interface to the other hosts.
@@ -108,15 +110,15 @@ type lan struct {
 	address netip.Addr
 }
 
-// New finds the LAN interface, makes or reads the WireGuard key and finds out what an earlier agent left in the
-// kernel. It changes nothing there; PlugGuest and Apply do.
+// New finds the LAN interface, reads or makes the WireGuard key, and finds the guests that an earlier agent plugged in.
+// It changes nothing in the kernel; PlugGuest and Apply do.
 func New(cfg Config) (*Overlay, error) {
 	if cfg.WireGuardPort == 0 {
 		cfg.WireGuardPort = DefaultWireGuardPort
 	}
 	o := &Overlay{
 		log: cfg.Logger, cfg: cfg, guests: map[string]Guest{}, clusters: map[netip.Prefix]bool{},
-		wanted: map[netip.Prefix]bool{}, endpoints: map[wgtypes.Key]netip.AddrPort{}, patience: patience{limit: controlTime},
+		wanted: map[netip.Prefix]bool{}, endpoints: map[wgtypes.Key]netip.AddrPort{}, calls: callLimiter{limit: controlTime},
 	}
 	if o.log == nil {
 		o.log = slog.Default()
@@ -144,19 +146,19 @@ func New(cfg Config) (*Overlay, error) {
 	return o, nil
 }
 
-// Close lets go of sockets. The network stays as it is.
+// Close closes the overlay's sockets. The network stays as it is.
 func (o *Overlay) Close() error {
 	o.handle.Close()
 	return o.control.Close()
 }
 
-// PublicKey is the host's WireGuard public key, base64.
+// PublicKey returns the host's WireGuard public key in base64.
 func (o *Overlay) PublicKey() string { return o.key.PublicKey().String() }
 
-// LANMTU is the MTU of the LAN interface, bytes.
+// LANMTU returns the MTU of the LAN interface in bytes.
 func (o *Overlay) LANMTU() int { return o.lan.mtu }
 
-// Guests lists the guests that are plugged in here, those of an earlier agent included.
+// Guests returns the guests that are plugged in here, including those that an earlier agent plugged in.
 func (o *Overlay) Guests() []Guest {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -167,8 +169,9 @@ func (o *Overlay) Guests() []Guest {
 	return guests
 }
 
-// PlugGuest makes the guest's tap, ready for QEMU to open, and lets the guest's packets pass the filter. Nothing
-// is routed to it until Apply is told that it is local. mtu is in bytes; 0: DefaultMTU. It may be repeated.
+// PlugGuest makes the guest's tap, ready to be opened by QEMU, and lets the filter accept the guest's packets. Packets
+// are routed to the guest only when it is in Apply's local. mtu is in bytes; 0 means DefaultMTU. PlugGuest may be
+// called again for the same guest.
 func (o *Overlay) PlugGuest(ctx context.Context, g Guest, mtu int) (tap string, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -197,11 +200,11 @@ func (o *Overlay) plug(ctx context.Context, g Guest, mtu int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The filter knows the tap before the tap is up: at no moment is a guest unfiltered.
+	// Filter the tap before it is up, so that the guest's packets are never unfiltered.
 	if err := o.filterGuest(ctx, tap, g); err != nil {
 		return "", err
 	}
-	if err := o.raiseTap(link, g); err != nil {
+	if err := o.bringUpTap(link, g); err != nil {
 		return "", err
 	}
 	return tap, nil
@@ -219,8 +222,8 @@ func (g Guest) check() error {
 	return nil
 }
 
-// UnplugGuest takes away all that PlugGuest made, and with it the route to the tap. A guest that is not plugged
-// in is no error.
+// UnplugGuest removes everything that PlugGuest made, and the route to the tap. It is not an error if the guest is not
+// plugged in.
 func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -241,11 +244,12 @@ func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 	return nil
 }
 
-// Apply makes routes and WireGuard as wanted. local are the guests whose addresses are routed to their taps
-// here, whatever wanted.Routes says of them; they are to be plugged in. What can be done is done even when
-// something cannot; the error then names every such thing. What makes no sense in wanted (a guest on a host of
-// which nothing is known, say) is left out and told by Check, for trying again would not help. Existing routes are replaced in place, so traffic
-// that does not change sees nothing. It takes some milliseconds when only routes change.
+// Apply configures routes and WireGuard as wanted. local lists the guests that are routed to their taps on this host,
+// whatever wanted.Routes says; they must be plugged in.
+//
+// // Apply goes on after an error and returns all errors. It leaves out parts of wanted that make no sense, such as a
+// guest on an unknown host, and Check reports them; trying again would not help. Apply replaces routes in place, so
+// that traffic on unchanged routes is not disturbed. It takes some milliseconds if only routes change.
 func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []Guest) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -253,14 +257,14 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
-	o.notePlan(p.errs)
+	o.recordLeftOut(p.errs)
 	o.wanted, o.peers = p.clusters, p.peers
 	var errs []error
 	if err := o.filterClusters(ctx); err != nil {
 		errs = append(errs, err)
 	}
-	// First WireGuard takes what is to go through it, then routes change, then WireGuard lets go of the rest:
-	// a packet always finds its way on the old path or on the new one.
+	// First add to WireGuard what the new routes need, then change the routes, then remove the rest from WireGuard. So
+	// a packet always has a complete path, the old one or the new one.
 	wireguard, err := o.growWireGuard(ctx, p.peers)
 	if err != nil {
 		errs = append(errs, err)
@@ -277,8 +281,8 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	return nil
 }
 
-// notePlan keeps what a plan left out, for Check, and logs what is new of it.
-func (o *Overlay) notePlan(errs []error) {
+// recordLeftOut stores the parts that the plan left out, for Check, and logs new ones.
+func (o *Overlay) recordLeftOut(errs []error) {
 	var leftOut []string
 	for _, err := range errs {
 		leftOut = append(leftOut, err.Error())
@@ -289,18 +293,18 @@ func (o *Overlay) notePlan(errs []error) {
 	o.leftOut = leftOut
 }
 
-// prepare sets up, once, what all guests need.
+// prepare makes, once, the settings that all guests need.
 func (o *Overlay) prepare(ctx context.Context) error {
 	if o.prepared {
 		return nil
 	}
-	if err := o.openLAN(); err != nil {
+	if err := o.enableForwarding(); err != nil {
 		return err
 	}
 	for _, prefix := range readClusters(ctx) {
 		o.clusters[prefix] = true
 	}
-	if err := o.raiseFilter(ctx); err != nil {
+	if err := o.installFilter(ctx); err != nil {
 		return err
 	}
 	o.prepared = true

@@ -1,5 +1,5 @@
-// plan.go decides, without looking at the kernel, which routes and WireGuard peers a host is to have, and what has
-// to change to get there.
+// plan.go computes the routes and WireGuard peers of a host, and the changes that lead there, without access to the
+// kernel.
 package overlay
 
 import (
@@ -14,25 +14,25 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// way is how packets for a prefix leave a host.
-type way int
+// egress says how packets for a prefix leave a host.
+type egress int
 
 const (
-	wayNone      way = iota // dropped: a cluster's address that is nowhere
-	wayTap                  // to a guest of this host
-	wayLAN                  // to a host of this site
-	wayWireGuard            // to a host of another site
+	egressNone      egress = iota // dropped: an address of a cluster that no guest has
+	egressTap                     // to a guest of this host
+	egressLAN                     // to a host of this site
+	egressWireGuard               // to a host of another site
 )
 
 // route is one entry of the routing table. It is comparable.
 type route struct {
 	prefix  netip.Prefix
-	way     way
-	tap     string     // wayTap
-	gateway netip.Addr // wayLAN
+	egress  egress
+	tap     string     // egressTap
+	gateway netip.Addr // egressLAN
 }
 
-// peer is one WireGuard peer as wanted.
+// peer is a wanted WireGuard peer.
 type peer struct {
 	name      string
 	endpoint  netip.AddrPort
@@ -40,23 +40,25 @@ type peer struct {
 	allowed   map[netip.Prefix]bool
 }
 
-// plan is all that a host is to have.
+// plan is the wanted state of a host.
 type plan struct {
 	routes   map[netip.Prefix]route
 	peers    map[wgtypes.Key]*peer
 	clusters map[netip.Prefix]bool
-	errs     []error // what could not be made sense of, and was left out
+	errs     []error // parts of NetworkWanted that make no sense and were left out
 }
 
-// keepalive is how often a host behind NAT reminds the NAT of its mapping (wg(8) advises 25 s).
+// keepalive is the interval of packets that keep a NAT's mapping for a host behind it (wg(8) recommends 25 s).
 const keepalive = 25 * time.Second
 
-// makePlan turns the manager's word into routes and peers for the host named self, whose LAN address is address.
+// makePlan computes the routes and peers of the host self, whose LAN address is address, from the manager's
+// NetworkWanted.
 func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local []Guest) plan {
 	p := plan{routes: map[netip.Prefix]route{}, peers: map[wgtypes.Key]*peer{}, clusters: map[netip.Prefix]bool{}}
 	hops := p.addPeers(address, wanted.GetPeers())
-	// A cluster's addresses that are nowhere (yet) are dropped here, and do not leak to the default route. They
-	// are not answered with "unreachable", which would end a connection attempt that a retry would make.
+	// A cluster's addresses that no guest has (yet) are dropped here, so that their packets do not follow the default
+	// route. They are not answered with "unreachable": that would end a connection attempt that could succeed on a
+	// retry.
 	for _, c := range wanted.GetClusters() {
 		prefix, err := netip.ParsePrefix(c.GetPrefix())
 		if err != nil || !prefix.Addr().Is4() {
@@ -66,7 +68,7 @@ func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local [
 		p.clusters[prefix.Masked()] = true
 	}
 	for prefix := range p.clusters {
-		p.routes[prefix] = route{prefix: prefix, way: wayNone}
+		p.routes[prefix] = route{prefix: prefix, egress: egressNone}
 	}
 	for _, r := range wanted.GetRoutes() {
 		if r.GetHost() != self {
@@ -79,14 +81,14 @@ func makePlan(self string, address netip.Addr, wanted *v1.NetworkWanted, local [
 	return p
 }
 
-// hop is the next host towards another.
+// hop is the next hop towards a host.
 type hop struct {
-	lan  netip.Addr  // of the same site: its address
-	peer wgtypes.Key // of another site: its key
+	lan  netip.Addr  // of a host on the same site: its address
+	peer wgtypes.Key // of a host on another site: its key
 	same bool
 }
 
-// addPeers fills in the WireGuard peers and gives the next hop towards each host that can be reached.
+// addPeers adds the WireGuard peers and returns the next hop towards each reachable host.
 func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 	hops := map[string]hop{}
 	for _, h := range peers {
@@ -115,8 +117,8 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 	return hops
 }
 
-// behindNAT guesses that a host with a private address which speaks to a public one is behind a NAT, whose
-// mapping must be kept alive.
+// behindNAT guesses whether a host is behind a NAT whose mapping must be kept alive: its own address is private and the
+// peer's is public.
 func behindNAT(own, other netip.Addr) bool {
 	shared := netip.MustParsePrefix("100.64.0.0/10") // RFC 6598
 	private := func(a netip.Addr) bool { return a.IsPrivate() || shared.Contains(a) }
@@ -137,26 +139,26 @@ func (p *plan) addRemote(r *v1.GuestRoute, hops map[string]hop) {
 	prefix := netip.PrefixFrom(address, 32)
 	p.remove(prefix)
 	if to.same {
-		p.routes[prefix] = route{prefix: prefix, way: wayLAN, gateway: to.lan}
+		p.routes[prefix] = route{prefix: prefix, egress: egressLAN, gateway: to.lan}
 		return
 	}
-	p.routes[prefix] = route{prefix: prefix, way: wayWireGuard}
+	p.routes[prefix] = route{prefix: prefix, egress: egressWireGuard}
 	p.peers[to.peer].allowed[prefix] = true
 }
 
 func (p *plan) addLocal(g Guest) {
 	prefix := netip.PrefixFrom(g.Address, 32)
 	p.remove(prefix)
-	p.routes[prefix] = route{prefix: prefix, way: wayTap, tap: TapName(g.UID)}
+	p.routes[prefix] = route{prefix: prefix, egress: egressTap, tap: TapName(g.UID)}
 	if cluster := g.Prefix.Masked(); !p.clusters[cluster] {
 		p.clusters[cluster] = true
-		p.routes[cluster] = route{prefix: cluster, way: wayNone}
+		p.routes[cluster] = route{prefix: cluster, egress: egressNone}
 	}
 }
 
-// remove forgets an earlier word about an address: the last one counts.
+// remove removes what an earlier route said about an address: the last route wins.
 func (p *plan) remove(prefix netip.Prefix) {
-	if p.routes[prefix].way != wayWireGuard {
+	if p.routes[prefix].egress != egressWireGuard {
 		return
 	}
 	for _, w := range p.peers {
@@ -164,8 +166,8 @@ func (p *plan) remove(prefix netip.Prefix) {
 	}
 }
 
-// diffRoutes says which routes are to be set (new or replaced in place) and which to be deleted. Guests' routes
-// come before clusters' in both, and setting before deleting, so that no packet meets a hole.
+// diffRoutes returns the routes to set (new or replaced in place) and those to remove. The caller sets before it
+// removes. Both lists have guests' routes before clusters'. So a packet never misses a route on the way to its guest.
 func diffRoutes(wanted, actual map[netip.Prefix]route) (set, remove []route) {
 	for prefix, r := range wanted {
 		if have, ok := actual[prefix]; !ok || have != r {
@@ -188,28 +190,30 @@ func diffRoutes(wanted, actual map[netip.Prefix]route) (set, remove []route) {
 	return set, remove
 }
 
-// actualPeer is a WireGuard peer as the device has it.
+// actualPeer is a WireGuard peer of the device.
 type actualPeer struct {
 	endpoint  netip.AddrPort // zero: none
 	keepalive time.Duration
-	handshake time.Time // the last; zero: none
+	handshake time.Time // the last one; zero: none
 	allowed   map[netip.Prefix]bool
 }
 
-// peerChange is what to tell the device about one peer.
+// peerChange is a change of one peer of the device.
 type peerChange struct {
 	key       wgtypes.Key
 	remove    bool
-	endpoint  netip.AddrPort // zero: leave it
-	keepalive *time.Duration // nil: leave it
-	replace   bool           // allowed replaces the peer's addresses, else it adds to them
+	endpoint  netip.AddrPort // zero: unchanged
+	keepalive *time.Duration // nil: unchanged
+	replace   bool           // whether allowed replaces the peer's addresses or adds to them
 	allowed   []netip.Prefix
 }
 
-// diffPeers says what to change on a WireGuard device: grow before the routes change, shrink after. An address
-// given to a peer is thereby taken from the one that had it (WireGuard's cryptokey routing keeps one owner), so a
-// move from peer to peer is one addition, without a gap. Only addresses that no peer is to have need a removal.
-// set holds the endpoints that were set before; a peer that has since roamed is left where it was seen.
+// diffPeers returns the changes of a WireGuard device: grow is applied before the routes change, shrink after.
+// WireGuard's cryptokey routing keeps one owner for each address, so adding an address to a peer removes it from its
+// earlier owner. A move from peer to peer is thus one addition without a gap. Only addresses that no peer is to have
+// must be removed.
+//
+// // set holds the endpoints that were set before. The endpoint of a peer that has roamed since then is kept.
 func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, now time.Time) (grow, shrink []peerChange) {
 	owner := map[netip.Prefix]bool{}
 	for _, w := range wanted {
@@ -249,8 +253,8 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 	return grow, shrink
 }
 
-// moveEndpoint decides whether an existing peer's endpoint is to be set to wanted. WireGuard itself follows a
-// peer that roams or sits behind a NAT; only a new word of the manager, or silence, overrules that.
+// moveEndpoint reports whether an existing peer's endpoint is to be set to wanted. WireGuard itself follows a peer that
+// roams or is behind a NAT. Only a new endpoint from the manager or a silent peer overrules that.
 func moveEndpoint(wanted netip.AddrPort, have actualPeer, set netip.AddrPort, now time.Time) bool {
 	switch {
 	case have.endpoint == wanted:
@@ -263,7 +267,7 @@ func moveEndpoint(wanted netip.AddrPort, have actualPeer, set netip.AddrPort, no
 	return now.Sub(have.handshake) > silence
 }
 
-// missing lists, in order, what is in a and not in b.
+// missing returns the prefixes that are in a and not in b, in order.
 func missing(a, b map[netip.Prefix]bool) []netip.Prefix {
 	var out []netip.Prefix
 	for prefix := range a {

@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// key gives a valid key for a host's name.
+// key returns a valid key for a host's name.
 func key(name string) wgtypes.Key {
 	var k wgtypes.Key
 	copy(k[:], name+strings.Repeat(".", 32))
@@ -29,8 +29,8 @@ func address(i int) netip.Addr {
 
 func clusterOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 24).Masked() }
 
-// drawWanted makes up a manager's word for host h0 of site 0: hosts in up to three sites, guests
-// anywhere, some twice, some on hosts that are not known.
+// drawWanted makes a random NetworkWanted for host h0 of site 0. Hosts are in up to three sites. Guests are anywhere;
+// some are routed twice, some are on unknown hosts.
 func drawWanted(t *rapid.T) (*v1.NetworkWanted, []Guest) {
 	n := &v1.NetworkWanted{}
 	hosts := rapid.IntRange(1, 6).Draw(t, "hosts")
@@ -59,8 +59,8 @@ func drawWanted(t *rapid.T) (*v1.NetworkWanted, []Guest) {
 	return n, local
 }
 
-// follow says, the plain way, what becomes of a packet for an address: "tap T", "lan A", "wireguard H", "drop",
-// or "" where the overlay has no say.
+// follow computes in a simple way what happens to a packet for an address: "tap T", "lan A", "wireguard H", "drop", or
+// "" for an address outside the overlay.
 func follow(n *v1.NetworkWanted, local []Guest, to netip.Addr) string {
 	for _, g := range slices.Backward(local) {
 		if g.Address == to {
@@ -80,7 +80,7 @@ func follow(n *v1.NetworkWanted, local []Guest, to netip.Addr) string {
 		}
 		h := peer(r.Host)
 		if h == nil {
-			continue // cannot be reached
+			continue // unreachable
 		}
 		if h.SameSite {
 			return "lan " + h.LanAddress
@@ -95,7 +95,7 @@ func follow(n *v1.NetworkWanted, local []Guest, to netip.Addr) string {
 	return ""
 }
 
-// lookup routes a packet by a plan: the longest prefix, then WireGuard's table.
+// lookup routes a packet with a plan: the longest prefix, then WireGuard's table.
 func lookup(p plan, to netip.Addr) string {
 	r, ok := p.routes[netip.PrefixFrom(to, 32)]
 	if !ok {
@@ -103,12 +103,12 @@ func lookup(p plan, to netip.Addr) string {
 			return ""
 		}
 	}
-	switch r.way {
-	case wayTap:
+	switch r.egress {
+	case egressTap:
 		return "tap " + r.tap
-	case wayLAN:
+	case egressLAN:
 		return "lan " + r.gateway.String()
-	case wayWireGuard:
+	case egressWireGuard:
 		for _, w := range p.peers {
 			if w.allowed[r.prefix] {
 				return "wireguard " + w.name
@@ -136,7 +136,7 @@ func TestPlanSendsEveryAddressWhereThePlainReadingDoes(t *testing.T) {
 			}
 			prefix := netip.PrefixFrom(to, 32)
 			want := 0
-			if p.routes[prefix].way == wayWireGuard {
+			if p.routes[prefix].egress == egressWireGuard {
 				want = 1
 			}
 			if owners[prefix] != want {
@@ -174,7 +174,7 @@ func drawPlan(t *rapid.T) plan {
 	return makePlan("h0", netip.MustParseAddr("198.18.0.1"), n, local)
 }
 
-// table is WireGuard's table as a model: an address belongs to the peer it was given to last.
+// table models WireGuard's table: an address belongs to the peer that got it last.
 type table map[wgtypes.Key]actualPeer
 
 func (d table) apply(changes []peerChange) {
@@ -226,13 +226,13 @@ func TestPeerChangesLeadFromAnyStateToThePlanWithoutAGap(t *testing.T) {
 		}
 		grow, shrink = diffPeers(after.peers, d, nil, now)
 		d.apply(grow)
-		// Between the two steps routes change: an address must have an owner on the way that it takes before,
-		// and on the way that it takes afterwards.
+		// The routes change between the two steps: an address must have an owner on its path before the change and on
+		// its path after it.
 		for prefix, owner := range had {
-			if after.routes[prefix].way == wayWireGuard {
+			if after.routes[prefix].egress == egressWireGuard {
 				continue
 			}
-			if before.routes[prefix].way == wayWireGuard && d.owner(prefix) != owner {
+			if before.routes[prefix].egress == egressWireGuard && d.owner(prefix) != owner {
 				t.Fatalf("%s is taken from its peer before its route has changed", prefix)
 			}
 		}
@@ -348,10 +348,10 @@ func TestAliasHoldsTheGuest(t *testing.T) {
 }
 
 func TestClustersAreReadFromNftsListing(t *testing.T) {
-	data := []byte(`{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "inet", "name": "clusters", "elem": [{"prefix": {"addr": "10.77.1.0", "len": 24}}, {"prefix": {"addr": "10.77.2.0", "len": 24}}]}}]}`)
+	data := []byte(`{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "inet", "name": "clusters", "elem": [{"prefix": {"addr": "10.77.1.0", "len": 24}}, {"prefix": {"addr": "10.77.4.0", "len": 22}}]}}]}`)
 	got := parseClusters(data)
 	slices.SortFunc(got, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
-	if fmt.Sprint(got) != "[10.77.1.0/24 10.77.2.0/24]" {
+	if fmt.Sprint(got) != "[10.77.1.0/24 10.77.4.0/22]" {
 		t.Errorf("got %v", got)
 	}
 	if got := parseClusters([]byte("nonsense")); got != nil {

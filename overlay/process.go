@@ -1,5 +1,5 @@
-// process.go runs WireGuard in user space, as a process of its own: it outlives the agent, and what it needs to
-// know (key, peers) is told to it through its control socket, /var/run/wireguard/watari0.sock, as with wg(8).
+// process.go runs WireGuard in user space in a separate process, which outlives the agent. It gets its key and peers
+// through its control socket, /var/run/wireguard/watari0.sock, as with wg(8).
 package overlay
 
 import (
@@ -41,22 +41,22 @@ func (o *Overlay) startProcess(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	ready, told, err := os.Pipe()
+	ready, notify, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer ready.Close()
-	// Not CommandContext: the process is to live on.
+	// No CommandContext: the process must outlive ctx.
 	command := exec.Command(o.cfg.AgentBinary, "wireguard", "--device", Device, "--run", o.cfg.RunDir,
 		"--mtu", strconv.Itoa(o.lan.mtu-wireGuardOverhead), "--ready-fd", "3")
-	command.Stdout, command.Stderr, command.ExtraFiles = log, log, []*os.File{told}
+	command.Stdout, command.Stderr, command.ExtraFiles = log, log, []*os.File{notify}
 	command.Dir, command.SysProcAttr = "/", &syscall.SysProcAttr{Setpgid: true}
 	err = command.Start()
-	told.Close()
+	notify.Close()
 	if err != nil {
 		return fmt.Errorf("start WireGuard process: %w", err)
 	}
-	go command.Wait() // only so that no zombie is left while this agent lives
+	go command.Wait() // avoids a zombie while this agent lives
 	o.log.Info("the kernel has no WireGuard: started it in user space", "pid", command.Process.Pid, "log", logPath)
 	deadline := time.Now().Add(10 * time.Second)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -75,9 +75,9 @@ func lastLine(path string) string {
 	return text[strings.LastIndex(text, "\n")+1:]
 }
 
-// RunWireGuard runs WireGuard in user space until its device or its control socket is deleted, or a termination
-// signal comes. args: --device NAME --run DIR [--mtu BYTES] [--ready-fd N]; on descriptor N "ready" is written
-// once the device answers. It logs to standard error.
+// RunWireGuard runs WireGuard in user space until its device or its control socket is deleted, or until a termination
+// signal. args are: --device NAME --run DIR [--mtu BYTES] [--ready-fd N]. When the device answers, it writes "ready" to
+// descriptor N. It logs to standard error.
 func RunWireGuard(args []string) error {
 	flags := flag.NewFlagSet("wireguard", flag.ContinueOnError)
 	name := flags.String("device", Device, "name of the device to make")
@@ -87,10 +87,10 @@ func RunWireGuard(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	// The terminal or service that started the agent may go.
+	// The terminal or service that started the agent may end before this process.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
-	// A collection empties the pools of 64 KiB packet buffers, which are then cleared anew: it comes seldom as long
-	// as the process is small.
+	// A garbage collection empties the pools of 64 KiB packet buffers, which must then be zeroed again. So collections
+	// are rare while the process is small.
 	debug.SetGCPercent(400)
 	debug.SetMemoryLimit(256 << 20)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil)).With("device", *name)

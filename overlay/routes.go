@@ -1,5 +1,5 @@
-// routes.go brings the kernel's routes in line with a plan. Ours carry an own protocol number and an own metric:
-// the number finds them again, the metric keeps a replacement from ever hitting a route of somebody else.
+// routes.go brings the kernel's routes in line with a plan. The overlay's routes have their own protocol number, by
+// which they are found again, and their own metric, so that replacing one never hits another program's route.
 package overlay
 
 import (
@@ -16,7 +16,7 @@ const (
 	routeMetric   = 119
 )
 
-// applyRoutes sets what is missing or different, then deletes what is left over.
+// applyRoutes sets missing and different routes, then deletes those that are not wanted.
 func (o *Overlay) applyRoutes(wanted map[netip.Prefix]route) error {
 	links := newLinkCache(o.handle, o.lan)
 	actual, err := o.actualRoutes(links)
@@ -43,8 +43,8 @@ func (o *Overlay) applyRoutes(wanted map[netip.Prefix]route) error {
 	return errors.Join(errs...)
 }
 
-// actualRoutes lists our routes as the kernel has them. One that we would never make is given as the zero way
-// with a tap's name that no plan has, so that it is replaced or deleted.
+// actualRoutes lists the overlay's routes in the kernel. A route that the overlay would never make is returned as a tap
+// route with a name that no plan has, so that it is replaced or deleted.
 func (o *Overlay) actualRoutes(links *linkCache) (map[netip.Prefix]route, error) {
 	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: routeProtocol}
 	entries, err := o.handle.RouteListFiltered(unix.AF_INET, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
@@ -64,11 +64,11 @@ func (o *Overlay) actualRoutes(links *linkCache) (map[netip.Prefix]route, error)
 		switch {
 		case e.Type == unix.RTN_BLACKHOLE:
 		case e.LinkIndex == o.lan.index && hasGateway:
-			r.way, r.gateway = wayLAN, gateway
+			r.egress, r.gateway = egressLAN, gateway
 		case name == Device && !hasGateway:
-			r.way = wayWireGuard
+			r.egress = egressWireGuard
 		default:
-			r.way, r.tap = wayTap, name
+			r.egress, r.tap = egressTap, name
 		}
 		actual[r.prefix] = r
 	}
@@ -78,27 +78,27 @@ func (o *Overlay) actualRoutes(links *linkCache) (map[netip.Prefix]route, error)
 func ownRoute(prefix netip.Prefix) *netlink.Route {
 	return &netlink.Route{
 		Dst: ipNet(prefix), Table: unix.RT_TABLE_MAIN, Protocol: routeProtocol, Priority: routeMetric,
-		// 255 (nowhere) in a deletion matches any scope.
+		// In a deletion, RT_SCOPE_NOWHERE (255) matches any scope.
 		Scope: unix.RT_SCOPE_NOWHERE,
 	}
 }
 
-// entry gives the route in netlink's form.
+// entry converts the route for netlink.
 func (r route) entry(links *linkCache, lan lan) (*netlink.Route, error) {
 	entry := ownRoute(r.prefix)
 	entry.Scope = unix.RT_SCOPE_UNIVERSE
 	device := ""
-	switch r.way {
-	case wayNone:
+	switch r.egress {
+	case egressNone:
 		entry.Type = unix.RTN_BLACKHOLE
 		return entry, nil
-	case wayTap:
+	case egressTap:
 		device, entry.Scope = r.tap, unix.RT_SCOPE_LINK
-	case wayLAN:
+	case egressLAN:
 		entry.LinkIndex, entry.Gw = lan.index, r.gateway.AsSlice()
 		entry.SetFlag(netlink.FLAG_ONLINK)
 		return entry, nil
-	case wayWireGuard:
+	case egressWireGuard:
 		device, entry.Scope = Device, unix.RT_SCOPE_LINK
 	}
 	index, err := links.indexOf(device)

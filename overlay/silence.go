@@ -1,4 +1,5 @@
-// silence.go finds out which hosts do not answer WireGuard. It has no say in anything but what people are told.
+// silence.go finds hosts that do not answer over WireGuard. The result is only reported to people; nothing else depends
+// on it.
 package overlay
 
 import (
@@ -11,21 +12,22 @@ import (
 )
 
 const (
-	// silence is after how long without a handshake a peer has no session left: WireGuard's REJECT_AFTER_TIME.
+	// silence is the time after the last handshake when a peer has no session left: WireGuard's REJECT_AFTER_TIME.
 	silence = 3 * time.Minute
-	// lookInterval is how often peers' counters are looked at.
-	lookInterval = time.Minute
+	// peerCheckInterval is the time between two checks of the peers' counters.
+	peerCheckInterval = time.Minute
 )
 
-// traffic is what was seen of a peer.
+// traffic holds a peer's counters at a check.
 type traffic struct {
 	sent, received int64 // bytes
 	silent         bool
 }
 
-// look compares peers' counters with those of the look before. A peer is silent from when something was sent to it, be
-// it tries to begin, and nothing came back, until something comes back. One to which nothing is sent says nothing.
-func look(before map[wgtypes.Key]traffic, peers []wgtypes.Peer, now time.Time) map[wgtypes.Key]traffic {
+// comparePeers compares the peers' counters with those of the check before. A peer becomes silent when packets,
+// including handshake attempts, were sent to it and nothing came back. It stays silent until something comes back.
+// Without traffic to a peer, nothing is known about it.
+func comparePeers(before map[wgtypes.Key]traffic, peers []wgtypes.Peer, now time.Time) map[wgtypes.Key]traffic {
 	seen := map[wgtypes.Key]traffic{}
 	for _, p := range peers {
 		was, known := before[p.PublicKey]
@@ -36,7 +38,7 @@ func look(before map[wgtypes.Key]traffic, peers []wgtypes.Peer, now time.Time) m
 	return seen
 }
 
-// silentHosts is a sentence about the peers that are silent; empty: none is.
+// silentHosts returns a sentence about the silent peers; empty if there are none.
 func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) string {
 	var hosts []string
 	for key, t := range seen {
@@ -52,15 +54,15 @@ func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) stri
 		"; what is sent to their guests is lost. If they run, let UDP packets pass to and from these addresses"
 }
 
-// lookAtPeers looks at the peers where that is due, and says what is wrong. o.mu is held.
-func (o *Overlay) lookAtPeers(now time.Time) string {
-	if len(o.peers) > 0 && now.Sub(o.looked) >= lookInterval {
-		o.looked = now
+// checkPeers compares the peers' counters if that is due, and returns a problem or "". The caller holds o.mu.
+func (o *Overlay) checkPeers(now time.Time) string {
+	if len(o.peers) > 0 && now.Sub(o.peersChecked) >= peerCheckInterval {
+		o.peersChecked = now
 		device, err := o.device()
-		if err != nil { // Watch has it made anew
+		if err != nil { // Watch calls changed, and Apply makes the device again
 			return ""
 		}
-		o.seen = look(o.seen, device.Peers, now)
+		o.seen = comparePeers(o.seen, device.Peers, now)
 	}
 	return silentHosts(o.seen, o.peers)
 }

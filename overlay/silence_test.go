@@ -28,7 +28,7 @@ func TestSilentHostsAreNamed(t *testing.T) {
 		{"a session is left: nothing needs an answer", map[wgtypes.Key]traffic{b1: {sent: 296, received: 92}}, 444, 92, short, false},
 		{"it answered long ago", map[wgtypes.Key]traffic{b1: {sent: 296, received: 92}}, 444, 92, long, true},
 	} {
-		seen := look(c.before, []wgtypes.Peer{{PublicKey: b1, TransmitBytes: c.sent, ReceiveBytes: c.got, LastHandshakeTime: c.handshake}}, now)
+		seen := comparePeers(c.before, []wgtypes.Peer{{PublicKey: b1, TransmitBytes: c.sent, ReceiveBytes: c.got, LastHandshakeTime: c.handshake}}, now)
 		want := ""
 		if c.silent {
 			want = "these hosts do not answer: b1 (198.18.2.1:7072); what is sent to their guests is lost. " +

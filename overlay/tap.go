@@ -1,5 +1,5 @@
-// tap.go makes and removes guests' taps. A tap's alias holds all that is known of its guest, so that a new agent
-// finds it again.
+// tap.go makes and removes guests' taps. A tap's alias holds everything that is known of its guest, so that a new agent
+// can read it.
 package overlay
 
 import (
@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TapName is the name of a guest's tap, the same on all hosts: "wt" and the first ten hex digits of its UID.
+// TapName returns the name of a guest's tap, the same on all hosts: "wt" and the first ten hex digits of its UID.
 func TapName(uid string) string {
 	digits := strings.ReplaceAll(strings.ToLower(uid), "-", "")
 	return "wt" + digits[:min(10, len(digits))]
 }
 
-// makeTap makes the tap, or takes the one that exists, and sets all of it that can be set while it is down.
+// makeTap makes the tap if it does not exist, and applies all settings that are possible while it is down.
 func (o *Overlay) makeTap(name string, g Guest, mtu int) (netlink.Link, error) {
 	link, err := o.handle.LinkByName(name)
 	if isNotFound(err) {
@@ -54,8 +54,8 @@ func (o *Overlay) makeTap(name string, g Guest, mtu int) (netlink.Link, error) {
 	return link, nil
 }
 
-// raiseTap brings the tap up and sets what is lost when an interface goes down.
-func (o *Overlay) raiseTap(link netlink.Link, g Guest) error {
+// bringUpTap brings the tap up and sets the addresses that are lost when an interface goes down.
+func (o *Overlay) bringUpTap(link netlink.Link, g Guest) error {
 	name := link.Attrs().Name
 	if err := o.handle.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set %s up: %w", name, err)
@@ -74,9 +74,9 @@ func (o *Overlay) raiseTap(link netlink.Link, g Guest) error {
 	return nil
 }
 
-// createTap makes a persistent tap as QEMU and libvirt (type 'ethernet', managed 'no') open it for a virtio
-// device with one queue: frames carry a virtio header, so that checksums and segmentation are put off until
-// the packet leaves the host. Whoever opens it must not ask for IFF_MULTI_QUEUE.
+// createTap makes a persistent tap in the form in which QEMU and libvirt (type 'ethernet', managed 'no') open it for a
+// virtio device with one queue. Frames carry a virtio header, so that checksums and segmentation are deferred until the
+// packet leaves the host. Programs that open it must not ask for IFF_MULTI_QUEUE.
 func createTap(name string) error {
 	file, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
 	if err != nil {
@@ -97,12 +97,12 @@ func createTap(name string) error {
 	return nil
 }
 
-// alias holds the guest in a tap's alias, words separated by spaces.
+// alias returns the guest's fields for the tap's alias, separated by spaces.
 func (g Guest) alias() string {
 	return fmt.Sprintf("watari %s %s %s %s %s", g.UID, g.Cluster, g.Address, g.MAC, g.Prefix.Masked())
 }
 
-// parseAlias is alias backwards; ok is false for interfaces that are not ours.
+// parseAlias parses an alias; ok is false for other programs' interfaces.
 func parseAlias(alias string) (g Guest, ok bool) {
 	words := strings.Split(alias, " ")
 	if len(words) != 6 || words[0] != "watari" {
@@ -116,7 +116,7 @@ func parseAlias(alias string) (g Guest, ok bool) {
 	return g, errors.Join(errs[:]...) == nil
 }
 
-// pluggedGuests finds the guests whose taps exist.
+// pluggedGuests returns the guests that have a tap.
 func pluggedGuests(handle *netlink.Handle) (map[string]Guest, error) {
 	links, err := handle.LinkList()
 	if err != nil {
@@ -131,7 +131,7 @@ func pluggedGuests(handle *netlink.Handle) (map[string]Guest, error) {
 	return guests, nil
 }
 
-// deleteLink deletes an interface; one that does not exist is no error.
+// deleteLink deletes an interface. It is not an error if the interface does not exist.
 func deleteLink(handle *netlink.Handle, name string) error {
 	link, err := handle.LinkByName(name)
 	if isNotFound(err) {
@@ -151,7 +151,7 @@ func isNotFound(err error) bool {
 	return errors.As(err, &notFound)
 }
 
-// ipNet gives a prefix in the form of package net.
+// ipNet converts a prefix for package net.
 func ipNet(prefix netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }

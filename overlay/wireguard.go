@@ -1,5 +1,5 @@
-// wireguard.go keeps the host's one WireGuard device: in the kernel where it has WireGuard, else in a process of
-// its own (process.go), configured through the same control interface.
+// wireguard.go configures the host's one WireGuard device. The kernel implements it, or else a separate process
+// (process.go) with the same control interface.
 package overlay
 
 import (
@@ -22,7 +22,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// loadKey reads the host's private key, and makes it the first time.
+// loadKey reads the host's private key. It makes the key the first time.
 func loadKey(stateDir string) (wgtypes.Key, error) {
 	path := filepath.Join(stateDir, "wireguard.key")
 	data, err := os.ReadFile(path)
@@ -49,19 +49,19 @@ func loadKey(stateDir string) (wgtypes.Key, error) {
 	return key, nil
 }
 
-// growWireGuard brings the device up and gives peers what they are to have more; what they are to have less is
-// returned for shrinkWireGuard. A host without peers has no device made for it.
+// growWireGuard brings the device up and makes the additions to its peers. It returns the removals for shrinkWireGuard.
+// On a host without peers, it does not make a device.
 func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*peer) (shrink []peerChange, err error) {
 	device, err := o.device()
-	if errors.Is(err, errHangs) { // it may go on: it is not made anew
+	if errors.Is(err, errHangs) { // the process may recover, so the device is kept
 		return nil, fmt.Errorf("look at WireGuard device %s: %w", Device, err)
 	}
 	if err != nil || !o.wireGuardUp(device) {
 		if err != nil && len(wanted) == 0 {
 			return nil, nil
 		}
-		if device, err = o.raiseWireGuard(ctx); err != nil {
-			return nil, fmt.Errorf("raise WireGuard device %s: %w", Device, err)
+		if device, err = o.bringUpWireGuard(ctx); err != nil {
+			return nil, fmt.Errorf("bring up WireGuard device %s: %w", Device, err)
 		}
 	}
 	grow, shrink := diffPeers(wanted, actualPeers(device), o.endpoints, time.Now())
@@ -119,15 +119,15 @@ func actualPeers(device *wgtypes.Device) map[wgtypes.Key]actualPeer {
 	return actual
 }
 
-// wireGuardUp tells whether the device needs nothing but peers.
+// wireGuardUp reports whether the device is fully configured except for its peers.
 func (o *Overlay) wireGuardUp(device *wgtypes.Device) bool {
 	link, err := o.handle.LinkByName(Device)
 	return err == nil && link.Attrs().Flags&net.FlagUp != 0 &&
 		device.PrivateKey == o.key && device.ListenPort == o.cfg.WireGuardPort
 }
 
-// raiseWireGuard makes the device, or takes what there is of it, and configures all of it but its peers.
-func (o *Overlay) raiseWireGuard(ctx context.Context) (*wgtypes.Device, error) {
+// bringUpWireGuard makes the device if necessary, and configures everything except its peers.
+func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error) {
 	link, err := o.makeWireGuard(ctx)
 	if err != nil {
 		return nil, err
@@ -150,12 +150,12 @@ func (o *Overlay) raiseWireGuard(ctx context.Context) (*wgtypes.Device, error) {
 	return o.device()
 }
 
-// makeWireGuard gives a device that answers the control interface.
+// makeWireGuard returns a device that answers on the control interface.
 func (o *Overlay) makeWireGuard(ctx context.Context) (netlink.Link, error) {
 	if _, err := o.device(); errors.Is(err, errHangs) {
 		return nil, err
 	} else if err != nil {
-		// A tun device whose process does not answer is of no use.
+		// A tun device whose process does not answer is useless.
 		if err := deleteLink(o.handle, Device); err != nil {
 			return nil, fmt.Errorf("delete a leftover: %w", err)
 		}

@@ -1,6 +1,6 @@
 package sharing
 
-// routes.go - one blob in one site: who fetches it from outside, and who from whom.
+// routes.go - for one blob in one site: which host fetches it from outside, and which from another host.
 
 import (
 	"cmp"
@@ -9,39 +9,40 @@ import (
 	"time"
 )
 
-// FanOut is how many hosts fetch a blob from one host at a time.
+// FanOut is the number of hosts that fetch a blob from one host at a time.
 const FanOut = 2
 
-// StallTime is after how long without a byte the host that fetches a blob from outside is relieved by another.
+// StallTime is how long the host that fetches a blob from outside may get no byte. Then another host takes over.
 const StallTime = 20 * time.Second
 
-// Host is a host of a site as Routes sees it: connected, and able to share.
+// Host is Routes' view of a host of a site that is connected and able to share.
 type Host struct {
 	Name  string
-	Wants bool // it is to have the blob
-	Whole bool // it has the blob, verified
-	// Outside: it reports that it fetches the blob from outside the site.
+	Wants bool // it needs the blob
+	Whole bool // it has the whole blob, verified
+	// Outside means that the host reports that it fetches the blob from outside the site.
 	Outside bool
-	Have    uint64 // bytes, while it fetches the blob
-	// Idle is the time since it last got a byte, or since it was chosen to fetch from outside, whichever is less.
+	Have    uint64 // bytes that it has while it fetches the blob
+	// Idle is the time since the host last got a byte, or since it was chosen to fetch from outside, whichever is
+	// shorter.
 	Idle time.Duration
 }
 
-// Route is how one host comes by the blob, and which hosts it passes the blob on to.
+// Route says how one host gets the blob, and which hosts get it from there.
 type Route struct {
 	Outside bool     // it fetches the blob from outside the site
-	Sources []string // else: the hosts to fetch it from, in this order
-	Readers []string // the hosts that have this one among their sources
+	Sources []string // otherwise: the hosts to fetch it from, in this order
+	Readers []string // the hosts that have this host among their sources
 	Reason  string   // for people
 }
 
-// Routes decides for one blob and the hosts of one site, in any order. last is the host that was chosen to fetch
-// from outside before; empty: none. The answer has a route for each host that has the blob or is to have it; root is
-// the host that is chosen now, empty where a host of the site has the blob or none wants it.
+// Routes decides for one blob and the hosts of one site, in any order. last is the host that was chosen before to fetch
+// from outside; empty if there is none. routes has an entry for each host that has or needs the blob. root is the host
+// chosen now; it is empty if a host of the site has the blob or if no host needs it.
 //
-// One host fetches from outside while no host of the site has the blob whole. The hosts that want it form a tree
-// below those that have it, or below the chosen one: each fetches from its parent while that still fetches itself.
-// Where the parent fails, its ancestors are next.
+// While no host of the site has the whole blob, one host fetches it from outside. The hosts that need it form a tree
+// below the hosts that have it, or below the chosen host. Each fetches from its parent, even while the parent is still
+// fetching. If the parent fails, the host turns to its other ancestors.
 func Routes(hosts []Host, last string) (routes map[string]Route, root string) {
 	var holders, seekers []Host
 	for _, h := range hosts {
@@ -61,7 +62,7 @@ func Routes(hosts []Host, last string) (routes map[string]Route, root string) {
 	}
 	roots := holders
 	if len(holders) == 0 && len(seekers) > 0 {
-		chosen, reason := choose(seekers, last)
+		chosen, reason := chooseFetcher(seekers, last)
 		root = chosen.Name
 		routes[root] = Route{Outside: true, Reason: reason}
 		roots = []Host{chosen}
@@ -82,8 +83,8 @@ func Routes(hosts []Host, last string) (routes map[string]Route, root string) {
 	return routes, root
 }
 
-// ancestors are the hosts above tree[i], the nearest first, and then the other roots. The first roots of the tree have
-// no parent; the others have FanOut children each, in order.
+// ancestors returns the hosts above tree[i], nearest first, followed by the other roots. The tree's first roots entries
+// have no parent; all entries have up to FanOut children, in order.
 func ancestors(tree []Host, roots, i int) []string {
 	var names []string
 	for i >= roots {
@@ -98,14 +99,14 @@ func ancestors(tree []Host, roots, i int) []string {
 	return names
 }
 
-// choose says which of the seekers, sorted by name, fetches from outside.
-func choose(seekers []Host, last string) (chosen Host, reason string) {
+// chooseFetcher returns the seeker that fetches from outside. seekers are sorted by name.
+func chooseFetcher(seekers []Host, last string) (chosen Host, reason string) {
 	at := slices.IndexFunc(seekers, func(h Host) bool { return h.Name == last })
 	switch {
 	case at >= 0 && seekers[at].Idle < StallTime:
 		return seekers[at], "fetches it for its site"
 	case at >= 0:
-		// The next by name, round and round, so that each has its turn.
+		// Take the next host by name, and start again after the last, so that each gets a turn.
 		next := seekers[(at+1)%len(seekers)]
 		return next, fmt.Sprintf("fetches it for its site, since %s got nothing for %v", last, StallTime)
 	}

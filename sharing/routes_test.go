@@ -16,7 +16,7 @@ func TestRoutes(t *testing.T) {
 		name  string
 		hosts []Host
 		last  string
-		want  string // a route each, by host's name: "outside", or its sources
+		want  string // for each host's name: "outside", or its sources
 	}{
 		{"nobody wants it", []Host{{Name: "a1"}, {Name: "a2"}}, "", ""},
 		{"one alone", []Host{wants("a1")}, "", "a1: outside"},
@@ -63,7 +63,7 @@ func text(routes map[string]Route) string {
 	return strings.Join(lines, "; ")
 }
 
-// check is the plain version: what must hold of any routes, however they were found.
+// check checks the properties that any routes must have, in a simple way.
 func check(t *testing.T, hosts []Host, routes map[string]Route, root string) {
 	t.Helper()
 	byName, holders, seekers := map[string]Host{}, 0, 0
@@ -101,7 +101,7 @@ func check(t *testing.T, hosts []Host, routes map[string]Route, root string) {
 				t.Errorf("%s lets in %s, which does not ask it", name, reader)
 			}
 		}
-		// The nearest sources lead to content.
+		// Following the nearest sources leads to content.
 		for at, steps := name, 0; seeks && !routes[at].Outside && !byName[at].Whole; steps++ {
 			if steps > len(hosts) {
 				t.Fatalf("%s waits in a circle: %v", name, routes)
@@ -123,14 +123,14 @@ func check(t *testing.T, hosts []Host, routes map[string]Route, root string) {
 	}
 }
 
-// site is a model of hosts that follow their routes, in rounds of a second. The link from outside brings one unit
-// a round to each host that fetches from there.
+// site models hosts that follow their routes, in rounds of one second. The link from outside delivers one unit per
+// round to each host that fetches from there.
 type site struct {
 	hosts   map[string]*Host
 	outside map[string]bool // hosts whose link to the outside works
 	last    string
 	idle    time.Duration
-	carried int // units, from outside
+	carried int // units fetched from outside
 }
 
 const blobUnits = 40
@@ -209,8 +209,8 @@ func TestASiteFetchesEachUnitOnceFromOutside(t *testing.T) {
 	}
 }
 
-// Hosts die with what they have, links to the outside break, the manager forgets: as long as one host's link works, all
-// that live get the blob.
+// Hosts die with their content, links to the outside break, and the manager forgets its choice. As long as the link of
+// one host works, all living hosts get the blob.
 func TestBadLuckEndsWithTheBlobEverywhere(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -232,7 +232,7 @@ func TestBadLuckEndsWithTheBlobEverywhere(t *testing.T) {
 					case 1:
 						s.outside[name] = name == sound || !s.outside[name]
 					case 2:
-						s.last, s.idle = "", 0 // the manager was started anew
+						s.last, s.idle = "", 0 // the manager was restarted
 					}
 				}
 			}

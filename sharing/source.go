@@ -1,48 +1,48 @@
 package sharing
 
-// source.go - a host's own choice: where it fetches a blob from now.
+// source.go - a host's choice of the source from which it fetches a blob.
 
 import (
 	"errors"
 	"time"
 )
 
-// ErrNoSource says that a host is not told any more where to fetch a blob that only hosts have. It is to see what it is told
-// now: to wait for another host's template, perhaps.
+// ErrNoSource means that the manager no longer names a source for a blob that only hosts have. The host should look at
+// its current order: perhaps it should wait for another host's template.
 var ErrNoSource = errors.New("the manager names no host that has it")
 
 const (
-	// AbsentPause is how long a host waits before it asks again a source that had nothing of the blob yet.
+	// AbsentPause is the time before a host asks again a source that had nothing of the blob yet.
 	AbsentPause = 250 * time.Millisecond
-	// AbsentPatience is how long a host waits for the nearest source to begin before it turns to the next: each host
-	// would else fetch from the first that began.
+	// AbsentPatience is how long a host waits for the nearest source to begin before it tries the next. Otherwise all
+	// hosts would fetch from the first host that began.
 	AbsentPatience = 2 * time.Second
-	// FailedPause is the same for a source that could not be reached, or broke off.
+	// FailedPause is the time before a host asks again a source that was unreachable or broke off.
 	FailedPause = 2 * time.Second
-	// Patience is how long a host fetches a blob without getting what counts before it turns to the manager by itself.
+	// Patience is how long a host fetches a blob without enough progress before it turns to the manager unasked.
 	Patience = time.Minute
 )
 
-// Plan is what the manager said about a blob.
+// Plan is the manager's answer about a blob.
 type Plan struct {
-	Told    bool     // it said anything: false for an older manager, or where sharing is off
+	Told    bool     // there is an answer; false with an older manager, or if sharing is off
 	Manager bool     // fetch it from the manager
-	Sources []string // else from these hosts, in this order
-	// HostsOnly: the manager does not have the blob. Plan.Manager is false.
+	Sources []string // otherwise fetch it from these hosts, in this order
+	// HostsOnly means that the manager does not have the blob. Manager is false then.
 	HostsOnly bool
 }
 
-// Source is what a host remembers of one source, for one blob.
+// Source is what a host knows of one source of one blob.
 type Source struct {
-	Damaged bool          // a blob that came from it had the wrong hash
-	Absent  bool          // it had nothing of the blob when it was asked last
-	Wait    time.Duration // until it may be asked again
+	Damaged bool          // a blob from it had the wrong hash
+	Absent  bool          // it had nothing of the blob when last asked
+	Wait    time.Duration // time until it may be asked again
 }
 
-// SourceKind says what to do.
+// SourceKind is the kind of a Choice.
 type SourceKind int
 
-// The kinds.
+// The kinds of choices.
 const (
 	FromManager SourceKind = iota + 1
 	FromHost
@@ -50,7 +50,7 @@ const (
 	GiveUp // no source is left
 )
 
-// Choice is what a host does next to get a blob.
+// Choice is a host's next step to get a blob.
 type Choice struct {
 	Kind   SourceKind
 	Host   string        // FromHost
@@ -58,13 +58,13 @@ type Choice struct {
 	Reason string
 }
 
-// NextSource decides where a host fetches a blob from. seen has what it remembers of sources; quiet is the time since
-// it got bytes of the blob, as many as count.
+// NextSource decides where a host fetches a blob from. seen has what the host knows of its sources. quiet is the time
+// since it last made enough progress with the blob.
 //
-// A blob that only hosts have, and for which no host is named any more, is given up after OrderPatience.
+// If only hosts have the blob and the manager names none, the host gives up after OrderPatience.
 //
-// A host whose sources all sent damaged content, or that got nothing for Patience, turns to the manager, whatever it
-// was told: no host waits forever.
+// If all sources sent damaged content, or if there was no progress for Patience, the host turns to the manager,
+// whatever the plan says. So no host waits forever.
 func NextSource(p Plan, seen map[string]Source, quiet time.Duration) Choice {
 	if !p.HostsOnly && (!p.Told || p.Manager) {
 		return Choice{Kind: FromManager}

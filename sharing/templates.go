@@ -1,6 +1,6 @@
 package sharing
 
-// templates.go - one template: who makes it, who waits, who fetches it.
+// templates.go - for one template: which host makes it, which wait, and which fetch it.
 
 import (
 	"cmp"
@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// UsualMaking is how long making a template is expected to take where no host has told. It is long: others then wait
-// until a maker gives up by itself, after 3 minutes. A busy machine without KVM has taken two.
+// UsualMaking is the expected time to make a template if no host has reported one. It is long, so that the other hosts
+// wait until a maker gives up by itself, after 3 minutes. A busy machine without KVM has taken two minutes.
 const UsualMaking = 2 * time.Minute
 
-// TemplateState is how far a host is with a template.
+// TemplateState is a host's progress with a template.
 type TemplateState int
 
 // The states.
@@ -21,29 +21,29 @@ const (
 	Wanted TemplateState = iota + 1
 	Making
 	Held
-	Failed // it could not be made there
+	Failed // the host could not make it
 )
 
-// TemplateHost is a connected host as Templates sees it, for one template's key.
+// TemplateHost is Templates' view of a connected host, for one template's key.
 type TemplateHost struct {
 	Name, Site string
-	Group      string // trust group; empty: the host trusts no other
+	Group      string // trust group; empty: the host shares with no other
 	State      TemplateState
-	// Held: the packed template, and the group it was fetched in; empty: it was made there.
+	// For Held: the packed template, and the trust group in which it was fetched; empty: the host made it.
 	Digest    string
 	Size      uint64 // bytes
 	FetchedIn string
-	// Maker: it was told to make the template.
+	// Maker means that the host was ordered to make the template.
 	Maker bool
-	// Since is how long it has been in that state.
+	// Since is how long the host has been in that state.
 	Since time.Duration
-	// Took is how long making its template took, or the last one it made; 0: not known.
+	// Took is how long the host took to make this template, or its latest one; 0: unknown.
 	Took time.Duration
-	// Rate is how fast content comes to its site from outside, bytes per second; 0: not known.
+	// Rate is how fast the host's site gets content from outside, in bytes per second; 0: unknown.
 	Rate uint64
 }
 
-// TemplateOrder says how a host comes by a template.
+// TemplateOrder tells a host how to get a template.
 type TemplateOrder int
 
 // The orders.
@@ -53,23 +53,23 @@ const (
 	Fetch
 )
 
-// TemplateRoute is what a host that wants a template does.
+// TemplateRoute is the order for a host that needs a template.
 type TemplateRoute struct {
 	Order   TemplateOrder
 	Digest  string // Fetch
 	Size    uint64
-	Remote  []string // Fetch: hosts of other sites, where no host of its own site holds it
+	Remote  []string // Fetch: hosts of other sites, if no host of its own site holds it
 	Reason  string
 	makesIt bool
 }
 
-// Templates decides for one template's key, for all hosts that want it. hosts may be in any order. A template is shared inside a trust group
-// alone: who makes it is root in each guest that is forked from it.
+// Templates decides for one template's key, for all hosts that need it. hosts may be in any order. Only hosts of one
+// trust group share a template: its maker is in effect root in every guest that is forked from it.
 //
-// A host fetches a template that a host of its site and group holds. Where one of them makes it, the others wait, but
-// not much longer than making it is expected to take. Where a host of another site holds it, it is fetched from there
-// if that is expected to take less time than making it. Else one host of each site and group makes it: the one that
-// was told to, else the first by name of those that want it.
+// If a host of the same site and group holds the template, a host fetches it. If one of them is making it, the others
+// wait, but not much longer than making it is expected to take. If a host of another site holds it, it is fetched from
+// there, provided that this is expected to be faster than making it. Otherwise one host of each site and group makes
+// it: the one that was ordered before, or the first by name.
 func Templates(hosts []TemplateHost) map[string]TemplateRoute {
 	sorted := slices.SortedFunc(slices.Values(hosts), func(a, b TemplateHost) int {
 		return cmp.Or(-compareBool(a.Maker, b.Maker), cmp.Compare(a.Name, b.Name))
@@ -77,7 +77,7 @@ func Templates(hosts []TemplateHost) map[string]TemplateRoute {
 	routes := map[string]TemplateRoute{}
 	for _, h := range sorted {
 		route := templateRoute(h, sorted, routes)
-		// A host that failed to make the template tries that again later, by itself.
+		// A host that failed to make the template tries again later by itself.
 		if h.State == Wanted || h.State == Failed && route.Order == Fetch {
 			routes[h.Name] = route
 		}
@@ -86,7 +86,7 @@ func Templates(hosts []TemplateHost) map[string]TemplateRoute {
 }
 
 func templateRoute(h TemplateHost, all []TemplateHost, decided map[string]TemplateRoute) TemplateRoute {
-	var near, far []TemplateHost // of its group
+	var near, far []TemplateHost // hosts of its group
 	for _, other := range all {
 		switch {
 		case other.Name == h.Name || h.Group == "" || other.Group != h.Group:
@@ -96,20 +96,20 @@ func templateRoute(h TemplateHost, all []TemplateHost, decided map[string]Templa
 			far = append(far, other)
 		}
 	}
-	if best, ok := offered(near); ok {
+	if best, ok := mostHeld(near); ok {
 		return TemplateRoute{Order: Fetch, Digest: best.Digest, Size: best.Size, Reason: "host " + best.Name + " of its site has it"}
 	}
 	expected := expectedMaking(slices.Concat([]TemplateHost{h}, near, far))
 	for _, other := range near {
-		if other.State == Making && other.Since < patience(expected) {
+		if other.State == Making && other.Since < waitLimit(expected) {
 			return TemplateRoute{Order: Wait, Reason: "host " + other.Name + " makes it"}
 		}
 	}
-	if route, ok := fromAfar(far, h.Rate, expected); ok {
+	if route, ok := remoteRoute(far, h.Rate, expected); ok {
 		return route
 	}
 	for _, other := range near {
-		if decided[other.Name].makesIt && other.Since < patience(expected) {
+		if decided[other.Name].makesIt && other.Since < waitLimit(expected) {
 			return TemplateRoute{Order: Wait, Reason: "host " + other.Name + " is to make it"}
 		}
 	}
@@ -120,9 +120,9 @@ func templateRoute(h TemplateHost, all []TemplateHost, decided map[string]Templa
 	return TemplateRoute{Order: Make, Reason: reason, makesIt: true}
 }
 
-// offered is the template to fetch of those that hosts hold: the one that most of them hold, so that the hosts of a
-// site come to have the same one. ok is false where none holds one that may be passed on.
-func offered(hosts []TemplateHost) (best TemplateHost, ok bool) {
+// mostHeld returns the template that most of the hosts hold, so that the hosts of a site end up with the same one. ok
+// is false if no host holds a template that may be passed on.
+func mostHeld(hosts []TemplateHost) (best TemplateHost, ok bool) {
 	count := map[string]int{}
 	for _, h := range hosts {
 		if h.Offers() {
@@ -140,15 +140,16 @@ func offered(hosts []TemplateHost) (best TemplateHost, ok bool) {
 	return best, ok
 }
 
-// Offers tells whether the host holds a template that its group may have: one that was fetched in another group, to
-// which the host belonged before, is another's word.
+// Offers reports whether the host holds a template for its group. A template that the host fetched while it was in
+// another group is not for this group.
 func (h TemplateHost) Offers() bool {
 	return h.State == Held && h.Digest != "" && (h.FetchedIn == "" || h.FetchedIn == h.Group)
 }
 
-// fromAfar is the route to a template of another site, where that is expected to take less time than making it.
-func fromAfar(far []TemplateHost, rate uint64, expected time.Duration) (TemplateRoute, bool) {
-	best, ok := offered(far)
+// remoteRoute returns the route to a template of another site, if fetching it is expected to take less time than making
+// it.
+func remoteRoute(far []TemplateHost, rate uint64, expected time.Duration) (TemplateRoute, bool) {
+	best, ok := mostHeld(far)
 	if !ok || rate == 0 {
 		return TemplateRoute{}, false
 	}
@@ -167,10 +168,10 @@ func fromAfar(far []TemplateHost, rate uint64, expected time.Duration) (Template
 			transfer.Round(100*time.Millisecond), expected.Round(100*time.Millisecond))}, true
 }
 
-// patience is how long a host waits for another's making: somewhat longer than making it alone would take.
-func patience(expected time.Duration) time.Duration { return expected * 3 / 2 }
+// waitLimit is how long a host waits while another makes the template: somewhat longer than making it should take.
+func waitLimit(expected time.Duration) time.Duration { return expected * 3 / 2 }
 
-// expectedMaking is the longest that any of the hosts took, or UsualMaking.
+// expectedMaking returns the longest time that any of the hosts took, or UsualMaking.
 func expectedMaking(hosts []TemplateHost) time.Duration {
 	var longest time.Duration
 	for _, h := range hosts {

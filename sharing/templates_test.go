@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// host is "a1" of site a and group g, in a state.
+// host returns host "a1" of site a and group g, in a state.
 func host(name string, state TemplateState) TemplateHost {
 	h := TemplateHost{Name: name, Site: name[:1], Group: "g", State: state}
 	if state == Held {
@@ -37,9 +37,9 @@ func TestTemplates(t *testing.T) {
 		{"who was told to make it goes on, though another comes first by name",
 			[]TemplateHost{host("a1", Wanted), with(host("a2", Wanted), func(h *TemplateHost) { h.Maker = true })}, "a1 wait; a2 make"},
 		{"who makes it is waited for", []TemplateHost{host("a1", Wanted), host("a2", Making)}, "a1 wait"},
-		{"not for ever", []TemplateHost{host("a1", Wanted), with(host("a2", Making), since(patience(UsualMaking)))}, "a1 make"},
+		{"not for ever", []TemplateHost{host("a1", Wanted), with(host("a2", Making), since(waitLimit(UsualMaking)))}, "a1 make"},
 		{"nor is one that was told and does not begin",
-			[]TemplateHost{with(host("a1", Wanted), func(h *TemplateHost) { h.Maker, h.Since = true, patience(UsualMaking) }), host("a2", Wanted), host("a3", Wanted)},
+			[]TemplateHost{with(host("a1", Wanted), func(h *TemplateHost) { h.Maker, h.Since = true, waitLimit(UsualMaking) }), host("a2", Wanted), host("a3", Wanted)},
 			"a1 make; a2 make; a3 wait"},
 		{"a quick making is waited for a short while",
 			[]TemplateHost{host("a1", Wanted), with(host("a2", Making), func(h *TemplateHost) { h.Since, h.Took = 10*time.Second, 4*time.Second })}, "a1 make"},
@@ -84,8 +84,8 @@ func templatesText(routes map[string]TemplateRoute) string {
 	return strings.Join(lines, "; ")
 }
 
-// What must hold, however hosts are: each that asks has an answer with a reason, nobody waits where nobody makes it, and
-// nothing leaves a trust group.
+// For any hosts: each host that needs the template gets an order with a reason, no host waits unless another makes the
+// template, and no template leaves its trust group.
 func TestTemplatesOfAnyHosts(t *testing.T) {
 	for seed := range uint64(2000) {
 		random := rand.New(rand.NewPCG(seed, 2))

@@ -67,9 +67,8 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 		observed.Ready = true
 	}
 	observed.Process = g.record == nil || g.record.Phase != PhaseEnded || info.State != domain.Absent && info.State != domain.Unknown
-	if g.untold() {
-		observed.Step = "the failure of its start cannot be written to this host's disk"
-		observed.Message = untoldMessage(g)
+	if g.untold() && info.State == domain.Absent && g.op == nil {
+		observed.Condition, observed.Epoch, observed.Message = v1.GuestCondition_GUEST_CONDITION_FAILED, g.failure.Epoch, untoldMessage(g)
 	}
 	if observed.Message == "" {
 		observed.Message = g.trouble
@@ -103,17 +102,17 @@ func (g *guest) upcoming() Operation {
 	return OperationNone
 }
 
-// untold: the wanted epoch could not begin here, and the disk refuses the record of that. It must not be reported as failed:
-// the manager would give the grant to another host, and this agent, killed and started again, could begin the epoch by a
-// repeated order, for it would know nothing of the failure.
+// untold tells whether the wanted epoch could not begin here, and the disk refuses the record of that. It is reported as
+// failed from memory. After a crash this agent knows nothing of the failure, but no orders can have it begin the epoch then:
+// those of earlier managers are refused, for the manager believes this report only of an agent that is bound to its own term,
+// and its own orders follow from what it decided by this report.
 func (g *guest) untold() bool {
 	f := g.failure
 	return f.Final && f.Epoch == g.wanted.GetEpoch() && g.trouble != "" && (g.record == nil || g.record.Epoch < f.Epoch)
 }
 
 func untoldMessage(g *guest) string {
-	return fmt.Sprintf("epoch %d could not begin here (%s), and no other host may begin a new one before this host's disk has taken a record of that (%s)",
-		g.failure.Epoch, g.failure.Message, g.trouble)
+	return fmt.Sprintf("%s; this host's disk takes no record of that (%s)", g.failure.Message, g.trouble)
 }
 
 // problemsOf are a guest's lines of the host's problems.

@@ -1,6 +1,6 @@
 package main
 
-// cleanup.go - what is left of an agent when it has ended, and taking it away.
+// cleanup.go - finds and removes what remains when an agent has ended.
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"watari/internal/qemuprocesses"
 )
 
-// cleanup says which guests run on; with --guests it ends them and takes the network away.
+// cleanup lists the guests that go on running. With --guests it ends them and removes the network.
 func cleanup(args []string) error {
 	flags := flag.NewFlagSet("watari-agent cleanup", flag.ContinueOnError)
 	guests := flags.Bool("guests", false, "end the guests and take taps, routes, WireGuard and the packet filter away")
@@ -65,7 +65,7 @@ func cleanup(args []string) error {
 	return nil
 }
 
-// removeNetwork takes away what the overlay made, if an agent ever ran here.
+// removeNetwork removes everything that the overlay made, if an agent has ever run here.
 func removeNetwork(o options) error {
 	kept, err := readOptions(o.run)
 	if errors.Is(err, os.ErrNotExist) {
@@ -83,7 +83,7 @@ func removeNetwork(o options) error {
 	return network.Cleanup(context.Background())
 }
 
-// keptOptions are what cleaning up needs to know of the agent.
+// keptOptions are the agent's options that cleaning up needs.
 type keptOptions struct {
 	Name          string `json:"name"`
 	LANAddress    string `json:"lan_address,omitempty"`
@@ -114,7 +114,7 @@ func readOptions(run string) (options, error) {
 	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, wireguardPort: kept.WireGuardPort}, nil
 }
 
-// recordEnds notes that nothing of the guests exists any more.
+// recordEnds records that nothing of the guests exists any more.
 func recordEnds(o options) error {
 	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
 	records, _ := store.Load()

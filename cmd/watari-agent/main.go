@@ -1,5 +1,5 @@
-// Command watari-agent makes of one host what the manager wants: it runs guests through libvirt, keeps the host's
-// part of the overlay, and sends and receives guests that migrate. Ending it touches no guest.
+// Command watari-agent brings one host to the state that the manager wants. It runs guests through libvirt, keeps the
+// host's part of the overlay, and sends and receives migrating guests. When it ends, guests go on running.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 func run(args []string) error {
 	if len(args) > 0 {
 		switch args[0] {
-		case "wireguard": // started by the agent itself, where the kernel has no WireGuard
+		case "wireguard": // started by the agent itself if the kernel has no WireGuard
 			return overlay.RunWireGuard(args[1:])
 		case "cleanup":
 			if err := cleanup(args[1:]); !errors.Is(err, flag.ErrHelp) {
@@ -75,7 +75,7 @@ func run(args []string) error {
 	return err
 }
 
-// options are the command line's.
+// options are the command line's options.
 type options struct {
 	managers      []string
 	tokenFile     string
@@ -108,7 +108,7 @@ func (l list) Set(text string) error {
 	return nil
 }
 
-// flags are the command line's, which fill in the options.
+// flags returns the command line's flags, which set the options.
 func (o *options) flags() *flag.FlagSet {
 	hostname, _ := os.Hostname()
 	hostname, _, _ = strings.Cut(hostname, ".")
@@ -156,7 +156,7 @@ func parse(args []string) (options, error) {
 	return o, nil
 }
 
-// libvirtSockets are where this host's libvirt daemon may listen.
+// libvirtSockets returns the paths on which this host's libvirt daemon may listen.
 func (o options) libvirtSockets() []string {
 	if o.libvirtSocket != "" {
 		return []string{o.libvirtSocket}
@@ -164,7 +164,7 @@ func (o options) libvirtSockets() []string {
 	return probe.LibvirtSockets
 }
 
-// lock keeps a second agent from the same state.
+// lock prevents a second agent with the same state directory.
 func lock(o options) (unlock func(), err error) {
 	if err := os.MkdirAll(o.state, 0o755); err != nil {
 		return nil, fmt.Errorf("make the state folder: %w", err)

@@ -1,6 +1,6 @@
 package main
 
-// network.go - package overlay, the tunnel, the image cache and guests' channels as the agent wants them.
+// network.go - adapts package overlay, the tunnel, the image cache and guests' channels to the agent's interfaces.
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 package main
 
-// probe.go - how this host can run guests, for `watari doctor`.
+// probe.go - reports how this host can run guests, for `watari doctor`.
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 	"watari/cmd/internal/probe"
 )
 
-// libvirtTime is for libvirt's answer. A daemon that its socket has started looks into each QEMU first.
+// libvirtTime is the time limit of libvirt's answer. A daemon that its socket has just started probes each QEMU first.
 const libvirtTime = time.Minute
 
 // runProbe writes a probe.Host as JSON.

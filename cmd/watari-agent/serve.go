@@ -1,6 +1,6 @@
 package main
 
-// serve.go - putting an agent's parts together.
+// serve.go - assembles the parts of an agent.
 
 import (
 	"context"
@@ -32,7 +32,7 @@ func serve(ctx context.Context, o options) error {
 	log := slog.Default()
 	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress,
 		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
-		GuestSupport: &v1.GuestSupport{}} // filled in once libvirt has answered
+		GuestSupport: &v1.GuestSupport{}} // filled in when libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}
 	if err := reader.Topology(info); err != nil {
 		return err
@@ -58,12 +58,12 @@ func serve(ctx context.Context, o options) error {
 	var a *agent.Agent
 	tie, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
 		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,
-		Removed: func() { a.Evict() }}) // not before Run, when there is an agent
+		Removed: func() { a.Evict() }}) // called only after Run, when a is set
 	if err != nil {
 		return err
 	}
 	if site := tie.Site(); site != "" {
-		info.Site = site // the token's word goes before the host's own
+		info.Site = site // the token's site overrides the host's
 	}
 	libvirt, err := vm.Connect(o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
 	if err != nil {
@@ -72,7 +72,7 @@ func serve(ctx context.Context, o options) error {
 	defer libvirt.Close()
 	var peers *tunnel.Tunnels
 	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: tie.Get, Bandwidth: o.bandwidth, Log: log,
-		// Neither is called before the agent has heard of other hosts.
+		// Both functions are called only after the agent has learnt of other hosts.
 		Ask: func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
 			return askPeer(ctx, peers, peer, digest, offset)
 		},
@@ -141,7 +141,7 @@ func addressOf(name string) (string, error) {
 	return "", fmt.Errorf("--lan-interface %s has no IPv4 address; give --lan-address", name)
 }
 
-// openTunnels listens for migrations that come in, and for hosts that fetch blobs.
+// openTunnels listens for incoming migrations and for hosts that fetch blobs.
 func openTunnels(ctx context.Context, o options, tie *uplink.Uplink, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
 	config, err := tie.PeerTLS()
 	if err != nil {
@@ -167,7 +167,7 @@ func openTunnels(ctx context.Context, o options, tie *uplink.Uplink, store *cach
 	return t, nil
 }
 
-// askPeer asks another host for a blob.
+// askPeer requests a blob from another host.
 func askPeer(ctx context.Context, t *tunnel.Tunnels, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
 	content, err := t.Fetch(ctx, tunnel.Peer{Name: peer.Name, UID: peer.Uid, Address: peer.Address}, digest, offset)
 	if errors.Is(err, tunnel.ErrAbsent) {
@@ -176,7 +176,7 @@ func askPeer(ctx context.Context, t *tunnel.Tunnels, peer *v1.BlobPeer, digest s
 	return content, err
 }
 
-// bootID changes whenever the host was started anew. A host that is a namespace writes its own.
+// bootID returns an id that changes with each boot of the host. A host made of namespaces writes its own.
 func bootID(runDir string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(runDir, "boot-id"))
 	if errors.Is(err, os.ErrNotExist) {

@@ -15,8 +15,8 @@ import (
 )
 
 func main() {
-	descriptors.KeepToSelf() // also of the lab's own processes, which start daemons
-	lab.Helper(os.Args)      // does not return where this process is one of a lab's own
+	descriptors.KeepToSelf() // also needed in the lab's own processes, which start daemons
+	lab.Helper(os.Args)      // does not return if this process is one of a lab's own
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	env := &cli.Env{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Signals: signals, Now: time.Now}

@@ -1,5 +1,5 @@
-// Package bare runs guests under bare QEMU, without host and manager: for tests and benchmarks of what is in them. Two
-// guests at most share a network: each is the other's gateway, as a host would be.
+// Package bare runs guests directly under QEMU, without a host and a manager, for tests and benchmarks of guests. At
+// most two guests share a network. Each is the other's gateway, as a host would be.
 package bare
 
 import (
@@ -21,17 +21,17 @@ import (
 	"watari/guest/link"
 )
 
-// Cache keeps packages, roots and kernels of images that are made for tests.
+// Cache keeps packages, roots and kernels of test images.
 const Cache = "/var/cache/watari/test-images"
 
-// Options say how a guest is made.
+// Options describe a guest.
 type Options struct {
-	Image     string // folder with kernel, initrd and root (squashfs)
-	Directory string // for the guest's sockets and its console's log; it is there
-	Network   string // a path that both guests of a network are given
+	Image     string // directory with kernel, initrd and root (squashfs)
+	Directory string // existing directory for the guest's sockets and its console's log
+	Network   string // a path; both guests of a network have the same
 	Index     int    // 0 or 1: which end of the network
 	Memory    int    // MiB; 0: 256
-	CPUs      string // as QEMU's -smp; "": 1
+	CPUs      string // value of QEMU's -smp; "": 1
 	More      []string
 }
 
@@ -41,14 +41,14 @@ type Guest struct {
 	Identity *v1.Identity
 	Console  string            // path of its console's log
 	Monitor  string            // path of the socket of QEMU's monitor
-	Link     http.RoundTripper // to the guest's agent
+	Link     http.RoundTripper // connection to the guest's agent
 	Ended    chan struct{}     // closed when QEMU has ended
 
 	link *link.Client
 	qemu *exec.Cmd
 }
 
-// Start starts a guest. It ends with End, or with this process, however that ends.
+// Start starts a guest. The guest ends with End or when this process ends in any way.
 func Start(identity *v1.Identity, o Options) (*Guest, error) {
 	channel := filepath.Join(o.Directory, "channel")
 	g := &Guest{
@@ -70,10 +70,11 @@ func Start(identity *v1.Identity, o Options) (*Guest, error) {
 	return g, nil
 }
 
-// kernelArguments are those with which hosts start emulated guests (agent/vm says why), less what is told at boot.
+// kernelArguments are the kernel arguments of emulated guests on hosts, whose reasons are in agent/vm. Here the guest
+// prints fewer messages at boot.
 const kernelArguments = "console=ttyS0 quiet tsc=reliable no_timer_check norandmaps"
 
-// arguments make conventional PCI slots, which take ivshmem while the guest runs.
+// arguments use conventional PCI slots, because an ivshmem device can be added to them while the guest runs.
 func (g *Guest) arguments(o Options, channel string) []string {
 	memory, cpus := o.Memory, o.CPUs
 	if memory == 0 {
@@ -98,7 +99,7 @@ func (g *Guest) arguments(o Options, channel string) []string {
 	}
 }
 
-// End ends the guest as a crash would.
+// End ends the guest at once, like a crash.
 func (g *Guest) End() {
 	g.qemu.Process.Kill()
 	<-g.Ended
@@ -121,10 +122,10 @@ func (g *Guest) Identify(ctx context.Context) (*v1.DescribeResponse, error) {
 	return description, err
 }
 
-// final is an error that trying again does not mend.
+// final is an error for which another attempt is useless.
 type final struct{ error }
 
-// Until repeats what fails until it succeeds, or ctx or the guest ends.
+// Until repeats do until it succeeds, or until ctx or the guest ends.
 func (g *Guest) Until(ctx context.Context, what string, do func() error) error {
 	failed := func(err error) error { return fmt.Errorf("%s %s: %w", what, g.Identity.GetName(), err) }
 	for {

@@ -1,6 +1,6 @@
 package bare
 
-// client.go - calls to a guest's agent, from the process that has started the guest or from others.
+// client.go - calls to a guest's agent from the process that started the guest and from other processes.
 
 import (
 	"context"
@@ -35,8 +35,8 @@ func newClient(http connect.HTTPClient) *Client {
 	}
 }
 
-// Serve passes on to the guest's agent what comes in by a Unix socket: a guest has one session with its host, and all
-// processes share that. It ends with the guest's process.
+// Serve forwards calls from a Unix socket to the guest's agent: a guest has one session with its host, which all
+// processes share. Serving ends with the guest's process.
 func (g *Guest) Serve(socket string) error {
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -46,7 +46,7 @@ func (g *Guest) Serve(socket string) error {
 		Rewrite:       func(p *httputil.ProxyRequest) { p.Out.URL.Scheme, p.Out.URL.Host = "http", "guest" },
 		Transport:     g.Link,
 		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0), // callers that are gone; others are answered with the error
+		ErrorLog:      log.New(io.Discard, "", 0), // logs only about callers that are gone; other callers get the error
 	}
 	server := &http.Server{Handler: proxy, Protocols: new(http.Protocols)}
 	server.Protocols.SetUnencryptedHTTP2(true)
@@ -54,7 +54,7 @@ func (g *Guest) Serve(socket string) error {
 	return nil
 }
 
-// Connect gives a client that calls through the socket of Serve.
+// Connect returns a client that calls through the socket of Serve.
 func Connect(socket string) *Client {
 	return newClient(&http.Client{Transport: &http2.Transport{
 		AllowHTTP: true,
@@ -64,14 +64,14 @@ func Connect(socket string) *Client {
 	}})
 }
 
-// abandoned is how long, in seconds, a process goes on whose caller is gone.
-const abandoned = 5
+// holdSeconds is how long, in seconds, a process runs on after its caller is gone.
+const holdSeconds = 5
 
-// Run runs a command line with sh as a user ("": root) and waits for its end. What it writes is passed on as it comes.
+// Run runs a command line with sh as a user ("": root), passes on its output, and waits until it ends.
 func (c *Client) Run(ctx context.Context, user, script string, stdout, stderr io.Writer) (*v1.Process, error) {
 	id := fmt.Sprintf("t%d", time.Now().UnixNano())
 	_, err := c.Processes.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
-		Id: id, Command: []string{"/bin/sh", "-c", script}, User: user, HoldSeconds: abandoned,
+		Id: id, Command: []string{"/bin/sh", "-c", script}, User: user, HoldSeconds: holdSeconds,
 	}))
 	if err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (c *Client) Run(ctx context.Context, user, script string, stdout, stderr io
 	}
 }
 
-// Put copies a file into the guest, to an absolute path; its mode stays.
+// Put copies a file to an absolute path in the guest, with its mode.
 func (c *Client) Put(ctx context.Context, source, path string) error {
 	file, err := os.Open(source)
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *Client) Put(ctx context.Context, source, path string) error {
 			return err
 		}
 		if stream.Send(message) != nil {
-			break // the reason comes with the response
+			break // the response has the reason
 		}
 		message = &v1.PutFileRequest{Last: message.GetLast()}
 	}

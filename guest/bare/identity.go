@@ -7,7 +7,7 @@ import (
 	"watari/ca"
 )
 
-// Identities makes the identities of a cluster of n guests of which the first serves the home.
+// Identities returns the identities of a cluster of n guests, of which the first serves the home directory.
 func Identities(n int) ([]*v1.Identity, error) {
 	authority, err := ca.New("md")
 	if err != nil {

@@ -1,6 +1,6 @@
 package bare
 
-// monitor.go - QEMU's monitor (QMP): moving a guest's state, and shared memory that comes and goes.
+// monitor.go - commands for QEMU's monitor (QMP): migrating a guest's state, and adding and removing shared memory.
 
 import (
 	"fmt"
@@ -9,12 +9,12 @@ import (
 	"watari/internal/qmp"
 )
 
-// patience is the longest that an answer of QEMU, or of the guest to QEMU, may take.
-const patience = time.Minute
+// answerLimit is the longest time for an answer of QEMU, or of the guest to QEMU.
+const answerLimit = time.Minute
 
-// Move sends the running guest's state to a URI of QEMU's (migrate) and waits until it is there.
+// Move sends the running guest's state to one of QEMU's URIs (migrate) and waits until all of it is sent.
 func (g *Guest) Move(uri string) error {
-	m, err := qmp.Dial(g.Monitor, patience)
+	m, err := qmp.Dial(g.Monitor, answerLimit)
 	if err != nil {
 		return err
 	}
@@ -25,15 +25,15 @@ func (g *Guest) Move(uri string) error {
 	return nil
 }
 
-// The names by which QEMU knows the shared memory and its device.
+// QEMU's names of the shared memory and its device.
 const (
 	memoryName = "shared-memory"
 	deviceName = "shared"
 )
 
-// Plug gives the running guest of a monitor an ivshmem device, whose memory is the file's.
+// Plug adds an ivshmem device, whose memory is the file, to the running guest with that monitor.
 func Plug(path, file string, bytes int64) error {
-	m, err := qmp.Dial(path, patience)
+	m, err := qmp.Dial(path, answerLimit)
 	if err != nil {
 		return err
 	}
@@ -45,9 +45,9 @@ func Plug(path, file string, bytes int64) error {
 	return m.Ask("device_add", map[string]any{"driver": "ivshmem-plain", "id": deviceName, "memdev": memoryName}, nil)
 }
 
-// Unplug takes it away, and waits until the guest has let go of it.
+// Unplug removes the device, and waits until the guest has released it.
 func Unplug(path string) error {
-	m, err := qmp.Dial(path, patience)
+	m, err := qmp.Dial(path, answerLimit)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func TestOneGuest(t *testing.T) {
 	if r, err := g.Run(ctx, "", "kill -9 $$"); err != nil || r.Code != 137 {
 		t.Errorf("killed by signal 9: %v %v", r, err)
 	}
-	// Orphans end up at process 1, which reaps them.
+	// Process 1 adopts and reaps orphans.
 	g.MustRun(ctx, "", "(sleep 0.2 &) ; sleep 1; ! ps -eo stat,ppid,comm | grep '^Z'")
 }
 
@@ -90,7 +90,7 @@ func TestCommandsInOtherGuests(t *testing.T) {
 	if r, err := a.Run(ctx, "watari", "watari-guest rsh md-9 true"); err != nil || r.Code != 255 || !strings.Contains(r.Stderr, "md-9") {
 		t.Errorf("unknown guest: %+v, %v", r, err)
 	}
-	// What was started in a peer ends with a killed launcher, and at a signal.
+	// A program in a peer ends when its launcher is killed or gets a signal.
 	a.MustRun(ctx, "watari", `watari-guest rsh md-1 sleep 1001 & p=$!
 		until watari-guest rsh md-1 pgrep -f '[s]leep.1001'; do sleep 0.1; done; kill -9 $p`)
 	a.MustRun(ctx, "watari", `watari-guest rsh md-1 sleep 1002 & p=$!
@@ -112,7 +112,7 @@ func TestMPIOverTwoGuests(t *testing.T) {
 	}
 }
 
-// homeReady waits until a guest says that the shared home is ready.
+// homeReady waits until a guest reports that the shared home is ready.
 func homeReady(ctx context.Context, g *Guest) {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
@@ -133,7 +133,7 @@ func TestSharedHome(t *testing.T) {
 	t.Logf("served after %v", time.Since(begun))
 	homeReady(ctx, b)
 	t.Logf("mounted after %v", time.Since(begun))
-	// Either sees at once what the other does; files are the user's, whoever of a guest makes them.
+	// Each guest sees the other's changes at once. Files belong to the user, whichever process of a guest makes them.
 	for i, writer := range []*Guest{a, b} {
 		reader := []*Guest{b, a}[i]
 		for _, user := range []string{"watari", ""} {
@@ -154,14 +154,14 @@ func TestSharedHome(t *testing.T) {
 	b.MustRun(ctx, "watari", "head -c 20000000 /dev/urandom > big && sha256sum big > sum")
 	t.Logf("20 MB written in %v", time.Since(begun))
 	a.MustRun(ctx, "watari", "sha256sum -c sum")
-	// Locks hold over guests (MPI-IO needs them), and files live on while they are open.
+	// Locks work across guests (MPI-IO needs them), and a deleted file remains while it is open.
 	lock := `perl -MFcntl -e 'open F, "+<", "big"; $l = pack "s s x4 q q i x4", F_WRLCK, 0, 0, 0, 0; fcntl(F, F_SETLK, $l) or exit 1; system @ARGV' -- `
 	a.MustRun(ctx, "watari", `mkfifo /tmp/hold; (`+lock+`sh -c 'touch locked; cat /tmp/hold' >/dev/null 2>&1 &)
 		until test -e locked; do sleep 0.1; done`)
 	b.MustRun(ctx, "watari", "test -e locked && ! "+lock+"true")
 	a.MustRun(ctx, "watari", "echo > /tmp/hold; sleep 0.2; "+lock+"true")
 	b.MustRun(ctx, "watari", lock+"true && exec 3<big && rm big && sha256sum <&3 | cut -c1-64 > again && cut -c1-64 sum > once && cmp once again")
-	// Who is no peer of the cluster gets nothing.
+	// An address that is not a peer of the cluster gets no access.
 	if r, err := b.Run(ctx, "", "ip address add 10.77.0.99/32 dev eth0 && mkdir -p /mnt/x && mount -t nfs4 -o vers=4.2,addr=10.77.0.10,clientaddr=10.77.0.99 10.77.0.10:/ /mnt/x"); err == nil && r.Code == 0 {
 		t.Log("mount from a peer's second address: the kernel chose the peer's own")
 	}

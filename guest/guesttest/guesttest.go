@@ -1,5 +1,5 @@
-// Package guesttest boots real guests under QEMU, for tests of the guest's parts. Two guests at most share a
-// network: each is the other's gateway, as a host would be.
+// Package guesttest boots real guests under QEMU, for tests of the guest's parts. At most two guests share a network.
+// Each is the other's gateway, as a host would be.
 package guesttest
 
 import (
@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,13 +25,13 @@ type Guest struct {
 	t testing.TB
 }
 
-// Cache keeps packages and kernel from test to test.
+// Cache keeps packages and kernels between tests.
 const Cache = bare.Cache
 
-var built sync.Once // the image that Image makes
+var built sync.Once // protects the image that Image makes
 
-// Image is the directory of an image to boot, with kernel, initrd and root (squashfs): the one that WATARI_TEST_IMAGE
-// names, or one of Open MPI made here, which is for the long tests only.
+// Image returns the directory of a bootable image, with kernel, initrd and root (squashfs): the one that
+// WATARI_TEST_IMAGE names, or one with Open MPI that is made here, which only the long tests do.
 func Image(t testing.TB) string {
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
 		t.Skip("qemu-system-x86_64 is not installed (Debian package qemu-system-x86)")
@@ -56,7 +57,7 @@ func Image(t testing.TB) string {
 	return directory
 }
 
-// Agent builds watari-guest and gives its path.
+// Agent builds watari-guest, with watari-guest-rsh beside it, and gives its path.
 func Agent(t testing.TB) string {
 	t.Helper()
 	agent := filepath.Join(t.TempDir(), "watari-guest")
@@ -65,10 +66,18 @@ func Agent(t testing.TB) string {
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build watari-guest: %v: %s", err, text)
 	}
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		t.Fatalf("find the sources: %v", err)
+	}
+	script := filepath.Join(strings.TrimSpace(string(root)), "scripts", "guest-rsh.sh")
+	if text, err := exec.Command(script, agent+"-rsh").CombinedOutput(); err != nil {
+		t.Fatalf("build watari-guest-rsh: %v: %s", err, text)
+	}
 	return agent
 }
 
-// Identities makes the identities of a cluster of n guests of which the first serves the home.
+// Identities returns the identities of a cluster of n guests, of which the first serves the home directory.
 func Identities(t testing.TB, n int) []*v1.Identity {
 	list, err := bare.Identities(n)
 	if err != nil {
@@ -77,12 +86,12 @@ func Identities(t testing.TB, n int) []*v1.Identity {
 	return list
 }
 
-// Boot boots a guest; index tells the two ends of network apart, a path that both are given.
+// Boot boots a guest. network is a path, the same for both guests of a network; index is the guest's end of it.
 func Boot(t testing.TB, image string, identity *v1.Identity, index int, network string) *Guest {
 	return start(t, image, identity, index, network)
 }
 
-// Restore starts a guest from a state that Move has written, or will send.
+// Restore starts a guest from a state that Move has written or will send.
 func Restore(t testing.TB, image string, identity *v1.Identity, index int, network, from string) *Guest {
 	return start(t, image, identity, index, network, "-incoming", from)
 }
@@ -97,7 +106,7 @@ func start(t testing.TB, image string, identity *v1.Identity, index int, network
 	return g
 }
 
-// Move sends the running guest's state to a URI of QEMU's (migrate) and waits until it is there.
+// Move sends the running guest's state to one of QEMU's URIs (migrate) and waits until all of it is sent.
 func (g *Guest) Move(uri string) {
 	g.t.Helper()
 	if err := g.Guest.Move(uri); err != nil {
@@ -124,7 +133,7 @@ func (g *Guest) Ready(limit time.Duration) *v1.DescribeResponse {
 	return description
 }
 
-// Until repeats what fails until it succeeds; the test fails when ctx or the guest ends before.
+// Until repeats do until it succeeds. The test fails if ctx or the guest ends before.
 func (g *Guest) Until(ctx context.Context, what string, do func() error) {
 	g.t.Helper()
 	if err := g.Guest.Until(ctx, what, do); err != nil {
@@ -132,21 +141,21 @@ func (g *Guest) Until(ctx context.Context, what string, do func() error) {
 	}
 }
 
-// Result is what became of a command.
+// Result is the result of a command.
 type Result struct {
 	Stdout, Stderr string
 	Code           int32
 	Message        string
 }
 
-// Run runs a command line with sh as a user and waits for its end.
+// Run runs a command line with sh as a user and waits until it ends.
 func (g *Guest) Run(ctx context.Context, user, script string) (Result, error) {
 	var stdout, stderr bytes.Buffer
 	ended, err := g.Client.Run(ctx, user, script, &stdout, &stderr)
 	return Result{Stdout: stdout.String(), Stderr: stderr.String(), Code: ended.GetExitCode(), Message: ended.GetMessage()}, err
 }
 
-// MustRun is Run for commands that have to succeed; it returns their output.
+// MustRun is Run for commands that must succeed. It returns their output.
 func (g *Guest) MustRun(ctx context.Context, user, script string) string {
 	g.t.Helper()
 	r, err := g.Run(ctx, user, script)

@@ -57,7 +57,7 @@ func TestOutputGoesOnOverALiveMigration(t *testing.T) {
 	read(source, 2000)
 	socket := filepath.Join(directory, "migrate")
 	target := Restore(t, image, identity, 0, filepath.Join(directory, "b"), "unix:"+socket)
-	// The source is being read while it moves, so that bytes are on their way.
+	// Read from the source while it moves, so that bytes are in flight.
 	moved := make(chan struct{})
 	go func() { read(source, 0); close(moved) }()
 	target.Until(ctx, "wait for", func() error { _, err := os.Stat(socket); return err })
@@ -118,7 +118,7 @@ func TestGuestsForkedFromOneTemplate(t *testing.T) {
 	if a, b := guests[0].MustRun(ctx, "", secret), guests[1].MustRun(ctx, "", secret); a == b {
 		t.Errorf("both draw the random number %s", a)
 	}
-	// A newer start's identity replaces the old one; an older one is refused.
+	// The identity of a newer start replaces the old one; the identity of an older start is refused.
 	newer := proto.CloneOf(identities[0])
 	newer.Epoch = 7
 	guests[0].Identity = newer

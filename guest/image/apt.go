@@ -1,6 +1,6 @@
 package image
 
-// apt.go - apt with this machine's sources and a state of its own.
+// apt.go - apt with this machine's sources and separate state.
 
 import (
 	"context"
@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// apt asks the image's sources with this machine's keys and proxies, as they are configured, but with package lists
-// and downloads of its own, so that neither the machine's nor ours are disturbed.
+// apt runs apt with the image's sources and this machine's keys and proxies. It has its own package lists and
+// downloads, so that it does not disturb the machine's, and the machine's apt does not disturb it.
 type apt struct {
-	dir      string // folder in the cache
+	dir      string // directory in the cache
 	sources  *sources
 	progress func(Progress)
 	updated  bool
 }
 
-// apt makes the workspace's apt ready, once.
+// apt returns the workspace's apt. It prepares it on the first call.
 func (w *workspace) apt() (*apt, error) {
 	if w.packages != nil {
 		return w.packages, nil
@@ -47,10 +47,10 @@ func (a *apt) lists() string    { return filepath.Join(a.dir, "state/lists") }
 func (a *apt) archives() string { return filepath.Join(a.dir, "cache/archives") }
 func (a *apt) status() string   { return filepath.Join(a.dir, "status") }
 
-// options make apt work in a.dir as on a machine that has no package installed.
+// options make apt work in a.dir as on a machine without installed packages.
 func (a *apt) options() []string {
 	return append([]string{
-		// Other architectures that this machine knows have essential packages too: none of theirs.
+		// Use one architecture only: other architectures of this machine have essential packages, too.
 		"-q", "-o", "APT::Architectures=" + runtime.GOARCH, "-o", "Dir::State=" + filepath.Join(a.dir, "state"), "-o", "Dir::State::status=" + a.status(),
 		"-o", "Dir::Cache=" + filepath.Join(a.dir, "cache"), "-o", "Dir::Log=" + filepath.Join(a.dir, "log"),
 		"-o", "APT::Install-Recommends=false", "-o", "Acquire::Languages=none", "-o", "APT::Get::Assume-Yes=true",
@@ -58,7 +58,7 @@ func (a *apt) options() []string {
 	}, a.sources.options()...)
 }
 
-// get runs apt-get with progress of its downloads under the name of step.
+// get runs apt-get and reports the progress of downloads for step.
 func (a *apt) get(ctx context.Context, step, dir string, args ...string) error {
 	a.progress(Progress{Step: step})
 	status, done, err := statusPipe(func(line string) {
@@ -79,7 +79,7 @@ func (a *apt) get(ctx context.Context, step, dir string, args ...string) error {
 	return a.explain(err)
 }
 
-// update fetches the package lists, once a build.
+// update fetches the package lists, once per build.
 func (a *apt) update(ctx context.Context) error {
 	if a.updated {
 		return nil
@@ -91,11 +91,11 @@ func (a *apt) update(ctx context.Context) error {
 	return nil
 }
 
-// usrIsMerged is chosen instead of usrmerge, which would bring in Perl: roots are made merged from the start.
+// usrIsMerged replaces the package usrmerge, which would install Perl. Roots have a merged /usr from the start.
 var usrIsMerged = []string{"usr-is-merged", "usrmerge-"}
 
-// simulate says how many packages an installation of these and of the essential ones takes; an unknown
-// package, or dependencies that cannot be met, are its errors.
+// simulate returns how many packages are installed for these packages and the essential ones. It returns an error for
+// an unknown package or unmet dependencies.
 func (a *apt) simulate(ctx context.Context, packages []string) (int, error) {
 	a.progress(Progress{Step: "resolve dependencies"})
 	args := append(append(a.options(), "--simulate", "install", "?essential"), usrIsMerged...)
@@ -106,7 +106,7 @@ func (a *apt) simulate(ctx context.Context, packages []string) (int, error) {
 	return strings.Count("\n"+out, "\nInst "), nil
 }
 
-// downloadAll puts the packages, the essential ones and all that they depend on into archives().
+// downloadAll downloads the packages, the essential ones and all dependencies into archives().
 func (a *apt) downloadAll(ctx context.Context, packages []string) error {
 	args := append([]string{"install", "--download-only", "?essential"}, usrIsMerged...)
 	if err := a.get(ctx, "download packages", "", append(args, packages...)...); err != nil {
@@ -115,11 +115,11 @@ func (a *apt) downloadAll(ctx context.Context, packages []string) error {
 	return nil
 }
 
-// kernelName is a package that holds a kernel, where linux-image-amd64 and its like only depend on one.
+// kernelName matches the package that contains a kernel. linux-image-amd64 and the like only depend on such a package.
 var kernelName = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-[0-9]\S+)$`)
 
-// downloadKernel fetches a kernel's package, following packages that only depend on the current one. It
-// returns the .deb file's path, its package and version ("linux-image-6.1.0-1-amd64 6.1.1-1").
+// downloadKernel downloads a kernel's package, or the package that it depends on if it contains no kernel. It returns
+// the path of the .deb file, and its package and version ("linux-image-6.1.0-1-amd64 6.1.1-1").
 func (a *apt) downloadKernel(ctx context.Context, name string) (deb, identity string, err error) {
 	out, err := output(ctx, command{name: "apt-cache", args: append(a.options(), "depends", name)})
 	if err != nil {
@@ -152,7 +152,7 @@ func modTime(path string) (t time.Time) {
 	return t
 }
 
-// The ways in which apt and dpkg say what went wrong.
+// The messages in which apt and dpkg report errors.
 var (
 	unknownPackage = regexp.MustCompile(`[EW]: (?:Unable to locate package|Couldn't find any package by (?:glob|regex)) '?([^'\s]+)`)
 	noCandidate    = regexp.MustCompile(`E: (?:Package '([^']+)' has no installation candidate|(Version '[^']+' for '[^']+' was not found)|(Release '[^']+' for '[^']+' was not found))`)
@@ -162,7 +162,7 @@ var (
 	noSpace        = regexp.MustCompile(`No space left on device|You don't have enough free space|Disk quota exceeded`)
 )
 
-// explain turns the failure of apt, dpkg or a tool that they run into a sentence that says what to do.
+// explain converts an error of apt, dpkg or a tool that they run to a sentence that says what to do.
 func (a *apt) explain(err error) error {
 	var failure *commandError
 	if !errors.As(err, &failure) {

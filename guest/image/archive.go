@@ -1,6 +1,6 @@
 package image
 
-// archive.go - opens OCI and docker archives and takes the one image that guests can run.
+// archive.go - opens OCI and docker archives and selects the image for this machine.
 
 import (
 	"archive/tar"
@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// openArchive opens the image in an archive that docker save, podman save, skopeo or buildah wrote. An OCI
-// archive is unpacked into scratch, an empty folder.
+// openArchive opens the image in an archive written by docker save, podman save, skopeo or buildah. It unpacks an OCI
+// archive into scratch, an empty directory.
 func openArchive(archive, scratch string) (ociv1.Image, error) {
 	docker, oci, err := archiveKind(archive)
 	switch {
@@ -39,7 +39,7 @@ func openArchive(archive, scratch string) (ociv1.Image, error) {
 	return nil, errors.New("holds neither index.json (OCI) nor manifest.json (docker)")
 }
 
-// archiveKind says which descriptions an archive holds. Newer docker versions write both.
+// archiveKind reports which descriptions an archive contains. Newer versions of docker write both.
 func archiveKind(archive string) (docker, oci bool, err error) {
 	err = eachEntry(archive, func(header *tar.Header, _ io.Reader) error {
 		switch filepath.Clean(header.Name) {
@@ -53,7 +53,7 @@ func archiveKind(archive string) (docker, oci bool, err error) {
 	return docker, oci, err
 }
 
-// eachEntry reads a tar file.
+// eachEntry calls entry for each entry of a tar file.
 func eachEntry(archive string, entry func(*tar.Header, io.Reader) error) error {
 	file, err := os.Open(archive)
 	if err != nil {
@@ -98,7 +98,7 @@ func unpackLayout(archive, scratch string) error {
 	})
 }
 
-// pickImage finds this machine's platform in an index, which may hold further ones.
+// pickImage finds the image for this machine's platform in an index. The index may contain other indexes.
 func pickImage(index ociv1.ImageIndex) (ociv1.Image, error) {
 	manifest, err := index.IndexManifest()
 	if err != nil {

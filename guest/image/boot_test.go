@@ -1,6 +1,6 @@
 package image_test
 
-// boot_test.go - an image built from Debian packages comes up in a real guest.
+// boot_test.go - an image built from Debian packages boots in a real guest.
 
 import (
 	"context"
@@ -52,7 +52,7 @@ func TestImageFromPackagesBoots(t *testing.T) {
 		"cat '/opt/an odd\nname'":                            "from outside\n",
 		"stat -c '%u %g %a' /opt/*":                          "0 0 600\n",
 		"find /usr/share/man /usr/share/doc -type f | wc -l": "0\n",
-		"ls /etc/apt /var/log /var/cache/apt | wc -w":        "3\n", // the names of the three, all empty
+		"ls /etc/apt /var/log /var/cache/apt | wc -w":        "3\n", // only the three names: all are empty
 		"ls /sys/bus/acpi/drivers | grep vmgenid":            "vmgenid\n",
 		"touch /usr/writable && echo yes":                    "yes\n",
 		"ls /usr/bin/ip /usr/bin/ps":                         "/usr/bin/ip\n/usr/bin/ps\n",

@@ -20,7 +20,7 @@ import (
 	"watari/guest/initd"
 )
 
-// tools skips a test where the Debian packages that building needs are missing.
+// tools skips a test if the Debian packages needed for building are missing.
 func tools(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -30,7 +30,7 @@ func tools(t *testing.T, names ...string) {
 	}
 }
 
-// kernelFiles are the files of a kernel that has every module.
+// kernelFiles returns the files of a kernel with all modules.
 func kernelFiles(version string) map[string]string {
 	files := map[string]string{
 		"boot/vmlinuz-" + version:                        "kernel " + version,
@@ -43,7 +43,7 @@ func kernelFiles(version string) map[string]string {
 	return files
 }
 
-// oddNames are names that must survive.
+// oddNames are file names that must be preserved.
 var oddNames = []string{"new\nline", "tab\t space ", "-rf", "back\\slash", "quo\"te'", "not utf-8 \xff\xfe", "渡り", "*?[a]", "$(reboot)", ".hidden", strings.Repeat("long ", 40)}
 
 func write(t *testing.T, root string, files map[string]string) {
@@ -59,7 +59,7 @@ func write(t *testing.T, root string, files map[string]string) {
 	}
 }
 
-// build builds and unpacks the root.
+// build builds an image and unpacks its root.
 func build(t *testing.T, recipe Recipe) (image *v1.Image, out, root string) {
 	t.Helper()
 	out = t.TempDir()
@@ -93,7 +93,7 @@ func TestTreeBecomesAnImageAsItIs(t *testing.T) {
 	addition := filepath.Join(t.TempDir(), "new")
 	write(t, filepath.Dir(addition), map[string]string{"new": "new"})
 	recipe := testRecipe(t)
-	recipe.Tree, recipe.KernelArgs, recipe.PM = tree, "quiet", recipe.GuestAgent // ELF, as PM is
+	recipe.Tree, recipe.KernelArgs, recipe.PM = tree, "quiet", recipe.GuestAgent // an ELF file, like PM
 	recipe.Additions = []Addition{{addition, "/usr/bin/replaced"}, {addition, "/opt/deep/er/"}}
 	image, out, root := build(t, recipe)
 
@@ -132,7 +132,7 @@ func TestTreeBecomesAnImageAsItIs(t *testing.T) {
 	}
 }
 
-// checkDescription checks digests, sizes and image.json of a built image.
+// checkDescription checks the digests, sizes and image.json of an image.
 func checkDescription(t *testing.T, image *v1.Image, out string) {
 	t.Helper()
 	for name, blob := range map[string]*v1.Blob{KernelFile: image.Kernel, InitrdFile: image.Initrd, RootFile: image.Root} {
@@ -165,7 +165,7 @@ func TestSecondBuildTakesTheCache(t *testing.T) {
 	if packed() {
 		t.Error("an equal recipe was built again")
 	}
-	time.Sleep(1100 * time.Millisecond) // the second of packing is not in the image
+	time.Sleep(1100 * time.Millisecond) // the image must not contain the time of packing
 	if recipe.Force = true; !packed() {
 		t.Error("--force took the cache")
 	}

@@ -1,6 +1,6 @@
 package image
 
-// command.go - runs the programs a build is made of.
+// command.go - runs the programs that a build uses.
 
 import (
 	"bufio"
@@ -17,23 +17,23 @@ import (
 	"time"
 )
 
-// command is a program run as a step of a build.
+// command is a program to run as a step of a build.
 type command struct {
 	name  string
 	args  []string
-	dir   string // "": where we are
+	dir   string // "": the current directory
 	env   []string
 	stdin io.Reader
-	// stdout takes the standard output; nil: it is read line by line, together with the standard error.
+	// stdout receives the standard output; nil: it is read line by line, together with standard error.
 	stdout io.Writer
-	line   func(string) // told each line read
+	line   func(string) // called with each line
 	status *os.File     // file descriptor 3
-	// contained gives it namespaces of its own for mounts and processes, so that nothing of it outlives it,
-	// however it or we end. Needs root.
+	// contained runs the program in its own mount and PID namespaces, so that no process or mount outlives it, however
+	// it or this process ends. It needs root.
 	contained bool
 }
 
-// commandError is a program's failure with the last lines it wrote.
+// commandError is the failure of a program, with the last lines of its output.
 type commandError struct {
 	name string
 	err  error
@@ -54,14 +54,14 @@ func (e *commandError) Error() string {
 	return fmt.Sprintf("%s: %v: %s", e.name, e.err, strings.Join(said, "; "))
 }
 
-// run runs c to its end. When ctx is cancelled it is asked to end, and killed after ten seconds (contained, it
-// is killed at once: nothing is left to clean up but files), and the context's cause is returned.
+// run runs c until it ends. When ctx is cancelled, run asks c to end, kills it after ten seconds, and returns the
+// context's cause. A contained program is killed at once: only files need to be cleaned up after it.
 func run(ctx context.Context, c command) error {
 	line, end := append([]string{c.name}, c.args...), syscall.SIGTERM
 	if c.contained {
 		line, end = append([]string{"unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "--"}, line...), syscall.SIGKILL
 	}
-	// Whatever mode new files have for our user, those of an image are for all of its users.
+	// Files of an image must be readable for all users, whatever our own umask is.
 	process := exec.CommandContext(ctx, "/bin/sh", append([]string{"-c", `umask 022; exec "$0" "$@"`}, line...)...)
 	if _, err := exec.LookPath(c.name); err != nil {
 		return fmt.Errorf("%s is not installed: apt-get install %s", c.name, packageOf(c.name))
@@ -87,7 +87,7 @@ func run(ctx context.Context, c command) error {
 	}
 	err := process.Wait()
 	if err != nil {
-		_ = syscall.Kill(-process.Process.Pid, syscall.SIGKILL) // children it may have left
+		_ = syscall.Kill(-process.Process.Pid, syscall.SIGKILL) // kills remaining children
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -98,7 +98,7 @@ func run(ctx context.Context, c command) error {
 	return nil
 }
 
-// environment is ours without what would make builds differ.
+// environment returns our environment without variables that would make builds differ.
 func environment() []string {
 	kept := slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
@@ -107,7 +107,7 @@ func environment() []string {
 	return append(kept, "LC_ALL=C", "LANGUAGE=C")
 }
 
-// packageOf names the Debian package that holds a program we use.
+// packageOf returns the Debian package that contains a program.
 func packageOf(program string) string {
 	switch program {
 	case "mksquashfs":
@@ -130,7 +130,7 @@ func output(ctx context.Context, c command) (string, error) {
 	return out.String(), err
 }
 
-// tailWriter splits what is written into lines and keeps the last ones.
+// tailWriter splits its input into lines and keeps the last lines.
 type tailWriter struct {
 	mutex   sync.Mutex
 	line    func(string)
@@ -176,7 +176,7 @@ func (t *tailWriter) last() []string {
 	return slices.Clone(t.kept)
 }
 
-// statusPipe gives a file to write on, whose lines are handed to take until done is called.
+// statusPipe returns a file to write to. It passes each line to take, until done is called.
 func statusPipe(take func(string)) (write *os.File, done func(), err error) {
 	read, write, err := os.Pipe()
 	if err != nil {

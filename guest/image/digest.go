@@ -13,8 +13,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Digest is an image's digest: the SHA-256 of the three blobs' digests (kernel, initrd, root) and the kernel
-// arguments, a line each.
+// Digest returns an image's digest: the SHA-256 of the digests of its three blobs (kernel, initrd, root) and the kernel
+// arguments, one per line.
 func Digest(image *v1.Image) string {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%s\n%s\n%s\n%s\n", image.GetKernel().GetDigest(), image.GetInitrd().GetDigest(),
@@ -22,7 +22,7 @@ func Digest(image *v1.Image) string {
 	return "sha256:" + hex.EncodeToString(hash.Sum(nil))
 }
 
-// blob is a v1.Blob in the cache's own JSON.
+// blob is the cache's JSON form of a v1.Blob.
 type blob struct {
 	Digest string `json:"digest"`
 	Size   uint64 `json:"size"`
@@ -30,13 +30,13 @@ type blob struct {
 
 func (b blob) proto() *v1.Blob { return &v1.Blob{Digest: b.Digest, Size: b.Size} }
 
-// hasSize says whether a cached file is there as long as it was: a crash or a full disk may have cut it.
+// hasSize reports whether a cached file still has its full size: a crash or a full disk may have truncated it.
 func hasSize(path string, b blob) bool {
 	info, err := os.Stat(path)
 	return err == nil && uint64(info.Size()) == b.Size
 }
 
-// fileBlob hashes a file.
+// fileBlob returns the hash and size of a file.
 func fileBlob(ctx context.Context, path string) (*v1.Blob, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -51,7 +51,7 @@ func fileBlob(ctx context.Context, path string) (*v1.Blob, error) {
 	return &v1.Blob{Digest: "sha256:" + hex.EncodeToString(hash.Sum(nil)), Size: uint64(size)}, nil
 }
 
-// readerContext ends reading when its context does.
+// readerContext is a reader that fails when its context ends.
 type readerContext struct {
 	ctx context.Context
 	io.Reader
@@ -64,7 +64,7 @@ func (r readerContext) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// lines joins with a line break after each.
+// lines joins strings, with a newline after each.
 func lines(list []string) []byte {
 	var text []byte
 	for _, line := range list {

@@ -1,5 +1,5 @@
-// Package image builds what guests boot: a kernel, an initial RAM file system with the guest agent, and a
-// read-only root file system, from Debian packages, a directory tree or an OCI archive.
+// Package image builds bootable images for guests: a kernel, an initial RAM file system with the guest agent, and a
+// read-only root file system made from Debian packages, a directory tree or an OCI archive.
 package image
 
 import (
@@ -14,31 +14,31 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// The names of an image's blobs in a folder, and of the files that describe it.
+// The file names of an image's blobs and of their descriptions in a directory.
 const (
 	KernelFile   = "kernel"
 	InitrdFile   = "initrd"
 	RootFile     = "root"
-	ImageFile    = "image.json"   // a v1.Image in protobuf's JSON
-	PackagesFile = "packages.txt" // "name version" of each Debian package in the root, and the kernel's
+	ImageFile    = "image.json"   // a v1.Image in protobuf's JSON form
+	PackagesFile = "packages.txt" // "name version" of each Debian package in the root and of the kernel's package
 )
 
-// Progress tells how far a build has come.
+// Progress reports the progress of a build.
 type Progress struct {
-	Step  string // what is being done, for people: "install packages"
+	Step  string // current step, for people: "install packages"
 	Done  int64  // of Total, in Unit; 0 at the start of a step
-	Total int64  // 0: not known
-	Unit  string // "packages", "bytes", "files"; "" when the step has no measure
-	Line  string // a detail for people, such as the package being unpacked; may be empty
+	Total int64  // 0: unknown
+	Unit  string // "packages", "bytes", "files"; "" if the step has no measure
+	Line  string // detail for people, such as the package being unpacked; may be empty
 }
 
-// Build makes the image that recipe describes in outDir, which it makes where it is missing: the three blobs, image.json and
-// packages.txt. Roots and kernels that an equal recipe made before are taken from recipe.Cache, so that the
-// second build of a recipe takes about a second. progress, if not nil, is called from one goroutine at a
-// time. When ctx is cancelled nothing of the build is left but whole files of the cache.
+// Build builds the image that recipe describes in outDir: the three blobs, image.json and packages.txt. It makes outDir
+// if it does not exist. Roots and kernels of earlier equal recipes come from recipe.Cache, so the second build of a
+// recipe takes about a second. progress, if not nil, is called by one goroutine at a time. If ctx is cancelled, only
+// complete files of the cache remain.
 //
-// The image returned has no name. An error of the user's making (an unknown package, a bad archive, no
-// network, a full disk) says what it was and what to do next.
+// The returned image has no name. Errors that the user can fix (an unknown package, a bad archive, no network, a full
+// disk) name the cause and the next step.
 func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Progress)) (*v1.Image, error) {
 	recipe = recipe.withDefaults()
 	if err := recipe.Validate(); err != nil {
@@ -63,7 +63,7 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 	}
 	var kernel *kernelEntry
 	if recipe.KernelPackage != "" {
-		// First, for a mistake in its name shows at once.
+		// Get this package first, so that a mistake in its name shows at once.
 		if kernel, err = w.kernel(ctx, recipe, recipe.KernelPackage); err != nil {
 			return nil, err
 		}
@@ -74,7 +74,7 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 	}
 	if kernel == nil {
 		kernel = &kernelEntry{dir: root.bootDir()}
-		if readEntry(kernel.dir, kernel) != nil { // it brought none
+		if readEntry(kernel.dir, kernel) != nil { // the root has no kernel
 			if kernel, err = w.kernel(ctx, recipe, DefaultKernelPackage); err != nil {
 				return nil, err
 			}
@@ -83,7 +83,7 @@ func Build(ctx context.Context, recipe Recipe, outDir string, progress func(Prog
 	return w.assemble(ctx, recipe, root, kernel, outDir)
 }
 
-// assemble puts the three blobs and their description into outDir.
+// assemble writes the three blobs and their description into outDir.
 func (w *workspace) assemble(ctx context.Context, recipe Recipe, root *rootEntry, kernel *kernelEntry, outDir string) (*v1.Image, error) {
 	w.progress(Progress{Step: "write the initial RAM file system"})
 	if err := writeInitrd(filepath.Join(outDir, InitrdFile), recipe.GuestAgent, recipe.PM, kernel.modulePaths()); err != nil {
@@ -124,7 +124,7 @@ func (w *workspace) assemble(ctx context.Context, recipe Recipe, root *rootEntry
 	return image, nil
 }
 
-// Load reads the description of an image that Build has put into dir.
+// Load reads the description of an image that Build has written into dir.
 func Load(dir string) (*v1.Image, error) {
 	text, err := os.ReadFile(filepath.Join(dir, ImageFile))
 	if err != nil {

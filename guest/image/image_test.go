@@ -1,6 +1,6 @@
 package image
 
-// image_test.go - an image's digest, the order of kernel versions.
+// image_test.go - the digest of an image, and the order of kernel versions.
 
 import (
 	"crypto/sha256"

@@ -16,17 +16,25 @@ import (
 	"watari/guest/initd"
 )
 
-// ModuleList is the file in the initrd that names the modules to load, a path a line, in load order.
+// ModuleList is the file in the initrd with the paths of the modules, one per line, in load order.
 const ModuleList = "/watari/modules"
 
-// Provider is the file that holds PM's libfabric provider, by a name as libfabric looks for.
+// Provider is the file name of PM's libfabric provider. libfabric looks for names of this form.
 const Provider = "libpm-fi.so"
 
-// writeInitrd writes an initial RAM file system: /init is the guest agent, modules are as named, and there
-// is a console to write on; with PM's provider, unless that is "". It is not compressed: unpacking costs an
-// emulated processor more than loading.
+// launcherOf is the path of watari-guest-rsh, which is built with the guest agent and lies beside it.
+func launcherOf(agent string) string {
+	return filepath.Join(filepath.Dir(agent), path.Base(initd.Launcher))
+}
+
+// writeInitrd writes an initial RAM file system with the guest agent as /init, watari-guest-rsh, the modules, a console
+// device, and PM's provider unless pm is "". It is not compressed: on an emulated CPU, unpacking takes longer than loading.
 func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 	program, err := readELF("guest agent", agent)
+	if err != nil {
+		return err
+	}
+	launcher, err := readELF("MPI launchers' program", launcherOf(agent))
 	if err != nil {
 		return err
 	}
@@ -38,6 +46,7 @@ func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 		cpio.Directory("sys", 0o755),
 		cpio.Directory("run", 0o755),
 		cpio.StaticFile("init", program, 0o755),
+		cpio.StaticFile(strings.TrimPrefix(initd.LauncherInitrd, "/"), launcher, 0o755),
 	}
 	if pm != "" {
 		provider, err := readELF("PM's provider", pm)
@@ -59,7 +68,7 @@ func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 	return writeArchive(target, withParents(records))
 }
 
-// readELF reads what is to be executed in a guest.
+// readELF reads a program or library for guests.
 func readELF(what, path string) (string, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -71,7 +80,7 @@ func readELF(what, path string) (string, error) {
 	return string(content), nil
 }
 
-// withParents puts before each record the folders it lies in.
+// withParents inserts before each record its parent directories.
 func withParents(records []cpio.Record) []cpio.Record {
 	seen := map[string]bool{".": true}
 	var list []cpio.Record
@@ -94,7 +103,7 @@ func withParents(records []cpio.Record) []cpio.Record {
 	return list
 }
 
-// writeArchive writes a cpio archive that is the same for the same records.
+// writeArchive writes a cpio archive. Equal records give equal archives.
 func writeArchive(target string, records []cpio.Record) error {
 	file, err := os.Create(target)
 	if err != nil {

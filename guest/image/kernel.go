@@ -1,6 +1,6 @@
 package image
 
-// kernel.go - finds, fetches and keeps kernels with the modules that guests need.
+// kernel.go - finds, downloads and caches kernels with the modules that guests need.
 
 import (
 	"context"
@@ -14,18 +14,18 @@ import (
 	"strings"
 )
 
-// kernelEntry describes a kernel in the cache: its file, and the modules for the initrd below modules/.
+// kernelEntry describes a kernel in the cache: the kernel's file, and the modules for the initrd in modules/.
 type kernelEntry struct {
 	dir      string
 	Blob     blob     `json:"blob"`
-	Version  string   `json:"version"`  // as uname -r says
+	Version  string   `json:"version"`  // as in uname -r
 	Modules  []string `json:"modules"`  // paths below lib/modules/<version>, in load order
-	Packages []string `json:"packages"` // "name version" of the Debian package it came from
+	Packages []string `json:"packages"` // "name version" of its Debian package
 }
 
 // moduleFile is a kernel module for the initrd.
 type moduleFile struct {
-	Path   string // in the initrd, absolute
+	Path   string // absolute path in the initrd
 	Source string // the uncompressed file
 }
 
@@ -40,7 +40,7 @@ func (k *kernelEntry) modulePaths() []moduleFile {
 	return list
 }
 
-// kernel finds a Debian package's kernel in the cache, or fetches it.
+// kernel returns the kernel of a Debian package from the cache, or downloads it.
 func (w *workspace) kernel(ctx context.Context, recipe Recipe, name string) (*kernelEntry, error) {
 	entry := &kernelEntry{}
 	key := key("kernel", name, recipe.moduleKey(), w.sources.key)
@@ -58,7 +58,7 @@ func (w *workspace) kernel(ctx context.Context, recipe Recipe, name string) (*ke
 	return entry, err
 }
 
-// kernelFromPackage makes an entry in the folder made from a Debian package.
+// kernelFromPackage makes an entry in the directory made from a Debian package.
 func (w *workspace) kernelFromPackage(ctx context.Context, name string, recipe Recipe, made string, entry *kernelEntry) error {
 	a, err := w.apt()
 	if err != nil {
@@ -87,7 +87,7 @@ func (w *workspace) kernelFromPackage(ctx context.Context, name string, recipe R
 	return w.keepKernel(ctx, found, recipe, made, entry)
 }
 
-// ownKernel keeps the newest kernel of a tree, if it has one, beside its root.
+// ownKernel stores the newest kernel of a tree, if it has one, beside the tree's root.
 func (w *workspace) ownKernel(ctx context.Context, tree string, recipe Recipe, root *rootEntry) error {
 	found, err := findKernel(tree)
 	if err != nil || found == nil {
@@ -97,7 +97,7 @@ func (w *workspace) ownKernel(ctx context.Context, tree string, recipe Recipe, r
 	return w.keepKernel(ctx, found, recipe, root.bootDir(), &kernelEntry{})
 }
 
-// keepKernel writes a kernel and the recipe's modules, with all they need, into the folder made.
+// keepKernel writes a kernel, the recipe's modules and their dependencies into the directory made.
 func (w *workspace) keepKernel(ctx context.Context, found *foundKernel, recipe Recipe, made string, entry *kernelEntry) error {
 	if err := os.MkdirAll(made, 0o755); err != nil {
 		return diskError(err, w.cache)
@@ -137,13 +137,13 @@ func (w *workspace) keepKernel(ctx context.Context, found *foundKernel, recipe R
 
 // foundKernel is a kernel in a tree.
 type foundKernel struct {
-	tree    fs.FS // does not leave the tree, whatever symbolic links it holds
+	tree    fs.FS // confined to the tree, whatever symbolic links it contains
 	version string
-	path    string // of the kernel
-	modules string // path of its folder of modules
+	path    string // path of the kernel
+	modules string // path of the directory with its modules
 }
 
-// findKernel finds the newest kernel of a tree that has its modules beside it; nil: there is none.
+// findKernel finds the newest kernel of a tree that has its modules in the tree; nil if there is none.
 func findKernel(tree string) (*foundKernel, error) {
 	root, err := os.OpenRoot(tree)
 	if err != nil {
@@ -154,7 +154,7 @@ func findKernel(tree string) (*foundKernel, error) {
 	for _, modules := range []string{"lib/modules", "usr/lib/modules"} {
 		versions, err := fs.ReadDir(inside, modules)
 		if err != nil {
-			continue // none, or a link that leads outside
+			continue // no such directory, or a link that leads outside
 		}
 		for _, entry := range versions {
 			version := entry.Name()
@@ -172,7 +172,7 @@ func findKernel(tree string) (*foundKernel, error) {
 	return newest, nil
 }
 
-// compareVersions orders kernel versions: runs of digits by value, all else by character.
+// compareVersions compares kernel versions: digits by numeric value, everything else by character.
 func compareVersions(a, b string) int {
 	for a != "" && b != "" {
 		x, y := versionPart(a), versionPart(b)
@@ -190,7 +190,7 @@ func compareVersions(a, b string) int {
 	return len(a) - len(b)
 }
 
-// versionPart is the leading run of digits, or of other characters.
+// versionPart returns the leading digits, or the leading other characters.
 func versionPart(s string) string {
 	digits := isDigit(s[0])
 	if end := slices.IndexFunc([]byte(s), func(c byte) bool { return isDigit(c) != digits }); end > 0 {
@@ -201,5 +201,5 @@ func versionPart(s string) string {
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 
-// errNoModule is wrapped by errors about modules a kernel does not have.
+// errNoModule means that a kernel does not have a module.
 var errNoModule = errors.New("no such kernel module")

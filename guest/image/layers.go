@@ -1,7 +1,7 @@
 package image
 
-// layers.go - flattens an image's layers, as the OCI image specification's "Image Layer Filesystem Changeset"
-// says.
+// layers.go - flattens an image's layers as specified in "Image Layer Filesystem Changeset" of the OCI image
+// specification.
 
 import (
 	"archive/tar"
@@ -19,33 +19,33 @@ import (
 	ociv1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// The names by which a layer removes what lower ones hold.
+// The names with which a layer removes files of lower layers.
 const (
 	whiteoutPrefix = ".wh."
 	opaqueMarker   = ".wh..wh..opq"
 )
 
-// layerPlan says what of a layer is part of the flattened tree.
+// layerPlan says which parts of a layer are in the flattened tree.
 type layerPlan struct {
 	layer   ociv1.Layer
-	at      map[string]int    // position of each name in the layer; of several with one name the last counts
-	entries map[string]bool   // the names that are seen
-	links   map[string]string // name: target, of the hard links in entries
-	sources map[string]string // target that upper layers hide: the link to it that takes its content
+	at      map[string]int    // position of each name in the layer; the last entry of a name counts
+	entries map[string]bool   // names that are in the flattened tree
+	links   map[string]string // target of each hard link in entries
+	sources map[string]string // for a target that upper layers hide: the link that gets its content
 }
 
-// flattener goes through layers from the top down and knows what upper ones hide.
+// flattener processes layers from the top down and records what the upper layers hide.
 type flattener struct {
 	kinds  map[string]byte        // tar's type of each name in the flattened tree
-	target map[string]string      // of its links
-	dirs   map[string]*tar.Header // its folders
-	hidden map[string]bool        // removed, with all below
-	opaque map[string]bool        // all below is hidden, not the folder itself
-	plans  []*layerPlan           // top first
+	target map[string]string      // targets of its links
+	dirs   map[string]*tar.Header // its directories
+	hidden map[string]bool        // names removed with everything below
+	opaque map[string]bool        // directories whose lower content is hidden
+	plans  []*layerPlan           // top layer first
 }
 
-// planLayers reads all layers, checks their content against the hashes that the image's configuration states,
-// and decides what of each is seen.
+// planLayers reads all layers, verifies them against the hashes in the image's configuration, and decides which entries
+// of each layer are in the flattened tree.
 func planLayers(image ociv1.Image, read func(io.Reader) io.Reader) (*flattener, error) {
 	layers, err := image.Layers()
 	if err != nil {
@@ -63,7 +63,7 @@ func planLayers(image ociv1.Image, read func(io.Reader) io.Reader) (*flattener, 
 	return f, nil
 }
 
-// layerHeaders reads a layer whole.
+// layerHeaders reads a complete layer and verifies its hash.
 func layerHeaders(layer ociv1.Layer, read func(io.Reader) io.Reader) ([]*tar.Header, error) {
 	want, err := layer.DiffID()
 	if err != nil {
@@ -107,7 +107,7 @@ func cleanEntry(name string) (string, error) {
 	return strings.TrimPrefix(path.Clean("/"+name), "/"), nil
 }
 
-// add decides what of the next lower layer is seen.
+// add decides which entries of the next lower layer are in the flattened tree.
 func (f *flattener) add(layer ociv1.Layer, headers []*tar.Header) {
 	plan := &layerPlan{layer: layer, at: map[string]int{}, entries: map[string]bool{}, links: map[string]string{}, sources: map[string]string{}}
 	kinds, seen := map[string]byte{}, map[string]*tar.Header{}
@@ -149,7 +149,7 @@ func (f *flattener) add(layer ociv1.Layer, headers []*tar.Header) {
 	f.plans = append(f.plans, plan)
 }
 
-// covers says whether upper layers hide a name.
+// covers reports whether upper layers hide a name.
 func (f *flattener) covers(name string) bool {
 	if _, there := f.kinds[name]; there || f.hidden[name] {
 		return true
@@ -165,7 +165,7 @@ func (f *flattener) covers(name string) bool {
 	}
 }
 
-// replace takes a name, and all below unless it stays a folder, out of the flattened tree.
+// replace removes a name from the flattened tree, and everything below it unless the new entry is a directory.
 func (f *flattener) replace(name string, kind byte) {
 	for _, plan := range f.plans {
 		for entry := range plan.entries {
@@ -184,7 +184,7 @@ func (f *flattener) replace(name string, kind byte) {
 	delete(f.dirs, name)
 }
 
-// resolve follows the symbolic links of the flattened tree on the way to name, not one that name itself is.
+// resolve follows the symbolic links of the flattened tree in the directories of name, but not name itself.
 func (f *flattener) resolve(name string) (string, error) {
 	done, rest := "", strings.Split(name, "/")
 	for followed := 0; len(rest) > 1; {
@@ -209,10 +209,10 @@ func (f *flattener) resolve(name string) (string, error) {
 	return path.Join(done, rest[0]), nil
 }
 
-// errLink is wrapped by errors about hard links that lead nowhere.
+// errLink means that the target of a hard link does not exist.
 var errLink = errors.New("hard link without its file")
 
-// writeDirs writes all folders, outer ones first, those too that no layer has an entry for.
+// writeDirs writes all directories, outer ones first, including those for which no layer has an entry.
 func (f *flattener) writeDirs(out *tar.Writer) error {
 	dirs := maps.Clone(f.dirs)
 	for name := range f.kinds {
@@ -230,8 +230,8 @@ func (f *flattener) writeDirs(out *tar.Writer) error {
 	return nil
 }
 
-// write writes the flattened tree but for its folders, hard links last, for their files may lie in any place. watch may return a
-// writer that is given a regular file's content too.
+// write writes the flattened tree without its directories. Hard links come last, because their targets may be anywhere.
+// watch may return a writer, which also receives the content of a regular file.
 func (f *flattener) write(out *tar.Writer, watch func(name string) io.WriteCloser) error {
 	var links []*tar.Header
 	for i, plan := range f.plans {
@@ -252,7 +252,7 @@ func (f *flattener) write(out *tar.Writer, watch func(name string) io.WriteClose
 	return nil
 }
 
-// write writes what is seen of a layer and returns its hard links.
+// write writes the visible entries of a layer and returns its hard links.
 func (p *layerPlan) write(out *tar.Writer, watch func(name string) io.WriteCloser) ([]*tar.Header, error) {
 	content, err := p.layer.Uncompressed()
 	if err != nil {
@@ -277,13 +277,13 @@ func (p *layerPlan) write(out *tar.Writer, watch func(name string) io.WriteClose
 			continue
 		}
 		if p.entries[name] && header.Typeflag == tar.TypeDir {
-			continue // written before
+			continue // writeDirs has written it
 		}
 		if !p.entries[name] {
 			if name = p.sources[name]; name == "" {
 				continue
 			}
-			// Hidden itself, but a link to it is seen and takes its content.
+			// The entry is hidden, but a link to it is visible and gets its content.
 		} else if to, link := p.links[name]; link {
 			if source := p.sources[to]; source != "" {
 				to = source
@@ -316,7 +316,7 @@ func copyEntry(out *tar.Writer, header *tar.Header, content io.Reader, watch fun
 	return errors.Join(err, watcher.Close())
 }
 
-// plainHeader is a header with what a file system holds, and a form that takes any name.
+// plainHeader returns a header with only the attributes that a file system stores, in a format that allows any name.
 func plainHeader(from *tar.Header, name string) *tar.Header {
 	header := &tar.Header{
 		Typeflag: from.Typeflag, Name: name, Mode: from.Mode & 0o7777, Uid: from.Uid, Gid: from.Gid,

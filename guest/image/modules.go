@@ -1,6 +1,6 @@
 package image
 
-// modules.go - resolves kernel modules and the order to load them in.
+// modules.go - finds kernel modules and the order in which to load them.
 
 import (
 	"bytes"
@@ -17,13 +17,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// kernelModule is a module to load.
+// kernelModule is a module to be loaded.
 type kernelModule struct {
-	path    string // below lib/modules/<version>, without a suffix of compression
+	path    string // path in lib/modules/<version>, without the suffix of a compression
 	content []byte // uncompressed
 }
 
-// moduleName makes "virtio-rng.ko.xz" and "virtio_rng" the same.
+// moduleName normalizes names: "virtio-rng.ko.xz" becomes "virtio_rng".
 func moduleName(file string) string {
 	name := path.Base(file)
 	if at := strings.Index(name, ".ko"); at >= 0 {
@@ -32,7 +32,7 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// moduleIndex knows the modules of one kernel version.
+// moduleIndex is an index of the modules of one kernel version.
 type moduleIndex struct {
 	files   fs.FS // lib/modules/<version>
 	paths   map[string]string
@@ -60,9 +60,9 @@ func indexModules(files fs.FS) (*moduleIndex, error) {
 	return index, err
 }
 
-// resolveModules finds modules by name, with all those they depend on, in an order in which they can be
-// loaded: all that is needed, then late ones. Modules that are built into the kernel need no file; late ones
-// that it does not have are left out.
+// resolveModules finds modules by name, with their dependencies, in a valid load order: first all for needed, then
+// those for late. Modules that are built into the kernel need no file. Late modules that the kernel does not have are
+// skipped.
 func resolveModules(ctx context.Context, files fs.FS, needed, late []string) ([]kernelModule, error) {
 	index, err := indexModules(files)
 	if err != nil {
@@ -93,7 +93,7 @@ func resolveModules(ctx context.Context, files fs.FS, needed, late []string) ([]
 	return r.ordered, nil
 }
 
-// has says whether the kernel has a module, as a file or built in.
+// has reports whether the kernel has a module, as a file or built in.
 func (m *moduleIndex) has(name string) bool {
 	name = moduleName(name)
 	return m.builtin[name] || m.paths[name] != ""
@@ -106,7 +106,7 @@ type resolver struct {
 	ordered []kernelModule
 }
 
-// visit adds a module after all those it depends on.
+// visit adds a module after its dependencies.
 func (r *resolver) visit(name string) error {
 	if r.seen[name] || r.index.builtin[name] {
 		return nil
@@ -129,7 +129,7 @@ func (r *resolver) visit(name string) error {
 		return fmt.Errorf("module %s: %w", file, err)
 	}
 	for _, before := range info.softBefore {
-		// A soft dependency may be an alias that several modules bear; the generic one runs on every processor.
+		// A soft dependency may be an alias of several modules. The generic module works on every CPU.
 		for _, candidate := range []string{before, before + "_generic"} {
 			if r.index.paths[candidate] != "" {
 				if err := r.visit(candidate); err != nil {
@@ -148,10 +148,10 @@ func (r *resolver) visit(name string) error {
 	return nil
 }
 
-// moduleInfo is what a module says of itself.
+// moduleInfo is the dependency information in a module.
 type moduleInfo struct {
-	depends    []string // must be loaded before
-	softBefore []string // should be loaded before, where there is one
+	depends    []string // modules that must be loaded before
+	softBefore []string // modules that should be loaded before, if they exist
 }
 
 // readModuleInfo reads a module's .modinfo section.
@@ -184,7 +184,7 @@ func readModuleInfo(content []byte) (moduleInfo, error) {
 	return info, nil
 }
 
-// softBefore reads the names after "pre:" in "pre: a b post: c".
+// softBefore returns the names after "pre:" in "pre: a b post: c".
 func softBefore(text string) []string {
 	var names []string
 	before := false
@@ -199,7 +199,7 @@ func softBefore(text string) []string {
 	return slices.Compact(names)
 }
 
-// uncompress undoes the compression that a file's name tells, and returns its suffix.
+// uncompress uncompresses a file according to the suffix of its name, and returns that suffix.
 func uncompress(ctx context.Context, name string, packed []byte) (content []byte, suffix string, err error) {
 	switch suffix = path.Ext(name); suffix {
 	case ".zst":

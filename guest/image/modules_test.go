@@ -1,6 +1,6 @@
 package image
 
-// modules_test.go - modules and kernels made up by the test.
+// modules_test.go - artificial modules and kernels.
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	"testing/fstest"
 )
 
-// moduleELF is a file with the .modinfo section of a kernel module.
+// moduleELF returns a file with the .modinfo section of a kernel module.
 func moduleELF(info ...string) []byte {
 	modinfo := []byte(strings.Join(info, "\x00") + "\x00")
 	names := []byte("\x00.modinfo\x00.shstrtab\x00")
@@ -111,7 +111,7 @@ func TestKernelWithPVHEntryIsUnpacked(t *testing.T) {
 	}
 }
 
-// bzImage is a kernel file with a payload.
+// bzImage returns a kernel file with a payload.
 func bzImage(payload []byte) []byte {
 	image := make([]byte, 1024)
 	image[setupSectorsAt] = 1
@@ -121,7 +121,7 @@ func bzImage(payload []byte) []byte {
 	return append(image, payload...)
 }
 
-// pvhELF is an ELF file with the note of a PVH entry point.
+// pvhELF returns an ELF file with the note of a PVH entry point.
 func pvhELF() []byte {
 	var file bytes.Buffer
 	note := append([]byte{4, 0, 0, 0, 4, 0, 0, 0, physicalEntry, 0, 0, 0}, "Xen\x00\x00\x00\x00\x01"...)

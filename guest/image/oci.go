@@ -1,7 +1,7 @@
 package image
 
-// oci.go - makes a root from an OCI or docker archive without unpacking it: a flattened tar stream goes to
-// mksquashfs, so that owners, devices and names survive and no root rights are needed.
+// oci.go - makes a root from an OCI or docker archive without unpacking it. A flattened tar stream goes to mksquashfs,
+// so that owners, devices and names are preserved and root rights are not needed.
 
 import (
 	"archive/tar"
@@ -68,10 +68,10 @@ func (w *workspace) rootFromArchive(ctx context.Context, recipe Recipe, entry *r
 	return w.ownKernel(ctx, aside, recipe, entry)
 }
 
-// errStream marks errors of what is packed, as against those of packing.
+// errStream marks errors in the stream to be packed, as opposed to errors of packing.
 var errStream = errors.New("read the layers")
 
-// squashFlat packs additions and the flattened layers.
+// squashFlat packs the additions and the flattened layers.
 func (w *workspace) squashFlat(ctx context.Context, flat *flattener, added []addedFile, watch *archiveWatch, target string, epoch time.Time) error {
 	reader, writer := io.Pipe()
 	streamed := make(chan error, 1)
@@ -91,20 +91,20 @@ func (w *workspace) squashFlat(ctx context.Context, flat *flattener, added []add
 		streamed <- err
 	}()
 	err := w.squashTar(ctx, reader, target, epoch)
-	reader.CloseWithError(io.ErrClosedPipe) // ends the writer, if packing ended first
+	reader.CloseWithError(io.ErrClosedPipe) // unblocks the writer if packing ended first
 	if failed := <-streamed; failed != nil && !errors.Is(failed, io.ErrClosedPipe) && ctx.Err() == nil {
 		return fmt.Errorf("%w: %w", errStream, failed)
 	}
 	return err
 }
 
-// addedFile is one file or folder of the additions.
+// addedFile is a file or directory of the additions.
 type addedFile struct {
-	name   string // in the root
+	name   string // path in the root
 	source string
 }
 
-// placeAdditions finds where the additions go in the flattened tree and takes away what they replace.
+// placeAdditions finds the places of the additions in the flattened tree and removes the entries that they replace.
 func (w *workspace) placeAdditions(ctx context.Context, recipe Recipe, flat *flattener) ([]addedFile, error) {
 	var added []addedFile
 	for _, addition := range recipe.Additions {
@@ -138,7 +138,7 @@ func (w *workspace) placeAdditions(ctx context.Context, recipe Recipe, flat *fla
 	return added, nil
 }
 
-// writeAdditions writes added files with root as their owner.
+// writeAdditions writes the added files, owned by root.
 func writeAdditions(out *tar.Writer, added []addedFile) error {
 	for _, file := range added {
 		info, err := os.Lstat(file.source)
@@ -176,10 +176,10 @@ func writeAddition(out *tar.Writer, header *tar.Header, source string) error {
 	return copyEntry(out, header, file, func(string) io.WriteCloser { return nil })
 }
 
-// archiveWatch takes from a passing tar stream what is of interest: a kernel with its modules, dpkg's list,
-// the names of MPI libraries.
+// archiveWatch copies files from a passing tar stream: a kernel with its modules, and dpkg's list. It also records the
+// names of MPI libraries.
 type archiveWatch struct {
-	aside  string // folder for the files taken
+	aside  string // directory for the copied files
 	kernel bool
 	mpi    []string
 }
@@ -197,7 +197,7 @@ func (a *archiveWatch) open(name string) io.WriteCloser {
 	if !dpkgFile.MatchString(name) && !(a.kernel && bootFile.MatchString(name)) {
 		return nil
 	}
-	// Names are clean and relative, and only files are made here, so none leads out of the folder.
+	// Names are clean and relative, and only regular files are made here, so none leads out of the directory.
 	path := filepath.Join(a.aside, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return failingWriter{diskError(err, a.aside)}
@@ -209,7 +209,7 @@ func (a *archiveWatch) open(name string) io.WriteCloser {
 	return file
 }
 
-// failingWriter hands on why there is no file to write to.
+// failingWriter returns an error for each write, because the file could not be made.
 type failingWriter struct{ err error }
 
 func (f failingWriter) Write([]byte) (int, error) { return 0, f.err }

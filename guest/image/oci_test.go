@@ -1,6 +1,6 @@
 package image
 
-// oci_test.go - archives with whiteouts, hard links over layers and odd names; damaged archives.
+// oci_test.go - archives with whiteouts, hard links across layers and odd names; damaged archives.
 
 import (
 	"archive/tar"
@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// layerOf makes a layer of tar entries; content is the Linkname of files.
+// layerOf makes a layer of tar entries. A file's Linkname is its content.
 func layerOf(t *testing.T, headers ...tar.Header) ociv1.Layer {
 	t.Helper()
 	var file bytes.Buffer
@@ -52,7 +52,7 @@ func layerOf(t *testing.T, headers ...tar.Header) ociv1.Layer {
 	return layer
 }
 
-// ociArchive packs an image as an OCI archive, or as docker's.
+// ociArchive writes an image as an OCI archive or as a docker archive.
 func ociArchive(t *testing.T, image ociv1.Image, docker bool) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image.tar")
@@ -80,7 +80,7 @@ func ociArchive(t *testing.T, image ociv1.Image, docker bool) string {
 	return path
 }
 
-// layeredImage has whiteouts, hard links over layers, odd names and a kernel.
+// layeredImage returns an image with whiteouts, hard links across layers, odd names and a kernel.
 func layeredImage(t *testing.T) ociv1.Image {
 	t.Helper()
 	var lower []tar.Header

@@ -1,6 +1,6 @@
 package image
 
-// recipe.go - what a user asks for, and whether it can be built.
+// recipe.go - the description of an image, and its validation.
 
 import (
 	"errors"
@@ -16,20 +16,20 @@ import (
 	"watari/guest/initd"
 )
 
-// DefaultCache is where Debian packages, roots and kernels are kept between builds.
+// DefaultCache is the directory in which Debian packages, roots and kernels are kept between builds.
 const DefaultCache = "/var/cache/watari/images"
 
-// DefaultKernelPackage is Debian's full kernel: its cloud kernel lacks the VM generation ID, by which guests
-// forked from one template get different random numbers at once, and 9p.
+// DefaultKernelPackage is Debian's full kernel. The cloud kernel lacks 9p, and the VM generation ID, which makes the
+// random numbers of guests differ as soon as they are forked from one template.
 const DefaultKernelPackage = "linux-image-amd64"
 
-// Addition is a file or folder of this machine that is copied into the root.
+// Addition is a file or directory of this machine that is copied into the root.
 type Addition struct {
 	Source      string
-	Destination string // absolute path in the root; the thing itself, unless it ends in a slash: then a folder
+	Destination string // absolute path in the root; with a slash at the end, the directory to copy into
 }
 
-// ParseAddition reads SRC:DST. The last colon separates, so a source may hold colons.
+// ParseAddition parses SRC:DST. The last colon separates them, so SRC may contain colons.
 func ParseAddition(text string) (Addition, error) {
 	at := strings.LastIndex(text, ":")
 	if at <= 0 || !strings.HasPrefix(text[at+1:], "/") {
@@ -38,7 +38,7 @@ func ParseAddition(text string) (Addition, error) {
 	return Addition{Source: text[:at], Destination: text[at+1:]}, nil
 }
 
-// target is the cleaned path in the root, without a leading slash.
+// target returns the cleaned path in the root, without a leading slash.
 func (a Addition) target() string {
 	destination := a.Destination
 	if strings.HasSuffix(destination, "/") {
@@ -47,30 +47,30 @@ func (a Addition) target() string {
 	return strings.TrimPrefix(path.Clean(destination), "/")
 }
 
-// Recipe says how to make an image. Exactly one of Packages, Tree and OCI is set.
+// Recipe describes an image. Exactly one of Packages, Tree and OCI is set.
 type Recipe struct {
 	Packages []string // Debian packages, as apt-get names them ("lammps", "lammps=1.2-3")
-	Tree     string   // a directory that becomes the root as it is
+	Tree     string   // a directory that becomes the root unchanged
 	OCI      string   // an OCI or docker archive (a tar file), whose layers become the root
 
 	Additions []Addition
-	// Suite is the Debian release that packages and kernel come from, one of Suites; "": this machine's own.
+	// Suite is the Debian release of the packages and the kernel, one of Suites; "": this machine's release.
 	Suite string
-	// KernelPackage is the Debian package of the kernel; "": the kernel a tree or archive brings, else
+	// KernelPackage is the Debian package of the kernel; "": the kernel in the tree or archive if it has one, otherwise
 	// DefaultKernelPackage.
 	KernelPackage string
-	KernelArgs    string   // added to the kernel's command line
-	Modules       []string // needed; nil: initd.Modules
-	LateModules   []string // loaded after them, where the kernel has them; nil: initd.LateModules
-	GuestAgent    string   // path of the static watari-guest
+	KernelArgs    string   // appended to the kernel's command line
+	Modules       []string // required modules; nil: initd.Modules
+	LateModules   []string // loaded later, if the kernel has them; nil: initd.LateModules
+	GuestAgent    string   // path of the statically linked watari-guest; watari-guest-rsh lies beside it
 	PM            string   // path of PM's libfabric provider, libpm-fi.so; "": guests have no PM
 
-	// The rest says where and how, not what.
+	// The remaining fields do not change the image.
 	Cache string // "": DefaultCache
-	Force bool   // build anew what the cache has
+	Force bool   // ignore the cache and build again
 }
 
-// moduleKey is part of the cache's keys of whatever holds a kernel's modules.
+// moduleKey is the part of cache keys that stands for a kernel's modules.
 func (r Recipe) moduleKey() string {
 	return strings.Join(r.Modules, " ") + " late: " + strings.Join(r.LateModules, " ")
 }
@@ -90,11 +90,10 @@ func (r Recipe) withDefaults() Recipe {
 	return r
 }
 
-// packageName is what apt-get takes as one package, and nothing that it could take for an option or a
-// pattern.
+// packageName matches a single package for apt-get, and nothing that apt-get could take for an option or a pattern.
 var packageName = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+~:-]+|/[a-z][a-z0-9-]*)?$`)
 
-// Validate checks a recipe without building anything.
+// Validate checks a recipe without building it.
 func (r Recipe) Validate() error {
 	sources := 0
 	for _, set := range []bool{len(r.Packages) > 0, r.Tree != "", r.OCI != ""} {
@@ -148,7 +147,10 @@ func (r Recipe) validateFiles() error {
 	if r.GuestAgent == "" {
 		return errors.New("no guest agent given: name the watari-guest binary")
 	}
-	if err := checkFile("guest agent", r.GuestAgent); err != nil || r.PM == "" {
+	if err := checkFile("guest agent", r.GuestAgent); err != nil {
+		return err
+	}
+	if err := checkFile("MPI launchers' program", launcherOf(r.GuestAgent)); err != nil || r.PM == "" {
 		return err
 	}
 	return checkFile("PM's provider", r.PM)
@@ -165,7 +167,7 @@ func checkFile(what, path string) error {
 	return nil
 }
 
-// source describes where the root came from, for people.
+// source describes the origin of the root, for people.
 func (r Recipe) source() string {
 	switch {
 	case r.Tree != "":
@@ -176,7 +178,7 @@ func (r Recipe) source() string {
 	return "packages: " + strings.Join(r.Packages, ", ")
 }
 
-// printable quotes a path that holds anything but printable characters.
+// printable quotes a path that contains other than printable characters.
 func printable(path string) string {
 	if quoted := strconv.Quote(path); quoted[1:len(quoted)-1] != path {
 		return quoted

@@ -1,6 +1,6 @@
 package image
 
-// root.go - makes roots from Debian packages, and finds those made before.
+// root.go - makes roots from Debian packages, and finds roots in the cache.
 
 import (
 	"context"
@@ -22,10 +22,10 @@ type rootEntry struct {
 	Packages []string `json:"packages"` // "name version"
 }
 
-// bootDir is where a root that brought its own kernel keeps it.
+// bootDir is the directory of the root's own kernel, if it has one.
 func (r *rootEntry) bootDir() string { return filepath.Join(r.dir, "boot") }
 
-// root finds the recipe's root in the cache, or makes it.
+// root returns the recipe's root from the cache, or makes it.
 func (w *workspace) root(ctx context.Context, recipe Recipe) (*rootEntry, error) {
 	w.progress(Progress{Step: "look for a root made before"})
 	key, err := rootKey(ctx, recipe, w.sources)
@@ -66,8 +66,8 @@ func (w *workspace) root(ctx context.Context, recipe Recipe) (*rootEntry, error)
 	return entry, err
 }
 
-// rootKey hashes all that determines a root: the recipe, and the content of what it names. Debian's packages
-// may have newer versions meanwhile: --force takes them.
+// rootKey hashes everything that determines a root: the recipe and the contents of its files. Newer versions of Debian
+// packages do not change the key; --force gets them.
 func rootKey(ctx context.Context, recipe Recipe, from *sources) (string, error) {
 	parts := []string{rootType, recipe.source(), strings.Join(squashOptions, " ")}
 	switch {
@@ -76,7 +76,7 @@ func rootKey(ctx context.Context, recipe Recipe, from *sources) (string, error) 
 		if err != nil {
 			return "", fmt.Errorf("tree %s: %w", recipe.Tree, err)
 		}
-		// A kernel of the tree's own is kept with the root, with the modules asked for.
+		// A kernel in the tree is stored with the root, together with the requested modules.
 		parts = append(parts, sum, recipe.moduleKey())
 	case recipe.OCI != "":
 		file, err := fileBlob(ctx, recipe.OCI)
@@ -97,18 +97,18 @@ func rootKey(ctx context.Context, recipe Recipe, from *sources) (string, error) 
 	return key(parts...), nil
 }
 
-// basePackages are in every root made from packages, beside Debian's essential ones: to look at a guest's
-// network and processes. The guest agent itself needs none.
+// basePackages are installed in every root made from packages, in addition to Debian's essential packages. They help to
+// inspect a guest's network and processes. The guest agent needs none of them.
 var basePackages = []string{"iproute2", "procps"}
 
 // excludedPaths are left out of roots made from packages: nobody reads them in a compute guest.
 var excludedPaths = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/lintian/*"}
 
-// rootFromPackages makes a root with mmdebstrap from packages that apt has fetched before: only apt needs
-// the network, with the machine's own settings.
+// rootFromPackages makes a root with mmdebstrap from packages that apt has downloaded before. Only apt uses the
+// network, with the machine's settings.
 func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *rootEntry) error {
 	if w.sources.suite == "" {
-		_, err := machineSuite() // says why
+		_, err := machineSuite() // its error names the reason
 		return err
 	}
 	a, err := w.apt()
@@ -149,12 +149,12 @@ func (w *workspace) rootFromPackages(ctx context.Context, recipe Recipe, entry *
 	}
 	entry.Source = "packages: " + strings.Join(versions(recipe.Packages, entry.Packages), ", ") + " (" + a.sources.suite + ")"
 	if err := run(ctx, command{name: "apt-get", args: append(a.options(), "autoclean")}); ctx.Err() != nil {
-		return err // else: old packages stay, which is no harm
+		return err // otherwise ignore the error: old packages do no harm
 	}
 	return w.squashTree(ctx, root, filepath.Join(entry.dir, RootFile), releaseTime(a.lists()))
 }
 
-// mmdebstrap installs packages, all fetched before, into root.
+// mmdebstrap installs packages into root. All of them have been downloaded before.
 func (w *workspace) mmdebstrap(ctx context.Context, a *apt, root string, packages []string, count int) error {
 	const step = "install packages"
 	done := 0
@@ -179,15 +179,15 @@ func (w *workspace) mmdebstrap(ctx context.Context, a *apt, root string, package
 	}))
 }
 
-// prepare lays out root before mmdebstrap begins: package lists and packages fetched before, the machine's
-// preferences, and the merged /usr.
+// prepare fills root before mmdebstrap runs: package lists and downloaded packages, the machine's apt preferences, and
+// the merged /usr.
 func (a *apt) prepare(root string) error {
 	for _, dir := range []string{"usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc/apt/preferences.d",
 		"var/lib/apt/lists/partial", "var/cache/apt/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return diskError(err, root)
 		}
-		for ; dir != "."; dir = filepath.Dir(dir) { // whatever the umask
+		for ; dir != "."; dir = filepath.Dir(dir) { // independent of the umask
 			if err := os.Chmod(filepath.Join(root, dir), 0o755); err != nil {
 				return err
 			}
@@ -227,7 +227,7 @@ func (a *apt) prepare(root string) error {
 	return nil
 }
 
-// installed lists the Debian packages of a root, "name version" each, sorted.
+// installed lists the Debian packages of a root as "name version", sorted.
 func installed(ctx context.Context, root string) ([]string, error) {
 	out, err := output(ctx, command{name: "dpkg-query", args: []string{
 		"--admindir=" + filepath.Join(root, "var/lib/dpkg"), "--show", "--showformat=${Package} ${Version}\\n"}})
@@ -243,7 +243,7 @@ func installed(ctx context.Context, root string) ([]string, error) {
 	return pairs, nil
 }
 
-// versions gives each of the packages asked for its version out of a list of "name version".
+// versions returns the requested packages with their versions from a list of "name version".
 func versions(asked, installed []string) []string {
 	var list []string
 	for _, name := range asked {
@@ -259,8 +259,8 @@ func versions(asked, installed []string) []string {
 	return list
 }
 
-// tidy removes from a fresh root what building left: apt's state, logs, caches and identities, which
-// differ from build to build or are nothing that guests should share.
+// tidy removes from a new root what the installation left: apt's state, logs, caches and identities. They differ
+// between builds, or guests must not share them.
 func tidy(root string) error {
 	for _, pattern := range []string{
 		"etc/apt/*", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "var/lib/apt/*", "var/cache/apt/*", "var/log/*",

@@ -16,17 +16,17 @@ import (
 	"time"
 )
 
-// rootType is the roots' file system. Squashfs with LZ4 is half the size of an uncompressed one and was read
-// as fast in an emulated guest to within 15 %; zstd is a third smaller still but takes 1.6 times as long.
+// rootType is the file system of roots. Squashfs with LZ4 has half the size of an uncompressed one, and in an emulated
+// guest reading takes the same time to within 15 %. zstd is a third smaller, but reading takes 1.6 times as long.
 const rootType = "squashfs"
 
-// squashOptions are given to mksquashfs for every root.
+// squashOptions are mksquashfs's options for every root.
 var squashOptions = []string{"-comp", "lz4", "-noappend", "-no-recovery", "-exports", "-no-progress", "-quiet"}
 
-// squashTree packs a directory. epoch, if not zero, is the latest time that any file shows, so that equal
-// trees give equal images.
+// squashTree packs a directory. epoch, if not zero, limits the times of all files, so that equal trees give equal
+// images.
 func (w *workspace) squashTree(ctx context.Context, tree, target string, epoch time.Time) error {
-	// "." as the source keeps a tree's own name out of the image, whatever characters it has.
+	// With "." as the source, the tree's own name is not in the image, whatever characters it has.
 	return w.squash(ctx, command{args: []string{"."}, dir: tree}, target, epoch)
 }
 
@@ -56,7 +56,7 @@ func (w *workspace) squash(ctx context.Context, c command, target string, epoch 
 
 var releaseDate = regexp.MustCompile(`^Date: (.*)$`)
 
-// releaseTime is the newest date of the package lists: the time that a root made from them shows.
+// releaseTime returns the newest date of the package lists. A root made from them has this date.
 func releaseTime(lists string) (newest time.Time) {
 	files, _ := filepath.Glob(filepath.Join(lists, "*Release"))
 	for _, path := range files {

@@ -1,7 +1,7 @@
 package image
 
-// suite.go - where packages come from: this machine's apt sources, or the same mirror's packages of another Debian
-// release.
+// suite.go - the sources of packages: this machine's apt sources, or the packages of another Debian release on the same
+// mirror.
 
 import (
 	"context"
@@ -17,22 +17,23 @@ import (
 	"watari/internal/osrelease"
 )
 
-// Suites are the Debian releases that images can be built from whatever release this machine has: Debian 12 and 13.
+// Suites are the Debian releases from which images can be built on any machine: Debian 12 and 13.
 var Suites = []string{"bookworm", "trixie"}
 
-// debianKeys signs all of Suites. Debian 12's debian-archive-keyring holds Debian 13's keys from 2023.3+deb12u1 on.
+// debianKeys has the signing keys of all of Suites. Debian 12's debian-archive-keyring has the keys of Debian 13 since
+// 2023.3+deb12u1.
 const debianKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// sources are the apt sources that packages come from.
+// sources are the apt sources of a build.
 type sources struct {
 	suite string   // "bookworm"
-	own   bool     // this machine's own, with its preferences
-	files []string // in apt's form
-	key   string   // differs where other packages may come
+	own   bool     // this machine's sources, with its preferences
+	files []string // in apt's format
+	key   string   // differs for sources of different packages
 }
 
-// findSources returns this machine's sources where suite is empty or this machine's own. For another suite it writes
-// a file below dir that names the mirror of this machine's Debian sources.
+// findSources returns this machine's sources if suite is empty or this machine's release. For another suite it writes a
+// file in dir that names the mirror of this machine's Debian sources.
 func findSources(ctx context.Context, suite, dir string) (*sources, error) {
 	release, err := machineSuite()
 	if suite == "" || err == nil && suite == release {
@@ -59,8 +60,8 @@ func findSources(ctx context.Context, suite, dir string) (*sources, error) {
 	return &sources{suite: suite, files: []string{file}, key: hex.EncodeToString(sum[:])}, nil
 }
 
-// suiteSources writes the sources of a suite on the mirrors from which a machine of the given release has its own:
-// known has a line "label, codename, URI, component", parted by tabs, for each.
+// suiteSources returns the sources of a suite on the mirrors that a machine of the given release uses. known has a line
+// "label, codename, URI, component", separated by tabs, for each source of the machine.
 func suiteSources(known, release, suite string) string {
 	var lines []string
 	for line := range strings.Lines(known) {
@@ -90,7 +91,7 @@ func (s *sources) options() []string {
 	}
 }
 
-// aptFolder names the folder of apt's lists and packages in the cache.
+// aptFolder returns the directory of apt's lists and packages in the cache.
 func (s *sources) aptFolder() string {
 	if s.own {
 		return "apt"
@@ -98,7 +99,7 @@ func (s *sources) aptFolder() string {
 	return "apt-" + s.suite
 }
 
-// suiteName is a Debian release's code name.
+// suiteName matches the code name of a Debian release.
 var suiteName = regexp.MustCompile(`^[a-z]+$`)
 
 func checkSuite(suite string) error {
@@ -111,7 +112,7 @@ func checkSuite(suite string) error {
 	return fmt.Errorf("suite %q is not one that images are built from: %s", suite, strings.Join(Suites, ", "))
 }
 
-// sourceFiles are the machine's apt source files that are in use.
+// sourceFiles returns the apt source files of this machine that are in use.
 func sourceFiles() []string {
 	files := []string{"/etc/apt/sources.list"}
 	for _, pattern := range []string{"/etc/apt/sources.list.d/*.list", "/etc/apt/sources.list.d/*.sources"} {
@@ -134,7 +135,7 @@ func hasNoContent(path string) bool {
 	return true
 }
 
-// sourcesKey hashes the machine's apt sources: other sources, other packages.
+// sourcesKey hashes the machine's apt sources, because other sources have other packages.
 func sourcesKey() string {
 	hash := sha256.New()
 	for _, path := range sourceFiles() {
@@ -144,7 +145,7 @@ func sourcesKey() string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// machineSuite is this machine's Debian release ("bookworm").
+// machineSuite returns this machine's Debian release ("bookworm").
 func machineSuite() (string, error) {
 	name, err := osrelease.Codename()
 	if err != nil {

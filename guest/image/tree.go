@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// rootFromTree makes a root from a user's directory as it is.
+// rootFromTree makes a root from a user's directory without changes.
 func (w *workspace) rootFromTree(ctx context.Context, recipe Recipe, entry *rootEntry) error {
 	tree := recipe.Tree
 	if err := checkTree(tree); err != nil {
@@ -47,7 +47,7 @@ func (w *workspace) rootFromTree(ctx context.Context, recipe Recipe, entry *root
 	return w.squashTree(ctx, tree, filepath.Join(entry.dir, RootFile), epoch)
 }
 
-// newest is the latest time that any file of a tree shows.
+// newest returns the latest modification time in a tree.
 func newest(tree string) (latest time.Time, err error) {
 	err = filepath.WalkDir(tree, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -62,7 +62,7 @@ func newest(tree string) (latest time.Time, err error) {
 	return latest, err
 }
 
-// checkTree refuses what cannot be a guest's root.
+// checkTree refuses a tree that cannot be a guest's root.
 func checkTree(tree string) error {
 	for _, name := range []string{"bin", "sbin", "usr", "lib"} {
 		if info, err := os.Stat(filepath.Join(tree, name)); err == nil && info.IsDir() {
@@ -72,7 +72,7 @@ func checkTree(tree string) error {
 	return fmt.Errorf("tree %s holds no root file system: neither bin, sbin, lib nor usr is there", tree)
 }
 
-// stage copies the tree, where additions are wanted, so that the user's own stays as it is.
+// stage copies the tree if there are additions, so that the user's tree is not changed.
 func (w *workspace) stage(ctx context.Context, recipe Recipe) (string, error) {
 	staged := filepath.Join(w.temp, "tree")
 	w.progress(Progress{Step: "copy the tree"})
@@ -87,7 +87,7 @@ func (w *workspace) stage(ctx context.Context, recipe Recipe) (string, error) {
 	return staged, nil
 }
 
-// add copies an addition into the tree root, replacing a file of that name, with root as its owner.
+// add copies an addition into the tree root, owned by root. It replaces a file of that name.
 func add(ctx context.Context, a Addition, root string) error {
 	target, err := insideTree(root, a.target())
 	if err != nil {
@@ -98,16 +98,16 @@ func add(ctx context.Context, a Addition, root string) error {
 			return err
 		}
 	}
-	// Links of the tree are replaced: cp would write through them, to this machine's files. What the folder held before
-	// keeps its owners.
+	// --remove-destination replaces links of the tree; cp would write through them, to this machine's files. Files that
+	// are already in the directory keep their owners.
 	if err := copyTree(ctx, a.Source, target, "--remove-destination", "--no-preserve=ownership"); err != nil {
 		return fmt.Errorf("addition %s to %s: %w", a.Source, a.Destination, err)
 	}
 	return nil
 }
 
-// insideTree makes the folders that lead to name and returns its path, refusing one that a symbolic link of
-// the tree leads outside.
+// insideTree makes the parent directories of name and returns its path. It refuses a path that a symbolic link of the
+// tree leads outside.
 func insideTree(tree, name string) (string, error) {
 	root, err := os.OpenRoot(tree)
 	if err != nil {
@@ -122,7 +122,7 @@ func insideTree(tree, name string) (string, error) {
 	return filepath.Join(tree, name), nil
 }
 
-// copyTree copies a file or folder with all that belongs to it, but for what further options of cp say.
+// copyTree copies a file or directory with all attributes, except as further options of cp say.
 func copyTree(ctx context.Context, source, target string, options ...string) error {
 	args := append([]string{"-a", "--reflink=auto", "-T"}, append(options, "--", source, target)...)
 	err := run(ctx, command{name: "cp", args: args})
@@ -132,7 +132,7 @@ func copyTree(ctx context.Context, source, target string, options ...string) err
 	return err
 }
 
-// packagesOf lists a tree's Debian packages, if it has any.
+// packagesOf lists the Debian packages of a tree, if it has any.
 func packagesOf(ctx context.Context, tree string) ([]string, error) {
 	if _, err := os.Stat(filepath.Join(tree, "var/lib/dpkg/status")); err != nil {
 		return nil, nil
@@ -140,7 +140,7 @@ func packagesOf(ctx context.Context, tree string) ([]string, error) {
 	return installed(ctx, tree)
 }
 
-// treeSum hashes a file or folder: names, kinds, modes, owners, link targets, times and content.
+// treeSum hashes a file or directory: names, types, modes, owners, link targets, times and contents.
 func treeSum(ctx context.Context, root string) (string, error) {
 	hash := sha256.New()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -179,7 +179,7 @@ func treeSum(ctx context.Context, root string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
-// mpiOf names the MPI library that a file of this name is part of; "" for most.
+// mpiOf returns the MPI library that has a file of this name, or "".
 func mpiOf(name string) string {
 	switch {
 	case strings.HasPrefix(name, "libopen-pal.so"), strings.HasPrefix(name, "libopen-rte.so"), name == "ompi_info":
@@ -187,12 +187,12 @@ func mpiOf(name string) string {
 	case strings.HasPrefix(name, "libmpich.so"), name == "mpichversion":
 		return "mpich"
 	case strings.HasPrefix(name, "libprrte.so"), name == "prterun":
-		return "prrte" // by which Open MPI launches from 5.0 on
+		return "prrte" // Open MPI's launcher since 5.0
 	}
 	return ""
 }
 
-// mpiInTree finds the MPI libraries of a tree.
+// mpiInTree finds the MPI libraries in a tree.
 func mpiInTree(tree string) ([]string, error) {
 	var found []string
 	err := filepath.WalkDir(tree, func(path string, d fs.DirEntry, err error) error {

@@ -1,6 +1,6 @@
 package image
 
-// vmlinux.go - takes the kernel out of a bzImage.
+// vmlinux.go - extracts the kernel from a bzImage.
 
 import (
 	"bytes"
@@ -23,8 +23,8 @@ const (
 	bzImageHeader   = 0x250
 )
 
-// unpackKernel returns the kernel inside a bzImage where QEMU can start that directly (PVH): an emulated
-// processor would spend seconds on unpacking it. Any other kernel is returned as it is.
+// unpackKernel returns the kernel inside a bzImage if QEMU can start it directly (PVH): an emulated CPU would spend
+// seconds on unpacking it. It returns any other kernel unchanged.
 func unpackKernel(ctx context.Context, packed []byte) []byte {
 	payload := kernelPayload(packed)
 	if payload == nil {
@@ -37,7 +37,7 @@ func unpackKernel(ctx context.Context, packed []byte) []byte {
 	return content
 }
 
-// kernelPayload finds the compressed kernel in a bzImage; nil: it is none.
+// kernelPayload returns the compressed kernel in a bzImage; nil if the image is not a bzImage.
 func kernelPayload(image []byte) []byte {
 	if len(image) < bzImageHeader || string(image[headerMagicAt:headerMagicAt+4]) != "HdrS" ||
 		binary.LittleEndian.Uint16(image[protocolAt:]) < 0x208 {
@@ -55,8 +55,8 @@ func kernelPayload(image []byte) []byte {
 	return image[start:end]
 }
 
-// unpackPayload uncompresses by the payload's first bytes. Kernels put the size, four bytes, behind all
-// formats but gzip, which has it itself.
+// unpackPayload uncompresses the payload by the format that its first bytes show. After all formats but gzip, the
+// kernel has four bytes with the size; gzip contains the size itself.
 func unpackPayload(ctx context.Context, payload []byte) ([]byte, error) {
 	body := payload[:len(payload)-4]
 	switch {
@@ -72,11 +72,10 @@ func unpackPayload(ctx context.Context, payload []byte) ([]byte, error) {
 	return nil, fmt.Errorf("kernel payload begins with % x: no known compression", payload[:6])
 }
 
-// physicalEntry is the ELF note, of the owner "Xen", that holds a kernel's PVH entry point
-// (XEN_ELFNOTE_PHYS32_ENTRY).
+// physicalEntry is the type of the ELF note (XEN_ELFNOTE_PHYS32_ENTRY, owner "Xen") with a kernel's PVH entry point.
 const physicalEntry = 18
 
-// startsAsPVH says whether a kernel has a PVH entry point.
+// startsAsPVH reports whether a kernel has a PVH entry point.
 func startsAsPVH(kernel []byte) bool {
 	file, err := elf.NewFile(bytes.NewReader(kernel))
 	if err != nil {

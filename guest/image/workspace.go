@@ -1,6 +1,6 @@
 package image
 
-// workspace.go - the cache, and the folders of one build.
+// workspace.go - the cache, and the directories of a build.
 
 import (
 	"bufio"
@@ -24,14 +24,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Entries of each kind that the cache keeps; the least recently used go first.
+// The number of entries of each kind that the cache keeps. It removes the least recently used first.
 const (
 	keptRoots   = 6
 	keptKernels = 4
 )
 
-// recipeVersion is part of every key of the cache: it changes when equal recipes begin to give another root
-// or kernel.
+// recipeVersion is part of every key of the cache. Change it when equal recipes begin to give a different root or
+// kernel.
 const recipeVersion = "3"
 
 // workspace is the cache during one build:
@@ -48,10 +48,10 @@ type workspace struct {
 	lock     *os.File
 	progress func(Progress)
 	sources  *sources
-	packages *apt // see apt
+	packages *apt // set by apt
 }
 
-// openWorkspace waits until no other build uses the cache, then takes it.
+// openWorkspace waits until no other build uses the cache, and then locks it.
 func openWorkspace(ctx context.Context, cache string, progress func(Progress)) (*workspace, error) {
 	cache, err := filepath.Abs(cache)
 	if err != nil {
@@ -77,8 +77,8 @@ func openWorkspace(ctx context.Context, cache string, progress func(Progress)) (
 	return w, os.Chmod(w.temp, 0o755)
 }
 
-// abandoned is the age at which a folder of OutputFolder's is taken for one that a crash left.
-const abandoned = 24 * time.Hour
+// staleAge is the age at which an OutputFolder directory is considered left over from a crash.
+const staleAge = 24 * time.Hour
 
 // removeStale removes what killed builds left.
 func (w *workspace) removeStale() {
@@ -88,14 +88,14 @@ func (w *workspace) removeStale() {
 	}
 	stale, _ = filepath.Glob(filepath.Join(w.cache, "output-*"))
 	for _, dir := range stale {
-		if time.Since(modTime(dir)) > abandoned {
+		if time.Since(modTime(dir)) > staleAge {
 			os.RemoveAll(dir)
 		}
 	}
 }
 
-// OutputFolder makes a folder for Build to put an image into that is only passed on, beside the cache (""
-// for DefaultCache), so that the blobs need not be copied. The caller removes it.
+// OutputFolder makes a directory for an image that Build writes only to be passed on. It is beside the cache ("" means
+// DefaultCache), so that the blobs need not be copied. The caller removes it.
 func OutputFolder(cache string) (string, error) {
 	if cache == "" {
 		cache = DefaultCache
@@ -143,8 +143,8 @@ func (w *workspace) close() {
 	w.lock.Close()
 }
 
-// removeTree removes a folder of a build and whatever a killed build left mounted in it. Where something
-// stays mounted nothing is removed: it could be the host's own files.
+// removeTree removes a directory of a build and unmounts everything that a killed build left mounted in it. If a mount
+// remains, removeTree removes nothing: the mount may contain the host's files.
 func removeTree(dir string) {
 	for range 3 {
 		mounts := mountsBelow(dir)
@@ -158,7 +158,7 @@ func removeTree(dir string) {
 	}
 }
 
-// mountsBelow lists mount points in dir, outer ones first.
+// mountsBelow lists the mount points in dir, outer ones first.
 func mountsBelow(dir string) []string {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -178,7 +178,7 @@ func mountsBelow(dir string) []string {
 	return list
 }
 
-// unescapeMount undoes the kernel's octal escapes ("\040") in a path of mountinfo.
+// unescapeMount decodes the kernel's octal escapes ("\040") in a path of mountinfo.
 func unescapeMount(text string) string {
 	var out strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -194,7 +194,7 @@ func unescapeMount(text string) string {
 	return out.String()
 }
 
-// key hashes what determines an entry of the cache.
+// key hashes the parts that determine an entry of the cache.
 func key(parts ...string) string {
 	hash := sha256.New()
 	for _, part := range append([]string{recipeVersion}, parts...) {
@@ -203,14 +203,14 @@ func key(parts ...string) string {
 	return hex.EncodeToString(hash.Sum(nil))[:40]
 }
 
-// cached finds a whole entry of the cache and reads its description.
+// cached finds a complete entry of the cache and reads its description.
 func (w *workspace) cached(kind, key string, entry any) (dir string, ok bool) {
 	dir = filepath.Join(w.cache, kind, key)
 	if readEntry(dir, entry) != nil {
 		return dir, false
 	}
 	now := time.Now()
-	_ = os.Chtimes(dir, now, now) // used now
+	_ = os.Chtimes(dir, now, now) // marks it as used now
 	return dir, true
 }
 
@@ -222,7 +222,7 @@ func readEntry(dir string, entry any) error {
 	return json.Unmarshal(text, entry)
 }
 
-// writeEntry describes the folder dir; with its description an entry is whole.
+// writeEntry writes the description of the directory dir. An entry is complete when it has its description.
 func writeEntry(dir string, entry any) error {
 	text, err := json.MarshalIndent(entry, "", "  ")
 	if err != nil {
@@ -231,7 +231,7 @@ func writeEntry(dir string, entry any) error {
 	return diskError(os.WriteFile(filepath.Join(dir, "entry.json"), append(text, '\n'), 0o644), dir)
 }
 
-// keep moves a finished folder into the cache and drops the oldest entries beyond limit.
+// keep moves a finished directory into the cache and removes the oldest entries above limit.
 func (w *workspace) keep(made, kind, key string, limit int) (string, error) {
 	parent := filepath.Join(w.cache, kind)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -263,7 +263,7 @@ func (w *workspace) keep(made, kind, key string, limit int) (string, error) {
 	return dir, nil
 }
 
-// linkOrCopy makes target the same file as source, or a copy where they are on different file systems.
+// linkOrCopy makes target a hard link to source, or a copy if they are on different file systems.
 func linkOrCopy(source, target string) error {
 	_ = os.Remove(target)
 	if os.Link(source, target) == nil {
@@ -289,7 +289,7 @@ func copyFile(source, target string) error {
 	return nil
 }
 
-// diskError adds to a full disk's error where it is full and how to make room.
+// diskError adds to the error of a full disk which disk it is and how to make room.
 func diskError(err error, dir string) error {
 	if err == nil || !(errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
 		return err

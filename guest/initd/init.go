@@ -1,5 +1,5 @@
-// Package initd is a guest's first process: from the initrd it loads modules, mounts the read-only root under
-// a writable layer in memory, moves into it, and then keeps the guest agent running and reaps orphans.
+// Package initd is a guest's first process. In the initrd it loads modules, mounts the read-only root under a writable
+// layer in memory, and switches to that root. Then it supervises the guest agent and reaps orphans.
 package initd
 
 import (
@@ -14,20 +14,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program is where the guest program lies once the root is mounted.
+// Program is the path of the guest program after the root is mounted.
 const Program = "/run/watari/watari-guest"
 
-// ModulesLoaded is a file that is there once every module is loaded that could be.
+// Launcher is where watari-guest-rsh lies then, by which MPI's launchers reach other guests, and LauncherInitrd where it
+// lies in the initrd.
+const (
+	Launcher       = Program + "-rsh"
+	LauncherInitrd = "/watari/watari-guest-rsh"
+)
+
+// ModulesLoaded is a file that is created after all modules have been loaded or have failed to load.
 const ModulesLoaded = "/run/watari/modules-loaded"
 
-// Providers is the folder in which libfabric finds PM (FI_PROVIDER_PATH), where the image brings it, and
-// ProvidersInitrd where it lies in the initrd.
+// Providers is the directory in which libfabric finds PM (FI_PROVIDER_PATH), if the image has PM. ProvidersInitrd is
+// the same directory in the initrd.
 const (
 	Providers       = "/run/watari/libfabric"
 	ProvidersInitrd = "/watari/libfabric"
 )
 
-// newRoot is where the root is put together in the initrd.
+// newRoot is the directory of the initrd in which the root is mounted.
 const newRoot = "/watari/root"
 
 // say prints a progress line on the console.
@@ -37,8 +44,8 @@ func say(format string, args ...any) {
 	fmt.Printf("watari: %d.%03d: %s\n", up.Sec, up.Nsec/1e6, fmt.Sprintf(format, args...))
 }
 
-// Run boots the guest. It is called as process 1 and does not return. A failure is told on the console, which
-// stays readable.
+// Run boots the guest. It must be process 1 and does not return. It prints a failure on the console and then waits, so
+// that the console stays readable.
 func Run() {
 	late, err := boot()
 	if err != nil {
@@ -57,7 +64,7 @@ func Run() {
 	supervise()
 }
 
-// boot brings the guest to where the agent can run, and returns modules that are still to be loaded.
+// boot boots the guest until the agent can run. It returns the modules that remain to be loaded.
 func boot() ([]module, error) {
 	os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	for _, m := range []mount{
@@ -94,7 +101,7 @@ func boot() ([]module, error) {
 	return later, nil
 }
 
-// openConsole makes the console standard input, output and error, where the kernel has not done so.
+// openConsole makes the console standard input, output and error, in case the kernel has not.
 func openConsole() {
 	fd, err := unix.Open("/dev/console", unix.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -108,7 +115,7 @@ func openConsole() {
 	}
 }
 
-// arguments are those of the kernel command line that are ours.
+// arguments are Watari's arguments of the kernel command line.
 type arguments struct {
 	root, rootType string
 }
@@ -131,7 +138,7 @@ func mountRoot(a arguments) error {
 	if a.root == "" {
 		return fmt.Errorf("kernel arguments have no watari.root=DEVICE")
 	}
-	if err := await(a.root, 10*time.Second); err != nil {
+	if err := waitForFile(a.root, 10*time.Second); err != nil {
 		return fmt.Errorf("wait for root device: %w", err)
 	}
 	types := []string{a.rootType}
@@ -159,8 +166,8 @@ func mountRoot(a arguments) error {
 		"lowerdir=/watari/image,upperdir=/watari/layer/upper,workdir=/watari/layer/work"}.do()
 }
 
-// await waits until a file is there.
-func await(path string, limit time.Duration) error {
+// waitForFile waits until a file exists.
+func waitForFile(path string, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; time.Sleep(2 * time.Millisecond) {
 		_, err := os.Stat(path)
 		if err == nil || time.Now().After(deadline) {
@@ -169,7 +176,8 @@ func await(path string, limit time.Duration) error {
 	}
 }
 
-// switchRoot makes newRoot the root, with the kernel's file systems in it and this program at Program.
+// switchRoot makes newRoot the root. It moves the kernel's file systems there and binds the guest's programs below
+// /run/watari.
 func switchRoot() error {
 	for _, directory := range []string{"/proc", "/sys", "/dev"} {
 		if err := (mount{directory, newRoot + directory, "", unix.MS_MOVE, ""}).do(); err != nil {
@@ -186,8 +194,11 @@ func switchRoot() error {
 			return err
 		}
 	}
-	if err := moveProgram(newRoot + Program); err != nil {
+	if err := moveProgram("/init", newRoot+Program); err != nil {
 		return fmt.Errorf("move guest program into the root: %w", err)
+	}
+	if err := moveProgram(LauncherInitrd, newRoot+Launcher); err != nil {
+		return fmt.Errorf("move the launchers' program into the root: %w", err)
 	}
 	if err := moveProviders(newRoot + Providers); err != nil {
 		return fmt.Errorf("move PM into the root: %w", err)
@@ -204,8 +215,8 @@ func switchRoot() error {
 	return os.Chdir("/")
 }
 
-// moveProgram makes this program appear at path without copying it: its memory is the initrd's.
-func moveProgram(path string) error {
+// moveProgram binds a program of the initrd to path. It is not copied: its memory stays that of the initrd.
+func moveProgram(program, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -214,10 +225,10 @@ func moveProgram(path string) error {
 		return err
 	}
 	file.Close()
-	return mount{"/init", path, "", unix.MS_BIND, ""}.do()
+	return mount{program, path, "", unix.MS_BIND, ""}.do()
 }
 
-// moveProviders makes the initrd's folder with PM appear at path, where there is one.
+// moveProviders binds the initrd's directory with PM to path, if there is one.
 func moveProviders(path string) error {
 	if _, err := os.Stat(ProvidersInitrd); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -228,7 +239,7 @@ func moveProviders(path string) error {
 	return mount{ProvidersInitrd, path, "", unix.MS_BIND, ""}.do()
 }
 
-// mount is one call of mount(2).
+// mount describes one call of mount(2).
 type mount struct {
 	source, target, kind string
 	flags                uintptr
@@ -247,25 +258,25 @@ func (m mount) do() error {
 	return nil
 }
 
-// tune sets what MPI programs need of the kernel. What a kernel lacks is left out.
+// tune sets kernel parameters for MPI programs. Parameters that the kernel does not have are skipped.
 func tune() {
 	for path, value := range map[string]string{
-		"kernel/yama/ptrace_scope":           "0",            // ranks copy out of each other's memory (CMA)
-		"kernel/modprobe":                    "",             // modules come from the initrd; there is no use in looking for others
-		"kernel/panic":                       "1",            // a dead guest is seen by its host, a hanging one is not
+		"kernel/yama/ptrace_scope":           "0",            // lets ranks copy from each other's memory (CMA)
+		"kernel/modprobe":                    "",             // all modules come from the initrd, so modprobe is useless
+		"kernel/panic":                       "1",            // the host notices a guest that reboots, not one that hangs
 		"net/core/rmem_max":                  "16777216",     // bytes
 		"net/core/wmem_max":                  "16777216",     // bytes
-		"net/ipv4/ping_group_range":          "0 2147483647", // anyone may ping
+		"net/ipv4/ping_group_range":          "0 2147483647", // lets all users ping
 		"net/ipv4/tcp_slow_start_after_idle": "0",            // ranks compute between messages
-		"fs/leases-enable":                   "0",            // the shared home's server hands out no delegations
+		"fs/leases-enable":                   "0",            // keeps the server of the shared home from granting delegations
 	} {
 		os.WriteFile(filepath.Join("/proc/sys", path), []byte(value), 0)
 	}
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 65536, Max: 1 << 20})
 	unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	unix.Sethostname([]byte("watari"))
-	os.Symlink(Program, "/usr/bin/watari-guest") // where launchers find it, also the daemons they start
-	os.Symlink(Program, Program+"-rsh")          // for launchers that call a program without arguments of its own
+	os.Symlink(Program, "/usr/bin/watari-guest") // for launchers and the daemons that they start
+	os.Symlink(Launcher, "/usr/bin/watari-guest-rsh")
 	os.Symlink("/proc/self/fd", "/dev/fd")
 	os.Symlink("/proc/self/fd/0", "/dev/stdin")
 	os.Symlink("/proc/self/fd/1", "/dev/stdout")

@@ -1,8 +1,8 @@
 package initd
 
-// Modules are the kernel modules a guest needs until its root is mounted and the host is answered, in the
-// order in which they are best loaded. Names are those of modinfo (with underscores). One that the kernel has
-// built in, or does not have at all, is left out when an image is built.
+// Modules are the kernel modules that a guest needs until its root is mounted and the host gets an answer, in the best
+// order of loading. Names are those of modinfo (with underscores). An image leaves out modules that its kernel has
+// built in or does not have.
 var Modules = []string{
 	"virtio_pci",
 	"virtio_blk",
@@ -13,8 +13,8 @@ var Modules = []string{
 	"virtio_net",
 }
 
-// LateModules are loaded while the guest agent already answers. They and their dependencies come after all of
-// Modules in /watari/modules.
+// LateModules are loaded while the guest agent already answers. They and their dependencies come after all of Modules
+// in /watari/modules.
 var LateModules = []string{
 	"virtio_rng",
 	"vmgenid",

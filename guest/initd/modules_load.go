@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modulesFile lists the initrd's modules, a path each, in load order.
+// modulesFile lists the paths of the initrd's modules in load order.
 const modulesFile = "/watari/modules"
 
-// module is an opened module file, which may be loaded after the initrd's files are out of reach.
+// module is an open module file. It can be loaded after the initrd is no longer accessible.
 type module struct {
 	name string
 	file *os.File
 }
 
-// moduleName is the module's name in a path such as /lib/modules/6.1/kernel/drivers/char/virtio-rng.ko.
+// moduleName returns the module's name from a path such as /lib/modules/6.1/kernel/drivers/char/virtio-rng.ko.
 func moduleName(path string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(filepath.Base(path), ".ko"), "-", "_")
 }
 
-// splitModules parts a list of paths after the last one that booting needs.
+// splitModules splits a list of paths after the last module that booting needs.
 func splitModules(paths []string) (early, late []string) {
 	needed := make(map[string]bool)
 	for _, name := range Modules {
@@ -40,7 +40,7 @@ func splitModules(paths []string) (early, late []string) {
 	return paths[:last], paths[last:]
 }
 
-// listModules reads the list of modules; without one the kernel is taken to have all it needs built in.
+// listModules reads the list of modules. If there is none, all needed modules are assumed to be built in.
 func listModules(path string) ([]string, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -59,7 +59,7 @@ func listModules(path string) ([]string, error) {
 	return paths, lines.Err()
 }
 
-// openModules opens module files and takes them out of the initrd, so that their memory is freed with them.
+// openModules opens the module files and deletes them from the initrd. Closing them then frees their memory.
 func openModules(paths []string) []module {
 	var modules []module
 	for _, path := range paths {
@@ -74,7 +74,7 @@ func openModules(paths []string) []module {
 	return modules
 }
 
-// load loads modules, says which ones failed, and closes their files. It returns how many are loaded.
+// load loads modules, prints those that fail, and closes their files. It returns the number of loaded modules.
 func load(modules []module) int {
 	loaded := 0
 	for _, m := range modules {

@@ -10,24 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// supervise keeps the agent running, reaps every process whose parent has died, and powers the guest off when
-// told to. The agent is a process of its own, so that waiting for its children is its own affair.
+// supervise keeps the agent running, reaps orphans, and powers the guest off on a signal. The agent is a separate
+// process so that it can wait for its own children.
 func supervise() {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGCHLD, unix.SIGTERM, unix.SIGINT, unix.SIGPWR, unix.SIGUSR1, unix.SIGUSR2)
 	agent := startAgent()
-	var again <-chan time.Time
+	var restart <-chan time.Time
 	for {
-		if agent == 0 && again == nil {
-			again = time.After(time.Second)
+		if agent == 0 && restart == nil {
+			restart = time.After(time.Second)
 		}
 		select {
 		case s := <-signals:
 			if s != unix.SIGCHLD {
 				powerOff(s)
 			}
-		case <-again:
-			again, agent = nil, startAgent()
+		case <-restart:
+			restart, agent = nil, startAgent()
 		}
 		for {
 			var status unix.WaitStatus
@@ -46,7 +46,7 @@ func supervise() {
 	}
 }
 
-// startAgent starts the guest agent and returns its process id, or 0.
+// startAgent starts the guest agent and returns its process id, or 0 on failure.
 func startAgent() int {
 	pid, err := syscall.ForkExec(Program, []string{"watari-guest", "agent"}, &syscall.ProcAttr{
 		Env:   os.Environ(),
@@ -61,7 +61,7 @@ func startAgent() int {
 	return pid
 }
 
-// powerOff ends all processes and turns the guest off.
+// powerOff ends all processes and powers the guest off.
 func powerOff(why os.Signal) {
 	say("powering off: %v", why)
 	unix.Kill(-1, unix.SIGTERM)

@@ -13,26 +13,25 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Client speaks HTTP/2 to a guest agent and opens a new session whenever the last one has ended. A request
-// that was under way when a session ended fails; whoever sent it may send it again. It is an
-// http.RoundTripper and, by Do, a connect.HTTPClient. Requests go to http://guest/.
+// Client speaks HTTP/2 to a guest agent. It opens a new session when a request needs one and there is none. If a
+// session ends, its requests fail; the caller may repeat them. Client is an http.RoundTripper and, by Do, a
+// connect.HTTPClient. Requests go to http://guest/.
 type Client struct {
-	transport *http2.Transport
-	patience  time.Duration // for a session to open
+	transport   *http2.Transport
+	dialTimeout time.Duration // for opening a session
 
 	mu      sync.Mutex
-	session net.Conn // the newest
+	session net.Conn // the latest
 }
 
-// NewClient makes a client; dial opens a session, with DialUnix for instance. It is called when a request
-// needs a session and there is none.
+// NewClient makes a client. It calls dial, for instance DialUnix, when a request needs a session and there is none.
 func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
-	c := &Client{patience: 10 * time.Second}
+	c := &Client{dialTimeout: 10 * time.Second}
 	c.transport = &http2.Transport{
 		AllowHTTP: true,
 		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) {
-			// All requests wait for this one's session, whatever their own deadlines.
-			ctx, cancel := context.WithTimeout(ctx, c.patience)
+			// Other requests wait for this session too, so its time limit must not depend on this request alone.
+			ctx, cancel := context.WithTimeout(ctx, c.dialTimeout)
 			defer cancel()
 			session, err := dial(ctx)
 			if err == nil {
@@ -42,7 +41,7 @@ func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
 			}
 			return session, err
 		},
-		// A second session would end the first.
+		// Never open a second session: it would end the first.
 		StrictMaxConcurrentStreams: true,
 		MaxReadFrameSize:           64 << 10,
 		DisableCompression:         true,
@@ -50,19 +49,19 @@ func NewClient(dial func(ctx context.Context) (net.Conn, error)) *Client {
 	return c
 }
 
-// RoundTrip sends one request; its host is of no matter.
+// RoundTrip sends one request. The host in the request's URL is ignored.
 func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	if request.URL.Scheme != "http" || request.URL.Host != "guest" {
 		request = request.Clone(request.Context())
-		request.URL.Scheme, request.URL.Host = "http", "guest" // one key in the transport's pool: one session
+		request.URL.Scheme, request.URL.Host = "http", "guest" // the same key in the transport's pool, so the same session
 	}
 	return EndingStreams{c.transport}.RoundTrip(request)
 }
 
-// EndingStreams is an HTTP/2 transport whose streams end with their connection. The transport waits for a read of a
-// request's body that is under way before it tells of a connection's end, and httputil.ReverseProxy gives it bodies
-// that cannot be closed: streams in both directions would hang for as long as their caller sends nothing. So such a
-// body is read by a goroutine of its own. A body of known length is not: nobody has to be waited for.
+// EndingStreams is an HTTP/2 transport whose streams end with their connection. When a connection ends, the standard
+// transport first waits for a pending read of the request's body, and httputil.ReverseProxy passes bodies that cannot
+// be closed. So a bidirectional stream would hang until its caller sends something. EndingStreams reads such bodies in
+// a separate goroutine. It does not do so for bodies of known length, which end by themselves.
 type EndingStreams struct{ http.RoundTripper }
 
 // RoundTrip sends one request.
@@ -74,28 +73,28 @@ func (t EndingStreams) RoundTrip(request *http.Request) (*http.Response, error) 
 	body := request.Body
 	go func() {
 		_, err := io.Copy(w, body)
-		w.CloseWithError(err) // nil is the end
+		w.CloseWithError(err) // nil means EOF
 	}()
 	request = request.Clone(request.Context())
-	request.Body = &bodyThatEnds{r, body}
+	request.Body = &closableBody{r, body}
 	answer, err := t.RoundTripper.RoundTrip(request)
 	if err != nil {
-		request.Body.Close() // the transport does not always, and the goroutine is to end
+		request.Body.Close() // the transport does not always close it, and the goroutine must end
 	}
 	return answer, err
 }
 
-type bodyThatEnds struct {
+type closableBody struct {
 	*io.PipeReader
 	from io.Closer
 }
 
-func (b *bodyThatEnds) Close() error { return errors.Join(b.PipeReader.Close(), b.from.Close()) }
+func (b *closableBody) Close() error { return errors.Join(b.PipeReader.Close(), b.from.Close()) }
 
-// Do is RoundTrip.
+// Do is the same as RoundTrip.
 func (c *Client) Do(request *http.Request) (*http.Response, error) { return c.RoundTrip(request) }
 
-// Close ends the session; requests under way fail. A later request opens a new one.
+// Close ends the session. Its requests fail. A later request opens a new session.
 func (c *Client) Close() error {
 	c.transport.CloseIdleConnections()
 	c.mu.Lock()

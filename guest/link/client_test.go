@@ -15,7 +15,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 )
 
-// silentBody never ends, and its close does not free its reader.
+// silentBody is a body that never ends. Closing it does not interrupt a read.
 type silentBody struct{ until <-chan struct{} }
 
 func (b silentBody) Read([]byte) (int, error) { <-b.until; return 0, io.EOF }
@@ -57,11 +57,11 @@ func TestAnswerEndsWithItsSessionThoughTheCallerSendsNothing(t *testing.T) {
 	}
 }
 
-// Connect takes a unary call's message back when the call has failed, and waits until nobody reads it any more.
+// When a unary call fails, Connect takes back the message, after it has waited until nobody reads it.
 func TestCallEndsWhenThereIsNoSession(t *testing.T) {
 	refused := errors.New("refused")
 	client := NewClient(func(context.Context) (net.Conn, error) {
-		time.Sleep(10 * time.Millisecond) // time for whoever reads the message to begin
+		time.Sleep(10 * time.Millisecond) // let the reader of the message begin
 		return nil, refused
 	})
 	ended := make(chan error, 1)
@@ -80,7 +80,7 @@ func TestCallEndsWhenThereIsNoSession(t *testing.T) {
 	}
 }
 
-// A call without a deadline opens the session, and the guest does not answer: others wait for that session, too.
+// A call without a deadline opens the session, and the guest does not answer. Other calls wait for that session, too.
 func TestCallDoesNotWaitForEverForAnothersSession(t *testing.T) {
 	dialing := make(chan struct{}, 10)
 	client := NewClient(func(ctx context.Context) (net.Conn, error) {
@@ -88,7 +88,7 @@ func TestCallDoesNotWaitForEverForAnothersSession(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	client.patience = 50 * time.Millisecond
+	client.dialTimeout = 50 * time.Millisecond
 	ended := make(chan error, 2)
 	call := func() {
 		request, _ := http.NewRequest(http.MethodGet, "http://guest/", nil)

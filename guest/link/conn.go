@@ -11,37 +11,38 @@ import (
 
 // Errors that end a session.
 var (
-	// ErrTakenOver: the host opened a newer session.
+	// ErrTakenOver means that the host opened a newer session.
 	ErrTakenOver = errors.New("link: session taken over by a newer one")
-	// ErrNoHost: the host's end of the channel is closed. A reader of the channel returns it once for each
-	// disconnection; its next Read waits for a new host.
+	// ErrNoHost means that the host's end of the channel is closed. Read on the channel returns it once for each
+	// disconnection; the next Read waits for a new host.
 	ErrNoHost = errors.New("link: no host at the other end of the channel")
-	// ErrSilent: the peer did not answer in time.
+	// ErrSilent means that the peer did not answer in time.
 	ErrSilent = errors.New("link: peer is silent")
-	// ErrUnknownSession: the guest does not know this session (it was restored, or started anew).
+	// ErrUnknownSession means that the guest does not know this session: the guest was restored, or its agent was
+	// restarted.
 	ErrUnknownSession = errors.New("link: session is unknown to the peer")
 )
 
-// windowSize is how many bytes may be on their way, unread or unacknowledged, in one direction.
+// windowSize is the number of bytes in one direction that may be in flight, unread or unacknowledged.
 const windowSize = 256 << 10
 
-// timing holds the protocol's times.
+// timing holds the protocol's time limits.
 type timing struct {
-	again    time.Duration // until unacknowledged bytes are sent again; doubled up to againMax
-	againMax time.Duration
-	ackDelay time.Duration // that an acknowledgement may wait for company
-	ping     time.Duration // between pings of an idle session; 0: none
-	dead     time.Duration // without an answer until the peer is held for dead
-	linger   time.Duration // that Close spends on sending what was written
+	resend      time.Duration // until unacknowledged bytes are sent again; doubled up to resendMax
+	resendMax   time.Duration
+	ackDelay    time.Duration // how long acknowledgements are delayed, to combine them
+	ping        time.Duration // between pings of an idle session; 0: no pings
+	peerTimeout time.Duration // how long the peer may not answer until it is considered dead
+	linger      time.Duration // how long Close goes on sending written bytes
 }
 
 var (
 	hostTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 2 * time.Second, 10 * time.Second, time.Second}
-	// The guest does not ping: an idle guest has nothing to do.
+	// The guest does not ping, so that an idle guest stays idle.
 	guestTiming = timing{400 * time.Millisecond, 3200 * time.Millisecond, 5 * time.Millisecond, 0, 30 * time.Second, time.Second}
 )
 
-// wire sends frames; senders take turns.
+// wire sends frames. Senders take turns.
 type wire struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -56,42 +57,42 @@ func (w *wire) send(f *frame) error {
 	return err
 }
 
-// conn is one end of a session. A goroutine (run) sends; whoever reads the wire calls handle.
+// conn is one end of a session. The goroutine run sends. The reader of the channel calls handle.
 type conn struct {
 	wire    *wire
 	session uint64
 	timing  timing
-	onEnd   func() // called once, with mu held, when the session is over
+	onEnd   func() // called once, with mu held, when the session ends
 	kick    chan struct{}
 
 	mu                 sync.Mutex
 	readable, writable *sync.Cond
-	err                error // why the session is over
+	err                error // why the session ended; nil while it is open
 	closing            bool  // Close was called
 	finBy              time.Time
 	eof                bool // the peer's FIN was reached
 
-	out       queue  // bytes from outBase on: sent and unacknowledged, then unsent
-	outBase   uint64 // offset of the first unacknowledged byte
-	outNext   uint64 // offset of the next byte to send
-	outMax    uint64 // offset after the highest byte ever sent
-	outLimit  uint64 // offset up to which the peer takes bytes
-	againAt   time.Time
-	againWait time.Duration
-	wentBack  time.Time
+	out         queue  // bytes from outBase on: first those sent but not acknowledged, then those not sent
+	outBase     uint64 // offset of the first unacknowledged byte
+	outNext     uint64 // offset of the next byte to send
+	outMax      uint64 // offset after the highest byte ever sent
+	outLimit    uint64 // offset up to which the peer accepts bytes
+	resendAt    time.Time
+	resendDelay time.Duration
+	lastResend  time.Time
 
 	in        queue
 	inNext    uint64
-	inFrom    time.Time // when the oldest unacknowledged bytes came
+	inFrom    time.Time // arrival of the oldest bytes that are not acknowledged
 	inUnacked int
-	inLimit   uint64 // offset up to which we said we take bytes
+	inLimit   uint64 // offset up to which we announced to accept bytes
 
-	sendNow   kind // a frame of no bytes to send at once (kindWelcome, kindPong, kindAck), or 0
-	sendAgain bool // with flagAgain
+	sendNow    kind // frame without payload to send at once (kindWelcome, kindPong, kindAck), or 0
+	wantResend bool // with flagResend
 
-	heard   time.Time // when the last frame came
-	pinged  time.Time // when the last ping was sent
-	waiting time.Time // since when an answer is awaited; zero: none is
+	lastHeard    time.Time // arrival of the last frame
+	lastPing     time.Time // time of the last ping
+	awaitedSince time.Time // since when we wait for an answer; zero: not waiting
 
 	readBy, writeBy deadline
 }
@@ -99,13 +100,13 @@ type conn struct {
 func newConn(w *wire, session uint64, t timing) *conn {
 	c := &conn{
 		wire: w, session: session, timing: t, kick: make(chan struct{}, 1),
-		outLimit: windowSize, inLimit: windowSize, againWait: t.again, heard: time.Now(), onEnd: func() {},
+		outLimit: windowSize, inLimit: windowSize, resendDelay: t.resend, lastHeard: time.Now(), onEnd: func() {},
 	}
 	c.readable, c.writable = sync.NewCond(&c.mu), sync.NewCond(&c.mu)
 	return c
 }
 
-// Read waits for bytes of the peer. It returns io.EOF once the peer has closed and all was read.
+// Read waits for bytes from the peer. It returns io.EOF when the peer has closed the session and all bytes are read.
 func (c *conn) Read(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +121,7 @@ func (c *conn) Read(b []byte) (int, error) {
 		case c.in.len() > 0:
 			n := c.in.peek(0, b)
 			c.in.drop(n)
-			// Tell the peer that there is room again, once it is worth a frame.
+			// Tell the peer about free space when it is worth a frame.
 			if free := c.inNext + c.room(); free-c.inLimit >= windowSize/4 {
 				c.sendSoon(kindAck)
 			}
@@ -134,7 +135,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	}
 }
 
-// Write queues bytes; it waits while a window of bytes is unacknowledged.
+// Write queues bytes. It waits while a full window of bytes is unacknowledged.
 func (c *conn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,21 +162,21 @@ func (c *conn) Write(b []byte) (int, error) {
 	}
 }
 
-// Close ends the session; what was written is still sent, for a second at most.
+// Close ends the session. Written bytes are still sent, for timing.linger at most.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closing {
 		c.closing = true
 		c.finBy = time.Now().Add(c.timing.linger)
-		time.AfterFunc(2*c.timing.linger, func() { c.end(net.ErrClosed) }) // run may be held up by a peer that does not read
+		time.AfterFunc(2*c.timing.linger, func() { c.end(net.ErrClosed) }) // run may be blocked by a peer that does not read
 		c.broadcast()
 		c.wake()
 	}
 	return nil
 }
 
-// end ends the session at once.
+// end ends the session immediately.
 func (c *conn) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +204,7 @@ func (c *conn) wake() {
 	}
 }
 
-// sendSoon asks run for a frame of no bytes; stronger ones stay.
+// sendSoon makes run send a frame without payload. A pending welcome or pong is not replaced.
 func (c *conn) sendSoon(k kind) {
 	if c.sendNow == 0 || c.sendNow == kindAck {
 		c.sendNow = k
@@ -211,7 +212,7 @@ func (c *conn) sendSoon(k kind) {
 	c.wake()
 }
 
-// room is how many more bytes can be taken from the peer.
+// room returns how many more bytes can be accepted from the peer.
 func (c *conn) room() uint64 { return uint64(windowSize - c.in.len()) }
 
 // address is the net.Addr of both ends.
@@ -241,7 +242,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// deadline wakes the waiters of a condition when its time has come.
+// deadline wakes the waiters of a condition variable when its time comes.
 type deadline struct {
 	at    time.Time
 	timer *time.Timer
@@ -249,7 +250,7 @@ type deadline struct {
 
 func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
 
-// set is called with mu held.
+// set sets the deadline. The caller holds mu.
 func (d *deadline) set(t time.Time, mu *sync.Mutex, cond *sync.Cond) {
 	if d.timer != nil {
 		d.timer.Stop()

@@ -1,6 +1,6 @@
-// Package link carries one reliable byte stream between a host and a guest over a channel that loses, garbles
-// and cuts bytes: a virtio-serial port, whose bytes in flight vanish when the guest is migrated or restored.
-// The protocol is written down in docs/design/guest.md.
+// Package link carries one reliable byte stream between a host and a guest over a channel that may lose, garble and cut
+// bytes: a virtio-serial port, whose bytes in flight vanish when the guest is migrated or restored.
+// docs/design/guest.md specifies the protocol.
 package link
 
 import (
@@ -11,37 +11,38 @@ import (
 	"sync"
 )
 
-// kind says what a frame is for.
+// kind is the type of a frame.
 type kind uint8
 
 const (
-	kindHello   kind = iota + 1 // host: let us have this session; repeated until answered
-	kindWelcome                 // guest: we have it
-	kindData                    // bytes of the stream from seq on
-	kindAck                     // nothing but the acknowledgement that every frame carries
-	kindPing                    // are you there? answered by kindPong
+	kindHello   kind = iota + 1 // from the host: open this session; repeated until answered
+	kindWelcome                 // from the guest: the session is open
+	kindData                    // payload: bytes of the stream from seq on
+	kindAck                     // only the acknowledgement, which every frame carries
+	kindPing                    // asks for kindPong
 	kindPong
-	kindFin   // no more bytes after seq
-	kindReset // I know nothing of this session
+	kindFin   // the stream ends at seq
+	kindReset // the session is unknown
 )
 
-// flagAgain asks for everything from ack on to be sent again: something after it was lost.
-const flagAgain = 1
+// flagResend asks the peer to resend everything from ack on, because bytes after ack were lost.
+const flagResend = 1
 
 const (
 	headerSize = 44
-	// maxFrame keeps a frame within one 16 KiB buffer, which the guest's kernel allocates for each write.
+	// maxFrame makes a frame fit into one 16 KiB buffer, which the guest's kernel allocates for each write.
 	maxFrame   = 16 << 10
 	maxPayload = maxFrame - headerSize
 )
 
 var magic = []byte("WtL1")
 
-// castagnoli is made when it is needed: under emulation that takes long, and `watari-guest rsh` does not.
+// castagnoli is computed on first use: it takes long under emulation, and not every use of the program needs it.
 var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
-// frame is one unit on the wire. seq and ack count bytes of the stream: seq is the offset of payload's first
-// byte, ack the offset of the first byte the sender has not had. window is how many bytes after ack it takes.
+// frame is one unit on the wire. seq and ack are offsets in the byte streams. seq is the offset of payload's first
+// byte. ack is the offset of the first byte that the sender has not received. window is the number of bytes after ack
+// that the sender accepts.
 type frame struct {
 	kind    kind
 	flags   uint8
@@ -52,7 +53,7 @@ type frame struct {
 	payload []byte
 }
 
-// encode appends f's wire form to b.
+// encode appends f's encoded form to b.
 func (f *frame) encode(b []byte) []byte {
 	start := len(b)
 	b = append(b, magic...)
@@ -67,7 +68,7 @@ func (f *frame) encode(b []byte) []byte {
 	return append(b, f.payload...)
 }
 
-// decoder finds frames in a byte stream and skips what is none.
+// decoder finds frames in a byte stream and skips other bytes.
 type decoder struct {
 	r          io.Reader
 	buf        []byte
@@ -79,11 +80,11 @@ func newDecoder(r io.Reader) *decoder {
 	return &decoder{r: r, buf: make([]byte, 4*maxFrame)}
 }
 
-// reset forgets bytes that were read but not used: the stream begins anew.
+// reset discards buffered bytes, because a new stream begins.
 func (d *decoder) reset() { d.start, d.end, d.skipped = 0, 0, false }
 
-// next returns the next whole frame; its payload is good until the next call. garbled says that bytes before
-// it were no frame.
+// next returns the next complete frame. Its payload is valid until the next call. garbled means that bytes before it
+// were not a frame.
 func (d *decoder) next() (f frame, garbled bool, err error) {
 	for {
 		if f, ok := d.parse(); ok {
@@ -102,7 +103,7 @@ func (d *decoder) next() (f frame, garbled bool, err error) {
 	}
 }
 
-// parse takes a whole frame off the buffer, or reports that more bytes are needed.
+// parse removes a complete frame from the buffer, or reports that it needs more bytes.
 func (d *decoder) parse() (frame, bool) {
 	for {
 		if d.start == d.end {

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// listener is the guest's end of a channel: it has at most one session at a time, the newest.
+// listener is the guest's end of a channel. It has at most one session, the newest.
 type listener struct {
 	channel  io.ReadWriteCloser
 	wire     *wire
 	timing   timing
 	sessions chan *conn
-	unknown  chan uint64 // session to be reset
+	unknown  chan uint64 // session for which a reset is to be sent
 }
 
 func newListener(channel io.ReadWriteCloser, t timing) *listener {
@@ -29,7 +29,7 @@ func newListener(channel io.ReadWriteCloser, t timing) *listener {
 	}
 }
 
-// run takes frames off the channel until it ends or ctx is over.
+// run reads frames from the channel until the channel or ctx ends.
 func (l *listener) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { l.channel.Close() })
 	defer stop()
@@ -82,7 +82,7 @@ func (l *listener) run(ctx context.Context) error {
 	}
 }
 
-// reset answers frames of unknown sessions, apart from reading, which must never wait for a write.
+// reset answers frames of unknown sessions. It is a separate goroutine because the reader must never wait for a write.
 func (l *listener) reset() {
 	for session := range l.unknown {
 		if err := l.wire.send(&frame{kind: kindReset, session: session}); err != nil {
@@ -91,10 +91,10 @@ func (l *listener) reset() {
 	}
 }
 
-// over says that the session has ended at this end.
+// over reports whether the session has ended at this end.
 func (c *conn) over() bool { return c.reason() != nil }
 
-// reason is why the session has ended, or nil.
+// reason returns why the session has ended, or nil.
 func (c *conn) reason() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,8 +107,8 @@ func (c *conn) welcome() {
 	c.sendSoon(kindWelcome)
 }
 
-// Serve serves HTTP/2 (prior knowledge, no TLS) to the host over the channel that open gives, session after
-// session, until ctx is over. A channel that ends is opened again.
+// Serve serves HTTP/2 (prior knowledge, no TLS) to the host over the channel that open returns, session after session,
+// until ctx ends. If the channel ends, Serve opens it again.
 func Serve(ctx context.Context, open func() (io.ReadWriteCloser, error), handler http.Handler) error {
 	return serve(ctx, open, handler, guestTiming)
 }
@@ -132,7 +132,7 @@ func serve(ctx context.Context, open func() (io.ReadWriteCloser, error), handler
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(t.again / 4):
+		case <-time.After(t.resend / 4):
 		}
 	}
 }
@@ -143,7 +143,7 @@ func serveSession(ctx context.Context, c net.Conn, handler http.Handler) {
 	server.ServeConn(c, &http2.ServeConnOpts{Context: ctx, Handler: handler, BaseConfig: &http.Server{Protocols: http2Only()}})
 }
 
-// http2Only is HTTP/2 without TLS.
+// http2Only returns the protocols of a server with HTTP/2 without TLS.
 func http2Only() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// heldPipe is a channel whose other end stops reading.
+// heldPipe is a channel whose other end stops reading when hold is closed.
 type heldPipe struct {
 	net.Conn
-	hold   chan struct{} // closed: it does
+	hold   chan struct{}
 	closed chan struct{}
 	once   sync.Once
 }
@@ -33,7 +33,7 @@ func (p *heldPipe) Close() error {
 	return p.Conn.Close()
 }
 
-// held opens a session to a guest that then stops reading, though bytes are under way to it.
+// held opens a session to a guest that then stops reading while bytes are sent to it.
 func held(t *testing.T, timing timing) (net.Conn, *heldPipe) {
 	guestEnd, hostEnd := net.Pipe()
 	pipe := &heldPipe{Conn: hostEnd, hold: make(chan struct{}), closed: make(chan struct{})}
@@ -53,7 +53,7 @@ func held(t *testing.T, timing timing) (net.Conn, *heldPipe) {
 
 func TestPeerThatDoesNotReadIsSilent(t *testing.T) {
 	timing := quick
-	timing.dead = 100 * time.Millisecond
+	timing.peerTimeout = 100 * time.Millisecond
 	h, pipe := held(t, timing)
 	h.SetReadDeadline(time.Now().Add(5 * time.Second))
 	if _, err := h.Read(make([]byte, 1)); !errors.Is(err, ErrSilent) {
@@ -68,7 +68,7 @@ func TestPeerThatDoesNotReadIsSilent(t *testing.T) {
 
 func TestCloseClosesTheChannelToAPeerThatDoesNotRead(t *testing.T) {
 	timing := quick
-	timing.dead, timing.linger = time.Hour, 50*time.Millisecond
+	timing.peerTimeout, timing.linger = time.Hour, 50*time.Millisecond
 	h, pipe := held(t, timing)
 	h.Close()
 	select {

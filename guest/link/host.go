@@ -10,14 +10,13 @@ import (
 	"time"
 )
 
-// Dial opens a session over a channel to a guest, which it owns from then on: closing the session, or its end,
-// closes the channel. It repeats its greeting until the guest answers or ctx is over; a session that the guest
-// had before ends.
+// Dial opens a session over a channel to a guest. It takes ownership of the channel, which is closed when the session
+// ends. It sends hello frames until the guest answers or ctx ends. An earlier session of the guest ends.
 func Dial(ctx context.Context, channel io.ReadWriteCloser) (net.Conn, error) {
 	return dial(ctx, channel, hostTiming)
 }
 
-// DialUnix opens a session through the Unix socket of a guest's channel, as QEMU makes it.
+// DialUnix opens a session through the Unix socket that QEMU makes for a guest's channel.
 func DialUnix(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	channel, err := d.DialContext(ctx, "unix", path)
@@ -38,7 +37,7 @@ func dial(ctx context.Context, channel io.ReadWriteCloser, t timing) (net.Conn, 
 		close(ended)
 	}
 	go readHost(c, channel, welcome)
-	// A write to the channel may block while the guest does not read, so greeting is not done here.
+	// A write to the channel may block while the guest does not read, so a separate goroutine greets.
 	done := make(chan struct{})
 	go greet(c, done)
 	defer close(done)
@@ -54,12 +53,12 @@ func dial(ctx context.Context, channel io.ReadWriteCloser, t timing) (net.Conn, 
 	}
 }
 
-// greet sends greetings, at growing intervals, until done.
+// greet sends hello frames, at growing intervals, until done is closed.
 func greet(c *conn, done <-chan struct{}) {
-	for wait := c.timing.again / 4; ; wait = min(2*wait, 5*c.timing.again/2) {
+	for wait := c.timing.resend / 4; ; wait = min(2*wait, 5*c.timing.resend/2) {
 		hello := frame{kind: kindHello, session: c.session, window: windowSize}
 		if err := c.wire.send(&hello); err != nil {
-			return // readHost sees the end of the channel, too
+			return // readHost notices the end of the channel, too
 		}
 		select {
 		case <-done:
@@ -69,7 +68,7 @@ func greet(c *conn, done <-chan struct{}) {
 	}
 }
 
-// readHost takes frames off the channel until it ends.
+// readHost reads frames from the channel until it ends.
 func readHost(c *conn, channel io.Reader, welcome chan struct{}) {
 	d := newDecoder(channel)
 	welcomed := false
@@ -80,11 +79,11 @@ func readHost(c *conn, channel io.Reader, welcome chan struct{}) {
 			return
 		}
 		if f.session != c.session || f.kind == kindHello {
-			continue // of an earlier session
+			continue // a frame of an earlier session
 		}
 		if !welcomed {
 			if f.kind == kindReset {
-				continue // the guest lost the greeting; another one follows
+				continue // the guest has not received a hello yet; another one follows
 			}
 			welcomed = true
 			close(welcome)

@@ -20,7 +20,7 @@ import (
 // quick is a timing for tests.
 var quick = timing{5 * time.Millisecond, 40 * time.Millisecond, time.Millisecond, 50 * time.Millisecond, 5 * time.Second, time.Second}
 
-// badPipe is a channel that harms the first chunks that pass through it.
+// badPipe is a channel that damages the first chunks that pass through it.
 type badPipe struct {
 	io.Reader
 	io.Writer
@@ -29,18 +29,18 @@ type badPipe struct {
 
 func (p *badPipe) Close() error { p.close(); return nil }
 
-// harm says what becomes of one chunk.
+// harm is what happens to one chunk.
 type harm struct {
 	kind string // "", drop, garble, cut, repeat
 	at   float64
 }
 
-// badPipes makes the two ends of a channel.
+// badPipes returns the two ends of a channel.
 func badPipes(toGuest, toHost []harm) (host, guest *badPipe) {
 	hr, hw := io.Pipe()
 	gr, gw := io.Pipe()
-	lr, lw := io.Pipe() // what the guest reads
-	mr, mw := io.Pipe() // what the host reads
+	lr, lw := io.Pipe() // read by the guest
+	mr, mw := io.Pipe() // read by the host
 	go pump(hr, lw, toGuest)
 	go pump(gr, mw, toHost)
 	all := func() {
@@ -164,7 +164,7 @@ func TestDecoderFindsFramesInNoise(t *testing.T) {
 func TestNewSessionTakesOver(t *testing.T) {
 	guestEnd, hostEnd := net.Pipe()
 	first, old, l := connect(t, hostEnd, guestEnd)
-	// The first host is gone without a word; a second one greets over the same channel.
+	// The first host disappears without a message; a second one greets over the same channel.
 	_ = first
 	go func() {
 		for {
@@ -197,7 +197,7 @@ func TestUnknownSessionEndsAtTheHost(t *testing.T) {
 func TestSilentPeerEndsTheSession(t *testing.T) {
 	guestEnd, hostEnd := net.Pipe()
 	quick := quick
-	quick.dead = 200 * time.Millisecond
+	quick.peerTimeout = 200 * time.Millisecond
 	l := newListener(guestEnd, quick)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -293,7 +293,7 @@ func TestClientOpensANewSessionWhenOneEnds(t *testing.T) {
 	}
 	for range 3 {
 		err := get()
-		for err != nil && ctx.Err() == nil { // the request that meets the session's end fails
+		for err != nil && ctx.Err() == nil { // a request in progress fails when the session ends
 			err = get()
 		}
 		if err != nil {

@@ -15,19 +15,19 @@ import (
 // PortName is the name of the virtio-serial port between host and guest agent.
 const PortName = "org.watari.guest.0"
 
-// Port is a guest's end of a virtio-serial port. While no host is connected a read of the device gives no
-// bytes at once, and poll reports a hang-up all the time; the runtime's edge-triggered poller wakes only when
-// that changes, so waiting for a host costs nothing.
+// Port is the guest's end of a virtio-serial port. While no host is connected, a read of the device returns no bytes
+// immediately, and poll reports a hang-up all the time. The runtime's poller is edge-triggered and wakes only on a
+// change, so waiting for a host costs nothing.
 type Port struct {
 	file *os.File
 	raw  syscall.RawConn
-	had  bool // there was a host since the last ErrNoHost
+	had  bool // a host was connected since the last ErrNoHost
 }
 
-// OpenPort opens the virtio-serial port of that name, whether or not a host is connected to it.
+// OpenPort opens the virtio-serial port of that name. A host need not be connected.
 func OpenPort(name string) (*Port, error) {
 	path := filepath.Join("/dev/virtio-ports", name)
-	if _, err := os.Stat(path); err != nil { // without udev there are no names
+	if _, err := os.Stat(path); err != nil { // without udev there are no names in /dev
 		if path, err = findPort(name); err != nil {
 			return nil, err
 		}
@@ -43,7 +43,7 @@ func OpenPort(name string) (*Port, error) {
 	return &Port{file: file, raw: raw, had: true}, nil
 }
 
-// findPort finds a port's device in sysfs.
+// findPort finds a port's device by its name in sysfs.
 func findPort(name string) (string, error) {
 	names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 	if err != nil {
@@ -57,7 +57,7 @@ func findPort(name string) (string, error) {
 	return "", fmt.Errorf("no virtio-serial port %s among the %d that are there", name, len(names))
 }
 
-// Read waits for bytes. It returns ErrNoHost when the host has gone, once; the next Read waits for a new host.
+// Read waits for bytes. It returns ErrNoHost once when the host has disconnected; the next Read waits for a new host.
 func (p *Port) Read(b []byte) (n int, err error) {
 	waitErr := p.raw.Read(func(fd uintptr) bool {
 		for {
@@ -65,7 +65,7 @@ func (p *Port) Read(b []byte) (n int, err error) {
 			switch {
 			case err == unix.EINTR:
 				continue
-			case err == unix.EAGAIN: // a host is there, bytes are not
+			case err == unix.EAGAIN: // a host is connected but has sent no bytes
 				p.had = true
 				return false
 			case err == nil && n == 0 && !p.had:
@@ -89,8 +89,8 @@ func (p *Port) Read(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Write writes all of b; it waits while no host is connected or the host does not read.
+// Write writes all of b. It waits while no host is connected or the host does not read.
 func (p *Port) Write(b []byte) (int, error) { return p.file.Write(b) }
 
-// Close closes the port; readers and writers return.
+// Close closes the port. Pending reads and writes return.
 func (p *Port) Close() error { return p.file.Close() }

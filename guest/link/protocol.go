@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// ackEvery is how many bytes are taken before an acknowledgement is sent without delay.
+// ackEvery is the number of received bytes after which an acknowledgement is sent without delay.
 const ackEvery = windowSize / 4
 
-// handle takes in a frame of this session. garbled says that bytes before it were lost.
+// handle processes a frame of this session. garbled means that bytes before it were lost.
 func (c *conn) handle(f frame, garbled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -17,10 +17,10 @@ func (c *conn) handle(f frame, garbled bool) {
 		return
 	}
 	now := time.Now()
-	c.heard, c.waiting = now, time.Time{}
+	c.lastHeard, c.awaitedSince = now, time.Time{}
 	c.acknowledged(f, now)
 	if garbled {
-		c.askAgain()
+		c.requestResend()
 	}
 	switch f.kind {
 	case kindData:
@@ -32,14 +32,14 @@ func (c *conn) handle(f frame, garbled bool) {
 			c.eof = true
 			c.broadcast()
 		} else if f.seq > c.inNext {
-			c.askAgain()
+			c.requestResend()
 		}
 	case kindReset:
 		c.endLocked(ErrUnknownSession)
 	}
 }
 
-// acknowledged takes in what a frame says of the bytes we sent.
+// acknowledged processes a frame's acknowledgement of the bytes that we sent.
 func (c *conn) acknowledged(f frame, now time.Time) {
 	if f.ack < c.outBase || f.ack > c.outMax || f.kind == kindHello || f.kind == kindWelcome {
 		return
@@ -48,32 +48,32 @@ func (c *conn) acknowledged(f frame, now time.Time) {
 		c.out.drop(int(f.ack - c.outBase))
 		c.outBase = f.ack
 		c.outNext = max(c.outNext, c.outBase)
-		c.againWait, c.againAt = c.timing.again, time.Time{}
+		c.resendDelay, c.resendAt = c.timing.resend, time.Time{}
 		if c.outNext > c.outBase {
-			c.againAt = now.Add(c.againWait)
+			c.resendAt = now.Add(c.resendDelay)
 		}
 		c.writable.Broadcast()
 	}
 	c.outLimit = f.ack + uint64(f.window)
-	if f.flags&flagAgain != 0 && c.outNext > c.outBase && now.Sub(c.wentBack) > c.timing.again/8 {
-		c.outNext, c.wentBack = c.outBase, now
+	if f.flags&flagResend != 0 && c.outNext > c.outBase && now.Sub(c.lastResend) > c.timing.resend/8 {
+		c.outNext, c.lastResend = c.outBase, now
 	}
 	c.wake()
 }
 
-// received takes in a frame's bytes.
+// received processes a frame's payload.
 func (c *conn) received(f frame, now time.Time) {
 	switch end := f.seq + uint64(len(f.payload)); {
 	case f.seq > c.inNext:
-		c.askAgain()
+		c.requestResend()
 		return
-	case end <= c.inNext: // had before: its acknowledgement was lost
+	case end <= c.inNext: // received before: the acknowledgement was lost
 		c.sendSoon(kindAck)
 		return
 	}
 	b := f.payload[c.inNext-f.seq:]
 	if uint64(len(b)) > c.room() {
-		return // the peer broke the window; it will send them again
+		return // the peer exceeded the window; it will resend the bytes
 	}
 	c.in.push(b)
 	c.inNext += uint64(len(b))
@@ -87,12 +87,12 @@ func (c *conn) received(f frame, now time.Time) {
 	c.wake()
 }
 
-func (c *conn) askAgain() {
-	c.sendAgain = true
+func (c *conn) requestResend() {
+	c.wantResend = true
 	c.sendSoon(kindAck)
 }
 
-// run sends until the session is over.
+// run sends frames until the session ends.
 func (c *conn) run() {
 	payload := make([]byte, maxPayload)
 	timer := time.NewTimer(time.Hour)
@@ -106,8 +106,8 @@ func (c *conn) run() {
 		c.mu.Unlock()
 		switch {
 		case send:
-			// A peer that does not read holds the write up, and next would not notice its silence.
-			held := time.AfterFunc(c.timing.dead, func() { c.end(ErrSilent) })
+			// The write blocks if the peer does not read. next would not notice the silence then, so a timer does.
+			held := time.AfterFunc(c.timing.peerTimeout, func() { c.end(ErrSilent) })
 			err := c.wire.send(&f)
 			held.Stop()
 			if err != nil {
@@ -128,65 +128,65 @@ func (c *conn) run() {
 	}
 }
 
-// next decides what is to be sent now.
+// next returns the frame to send now, if any.
 func (c *conn) next(now time.Time, payload []byte) (frame, bool) {
 	if c.err != nil {
 		return frame{}, false
 	}
-	if c.timing.dead > 0 && !c.waiting.IsZero() && now.Sub(c.waiting) >= c.timing.dead {
+	if c.timing.peerTimeout > 0 && !c.awaitedSince.IsZero() && now.Sub(c.awaitedSince) >= c.timing.peerTimeout {
 		c.endLocked(ErrSilent)
 		return frame{}, false
 	}
-	if c.sendNow == kindWelcome || c.sendNow == kindPong || c.sendAgain {
-		return c.bare(c.sendNow), true
+	if c.sendNow == kindWelcome || c.sendNow == kindPong || c.wantResend {
+		return c.newFrame(c.sendNow), true
 	}
 	if c.closing && (c.out.len() == 0 || !now.Before(c.finBy)) {
-		return c.bare(kindFin), true
+		return c.newFrame(kindFin), true
 	}
-	expired := !c.againAt.IsZero() && !now.Before(c.againAt)
+	expired := !c.resendAt.IsZero() && !now.Before(c.resendAt)
 	if expired {
 		c.outNext = c.outBase
-		c.againWait = min(2*c.againWait, c.timing.againMax)
-		c.againAt = time.Time{}
+		c.resendDelay = min(2*c.resendDelay, c.timing.resendMax)
+		c.resendAt = time.Time{}
 	}
 	unsent := c.outBase + uint64(c.out.len()) - c.outNext
 	if unsent > 0 {
-		if c.againAt.IsZero() {
-			c.againAt = now.Add(c.againWait)
+		if c.resendAt.IsZero() {
+			c.resendAt = now.Add(c.resendDelay)
 		}
-		c.await(now)
+		c.awaitAnswer(now)
 		if n := min(unsent, maxPayload, c.outLimit-min(c.outLimit, c.outNext)); n > 0 {
-			f := c.bare(kindData)
+			f := c.newFrame(kindData)
 			f.seq = c.outNext
 			f.payload = payload[:c.out.peek(int(c.outNext-c.outBase), payload[:n])]
 			c.outNext += n
 			c.outMax = max(c.outMax, c.outNext)
 			return f, true
 		}
-		if expired { // the peer takes none: ask whether that still holds
-			return c.bare(kindPing), true
+		if expired { // the peer's window is full: ask for its current window
+			return c.newFrame(kindPing), true
 		}
 	}
 	if c.sendNow == kindAck || c.inUnacked > 0 && now.Sub(c.inFrom) >= c.timing.ackDelay {
-		return c.bare(kindAck), true
+		return c.newFrame(kindAck), true
 	}
-	if p := c.timing.ping; p > 0 && now.Sub(c.heard) >= p && now.Sub(c.pinged) >= p {
-		c.pinged = now
-		c.await(now)
-		return c.bare(kindPing), true
+	if p := c.timing.ping; p > 0 && now.Sub(c.lastHeard) >= p && now.Sub(c.lastPing) >= p {
+		c.lastPing = now
+		c.awaitAnswer(now)
+		return c.newFrame(kindPing), true
 	}
 	return frame{}, false
 }
 
-// await notes that an answer is awaited from now on, unless one is already.
-func (c *conn) await(now time.Time) {
-	if c.waiting.IsZero() {
-		c.waiting = now
+// awaitAnswer starts the time limit for the peer's answer, unless it runs already.
+func (c *conn) awaitAnswer(now time.Time) {
+	if c.awaitedSince.IsZero() {
+		c.awaitedSince = now
 	}
 }
 
-// bare makes a frame of no bytes, which acknowledges what was had.
-func (c *conn) bare(k kind) frame {
+// newFrame returns a frame without payload, which acknowledges all received bytes.
+func (c *conn) newFrame(k kind) frame {
 	f := frame{kind: k, session: c.session, seq: c.outNext, ack: c.inNext, window: uint32(c.room())}
 	if f.kind == 0 {
 		f.kind = kindAck
@@ -194,19 +194,19 @@ func (c *conn) bare(k kind) frame {
 	if f.kind == kindFin {
 		f.seq = c.outBase + uint64(c.out.len())
 	}
-	if c.sendAgain {
-		f.flags |= flagAgain
+	if c.wantResend {
+		f.flags |= flagResend
 	}
 	if c.sendNow == k || c.sendNow == kindAck {
 		c.sendNow = 0
 	}
-	c.sendAgain = false
+	c.wantResend = false
 	c.inUnacked = 0
 	c.inLimit = c.inNext + c.room()
 	return f
 }
 
-// nextWake says when next is to be asked again though nothing happened.
+// nextWake returns when next must be called again if nothing else happens.
 func (c *conn) nextWake(now time.Time) time.Duration {
 	wake := now.Add(time.Hour)
 	sooner := func(t time.Time) {
@@ -214,8 +214,8 @@ func (c *conn) nextWake(now time.Time) time.Duration {
 			wake = t
 		}
 	}
-	if !c.againAt.IsZero() {
-		sooner(c.againAt)
+	if !c.resendAt.IsZero() {
+		sooner(c.resendAt)
 	}
 	if c.inUnacked > 0 {
 		sooner(c.inFrom.Add(c.timing.ackDelay))
@@ -224,19 +224,19 @@ func (c *conn) nextWake(now time.Time) time.Duration {
 		sooner(c.finBy)
 	}
 	if p := c.timing.ping; p > 0 {
-		last := c.heard
-		if c.pinged.After(last) {
-			last = c.pinged
+		last := c.lastHeard
+		if c.lastPing.After(last) {
+			last = c.lastPing
 		}
 		sooner(last.Add(p))
 	}
-	if !c.waiting.IsZero() && c.timing.dead > 0 {
-		sooner(c.waiting.Add(c.timing.dead))
+	if !c.awaitedSince.IsZero() && c.timing.peerTimeout > 0 {
+		sooner(c.awaitedSince.Add(c.timing.peerTimeout))
 	}
 	return max(wake.Sub(now), time.Millisecond)
 }
 
-// eofIsUnexpected turns the end of the channel into an error that says so.
+// eofIsUnexpected converts the end of the channel to io.ErrUnexpectedEOF.
 func eofIsUnexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -16,10 +16,10 @@ func (q *queue) push(b []byte) {
 	q.buf = append(q.buf, b...)
 }
 
-// peek copies bytes from offset on into b.
+// peek copies bytes from offset on to b.
 func (q *queue) peek(offset int, b []byte) int { return copy(b, q.buf[q.head+offset:]) }
 
-// drop takes n bytes off the front; an empty queue gives its memory back where it had grown large.
+// drop removes n bytes from the front. When the queue becomes empty, drop releases memory that has grown large.
 func (q *queue) drop(n int) {
 	q.head += n
 	if q.head == len(q.buf) {

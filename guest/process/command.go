@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// command prepares the command and its streams. The files returned are the child's and to be closed once it
-// is started, or not.
+// command prepares the command and its streams. The files that it returns are the child's; the caller closes them after
+// the start, successful or not.
 func (p *Process) command() (*exec.Cmd, []*os.File, error) {
 	who, err := findAccount(p.request.GetUser())
 	if err != nil {
@@ -51,13 +51,13 @@ func (p *Process) command() (*exec.Cmd, []*os.File, error) {
 	return command, files, err
 }
 
-// openTerminal gives the command a terminal; its output is stdout.
+// openTerminal gives the command a terminal. The terminal's output goes to stdout.
 func (p *Process) openTerminal(command *exec.Cmd) ([]*os.File, error) {
 	master, slave, err := pty.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open terminal: %w", err)
 	}
-	if master, err = waitless(master); err != nil {
+	if master, err = pollable(master); err != nil {
 		return []*os.File{slave}, fmt.Errorf("open terminal: %w", err)
 	}
 	p.terminal, p.input = master, master
@@ -71,9 +71,9 @@ func (p *Process) openTerminal(command *exec.Cmd) ([]*os.File, error) {
 	return []*os.File{slave}, nil
 }
 
-// waitless is the same terminal, whose reads and writes end when it is closed. As the library opens it they do not: what
-// a daemon holds open would stay open here, too.
-func waitless(terminal *os.File) (*os.File, error) {
+// pollable returns the same terminal in non-blocking mode, so that closing it ends pending reads and writes. As the
+// library opens it, a read would block as long as a daemon holds the terminal open.
+func pollable(terminal *os.File) (*os.File, error) {
 	defer terminal.Close()
 	fd, err := unix.FcntlInt(terminal.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -86,7 +86,7 @@ func waitless(terminal *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), terminal.Name()), nil
 }
 
-// openPipes gives the command pipes, and /dev/null for input where none will come.
+// openPipes gives the command pipes, and /dev/null as its input if it takes none.
 func (p *Process) openPipes(command *exec.Cmd) (child []*os.File, err error) {
 	for _, stream := range []struct {
 		to  *output
@@ -114,7 +114,7 @@ func (p *Process) openPipes(command *exec.Cmd) (child []*os.File, err error) {
 	return child, nil
 }
 
-// lookPath finds an executable as a shell in the given directory and environment would.
+// lookPath finds an executable as a shell does in that directory and environment.
 func lookPath(name, directory string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		path := name
@@ -142,7 +142,7 @@ func lookPath(name, directory string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, exec.ErrNotFound)
 }
 
-// dedupe keeps the last of each variable.
+// dedupe keeps only the last value of each variable.
 func dedupe(env []string) []string {
 	last := make(map[string]int)
 	for i, e := range env {

@@ -12,22 +12,22 @@ import (
 )
 
 const (
-	// outputLimit is how many bytes of one stream are kept; older ones are dropped, dropStep at a time.
+	// outputLimit is how many bytes of one stream are kept. Older bytes are dropped, in steps of dropStep.
 	outputLimit = 64 << 20
 	dropStep    = 4 << 20
-	// spare is how many bytes output leaves on its file system, on which the guest's identity is kept, too.
-	spare = 4 << 20
-	// pageSize is what a hole's ends have to be multiples of to give memory back.
+	// reservedSpace is how many bytes output leaves free on its file system, which also holds the guest's identity.
+	reservedSpace = 4 << 20
+	// pageSize is the alignment that the ends of a hole need to free memory.
 	pageSize = 4096
 )
 
-// output keeps one stream of a process in a file whose offsets are those of the stream: what is dropped
-// becomes a hole, which takes no memory.
+// output stores one stream of a process in a file. File offsets equal stream offsets: dropped bytes become a hole,
+// which takes no memory.
 type output struct {
 	mu      sync.Mutex
 	file    *os.File
 	size    uint64        // bytes written by the process
-	kept    uint64        // offset of the first byte that is still there
+	kept    uint64        // offset of the first byte that is not dropped
 	limit   uint64        // bytes
 	closed  bool          // the process will write no more
 	changed chan struct{} // closed and replaced when size or closed changes
@@ -41,7 +41,7 @@ func newOutput(path string) (*output, error) {
 	return &output{file: file, limit: outputLimit, changed: make(chan struct{})}, nil
 }
 
-// reopenOutput finds a stream whose process has ended.
+// reopenOutput opens the stream of a process that has ended.
 func reopenOutput(path string) (*output, error) {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -53,21 +53,21 @@ func reopenOutput(path string) (*output, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	o.size = uint64(info.Size())
-	// What was dropped is a hole at the beginning.
+	// Dropped bytes are a hole at the beginning.
 	if kept, err := file.Seek(0, unix.SEEK_DATA); err == nil {
 		o.kept = uint64(kept)
-	} else if errors.Is(err, unix.ENXIO) { // there is nothing else
+	} else if errors.Is(err, unix.ENXIO) { // the whole file is a hole
 		o.kept = o.size
 	}
 	return o, nil
 }
 
-// Write appends bytes. Where there is no memory for them older ones are dropped, and at last they themselves: an
-// error would end the program that writes them.
+// Write appends bytes. If memory is short, it drops older bytes, and if that is not enough, the new ones. It does not
+// return an error for that: an error would end the program that writes.
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	defer o.tell()
+	defer o.wakeReaders()
 	for done := 0; ; {
 		n, err := o.append(b[done:])
 		done += n
@@ -92,19 +92,19 @@ func (o *output) Write(b []byte) (int, error) {
 	}
 }
 
-// append writes bytes where that leaves room for others.
+// append writes bytes if enough space remains free afterwards.
 func (o *output) append(b []byte) (int, error) {
 	var s unix.Statfs_t
 	if err := unix.Fstatfs(int(o.file.Fd()), &s); err == nil && s.Blocks > 0 {
 		size := uint64(s.Bsize)
-		if s.Bavail*size < uint64(len(b))+min(s.Blocks*size/8, spare) {
+		if s.Bavail*size < uint64(len(b))+min(s.Blocks*size/8, reservedSpace) {
 			return 0, unix.ENOSPC
 		}
 	}
 	return o.file.WriteAt(b, int64(o.size))
 }
 
-// drop gives back the memory of what is kept before an offset; mu is held.
+// drop frees the memory of bytes before an offset. The caller holds mu.
 func (o *output) drop(before uint64) error {
 	before = min(before, o.size)
 	if err := unix.Fallocate(int(o.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(o.kept), int64(before-o.kept)); err != nil {
@@ -114,19 +114,19 @@ func (o *output) drop(before uint64) error {
 	return nil
 }
 
-// tell wakes readers; mu is held.
-func (o *output) tell() {
+// wakeReaders wakes readers. The caller holds mu.
+func (o *output) wakeReaders() {
 	close(o.changed)
 	o.changed = make(chan struct{})
 }
 
-// end says that there will be no more bytes.
+// end marks the end of the stream.
 func (o *output) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.closed {
 		o.closed = true
-		o.tell()
+		o.wakeReaders()
 	}
 }
 
@@ -136,9 +136,9 @@ func (o *output) bytes() uint64 {
 	return o.size
 }
 
-// read waits for bytes from offset on and copies them to b. Where bytes there were dropped, a note says so and
-// reading goes on behind them: from is the offset of b's first byte in the stream, next the offset to read
-// from then. It returns io.EOF when the stream has ended.
+// read waits for bytes from offset on and copies them to b. If bytes at offset were dropped, read returns a note
+// instead, and the next read continues behind them. from is the offset of b's first byte in the stream. next is the
+// offset for the next read. At the end of the stream, read returns io.EOF.
 func (o *output) read(ctx context.Context, offset uint64, b []byte) (n int, from, next uint64, err error) {
 	for {
 		o.mu.Lock()
@@ -147,7 +147,7 @@ func (o *output) read(ctx context.Context, offset uint64, b []byte) (n int, from
 			o.mu.Unlock()
 			note := fmt.Sprintf("\n[watari: %d bytes of output were dropped here]\n", kept-offset)
 			n = copy(b, note)
-			// The note stands for bytes that end where the kept ones begin.
+			// Choose from so that the note ends where the kept bytes begin.
 			return n, kept - min(kept, uint64(n)), kept, nil
 		}
 		if offset < size {
@@ -170,7 +170,7 @@ func (o *output) read(ctx context.Context, offset uint64, b []byte) (n int, from
 	}
 }
 
-// remove gives the file's memory back.
+// remove deletes the file and so frees its memory.
 func (o *output) remove() {
 	o.end()
 	o.mu.Lock()

@@ -32,7 +32,7 @@ func TestAFullMemoryDropsOutputAndEndsNoProgram(t *testing.T) {
 	}
 	write("last\n")
 	read := func() string {
-		o.closed = true // for now: there is no more to wait for
+		o.closed = true // makes read return at the end
 		defer func() { o.closed = false }()
 		return all(t, o.read, 0)
 	}
@@ -44,7 +44,7 @@ func TestAFullMemoryDropsOutputAndEndsNoProgram(t *testing.T) {
 		t.Errorf("output leaves no room for others: %v", err)
 	}
 
-	// Others take all there is: what is written meanwhile is lost, and no more.
+	// Other files take all the space. What is written meanwhile is lost, but nothing else.
 	o.file.Truncate(0)
 	other := filepath.Join(directory, "other")
 	os.WriteFile(other, bytes.Repeat([]byte("y"), 1<<20), 0o600)

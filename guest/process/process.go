@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// drainGrace is how long output is awaited after a process has ended: a child that it left behind may
-	// hold the streams open for ever.
+	// drainGrace is how long the output is awaited after a process has ended: a surviving child may keep the streams
+	// open forever.
 	drainGrace = 300 * time.Millisecond
-	// forgetGrace is how long an ended process's group may take after SIGTERM until SIGKILL.
+	// forgetGrace is the time between SIGTERM and SIGKILL for the group of a process that is to end.
 	forgetGrace = 2 * time.Second
 )
 
 // Process is one process of a table.
 type Process struct {
 	request        *v1.StartProcessRequest
-	directory      string // of its output
+	directory      string // directory of its output
 	stdout, stderr *output
 	started        time.Time
-	launched       chan struct{} // closed when it was started, or could not be; input, terminal and pid are set then
-	done           chan struct{} // closed when it has ended and the result below is there
+	launched       chan struct{} // closed when the start has succeeded or failed; input, terminal and pid are set then
+	done           chan struct{} // closed when it has ended and the result below is set
 
-	input       *os.File      // nil: the process takes none
-	inputTurn   chan struct{} // held by whoever writes input; guards inputOffset and inputOver
+	input       *os.File      // nil: the process takes no input
+	inputLock   chan struct{} // lock of the writer of input; protects inputOffset and inputOver
 	inputOffset uint64
 	inputOver   bool
-	terminal    *os.File // nil: none
+	terminal    *os.File // nil: no terminal
 	readers     sync.WaitGroup
 
 	mu       sync.Mutex
@@ -52,7 +52,7 @@ type Process struct {
 	hold     *time.Timer
 }
 
-// launch starts the command; where that fails the process has ended with a message.
+// launch starts the command. If that fails, the process counts as ended, with a message.
 func (p *Process) launch() {
 	defer close(p.launched)
 	command, child, err := p.command()
@@ -74,14 +74,14 @@ func (p *Process) launch() {
 	p.mu.Lock()
 	p.pid = pid
 	p.mu.Unlock()
-	// Programs are what memory may be taken from, the agent is not.
+	// The kernel may kill programs when memory is short, but not the agent.
 	os.WriteFile(filepath.Join("/proc", strconv.Itoa(pid), "oom_score_adj"), []byte("0"), 0)
 	p.save()
-	p.holdAgain()
+	p.startHold()
 	go p.wait(command)
 }
 
-// startFailure is the exit code and message of a command that was not executed, as a shell's.
+// startFailure returns the exit code and message of a command that could not be executed, as a shell does.
 func startFailure(err error) (int32, string) {
 	code := int32(126)
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
@@ -90,10 +90,10 @@ func startFailure(err error) (int32, string) {
 	return code, err.Error()
 }
 
-// copyOutput keeps what comes from a stream until nothing holds it open any more.
+// copyOutput copies a stream to its output until no process holds the stream open.
 func (p *Process) copyOutput(from *os.File, to *output) {
 	p.readers.Go(func() {
-		io.Copy(to, from) // a terminal's end is EIO
+		io.Copy(to, from) // a terminal ends with EIO
 		if from != p.terminal {
 			from.Close()
 		}
@@ -101,7 +101,7 @@ func (p *Process) copyOutput(from *os.File, to *output) {
 	})
 }
 
-// wait waits for the process's end.
+// wait waits until the process has ended.
 func (p *Process) wait(command *exec.Cmd) {
 	command.Wait()
 	drained := make(chan struct{})
@@ -120,7 +120,7 @@ func (p *Process) wait(command *exec.Cmd) {
 	p.finish(exitCode(command.ProcessState), "")
 }
 
-// exitCode is a process's exit code, 128+n where signal n ended it.
+// exitCode returns a process's exit code; it is 128+n if signal n ended the process.
 func exitCode(state *os.ProcessState) int32 {
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return 128 + int32(status.Signal())
@@ -141,7 +141,7 @@ func (p *Process) finish(code int32, message string) {
 	close(p.done)
 }
 
-// Describe says how the process is.
+// Describe returns the current state of the process.
 func (p *Process) Describe() *v1.Process {
 	d := &v1.Process{
 		Id: p.request.GetId(), Command: p.request.GetCommand(), Started: timestamppb.New(p.started),
@@ -156,7 +156,7 @@ func (p *Process) Describe() *v1.Process {
 	return d
 }
 
-// Signal sends a signal to the process's group. A process that has ended is not an error.
+// Signal sends a signal to the process's group. It is not an error if the process has ended.
 func (p *Process) Signal(signal int32) error {
 	if signal < 1 || signal > 64 {
 		return fmt.Errorf("%w: signal %d", ErrInvalid, signal)
@@ -173,7 +173,7 @@ func (p *Process) Signal(signal int32) error {
 	return nil
 }
 
-// kill ends the process with SIGTERM, and with SIGKILL where that takes too long, and waits for its end.
+// kill ends the process with SIGTERM and, if that takes longer than grace, with SIGKILL. It waits for the end.
 func (p *Process) kill(grace time.Duration) {
 	p.Signal(int32(unix.SIGTERM))
 	select {
@@ -185,10 +185,10 @@ func (p *Process) kill(grace time.Duration) {
 	<-p.done
 }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Attach counts a caller as attached until it calls the function returned.
+// Attach counts a caller as attached until the caller calls detach.
 func (p *Process) Attach() (detach func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,12 +200,12 @@ func (p *Process) Attach() (detach func()) {
 		p.mu.Lock()
 		p.attached--
 		p.mu.Unlock()
-		p.holdAgain()
+		p.startHold()
 	})
 }
 
-// holdAgain ends the process after its hold time, unless someone attaches before.
-func (p *Process) holdAgain() {
+// startHold ends the process after its hold time, unless a caller attaches before.
+func (p *Process) startHold() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.request.GetHoldSeconds() == 0 || p.attached > 0 || p.pid == 0 {
@@ -217,7 +217,7 @@ func (p *Process) holdAgain() {
 	p.hold = time.AfterFunc(time.Duration(p.request.GetHoldSeconds())*time.Second, func() { p.kill(forgetGrace) })
 }
 
-// ReadStdout and ReadStderr wait for bytes from an offset on; see output.read.
+// ReadStdout waits for bytes of standard output from an offset on; see output.read.
 func (p *Process) ReadStdout(ctx context.Context, offset uint64, b []byte) (n int, from, next uint64, err error) {
 	return p.stdout.read(ctx, offset, b)
 }
@@ -227,9 +227,9 @@ func (p *Process) ReadStderr(ctx context.Context, offset uint64, b []byte) (n in
 	return p.stderr.read(ctx, offset, b)
 }
 
-// Input gives the process bytes of its input from an offset on; bytes that it had before are skipped. It
-// waits while the process does not read. It returns the offset after what the process was given. Input to a
-// process that takes none (any more) is dropped.
+// Input writes bytes to the process's input. offset is the position of b in the stream; bytes that were written before
+// are skipped. Input waits while the process does not read. It returns the offset after the last byte. If the process
+// takes no input (any more), the bytes are dropped.
 func (p *Process) Input(ctx context.Context, offset uint64, b []byte) (uint64, error) {
 	select {
 	case <-p.launched:
@@ -237,8 +237,8 @@ func (p *Process) Input(ctx context.Context, offset uint64, b []byte) (uint64, e
 		return 0, ctx.Err()
 	}
 	select {
-	case p.inputTurn <- struct{}{}:
-		defer func() { <-p.inputTurn }()
+	case p.inputLock <- struct{}{}:
+		defer func() { <-p.inputLock }()
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
@@ -259,11 +259,11 @@ func (p *Process) Input(ctx context.Context, offset uint64, b []byte) (uint64, e
 	return p.inputOffset, nil
 }
 
-// CloseInput ends the process's input. A terminal is told by an end-of-file character.
+// CloseInput ends the process's input. On a terminal it writes an end-of-file character.
 func (p *Process) CloseInput() {
 	<-p.launched
-	p.inputTurn <- struct{}{}
-	defer func() { <-p.inputTurn }()
+	p.inputLock <- struct{}{}
+	defer func() { <-p.inputLock }()
 	switch {
 	case p.input == nil || p.inputOver:
 	case p.input == p.terminal:
@@ -274,14 +274,14 @@ func (p *Process) CloseInput() {
 	}
 }
 
-// closeInput releases whoever writes input to a process that has ended.
+// closeInput unblocks a writer of input after the process has ended.
 func (p *Process) closeInput() {
 	if p.input != nil && p.input != p.terminal {
 		p.input.Close()
 	}
 }
 
-// Resize changes the terminal's size, where there is a terminal.
+// Resize changes the size of the terminal, if there is one.
 func (p *Process) Resize(rows, columns uint32) {
 	<-p.launched
 	p.resize(rows, columns)
@@ -289,7 +289,7 @@ func (p *Process) Resize(rows, columns uint32) {
 
 func (p *Process) resize(rows, columns uint32) {
 	if p.terminal != nil && rows > 0 && columns > 0 {
-		raw, err := p.terminal.SyscallConn() // Fd would have its reads wait for good
+		raw, err := p.terminal.SyscallConn() // Fd would make the file blocking
 		if err != nil {
 			return
 		}

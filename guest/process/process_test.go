@@ -52,7 +52,7 @@ func ended(t *testing.T, p *Process) *v1.Process {
 	}
 }
 
-// all reads a stream to its end.
+// all reads a stream until its end.
 func all(t *testing.T, read func(context.Context, uint64, []byte) (int, uint64, uint64, error), offset uint64) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -136,7 +136,7 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 	}
 }
 
-// waitFor waits until stdout begins so.
+// waitFor waits until stdout begins with want.
 func waitFor(t *testing.T, p *Process, want string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

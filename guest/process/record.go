@@ -1,7 +1,7 @@
 package process
 
-// record.go - what is kept of each process beside its output, for an agent that is started anew: the processes of the
-// one before it have lost their streams with it. They are ended, and their ends reported.
+// record.go - the record of each process, kept beside its output. After a restart of the agent, the processes of the
+// earlier agent have lost their streams. The new agent ends them and reports their ends.
 
 import (
 	"encoding/json"
@@ -18,20 +18,20 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// lostMessage is what is said of a process whose agent was ended under it.
-const lostMessage = "the guest agent was ended and started anew, and the program with it"
+// lostMessage is the message of a process whose agent ended before it.
+const lostMessage = "the guest agent was restarted, which ended the program"
 
 type record struct {
 	Request  []byte // protobuf
 	PID      int
-	Born     uint64 // clock ticks after boot, which tells it from a later process of that number
+	Born     uint64 // start, in clock ticks after boot; tells it from a later process with the same id
 	Started  time.Time
-	Ended    time.Time // zero: it runs
+	Ended    time.Time // zero: it is running
 	ExitCode int32
 	Message  string
 }
 
-// save keeps the process's record. Without one its end would go unreported after a crash of the agent, no more.
+// save writes the process's record. If that fails, the only loss is that a crash of the agent hides the process's end.
 func (p *Process) save() {
 	request, err := proto.Marshal(p.request)
 	if err != nil {
@@ -53,7 +53,7 @@ func (p *Process) save() {
 	}
 }
 
-// takeOver takes up what a table before this one left in the directory.
+// takeOver adopts the processes that an earlier table left in the directory.
 func (t *Table) takeOver() error {
 	entries, err := os.ReadDir(t.directory)
 	if err != nil {
@@ -62,7 +62,7 @@ func (t *Table) takeOver() error {
 	for _, entry := range entries {
 		directory := filepath.Join(t.directory, entry.Name())
 		p, err := reopen(directory)
-		if err != nil { // it was being started or forgotten
+		if err != nil { // the process was being started or forgotten
 			if err := os.RemoveAll(directory); err != nil {
 				return fmt.Errorf("take over processes: %w", err)
 			}
@@ -73,7 +73,7 @@ func (t *Table) takeOver() error {
 	return nil
 }
 
-// reopen makes a process that has ended of what is kept of it. If it runs, it is ended first.
+// reopen returns an ended process from its record. If the process is still running, reopen kills it first.
 func reopen(directory string) (*Process, error) {
 	text, err := os.ReadFile(filepath.Join(directory, "record"))
 	if err != nil {
@@ -85,7 +85,7 @@ func reopen(directory string) (*Process, error) {
 	}
 	p := &Process{
 		request: &v1.StartProcessRequest{}, directory: directory, started: r.Started, done: make(chan struct{}),
-		launched: make(chan struct{}), inputTurn: make(chan struct{}, 1), exitCode: r.ExitCode, message: r.Message, ended: r.Ended,
+		launched: make(chan struct{}), inputLock: make(chan struct{}, 1), exitCode: r.ExitCode, message: r.Message, ended: r.Ended,
 	}
 	if err := proto.Unmarshal(r.Request, p.request); err != nil {
 		return nil, err
@@ -106,13 +106,13 @@ func reopen(directory string) (*Process, error) {
 	return p, nil
 }
 
-// killSession ends all processes of the session that a process began, whether it is still there itself or not.
+// killSession kills all processes of the session that the process leader began, even if leader itself has ended.
 func killSession(leader int, born uint64) {
 	if leader == 0 {
 		return
 	}
 	if _, now, err := sessionOf(leader); err == nil && now != born {
-		return // another process has its number, which it could not while one of the session was left
+		return // another process has this id, so no process of the session is left
 	}
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, path := range processes {
@@ -123,13 +123,13 @@ func killSession(leader int, born uint64) {
 	}
 }
 
-// sessionOf is a process's session and when it began, in clock ticks after boot (proc(5), stat).
+// sessionOf returns a process's session and its start time in clock ticks after boot (proc(5), stat).
 func sessionOf(pid int) (session int, born uint64, err error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0, 0, err
 	}
-	// The name, in brackets, may hold anything; the third field follows it.
+	// The name, in brackets, may contain anything. The third field follows it.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) < 20 {
 		return 0, 0, fmt.Errorf("unexpected %s", text)

@@ -16,7 +16,7 @@ func TestATableThatIsMadeAnewReportsWhatWasLost(t *testing.T) {
 	}
 	whole := start(t, before, shell("whole", "echo done; exit 3"))
 	ended(t, whole)
-	// A child in a group of its own, as launchers make them.
+	// A child in its own process group, as launchers make them.
 	lost := start(t, before, shell("lost", "set -m; sleep 100 & echo $!; wait"))
 	deadline := time.Now().Add(5 * time.Second)
 	for lost.Describe().GetStdoutBytes() == 0 && time.Now().Before(deadline) {

@@ -1,5 +1,5 @@
-// Package process keeps a guest's table of processes: each is started once under an identifier, its output is
-// kept in memory files that can be read from any offset, and it is signalled as a group.
+// Package process keeps a guest's table of processes. Each process is started once under an identifier. Its output is
+// kept in files in memory and can be read from any offset. Signals go to its process group.
 package process
 
 import (
@@ -16,7 +16,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Errors that callers turn into codes.
+// Errors that callers convert to codes.
 var (
 	ErrNotFound = errors.New("no such process")
 	ErrInvalid  = errors.New("invalid request")
@@ -33,8 +33,8 @@ type Table struct {
 	processes map[string]*Process
 }
 
-// NewTable makes a table that keeps output in a directory, which ought to be on a memory file system. Processes of a
-// table that was there before, in a program that has died, are ended and kept as such.
+// NewTable makes a table that keeps output in a directory, which should be on a memory file system. Processes that an
+// earlier table left there, in a program that has died, are ended and kept as ended processes.
 func NewTable(directory string) (*Table, error) {
 	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return nil, fmt.Errorf("make room for process output: %w", err)
@@ -43,8 +43,8 @@ func NewTable(directory string) (*Table, error) {
 	return t, t.takeOver()
 }
 
-// Start starts a process, or finds it where the identifier is taken by an equal request. A command that cannot
-// be executed makes a process that has ended, with exit code 127 or 126 and a message, as a shell would.
+// Start starts a process, or returns the existing one if the identifier has an equal request. If the command cannot be
+// executed, the result is an ended process with exit code 127 or 126 and a message, as in a shell.
 func (t *Table) Start(request *v1.StartProcessRequest) (*Process, error) {
 	if !validID.MatchString(request.GetId()) {
 		return nil, fmt.Errorf("%w: process id %q: want 1 to 64 of [a-zA-Z0-9._-]", ErrInvalid, request.GetId())
@@ -57,13 +57,13 @@ func (t *Table) Start(request *v1.StartProcessRequest) (*Process, error) {
 		return nil, err
 	}
 	if fresh {
-		p.launch() // may wait for a home whose server is away; the table must not
+		p.launch() // may wait for the server of the home directory, so not under the table's lock
 	}
 	<-p.launched
 	return p, nil
 }
 
-// enter finds the process of a request, or makes one that is to be launched.
+// enter returns the process of a request, or makes one that the caller must launch.
 func (t *Table) enter(request *v1.StartProcessRequest) (p *Process, fresh bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +81,7 @@ func (t *Table) enter(request *v1.StartProcessRequest) (p *Process, fresh bool, 
 	return p, true, nil
 }
 
-// prepare makes a process with room for its output; t.mu is held.
+// prepare makes a process and its output files. The caller holds t.mu.
 func (t *Table) prepare(request *v1.StartProcessRequest) (*Process, error) {
 	directory := filepath.Join(t.directory, request.GetId())
 	if err := os.Mkdir(directory, 0o700); err != nil {
@@ -89,7 +89,7 @@ func (t *Table) prepare(request *v1.StartProcessRequest) (*Process, error) {
 	}
 	p := &Process{
 		request: request, directory: directory, started: time.Now(), done: make(chan struct{}),
-		launched: make(chan struct{}), inputTurn: make(chan struct{}, 1),
+		launched: make(chan struct{}), inputLock: make(chan struct{}, 1),
 	}
 	var err error
 	if p.stdout, err = newOutput(filepath.Join(directory, "stdout")); err != nil {
@@ -102,7 +102,7 @@ func (t *Table) prepare(request *v1.StartProcessRequest) (*Process, error) {
 	return p, nil
 }
 
-// Get finds a process.
+// Get returns a process.
 func (t *Table) Get(id string) (*Process, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -112,7 +112,7 @@ func (t *Table) Get(id string) (*Process, error) {
 	return nil, fmt.Errorf("%w: %s", ErrNotFound, id)
 }
 
-// List describes all processes, the oldest first.
+// List describes all processes, oldest first.
 func (t *Table) List() []*v1.Process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,7 +126,7 @@ func (t *Table) List() []*v1.Process {
 	return list
 }
 
-// Forget ends a process where it still runs, and drops its output. Forgetting what is not there is no error.
+// Forget ends a process if it is running, and deletes its output. An unknown id is not an error.
 func (t *Table) Forget(id string) {
 	t.mu.Lock()
 	p := t.processes[id]

@@ -9,10 +9,10 @@ import (
 	"syscall"
 )
 
-// account is whom a process runs as.
+// account is the user that a process runs as.
 type account struct {
 	name, home, shell string
-	credential        *syscall.Credential // nil: whoever we are
+	credential        *syscall.Credential // nil: our own
 }
 
 const (
@@ -20,14 +20,14 @@ const (
 	userPath = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
 )
 
-// findAccount looks a user up, with the groups it is a member of.
+// findAccount looks up a user and the user's groups.
 func findAccount(name string) (account, error) {
 	if name == "" {
 		name = "root"
 	}
 	u, err := user.Lookup(name)
 	if err != nil {
-		if name == "root" { // an image may do without /etc/passwd
+		if name == "root" { // an image may have no /etc/passwd
 			return account{name: "root", home: "/root", shell: "/bin/sh"}, nil
 		}
 		return account{}, fmt.Errorf("run as user %s: %w", name, err)
@@ -57,7 +57,7 @@ func findAccount(name string) (account, error) {
 	return a, nil
 }
 
-// shellOf reads a user's shell, which os/user leaves out.
+// shellOf returns a user's shell, which os/user does not provide.
 func shellOf(name string) string {
 	b, _ := os.ReadFile("/etc/passwd")
 	for line := range strings.Lines(string(b)) {
@@ -68,7 +68,7 @@ func shellOf(name string) string {
 	return "/bin/sh"
 }
 
-// environment is what a process starts with; what the caller asks for comes last and wins.
+// environment returns the environment of a process. The caller's variables come last and override the others.
 func (a account) environment(directory string, tty bool, extra []string) []string {
 	path := userPath
 	if a.name == "root" {
@@ -84,7 +84,7 @@ func (a account) environment(directory string, tty bool, extra []string) []strin
 	return append(env, extra...)
 }
 
-// makeDirectory makes a directory, where it is missing, with its missing parents; they are given to the user.
+// makeDirectory makes a directory and its parents if they do not exist. The user owns the new directories.
 func (a account) makeDirectory(path string) error {
 	if info, err := os.Stat(path); err == nil {
 		if !info.IsDir() {

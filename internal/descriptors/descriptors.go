@@ -1,4 +1,4 @@
-// Package descriptors keeps open files from being handed down to child processes by mistake.
+// Package descriptors prevents child processes from inheriting open files by mistake.
 package descriptors
 
 import (
@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepToSelf marks all open files but standard input, output and error to be closed in the programs that this one
-// starts. What a program was started with would go on to its daemons else: a shell's lock (flock 9) would stay held for
-// as long as they run. What is given to a child on purpose (exec.Cmd.ExtraFiles) is not concerned. Called first in main.
+// KeepToSelf sets close-on-exec on all open files except standard input, output and error. Without it, a file that this
+// program inherited would be inherited by its daemons: a shell's lock (flock 9) would stay locked as long as they run.
+// Files passed on purpose (exec.Cmd.ExtraFiles) are not affected. Call it first in main.
 func KeepToSelf() {
-	// Linux before 5.11 knows no such flag; there everything is as it would be without.
+	// Linux before 5.11 does not support the flag; then nothing changes.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 }

@@ -12,7 +12,7 @@ import (
 	"watari/internal/descriptors"
 )
 
-// child starts a program and says whether it has that descriptor.
+// child starts a program and reports whether it has that descriptor.
 func child(t *testing.T, descriptor int, extra ...*os.File) bool {
 	t.Helper()
 	command := exec.Command("/bin/sh", "-c", fmt.Sprintf("test -e /proc/$$/fd/%d", descriptor))
@@ -25,13 +25,13 @@ func child(t *testing.T, descriptor int, extra ...*os.File) bool {
 }
 
 func TestChildrenGetOnlyWhatTheyAreGiven(t *testing.T) {
-	// Opened as a shell opens a file for its children.
+	// Open the file as a shell does for its children, that is, without close-on-exec.
 	lock, err := unix.Open(filepath.Join(t.TempDir(), "lock"), unix.O_RDWR|unix.O_CREAT, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(lock)
-	inherited, err := unix.FcntlInt(uintptr(lock), unix.F_DUPFD, 50) // out of the way of what children are given
+	inherited, err := unix.FcntlInt(uintptr(lock), unix.F_DUPFD, 50) // above the descriptors that children get
 	if err != nil {
 		t.Fatal(err)
 	}

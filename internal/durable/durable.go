@@ -1,4 +1,4 @@
-// Package durable writes files that are there whole after a crash or power cut, or as they were before.
+// Package durable writes files that are complete or unchanged after a crash or power failure.
 package durable
 
 import (
@@ -9,14 +9,15 @@ import (
 	"syscall"
 )
 
-// WriteFile replaces a file, whose folder must exist, with one of this mode. It returns when the new content and name
-// are on disk. A file that was there keeps its owner, where root writes. Several writers may replace it at once.
+// WriteFile replaces a file and sets its mode. The directory must exist. When WriteFile returns, the new content and
+// name are on disk. If root replaces a file, the file keeps its owner. Several writers may replace the same file at
+// once.
 func WriteFile(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".new-*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // gone already where all went well
+	defer os.Remove(f.Name()) // fails harmlessly after a successful rename
 	_, err = f.Write(data)
 	err = errors.Join(err, f.Chmod(mode), keepOwner(f, path))
 	if err == nil {
@@ -38,16 +39,16 @@ func keepOwner(f *os.File, path string) error {
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil // there is none
+		return nil // there is no old file
 	}
 	owner := info.Sys().(*syscall.Stat_t)
 	if owner.Uid == 0 && owner.Gid == uint32(os.Getegid()) {
-		return nil // as it is already, and a daemon may lack the right to say so
+		return nil // nothing to change, and a daemon may not be allowed to call Chown
 	}
 	return f.Chown(int(owner.Uid), int(owner.Gid))
 }
 
-// SyncDir makes renames in a folder durable.
+// SyncDir makes renames in a directory durable.
 func SyncDir(path string) error {
 	d, err := os.Open(path)
 	if err != nil {

@@ -3,10 +3,11 @@ package lan
 
 import "net"
 
-// Address is this machine's own IPv4 address towards the rest of the world, else any that is not loopback, else
-// loopback, by which a machine can be a host all alone.
+// Address returns this machine's IPv4 address towards the rest of the world, or else any address that is not loopback,
+// or else the loopback address, which suffices for a single host.
 func Address() string {
-	// Connecting a UDP socket sends nothing: it asks the kernel for a route. The address is kept for documents.
+	// Connecting a UDP socket sends no packet; the kernel only chooses a route. The address is reserved for
+	// documentation.
 	if connection, err := net.Dial("udp4", "192.0.2.1:9"); err == nil {
 		defer connection.Close()
 		if address, ok := connection.LocalAddr().(*net.UDPAddr); ok && !address.IP.IsLoopback() {

@@ -1,4 +1,4 @@
-// Package manual writes the man pages of watari from its commands' own help.
+// Package manual generates the man pages of watari from the help texts of its commands.
 package manual
 
 import (
@@ -15,7 +15,7 @@ import (
 	"watari/cmd/watari/root"
 )
 
-// Pages are the man pages by file name: "watari-run.1". They depend on nothing but the commands.
+// Pages returns the man pages by file name, such as "watari-run.1". They depend only on the commands.
 func Pages() (map[string][]byte, error) {
 	pages := map[string][]byte{}
 	return pages, add(pages, root.Reference())
@@ -26,7 +26,7 @@ func add(pages map[string][]byte, command *cobra.Command) error {
 		return nil
 	}
 	title := strings.ReplaceAll(command.CommandPath(), " ", "-")
-	day := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) // a page changes only with its command
+	day := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) // fixed, so that a page changes only with its command
 	header := &doc.GenManHeader{Title: strings.ToUpper(title), Section: "1", Date: &day, Source: "Watari", Manual: "Watari"}
 	var text bytes.Buffer
 	if err := doc.GenMan(command, header, &text); err != nil {
@@ -41,7 +41,7 @@ func add(pages map[string][]byte, command *cobra.Command) error {
 	return nil
 }
 
-// Write makes a folder hold exactly these pages, as far as watari's commands go.
+// Write makes these pages the only man pages of watari's commands in a directory.
 func Write(folder string, pages map[string][]byte) error {
 	old, err := filepath.Glob(filepath.Join(folder, "watari*.1"))
 	if err != nil {

@@ -1,4 +1,4 @@
-// guest.go is a stand-in for a VM: a namespace with one interface, whose frames go through a host's tap.
+// guest.go is a substitute for a VM: a namespace with one interface, whose frames go through a host's tap.
 package nethost
 
 import (
@@ -21,11 +21,11 @@ import (
 
 var past, never = time.Unix(1, 0), time.Time{}
 
-// Guest is a guest with the interface eth0. It is plugged into at most one host's tap at a time.
+// Guest is a guest with the interface eth0. It is connected to at most one host's tap at a time.
 type Guest struct {
 	overlay.Guest
-	namespace  string // path
-	descriptor int    // that keeps it
+	namespace  string // path of the namespace
+	descriptor int    // keeps the namespace alive
 	nic        *os.File
 
 	mu      sync.Mutex
@@ -33,7 +33,7 @@ type Guest struct {
 	stopped sync.WaitGroup
 }
 
-// NewGuest makes a guest whose interface is set up as the guest agent does: its own MAC and address, and the
+// NewGuest makes a guest. It configures the interface like the guest agent: with the guest's MAC and address, and the
 // gateway as a permanent neighbour.
 func NewGuest(g overlay.Guest, mtu int) (*Guest, error) {
 	guest := &Guest{Guest: g}
@@ -44,7 +44,7 @@ func NewGuest(g overlay.Guest, mtu int) (*Guest, error) {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
 			}
-			// A descriptor keeps the namespace when the thread has ended.
+			// The descriptor keeps the namespace alive after the thread has ended.
 			namespace, err := os.Open("/proc/thread-self/ns/net")
 			if err != nil {
 				return err
@@ -96,8 +96,8 @@ func setUpGuest(g overlay.Guest, mtu int) error {
 	)
 }
 
-// openTap opens a tap with one queue and virtio headers and turns offloads on, as QEMU does for a guest with a
-// current virtio driver.
+// openTap opens a tap with one queue and virtio headers, and turns on offloads, as QEMU does for a guest with a current
+// virtio driver.
 func openTap(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -120,7 +120,7 @@ func openTap(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Plug connects the guest to a host's tap, which it leaves first if it is plugged in elsewhere.
+// Plug connects the guest to a host's tap. It disconnects the guest from another tap first.
 func (g *Guest) Plug(h *Host, tap string) error {
 	g.Unplug()
 	return inNamespace(h.Namespace(), func() error {
@@ -138,7 +138,7 @@ func (g *Guest) Plug(h *Host, tap string) error {
 	})
 }
 
-// Unplug lets go of the tap, as a stopped VM does.
+// Unplug closes the tap, as a stopped VM does.
 func (g *Guest) Unplug() {
 	g.mu.Lock()
 	tap := g.tap
@@ -148,13 +148,13 @@ func (g *Guest) Unplug() {
 		return
 	}
 	tap.Close()
-	// One mover waits for the guest's interface: it is woken by a deadline long past.
+	// One of the copying goroutines is blocked on the guest's interface. A deadline in the past wakes it.
 	g.nic.SetReadDeadline(past)
 	g.stopped.Wait()
 	g.nic.SetReadDeadline(never)
 }
 
-// move copies frames, virtio headers and all, until tap is closed.
+// move copies frames, including virtio headers, until tap is closed.
 func (g *Guest) move(from, to, tap *os.File) {
 	defer g.stopped.Done()
 	frame := make([]byte, 1<<16+64)
@@ -164,7 +164,7 @@ func (g *Guest) move(from, to, tap *os.File) {
 			return
 		}
 		if err == nil {
-			to.Write(frame[:n]) // a full queue or a closed end drops the frame, as a wire would
+			to.Write(frame[:n]) // if the queue is full or the end is closed, the frame is dropped, as on a wire
 		}
 	}
 }
@@ -176,18 +176,18 @@ func (g *Guest) Close() {
 	unix.Close(g.descriptor)
 }
 
-// Command makes a command that runs in the guest.
+// Command returns a command that runs in the guest.
 func (g *Guest) Command(ctx context.Context, words ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + g.namespace, "--"}, words...)...)
 }
 
-// Run runs a command in the guest and gives its output; the error holds it too.
+// Run runs a command in the guest and returns its output. The error contains the output, too.
 func (g *Guest) Run(ctx context.Context, words ...string) (string, error) {
 	return run(g.Command(ctx, words...), "guest "+g.UID)
 }
 
-// Ping sends pings from the guest, 20 ms apart, each with size bytes of data and never fragmented, and gives an
-// error unless all are answered.
+// Ping sends count pings from the guest, 20 ms apart, each with size bytes of data and without fragmentation. It
+// returns an error unless all are answered.
 func (g *Guest) Ping(ctx context.Context, to netip.Addr, count, size int) error {
 	_, err := g.Run(ctx, "ping", "-n", "-q", "-i", "0.02", "-W", "1", "-M", "do",
 		"-c", fmt.Sprint(count), "-w", fmt.Sprint(3+count/40), "-s", fmt.Sprint(size), to.String())

@@ -1,6 +1,7 @@
-// Package nethost makes hosts and guests out of network namespaces of this machine, for tests and benchmarks of
-// the overlay: a host is a process in namespaces of its own in which the real overlay package works; a guest is a
-// namespace behind a tap, which nethost opens as QEMU does. It needs root and ends with the process that uses it.
+// Package nethost makes hosts and guests from network namespaces of this machine, for tests and benchmarks of the
+// overlay. A host is a process in its own namespaces, in which the real package overlay works. A guest is a namespace
+// behind a tap, which nethost opens as QEMU does. The package needs root. Its hosts and guests end with the process
+// that uses it.
 package nethost
 
 import (
@@ -21,7 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Host is one host. Its /run and its state are its own and vanish with it.
+// Host is one host. Its /run and its state are private and disappear with it.
 type Host struct {
 	Name    string
 	Address netip.Addr
@@ -30,7 +31,7 @@ type Host struct {
 	exited  chan struct{}
 }
 
-// Missing names what this machine lacks for nethost, or is empty.
+// Missing lists what this machine lacks for nethost, or returns "".
 func Missing() string {
 	if os.Geteuid() != 0 {
 		return "root"
@@ -46,8 +47,8 @@ func Missing() string {
 	return ""
 }
 
-// Start starts a host in fresh network, mount, PID and UTS namespaces. The program that calls it must call Main
-// first of all in its main (or TestMain).
+// Start starts a host in new network, mount, PID and UTS namespaces. The calling program must call Main first in its
+// main (or TestMain).
 func Start(name string) (*Host, error) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -75,31 +76,31 @@ func Start(name string) (*Host, error) {
 	return h, nil
 }
 
-// Kill ends the host and every process on it, as a power cut would.
+// Kill ends the host and all its processes, like a power failure.
 func (h *Host) Kill() {
 	h.command.Process.Kill()
 	<-h.exited
 	h.calls.Close()
 }
 
-// PID is the host's first process, as seen from here.
+// PID returns the id of the host's first process, as seen on this machine.
 func (h *Host) PID() int { return h.command.Process.Pid }
 
-// Namespace is the path of the host's network namespace.
+// Namespace returns the path of the host's network namespace.
 func (h *Host) Namespace() string { return fmt.Sprintf("/proc/%d/ns/net", h.PID()) }
 
-// Command makes a command that runs on the host.
+// Command returns a command that runs on the host.
 func (h *Host) Command(ctx context.Context, words ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", append([]string{
 		"--target", strconv.Itoa(h.PID()), "--net", "--mount", "--pid", "--"}, words...)...)
 }
 
-// Run runs a command on the host and gives its output; the error holds it too.
+// Run runs a command on the host and returns its output. The error contains the output, too.
 func (h *Host) Run(ctx context.Context, words ...string) (string, error) {
 	return run(h.Command(ctx, words...), h.Name)
 }
 
-// Script runs each line as a command on the host, words separated by blanks, until one fails.
+// Script runs each line as a command on the host, with words separated by spaces, until one fails.
 func (h *Host) Script(ctx context.Context, lines ...string) error {
 	for _, line := range lines {
 		if _, err := h.Run(ctx, strings.Fields(line)...); err != nil {
@@ -131,7 +132,7 @@ func (h *Host) call(method string, args, reply any) error {
 	return err
 }
 
-// StartAgent makes the host's overlay.Overlay; once more means a new agent after the old one was killed.
+// StartAgent makes the host's overlay.Overlay. Another call stands for a new agent after the old one was killed.
 func (h *Host) StartAgent() (publicKey string, err error) {
 	err = h.call("StartAgent", AgentArgs{h.Name, h.Address}, &publicKey)
 	return publicKey, err
@@ -146,7 +147,7 @@ func (h *Host) Plug(g overlay.Guest, mtu int) (tap string, err error) {
 // Unplug calls UnplugGuest on the host.
 func (h *Host) Unplug(uid string) error { return h.call("Unplug", uid, nil) }
 
-// Apply calls Apply on the host and says how many milliseconds it took.
+// Apply calls Apply on the host and returns its duration in milliseconds.
 func (h *Host) Apply(wanted *v1.NetworkWanted, local ...overlay.Guest) (milliseconds float64, err error) {
 	data, err := proto.Marshal(wanted)
 	if err != nil {

@@ -1,4 +1,4 @@
-// serve.go is the host's side: the first process in its namespaces.
+// serve.go is the first process of a host.
 package nethost
 
 import (
@@ -20,8 +20,8 @@ import (
 
 const environment = "WATARI_NETHOST"
 
-// Main makes the process a host, or a host's WireGuard process, if it was started as one, and does not return
-// then. Programs that use nethost call it first.
+// Main turns this process into a host or into a host's WireGuard process if it was started as one; then it does not
+// return. Programs that use nethost must call it first.
 func Main() {
 	if os.Getenv(environment) == "" {
 		return
@@ -37,7 +37,7 @@ func Main() {
 	if err := server.Register(&Service{}); err != nil {
 		exit(err)
 	}
-	server.ServeConn(connection) // until the other process ends
+	server.ServeConn(connection) // returns when the other process ends
 	exit(nil)
 }
 
@@ -49,7 +49,7 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// Service is what a host can be told to do (package net/rpc).
+// Service holds the calls of a host (package net/rpc).
 type Service struct{ agent *overlay.Overlay }
 
 // AgentArgs are the arguments of StartAgent.
@@ -64,13 +64,13 @@ type PlugArgs struct {
 	MTU   int
 }
 
-// ApplyArgs are the arguments of Apply; Wanted is a NetworkWanted in protobuf.
+// ApplyArgs are the arguments of Apply. Wanted is an encoded NetworkWanted.
 type ApplyArgs struct {
 	Wanted []byte
 	Local  []overlay.Guest
 }
 
-// Prepare gives the host its own mounts and name.
+// Prepare sets up the host's own mounts and name.
 func (s *Service) Prepare(name string, _ *struct{}) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -84,7 +84,7 @@ func (s *Service) Prepare(name string, _ *struct{}) error {
 	return unix.Sethostname([]byte(name))
 }
 
-// StartAgent makes a new Overlay. An earlier one is forgotten without a word, as if its process had been killed.
+// StartAgent makes a new Overlay. It drops an earlier one without closing it, as if its process had been killed.
 func (s *Service) StartAgent(args AgentArgs, publicKey *string) (err error) {
 	s.agent, err = overlay.New(overlay.Config{
 		HostName: args.Name, LANAddress: args.Address,
@@ -108,7 +108,7 @@ func (s *Service) Unplug(uid string, _ *struct{}) error {
 	return s.agent.UnplugGuest(context.Background(), uid)
 }
 
-// Apply calls Apply and gives the milliseconds it took.
+// Apply calls Apply and returns its duration in milliseconds.
 func (s *Service) Apply(args ApplyArgs, milliseconds *float64) error {
 	wanted := &v1.NetworkWanted{}
 	if err := proto.Unmarshal(args.Wanted, wanted); err != nil {

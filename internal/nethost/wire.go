@@ -1,4 +1,4 @@
-// wire.go lays cables between namespaces.
+// wire.go connects namespaces.
 package nethost
 
 import (
@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNamespace runs f on a thread in the network namespace at path; the thread is thrown away afterwards.
+// inNamespace runs f on a thread in the network namespace at path. The thread ends afterwards.
 func inNamespace(path string, f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
 		result <- func() error {
 			namespace, err := os.Open(path)
 			if err != nil {
@@ -34,7 +34,7 @@ func inNamespace(path string, f func() error) error {
 
 var cables atomic.Int32
 
-// Cable connects a new interface of host a with a new interface of host b.
+// Cable connects a new interface of host a to a new interface of host b.
 func Cable(a *Host, nameA string, b *Host, nameB string) error {
 	return inNamespace(a.Namespace(), func() error {
 		attrs := netlink.NewLinkAttrs()
@@ -72,7 +72,7 @@ func Cable(a *Host, nameA string, b *Host, nameB string) error {
 	})
 }
 
-// SetAddress gives the host its address (on interface name), which its overlay uses as the LAN address.
+// SetAddress sets the host's address on interface name. The overlay uses it as the LAN address.
 func (h *Host) SetAddress(name string, address netip.Prefix) error {
 	h.Address = address.Addr()
 	return inNamespace(h.Namespace(), func() error {
@@ -88,5 +88,5 @@ func (h *Host) SetAddress(name string, address netip.Prefix) error {
 	})
 }
 
-// In runs f on a thread in the host's network namespace (and in no other of its namespaces).
+// In runs f on a thread in the host's network namespace, but not in its other namespaces.
 func (h *Host) In(f func() error) error { return inNamespace(h.Namespace(), f) }

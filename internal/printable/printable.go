@@ -1,5 +1,5 @@
-// Package printable makes text that a guest wrote fit for a terminal or a message. Escape sequences, control
-// characters, bytes that are no UTF-8 and invisible characters become their escaped form, as in `\x1b`.
+// Package printable makes text from a guest safe for a terminal or a message. It replaces escape sequences, control
+// characters, invalid UTF-8 and invisible characters by their escaped forms, such as `\x1b`.
 package printable
 
 import (
@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Line is s on one line of at most limit characters. Line of its own result is the same again.
+// Line returns s on one line of at most limit characters. Applying Line to its own result does not change it.
 func Line(s string, limit int) string {
 	var b strings.Builder
 	n := 0
@@ -26,7 +26,7 @@ func Line(s string, limit int) string {
 	return b.String()
 }
 
-// cut is the first n characters of s.
+// cut returns the first n characters of s.
 func cut(s string, n int) string {
 	for i := range s {
 		if n == 0 {
@@ -37,7 +37,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// Lines is s with each of its lines as Line has it.
+// Lines applies Line to each line of s.
 func Lines(s string, limit int) string {
 	lines := strings.Split(s, "\n")
 	for i := range lines {
@@ -46,7 +46,7 @@ func Lines(s string, limit int) string {
 	return strings.Join(lines, "\n")
 }
 
-// LastLines is the end of a text: its last n lines that are not blank, as Line has them.
+// LastLines returns the last n lines of a text that are not blank, each as Line returns it.
 func LastLines(s string, n, limit int) []string {
 	var last []string
 	for len(last) < n && s != "" {
@@ -71,13 +71,13 @@ func escape(r rune, raw string) string {
 	return fmt.Sprintf(`\u%04x`, r)
 }
 
-// Writer writes to w what is written to it, escaped. Ends of lines and tabs pass, and a carriage return before the
-// end of a line is left out.
+// Writer returns a writer that escapes its input and writes it to w. It keeps newlines and tabs, and drops a carriage
+// return before a newline.
 func Writer(w io.Writer) io.Writer { return &writer{w: w} }
 
 type writer struct {
 	w    io.Writer
-	rest []byte // the beginning of a character, or a carriage return, at the end of the last write
+	rest []byte // an incomplete character or a carriage return at the end of the last write
 }
 
 func (w *writer) Write(data []byte) (int, error) {

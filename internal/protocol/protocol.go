@@ -1,5 +1,5 @@
-// Package protocol numbers the protocol between manager and agent. Each side tells its version in every message
-// (HostWanted.protocol, HostObserved.protocol), and does what the older of the two understands.
+// Package protocol numbers the versions of the protocol between manager and agent. Each side states its version in
+// every message (HostWanted.protocol, HostObserved.protocol). Both then use the older of the two versions.
 package protocol
 
 // Version is the version that this program speaks.

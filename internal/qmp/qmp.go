@@ -1,4 +1,4 @@
-// Package qmp speaks QEMU's monitor protocol, to machines that Watari starts without libvirt.
+// Package qmp implements a client of QEMU's monitor protocol, for machines that Watari starts without libvirt.
 package qmp
 
 import (
@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// Monitor is a connection to the monitor of a running QEMU. It is for one goroutine.
+// Monitor is a connection to the monitor of a running QEMU. Only one goroutine may use it.
 type Monitor struct {
 	conn    net.Conn
 	replies *json.Decoder
 }
 
-// Reply is an answer or an event of QEMU.
+// Reply is a reply or an event from QEMU.
 type Reply struct {
 	Return json.RawMessage
 	Error  *struct{ Desc string }
@@ -22,8 +22,8 @@ type Reply struct {
 	Data   struct{ Device string }
 }
 
-// Dial connects to the monitor that listens on the socket at path. All that is done over the connection must end
-// within limit. The caller closes it.
+// Dial connects to the monitor's socket at path. All work on the connection must end within limit. The caller closes
+// it.
 func Dial(path string, limit time.Duration) (*Monitor, error) {
 	conn, err := net.Dial("unix", path)
 	if err != nil {
@@ -44,7 +44,7 @@ func Dial(path string, limit time.Duration) (*Monitor, error) {
 // Close ends the connection.
 func (m *Monitor) Close() error { return m.conn.Close() }
 
-// Await reads until a reply is the wanted one.
+// Await reads replies until one is wanted.
 func (m *Monitor) Await(wanted func(*Reply) bool) (*Reply, error) {
 	for {
 		r := &Reply{}
@@ -60,7 +60,7 @@ func (m *Monitor) Await(wanted func(*Reply) bool) (*Reply, error) {
 	}
 }
 
-// Ask executes a command; answer, if not nil, is filled in.
+// Ask executes a command. If answer is not nil, Ask decodes the result into it.
 func (m *Monitor) Ask(command string, arguments map[string]any, answer any) error {
 	request := map[string]any{"execute": command}
 	if arguments != nil {
@@ -79,7 +79,7 @@ func (m *Monitor) Ask(command string, arguments map[string]any, answer any) erro
 	return nil
 }
 
-// Migrate sends the machine's state to a URI of QEMU's and waits until all of it was sent.
+// Migrate sends the machine's state to one of QEMU's URIs and waits until all of it is sent.
 func (m *Monitor) Migrate(uri string) error {
 	if err := m.Ask("migrate-set-parameters", map[string]any{"max-bandwidth": 1 << 33}, nil); err != nil {
 		return err
@@ -90,7 +90,7 @@ func (m *Monitor) Migrate(uri string) error {
 	return m.awaitMigration(uri)
 }
 
-// awaitMigration returns when the machine's state has gone to, or come from, a URI.
+// awaitMigration returns when the machine's state has been sent to, or received from, a URI.
 func (m *Monitor) awaitMigration(uri string) error {
 	for {
 		var state struct {
@@ -110,8 +110,8 @@ func (m *Monitor) awaitMigration(uri string) error {
 	}
 }
 
-// Restore reads the machine's state from a URI of QEMU's, whose QEMU was started with -incoming defer, and waits until
-// the machine has it.
+// Restore reads the machine's state from one of QEMU's URIs and waits until the machine has it. QEMU must have been
+// started with -incoming defer.
 func (m *Monitor) Restore(uri string) error {
 	if err := m.Ask("migrate-incoming", map[string]any{"uri": uri}, nil); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (m *Monitor) Restore(uri string) error {
 	return m.awaitMigration(uri)
 }
 
-// SharedMemoryStays makes Migrate leave out, and Restore not expect, the memory that is a file.
+// SharedMemoryStays makes Migrate and Restore skip memory that is a file.
 func (m *Monitor) SharedMemoryStays() error {
 	capabilities := []map[string]any{{"capability": "x-ignore-shared", "state": true}}
 	return m.Ask("migrate-set-capabilities", map[string]any{"capabilities": capabilities}, nil)

@@ -1,3 +1,3 @@
-// Package rules holds the rules of this repository as tests: formatting, comments, imports, generated code, help
-// and man pages.
+// Package rules tests the rules of this repository: formatting, comments, imports, generated code, help texts and man
+// pages.
 package rules

@@ -16,7 +16,7 @@ import (
 	"watari/internal/manual"
 )
 
-// need skips a test for want of a program, and fails it where the program ought to be.
+// need skips a test if a program is missing, or fails it where the program should be installed.
 func need(t *testing.T, program, where string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err == nil {
@@ -53,7 +53,7 @@ func TestGeneratedAPIIsThatOfTheProtobufFiles(t *testing.T) {
 	compareFolders(t, filepath.Join(folder, "api"), filepath.Join(top, "api"), "run make generate")
 }
 
-// compareFolders checks that each file of one folder is the same in another.
+// compareFolders checks that two directories have the same files.
 func compareFolders(t *testing.T, made, kept, advice string) {
 	t.Helper()
 	err := filepath.WalkDir(made, func(path string, entry fs.DirEntry, err error) error {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// packages lists the repository's packages: what each imports itself, and all that it depends on.
+// packages lists the repository's packages, with the imports and all dependencies of each.
 func packages(t *testing.T) (imports, deps map[string][]string) {
 	t.Helper()
 	command := exec.Command("go", "list", "-f", `{{.ImportPath}}|{{join .Imports " "}}|{{join .Deps " "}}`, "./...")
@@ -24,22 +24,22 @@ func packages(t *testing.T) (imports, deps map[string][]string) {
 	return imports, deps
 }
 
-// under says whether a package is of a path or beneath it.
+// under reports whether a package is at or below a path.
 func under(name, path string) bool { return name == path || strings.HasPrefix(name, path+"/") }
 
 func underAny(name string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool { return under(name, path) })
 }
 
-// deciders are pure: no files, no network, no processes, no clock of their own.
+// deciders are pure packages: no files, no network, no processes, no clock.
 var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility",
-	"watari/manager/lifecycle", "watari/agent/machine", "watari/agent/domain"}
+	"watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
 
-// pureImports are all that deciders may import, beside each other.
-var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode",
+// pureImports are the packages that deciders may import in addition to each other.
+var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",
 	"github.com/dustin/go-humanize", "watari/api/watariv1", "google.golang.org/protobuf"}
 
-// forbidden says what some packages must not depend on, even through others.
+// forbidden lists packages that some packages must not depend on, even indirectly.
 var forbidden = []struct {
 	who, why string
 	what     []string

@@ -15,7 +15,7 @@ import (
 
 const top = "../.."
 
-// sources are the Go files of the repository, by path from its top. Generated ones are left out.
+// sources returns the Go files of the repository, except generated ones, by path from the repository's root.
 func sources(t *testing.T) []string {
 	t.Helper()
 	var all []string
@@ -51,7 +51,7 @@ func TestSourcesAreFormatted(t *testing.T) {
 	}
 }
 
-// parsed reads all sources, by folder.
+// parsed parses all sources, by directory.
 func parsed(t *testing.T) (*token.FileSet, map[string][]*ast.File) {
 	t.Helper()
 	set, folders := token.NewFileSet(), map[string][]*ast.File{}
@@ -94,7 +94,8 @@ func TestExportedThingsAreDocumented(t *testing.T) {
 	}
 }
 
-// undocumented tells of exported things without a comment. Values in a block are explained by their type.
+// undocumented reports exported declarations without a comment. Values in a block are explained by the comment of their
+// type.
 func undocumented(declaration ast.Decl, tell func(string, token.Pos)) {
 	switch d := declaration.(type) {
 	case *ast.FuncDecl:
@@ -117,7 +118,7 @@ func undocumented(declaration ast.Decl, tell func(string, token.Pos)) {
 	}
 }
 
-// wellKnown are methods whose meaning is their interface's.
+// wellKnown lists methods that need no comment because an interface defines them.
 var wellKnown = map[string]bool{"Error": true, "Unwrap": true, "String": true, "Close": true, "Read": true, "Write": true,
 	"Len": true, "Less": true, "Swap": true, "Push": true, "Pop": true, "RoundTrip": true, "ServeHTTP": true, "Is": true,
 	"LocalAddr": true, "RemoteAddr": true, "SetDeadline": true, "SetReadDeadline": true, "SetWriteDeadline": true,
@@ -138,8 +139,8 @@ func exportedReceiver(d *ast.FuncDecl) bool {
 	return ok && name.IsExported() && !wellKnown[d.Name.Name]
 }
 
-// mayPrint are the folders whose packages are programs, or a program's own front, or tests; a guest's first process
-// writes to the console.
+// mayPrint lists the directories of packages that may print: programs and their front ends, tests, and a guest's first
+// process, which writes to the console.
 var mayPrint = []string{"cmd/", "bench/", "test", "internal/", "examples/", "guest/initd"}
 
 func TestLibrariesDoNotPrint(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package version holds the version that the build stamps into the programs.
+// Package version holds the version that the build puts into the programs.
 package version
 
-// Version is "unknown" where the build did not stamp one.
+// Version is "unknown" if the build did not set it.
 var Version = "unknown"

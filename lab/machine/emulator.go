@@ -15,40 +15,40 @@ import (
 	"watari/internal/osrelease"
 )
 
-// leastQEMU is the oldest major version that is used. With 7.2 guests under KVM in a machine ended by a double fault at
-// the first instruction of a system call when they were sent to another machine.
-const leastQEMU = 10
+// minQEMU is the oldest major version that is used. With 7.2, nested KVM guests died of a double fault at the first
+// instruction of a system call after they had been migrated to another machine.
+const minQEMU = 10
 
-// emulator is a QEMU, installed on this machine or unpacked from Debian's backports.
+// emulator is a QEMU: the installed one, or one unpacked from Debian's backports.
 type emulator struct {
 	Program string   `json:"program"`
-	Data    []string `json:"data,omitempty"` // folders of its firmware, where not the built-in ones
+	Data    []string `json:"data,omitempty"` // directories of its firmware; empty: the built-in ones
 	version string
 }
 
-// command starts a machine.
+// command returns the command that starts a machine.
 func (e emulator) command(ctx context.Context, l launch) *exec.Cmd {
 	var args []string
 	for _, folder := range e.Data {
 		args = append(args, "-L", folder)
 	}
 	args = append(args, l.arguments()...)
-	// A fault of the emulation can make a machine reset itself. What its processors were at is told nowhere else.
+	// A fault of the emulation can make a machine reset itself. Only this log shows the state of its CPUs then.
 	args = append(args, "-d", "cpu_reset", "-D", filepath.Join(l.dir, emulatorFile))
 	return exec.CommandContext(ctx, e.Program, args...)
 }
 
-// findEmulator returns this machine's QEMU where it is new enough, else the one of its release's backports, which is
-// unpacked once into Cache.
+// findEmulator returns the installed QEMU if it is new enough. Otherwise it returns the QEMU of the release's
+// backports, which it unpacks once into Cache.
 func findEmulator(ctx context.Context, say func(format string, args ...any)) (emulator, error) {
 	e := emulator{Program: "qemu-system-x86_64"}
-	major, err := e.ask(ctx)
-	if err != nil || major >= leastQEMU {
+	major, err := e.readVersion(ctx)
+	if err != nil || major >= minQEMU {
 		return e, err
 	}
 	release, err := osrelease.Codename()
 	if err != nil {
-		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", leastQEMU, major, err)
+		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", minQEMU, major, err)
 	}
 	lines, err := Sources(ctx, release)
 	if err != nil {
@@ -61,25 +61,25 @@ func findEmulator(ctx context.Context, say func(format string, args ...any)) (em
 	}
 	defer unlock()
 	err = build(dir, func(dir string) error {
-		say("fetching QEMU %d or later for whole hosts from the backports of Debian %s (once)", leastQEMU, release)
+		say("fetching QEMU %d or later for whole hosts from the backports of Debian %s (once)", minQEMU, release)
 		return unpackBackport(ctx, release, lines, dir)
 	})
 	if err != nil {
-		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", leastQEMU, major, err)
+		return e, fmt.Errorf("whole hosts need QEMU %d or later, and this machine's is of version %d: %w", minQEMU, major, err)
 	}
 	e = emulator{Program: filepath.Join(dir, "usr/bin/qemu-system-x86_64"),
 		Data: []string{filepath.Join(dir, "usr/share/qemu"), filepath.Join(dir, "usr/share/seabios")}}
-	major, err = e.ask(ctx)
-	if err == nil && major < leastQEMU {
-		err = fmt.Errorf("whole hosts need QEMU %d or later, and Debian's backports for %s have version %d: put a newer qemu-system-x86_64 into the PATH", leastQEMU, release, major)
+	major, err = e.readVersion(ctx)
+	if err == nil && major < minQEMU {
+		err = fmt.Errorf("whole hosts need QEMU %d or later, and Debian's backports for %s have version %d: put a newer qemu-system-x86_64 into the PATH", minQEMU, release, major)
 	}
 	return e, err
 }
 
 var qemuMajor = regexp.MustCompile(`version (\d+)\.`)
 
-// ask reads the version.
-func (e *emulator) ask(ctx context.Context) (major int, err error) {
+// readVersion runs QEMU to get its version.
+func (e *emulator) readVersion(ctx context.Context) (major int, err error) {
 	out, err := exec.CommandContext(ctx, e.Program, "--version").CombinedOutput()
 	if err != nil {
 		return 0, fmt.Errorf("ask QEMU for its version: %w: %s", err, lastLines(string(out), 2))
@@ -92,7 +92,7 @@ func (e *emulator) ask(ctx context.Context) (major int, err error) {
 	return strconv.Atoi(found[1])
 }
 
-// unpackBackport has apt fetch and verify the packages, beside this machine's own lists, and unpacks them into dir.
+// unpackBackport makes apt fetch and verify the packages, with its own package lists, and unpacks them into dir.
 func unpackBackport(ctx context.Context, release string, lines []string, dir string) error {
 	work := filepath.Join(dir, "apt")
 	for _, folder := range []string{"lists/partial", "cache/archives/partial"} {
@@ -126,7 +126,7 @@ func unpackBackport(ctx context.Context, release string, lines []string, dir str
 	return os.RemoveAll(work)
 }
 
-// backports are apt's lines for a release's backports, from the mirrors that have the release itself.
+// backports returns apt's source lines for a release's backports, from the mirrors of the release itself.
 func backports(release string, lines []string) (more []string) {
 	for _, line := range lines {
 		if before, found := strings.CutSuffix(line, " "+release+" main"); found {

@@ -1,5 +1,5 @@
-// The disk that carries a machine's identity: a header of one block, then a tar archive of files. Its size is fixed, for
-// the machine learnt the size when it was saved. root/usr/local/lib/watari-lab/identity reads it.
+// The disk that carries a machine's identity: a header of one block, then a tar archive of files. Its size is fixed
+// because the saved machine knows the size. root/usr/local/lib/watari-lab/identity reads the disk.
 
 package machine
 
@@ -23,7 +23,7 @@ const (
 	identityBlock = 4096
 )
 
-// files are all the files by which a machine gets its identity.
+// files returns all files that make up a machine's identity.
 func (i Identity) files() []File {
 	id := strings.ReplaceAll(i.MachineID.String(), "-", "")
 	text := func(path, content string) File { return File{Path: path, Mode: 0o644, Data: []byte(content)} }
@@ -38,7 +38,7 @@ func (i Identity) files() []File {
 	}, i.Files...)
 }
 
-// lanNetwork sets the hardware address, too: the card of a restored machine has the template's.
+// lanNetwork also sets the hardware address: the card of a restored machine has that of the template.
 const lanNetwork = `[Match]
 Driver=virtio_net
 
@@ -52,13 +52,13 @@ LinkLocalAddressing=no
 IPv6AcceptRA=no
 `
 
-// bootIDFile is the boot id of a restored machine, which did not boot.
+// bootIDFile returns the file with the boot id of a restored machine, which did not boot.
 func bootIDFile(id string) File {
 	return File{Path: "/run/watari-lab/boot-id", Mode: 0o444, Data: []byte(id + "\n")}
 }
 
-// WriteIdentity writes the identity of the machine in dir, for its next start. It returns a hash that tells identities
-// apart; one that is there already stays. A machine that runs keeps the disk that it was started with.
+// WriteIdentity writes the identity of the machine in dir, for its next start. It returns a hash of the identity. If
+// the disk already has this identity, it is kept. A running machine keeps the disk with which it was started.
 func WriteIdentity(dir string, i Identity) (hash string, err error) {
 	if err := prepareDir(dir); err != nil {
 		return "", err
@@ -77,8 +77,8 @@ func WriteIdentity(dir string, i Identity) (hash string, err error) {
 	return hash, os.Rename(path+".new", path)
 }
 
-// OpenIdentity gives the archive of the identity that was written last for the machine in dir: the input of the command
-// Again, by which a running machine takes it. The caller closes it.
+// OpenIdentity opens the archive of the latest identity of the machine in dir. It is the input of RetakeIdentity. The
+// caller closes it.
 func OpenIdentity(dir string) (io.ReadCloser, error) {
 	disk, err := os.Open(filepath.Join(dir, identityFile))
 	if err != nil {
@@ -94,7 +94,7 @@ func OpenIdentity(dir string) (io.ReadCloser, error) {
 	}{io.LimitReader(disk, size), disk}, nil
 }
 
-// header is the first line of the disk.
+// header is the first line of the disk: the size of the archive and the hash.
 const header = "watari-lab-identity %d %s\n"
 
 func hashOf(path string) (hash string, err error) {
@@ -107,7 +107,7 @@ func hashOf(path string) (hash string, err error) {
 	return hash, err
 }
 
-// readHeader leaves r at the archive.
+// readHeader reads the header's block, so that r is at the archive.
 func readHeader(r io.Reader) (size int64, hash string, err error) {
 	block := make([]byte, identityBlock)
 	if _, err := io.ReadFull(r, block); err != nil {
@@ -117,7 +117,7 @@ func readHeader(r io.Reader) (size int64, hash string, err error) {
 	return size, hash, err
 }
 
-// hashFiles does not read files of this machine, such as the agent: their size and date tell them apart.
+// hashFiles hashes the size and date of files of this machine, such as the agent, instead of their content.
 func hashFiles(files []File) (string, error) {
 	hash := sha256.New()
 	for _, f := range files {

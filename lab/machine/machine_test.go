@@ -61,7 +61,7 @@ func TestSpecIsChecked(t *testing.T) {
 	}
 }
 
-// TestCellsShareMemoryAndProcessors looks at what the machine's firmware is told.
+// TestCellsShareMemoryAndProcessors checks the NUMA layout that the machine's firmware gets.
 func TestCellsShareMemoryAndProcessors(t *testing.T) {
 	l := launch{spec: Spec{"bookworm", DefaultModel, 3072, 4}, memory: "/cache,x", save: true}
 	got := strings.Join(l.cells(), " ")

@@ -1,4 +1,4 @@
-// QEMU's command line for a machine. What is in it decides what a saved state fits: template.go hashes it.
+// QEMU's command line for a machine. A saved state fits only the command line it was saved with: template.go hashes it.
 
 package machine
 
@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Paths in the folder of a machine.
+// Paths in a machine's directory.
 const (
 	diskFile     = "disk.qcow2"
 	identityFile = "identity.img"
@@ -20,28 +20,29 @@ const (
 	monitorFile  = "monitor"
 )
 
-// launch says how QEMU is started.
+// launch describes one start of QEMU.
 type launch struct {
 	spec     Spec
-	template string // folder of the kernel and the initrd
-	dir      string // the machine's folder
-	memory   string // folder of the files that are its memory; empty: none, memory is anonymous
-	save     bool   // what the machine writes to memory goes to those files
+	template string // directory of the kernel and the initrd
+	dir      string // the machine's directory
+	memory   string // directory of the files that hold its memory; empty: anonymous memory
+	save     bool   // the machine's writes to memory go to those files
 	restore  bool   // QEMU waits for a state
 	tap      string
 	uuid     uuid.UUID
 	mac      string
-	kernel   []string // more arguments of the kernel
+	kernel   []string // additional kernel arguments
 }
 
-// kernelArguments: no_timer_check avoids a panic at boot when ticks come late under emulation, tsc=reliable a search
-// for a better clock. Guests under emulation have both, too.
-// The tick is periodic (nohz, highres): QEMU changes the word of pending interrupts without a lock when a guest under SVM
-// is entered or left, and seems to lose one now and then until the next one arrives. With single-shot timers no next one
-// arrived, and the machine hung.
+// kernelArguments are the kernel's command line. no_timer_check avoids a panic at boot if ticks come late under
+// emulation; tsc=reliable avoids the search for a better clock. Emulated guests have both, too.
+//
+// // nohz=off and highres=off make the tick periodic. QEMU changes the word of pending interrupts without a lock when
+// it enters or leaves a nested guest, and seems to lose an interrupt now and then. A periodic tick recovers with the
+// next one; with single-shot timers no next interrupt came and the machine hung.
 const kernelArguments = "nohz=off highres=off root=LABEL=" + rootLabel + " rw quiet console=ttyS0 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
 
-// arguments are QEMU's.
+// arguments returns QEMU's arguments.
 func (l launch) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
@@ -66,7 +67,7 @@ func (l launch) arguments() []string {
 		"-append", strings.Join(append([]string{kernelArguments}, l.kernel...), " "),
 	)
 	if l.save {
-		args = append(args, "-no-reboot") // a panic ends it at once
+		args = append(args, "-no-reboot") // a kernel panic ends QEMU at once
 	}
 	if l.restore {
 		args = append(args, "-incoming", "defer")
@@ -74,8 +75,8 @@ func (l launch) arguments() []string {
 	return args
 }
 
-// cells gives each NUMA cell an equal part of the memory and of the processors, which are sockets: Linux takes the
-// processors of a socket for neighbours.
+// cells gives each NUMA cell an equal part of the memory and of the CPUs. Each CPU is a socket, because Linux treats
+// the CPUs of one socket as neighbours.
 func (l launch) cells() []string {
 	var args []string
 	perCell := l.spec.CPUs() / l.spec.Cells
@@ -100,5 +101,5 @@ func (l launch) file(id, name string) string {
 	return "file,id=" + id + ",path=" + escape(filepath.Join(l.dir, name))
 }
 
-// escape writes a value of QEMU's options.
+// escape quotes a value in QEMU's options.
 func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }

@@ -1,4 +1,4 @@
-// Installing Debian on the disk that all machines of a suite start from.
+// Installing Debian on the disk from which all machines of a suite start.
 
 package machine
 
@@ -16,49 +16,49 @@ import (
 	"syscall"
 )
 
-// added are the files that a machine has beyond Debian's: what gives it an identity, and what a lab needs to log in.
-// Nothing of libvirt's, QEMU's or AppArmor's is among them.
+// addedFiles are the files that a machine has in addition to Debian's: they give it an identity and let the lab log in.
+// They configure nothing of libvirt, QEMU or AppArmor.
 //
 //go:embed all:root
-var added embed.FS
+var addedFiles embed.FS
 
-// installed are the packages of a host, as an administrator would install them, and tools to look at it.
-var installed = []string{
+// installedPackages are the packages that an administrator installs on a host, and tools to inspect it.
+var installedPackages = []string{
 	"linux-image-amd64", "systemd-sysv", "udev", "dbus", "libpam-systemd", "polkitd", "kmod", "apparmor", "ca-certificates",
 	"iproute2", "iputils-ping", "nftables", "procps", "openssh-server",
 	"libvirt-daemon-system", "libvirt-clients", "qemu-system-x86", "qemu-utils", "numactl", "hwloc-nox", "pciutils", "zstd",
 }
 
-// enabled are the units that Debian does not enable by itself.
-var enabled = []string{
+// enabledUnits are units that Debian does not enable.
+var enabledUnits = []string{
 	"systemd-networkd.service", "watari-lab-identity.service", "watari-lab-ready.service", "watari-lab-wait.service",
 	"watari-lab-joined.path",
 }
 
-// excluded are left out: nobody reads them in a lab.
-var excluded = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*"}
+// excludedPaths are left out: nobody reads them in a lab.
+var excludedPaths = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*"}
 
 const (
 	rootLabel = "watari-root"
-	rootSize  = "16G" // the file takes what is written to it
+	rootSize  = "16G" // size of a sparse file
 	rootFile  = "root.img"
 
 	kernelFile = "vmlinuz"
 	initrdFile = "initrd"
 )
 
-// formatOptions: the file is zero where nothing was written, so nothing needs to be zeroed, now or by the first kernel.
+// formatOptions skip zeroing: the sparse file is zero already, so neither mkfs nor the first kernel needs to zero it.
 const formatOptions = "lazy_itable_init=0,assume_storage_prezeroed=1"
 
-// rootKey changes with all that decides what is on the disk but the versions of packages.
+// rootKey hashes everything that decides the content of the disk, except the versions of packages.
 func rootKey(suite string, sources []string) (string, error) {
 	hash := sha256.New()
-	fmt.Fprintln(hash, suite, sources, installed, enabled, excluded, rootLabel, rootSize, formatOptions)
-	err := fs.WalkDir(added, "root", func(path string, entry fs.DirEntry, err error) error {
+	fmt.Fprintln(hash, suite, sources, installedPackages, enabledUnits, excludedPaths, rootLabel, rootSize, formatOptions)
+	err := fs.WalkDir(addedFiles, "root", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		data, err := added.ReadFile(path)
+		data, err := addedFiles.ReadFile(path)
 		fmt.Fprintln(hash, path, addedMode(path), len(data))
 		hash.Write(data)
 		return err
@@ -66,7 +66,7 @@ func rootKey(suite string, sources []string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:16], err
 }
 
-// makeRoot installs Debian and fills dir with the disk, the kernel and the initrd.
+// makeRoot installs Debian and writes the disk, the kernel and the initrd into dir.
 func makeRoot(ctx context.Context, suite string, sources []string, dir string) error {
 	tree, more := filepath.Join(dir, "tree"), filepath.Join(dir, "added")
 	if err := writeAdded(more); err != nil {
@@ -77,13 +77,13 @@ func makeRoot(ctx context.Context, suite string, sources []string, dir string) e
 		return err
 	}
 	args := []string{
-		"--mode=root", "--variant=apt", "--format=directory", "--include=" + strings.Join(installed, ","),
+		"--mode=root", "--variant=apt", "--format=directory", "--include=" + strings.Join(installedPackages, ","),
 		`--aptopt=Acquire::Languages "none"`, "--essential-hook=cp -r --preserve=mode " + more + `/. "$1"`,
-		`--customize-hook=chroot "$1" systemctl enable ` + strings.Join(enabled, " "),
+		`--customize-hook=chroot "$1" systemctl enable ` + strings.Join(enabledUnits, " "),
 		`--customize-hook=rm -f "$1"/etc/ssh/ssh_host_* "$1"/etc/resolv.conf; : > "$1"/etc/fstab`,
 		`--customize-hook=echo template > "$1"/etc/hostname; chmod 644 "$1"/etc/hostname; echo 127.0.0.1 localhost > "$1"/etc/hosts`,
 	}
-	for _, path := range excluded {
+	for _, path := range excludedPaths {
 		args = append(args, "--dpkgopt=path-exclude="+path)
 	}
 	if err := run(ctx, dir, "mmdebstrap", append(args, suite, tree, list)...); err != nil {
@@ -111,7 +111,7 @@ func makeRoot(ctx context.Context, suite string, sources []string, dir string) e
 	return nil
 }
 
-// addedMode is the mode of a file of added, which keeps none.
+// addedMode returns the mode of an added file: embedding does not keep modes.
 func addedMode(path string) fs.FileMode {
 	if strings.HasPrefix(path, "root/usr/local/lib/") {
 		return 0o755
@@ -120,7 +120,7 @@ func addedMode(path string) fs.FileMode {
 }
 
 func writeAdded(dir string) error {
-	return fs.WalkDir(added, "root", func(path string, entry fs.DirEntry, err error) error {
+	return fs.WalkDir(addedFiles, "root", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func writeAdded(dir string) error {
 		if entry.IsDir() {
 			return os.MkdirAll(target, 0o755)
 		}
-		data, err := added.ReadFile(path)
+		data, err := addedFiles.ReadFile(path)
 		if err != nil {
 			return err
 		}
@@ -136,8 +136,8 @@ func writeAdded(dir string) error {
 	})
 }
 
-// run runs a program to its end, with namespaces of its own for mounts and processes: nothing of it outlives it, however
-// it or this process ends. The program may write what it likes under dir.
+// run runs a program until it ends, in mount and process namespaces of its own, so that nothing of it remains even if
+// this process dies. The program may write anywhere under dir.
 func run(ctx context.Context, dir, name string, args ...string) error {
 	line := append([]string{"--mount", "--pid", "--mount-proc", "--fork", "--kill-child", "--", name}, args...)
 	cmd := exec.CommandContext(ctx, "unshare", line...)
@@ -154,7 +154,7 @@ func run(ctx context.Context, dir, name string, args ...string) error {
 	return nil
 }
 
-// lastLines are the last n lines of what a program wrote, in one.
+// lastLines returns the last n lines of a program's output, joined into one.
 func lastLines(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")

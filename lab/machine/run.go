@@ -1,4 +1,4 @@
-// Starting machines from a template, from their own disks, and what they report.
+// Starting machines from a template or from their own disks, and reading their reports.
 
 package machine
 
@@ -19,25 +19,25 @@ import (
 	"watari/internal/qmp"
 )
 
-// Start says how a machine is started in its folder.
+// Start describes how to start a machine in its directory.
 type Start struct {
 	Template  Template         `json:"template"`
-	Tap       string           `json:"tap"` // network device of the calling thread's network namespace
+	Tap       string           `json:"tap"` // tap device in the calling thread's network namespace
 	MAC       net.HardwareAddr `json:"mac"`
 	UUID      uuid.UUID        `json:"uuid"`
 	MachineID uuid.UUID        `json:"machine_id"`
 }
 
-// Again is the command by which a running machine takes another identity, an archive that it reads.
-var Again = []string{"/usr/local/lib/watari-lab/identity", "again"}
+// RetakeIdentity is the command by which a running machine takes another identity. It reads the archive on its input.
+var RetakeIdentity = []string{"/usr/local/lib/watari-lab/identity", "again"}
 
 func prepareDir(dir string) error {
 	return os.MkdirAll(filepath.Join(dir, filepath.Dir(consoleFile)), 0o755)
 }
 
 // Run starts the machine in dir and returns when it has ended. A machine without a disk gets one and starts from the
-// template's state; one with a disk boots from it. The machine ends with the calling process only if that is the first
-// of a process namespace.
+// template's state; a machine with a disk boots from it. The machine ends with the calling process only if the caller
+// is the first process of a PID namespace.
 func Run(ctx context.Context, dir string, s Start) error {
 	disk := filepath.Join(dir, diskFile)
 	_, err := os.Stat(disk)
@@ -47,13 +47,13 @@ func Run(ctx context.Context, dir string, s Start) error {
 			return err
 		}
 	}
-	// A socket that an earlier QEMU left would be taken for this one's.
+	// Remove the socket of an earlier QEMU, so that it is not mistaken for the new one.
 	if err := os.Remove(filepath.Join(dir, monitorFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	l := launch{
 		spec: s.Template.Spec, template: s.Template.Root, dir: dir, restore: restore, tap: s.Tap, uuid: s.UUID, mac: s.MAC.String(),
-		// The machine may have crashed before its own id was on its disk.
+		// If the machine crashed before it had stored its own id on its disk, the kernel argument supplies the id.
 		kernel: []string{"systemd.machine_id=" + strings.ReplaceAll(s.MachineID.String(), "-", "")},
 	}
 	if restore {
@@ -77,7 +77,7 @@ func Run(ctx context.Context, dir string, s Start) error {
 	return errors.New("the machine was switched off")
 }
 
-// restoreState has the QEMU that waits for it take the template's state.
+// restoreState makes the waiting QEMU load the template's state.
 func restoreState(dir string, t Template, ended chan error) error {
 	var m *qmp.Monitor
 	for m == nil {
@@ -102,7 +102,7 @@ func restoreState(dir string, t Template, ended chan error) error {
 	return m.Restore("exec:cat '" + filepath.Join(t.Dir, stateFile) + "'")
 }
 
-// makeDisk makes the disk of the machine in dir, which holds what differs from the disk below.
+// makeDisk makes the disk of the machine in dir, which stores the differences from the disk below.
 func makeDisk(dir, below, format string) error {
 	disk := filepath.Join(dir, diskFile)
 	cmd := exec.Command("qemu-img", "create", "-q", "-f", "qcow2", "-F", format, "-b", below, disk+".new")
@@ -112,17 +112,18 @@ func makeDisk(dir, below, format string) error {
 	return os.Rename(disk+".new", disk)
 }
 
-// Words of the report. The machine writes the others.
+// Words of the report. The machine writes all but "start".
 const (
 	reportStart   = "start"
 	reportReady   = "ready"
 	reportJoined  = "joined"
-	reportSettled = "settled" // and systemd's state, with the units that failed
-	reportFailed  = "failed"  // and what failed: an argument of the program identity
+	reportSettled = "settled" // followed by systemd's state and the failed units
+	reportFailed  = "failed"  // followed by the argument of the program identity that failed
 )
 
-// Starting writes to the report of the machine in dir that it is about to be started: it is not ready any more.
-func Starting(dir string) error {
+// ReportStart notes in the report of the machine in dir that the machine is about to start, so that it no longer counts
+// as ready.
+func ReportStart(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, reportFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
@@ -131,16 +132,16 @@ func Starting(dir string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Report is what a machine has told.
+// Report is what a machine has reported.
 type Report struct {
-	Ready  bool   // up since its last start
-	Joined bool   // its agent has joined a manager, at some time
-	Failed string // what failed since its last start, as an argument of the program identity
+	Ready  bool   // it has come up since its last start
+	Joined bool   // its agent has ever joined a manager
+	Failed string // argument of the program identity that failed since the last start
 
-	settled string // systemd's state in the machine that is to be saved, with the units that failed
+	settled string // of a machine to be saved: systemd's state and the failed units
 }
 
-// ReadReport reads what the machine in dir has told.
+// ReadReport reads the report of the machine in dir.
 func ReadReport(dir string) Report {
 	data, _ := os.ReadFile(filepath.Join(dir, reportFile))
 	return parseReport(string(data))
@@ -165,8 +166,8 @@ func parseReport(text string) (r Report) {
 	return r
 }
 
-// SaysLast is what the machine in dir wrote last to its console, for an error.
-func SaysLast(dir string) string {
+// LastConsoleLine describes the last line on the console of the machine in dir, for an error message.
+func LastConsoleLine(dir string) string {
 	data, _ := os.ReadFile(filepath.Join(dir, consoleFile))
 	return fmt.Sprintf("its console %s says: %s", filepath.Join(dir, consoleFile), lastLines(string(data), 1))
 }

@@ -1,4 +1,4 @@
-// Where the Debian packages of a machine come from: the mirror of this machine's apt.
+// The sources of a machine's Debian packages: the mirror that this machine's apt uses.
 
 package machine
 
@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// keyring has the keys of all of Debian's releases.
+// keyring holds the keys of all Debian releases.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// Sources returns apt's lines for a suite: this machine's sources of Debian, with the suite in the place of this machine's.
+// Sources returns apt's source lines for a suite: this machine's Debian sources, with the suite replaced.
 func Sources(ctx context.Context, suite string) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(SITE) $(RELEASE) $(COMPONENT)",
 		"Created-By: Packages", "Origin: Debian").Output()
@@ -27,8 +27,8 @@ func Sources(ctx context.Context, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// sourcesFor rewrites what apt says of its sources ("site release component" in each line). Sources of backports and of
-// other components than main are left out.
+// sourcesFor rewrites apt's list of its sources ("site release component" in each line). It leaves out backports and
+// all components except main.
 func sourcesFor(suite, targets string) []string {
 	var lines []string
 	for target := range strings.Lines(targets) {

@@ -1,4 +1,4 @@
-// Templates: the disk and the memory that machines start from, made once and kept.
+// Templates: the disk and the memory from which machines start. They are made once and kept.
 
 package machine
 
@@ -27,20 +27,20 @@ import (
 type Template struct {
 	Spec Spec     `json:"spec"`
 	QEMU emulator `json:"qemu"`
-	Root string   `json:"root"` // folder of the disk, the kernel and the initrd
-	Dir  string   `json:"dir"`  // folder of the saved state
+	Root string   `json:"root"` // directory of the disk, the kernel and the initrd
+	Dir  string   `json:"dir"`  // directory of the saved state
 }
 
 const (
 	stateFile = "state"
-	// settleLimit is how long a machine may take to boot before it is saved.
+	// settleLimit is the longest time that a machine may take to boot before it is saved.
 	settleLimit = 20 * time.Minute
-	// monitorLimit is how long saving or restoring may take.
+	// monitorLimit is the longest time that saving or restoring may take.
 	monitorLimit = 5 * time.Minute
 )
 
-// Prepare finds the template of a machine, or makes it, telling say each step. That takes minutes. It removes older
-// templates of the suite, but those whose folders of states are in use.
+// Prepare finds or makes the template of a machine, and reports each step to say. Making it takes minutes. It then
+// removes the suite's older templates, except those that contain a directory of inUse.
 func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format string, args ...any)) (Template, error) {
 	if err := spec.Check(); err != nil {
 		return Template{}, err
@@ -81,14 +81,15 @@ func Prepare(ctx context.Context, spec Spec, inUse []string, say func(format str
 	return t, nil
 }
 
-// stateDir names the folder of the saved state: a state fits the disk, the machine and the QEMU that it was made with.
+// stateDir returns the directory of the saved state. A state fits only the disk, machine and QEMU it was made with.
 func (t Template) stateDir() string {
 	shape := launch{spec: t.Spec, template: t.Root, memory: "/", uuid: uuid.Nil}
 	sum := sha256.Sum256([]byte(t.QEMU.version + strings.Join(shape.arguments(), "\n")))
 	return filepath.Join(t.Root, "state-"+hex.EncodeToString(sum[:])[:16])
 }
 
-// build makes a folder, unless it is there. What fill left when it failed stays, to be looked at, until the next time.
+// build makes a directory by fill if it does not exist. If fill fails, its files stay for inspection until the next
+// attempt.
 func build(dir string, fill func(dir string) error) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -109,7 +110,8 @@ func build(dir string, fill func(dir string) error) error {
 	return os.Rename(unfinished, dir)
 }
 
-// syncAll writes a folder's file system to disk: a power cut must not leave a folder that only looks finished.
+// syncAll writes the directory's file system to disk, so that a power failure cannot leave a directory that only looks
+// finished.
 func syncAll(dir string) error {
 	folder, err := os.Open(dir)
 	if err != nil {
@@ -122,17 +124,17 @@ func syncAll(dir string) error {
 	return nil
 }
 
-// prune removes the templates of a suite that nothing uses.
+// prune removes the templates of a suite that are not in use.
 func prune(suite string, inUse []string) {
 	found, _ := filepath.Glob(filepath.Join(Cache, suite+"-*"))
 	for _, dir := range found {
 		if !slices.ContainsFunc(inUse, func(path string) bool { return strings.HasPrefix(path, dir+"/") }) {
-			_ = os.RemoveAll(dir) // what stays takes space alone
+			_ = os.RemoveAll(dir) // a remaining template only takes space
 		}
 	}
 }
 
-// lockCache locks what the cache has under a name: a suite's templates, or a QEMU.
+// lockCache locks one entry of the cache: a suite's templates, or a QEMU.
 func lockCache(ctx context.Context, name string, say func(format string, args ...any)) (unlock func(), err error) {
 	if err := os.MkdirAll(Cache, 0o755); err != nil {
 		return nil, err
@@ -162,9 +164,9 @@ func lockCache(ctx context.Context, name string, say func(format string, args ..
 	}
 }
 
-// save boots a machine without an identity, and saves it in dir when it is up.
+// save boots a machine without an identity and saves it in dir when it is up.
 func (t Template) save(ctx context.Context, dir string) error {
-	// The folder gets another name when it is full, so the disk names its own one by a relative path.
+	// build renames the directory afterwards, so the disk refers to its base by a relative path.
 	if err := makeDisk(dir, filepath.Join("..", rootFile), "raw"); err != nil {
 		return err
 	}
@@ -197,7 +199,7 @@ func (t Template) save(ctx context.Context, dir string) error {
 func (t Template) bootAndSave(ctx context.Context, l launch) error {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
-	runtime.LockOSThread() // QEMU gets its signal when the thread ends that started it
+	runtime.LockOSThread() // Pdeathsig fires when the thread that started QEMU ends
 	defer runtime.UnlockOSThread()
 	cmd := t.QEMU.command(ctx, l)
 	var said strings.Builder
@@ -210,7 +212,7 @@ func (t Template) bootAndSave(ctx context.Context, l launch) error {
 	go func() { ended <- cmd.Wait() }()
 	defer func() { cancel(); <-ended }()
 	if err := awaitSettled(ctx, l.dir, ended); err != nil {
-		return fmt.Errorf("%w; %s%s", err, lastLines(said.String(), 3), SaysLast(l.dir))
+		return fmt.Errorf("%w; %s%s", err, lastLines(said.String(), 3), LastConsoleLine(l.dir))
 	}
 	m, err := qmp.Dial(filepath.Join(l.dir, monitorFile), monitorLimit)
 	if err != nil {
@@ -223,7 +225,8 @@ func (t Template) bootAndSave(ctx context.Context, l launch) error {
 	return m.Migrate("exec:cat > '" + filepath.Join(l.dir, stateFile) + "'")
 }
 
-// awaitSettled returns when the machine in dir is up. If it reads QEMU's end from ended, it puts it back for the caller.
+// awaitSettled returns when the machine in dir is up. If it receives QEMU's end from ended, it sends it again for the
+// caller.
 func awaitSettled(ctx context.Context, dir string, ended chan error) error {
 	for {
 		r := ReadReport(dir)

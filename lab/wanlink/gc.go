@@ -1,12 +1,12 @@
-// How the link process keeps its garbage collector out of the way of packets.
+// How the link process keeps the garbage collector from delaying packets.
 
 package wanlink
 
 import "runtime/debug"
 
-// Steady makes collections of garbage rare in a process that only forwards: each would stop forwarding until every
-// other thread of the process has been run, which on a busy machine takes tens of milliseconds.
+// Steady makes garbage collections rare in a process that only forwards. A collection stops forwarding until all other
+// threads of the process have run, which takes tens of milliseconds on a busy machine.
 func Steady() {
 	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(1 << 30) // past it, collections come back
+	debug.SetMemoryLimit(1 << 30) // above it, collections start again
 }

@@ -1,4 +1,4 @@
-// A WAN in user space: packets are held back by bandwidth, delay and loss.
+// A WAN in user space: it limits packets by bandwidth, delay and loss.
 
 package wanlink
 
@@ -16,13 +16,13 @@ import (
 
 // Spoke is one link at the hub.
 type Spoke struct {
-	Name     string         // of the hub's end
+	Name     string         // link name at the hub's end
 	Near     [6]byte        // hardware address of the hub's end
-	Far      [6]byte        // of the other end
-	Prefixes []netip.Prefix // what lies behind it
+	Far      [6]byte        // hardware address of the other end
+	Prefixes []netip.Prefix // prefixes routed into it
 }
 
-// Link forwards between spokes. Only Update and Close may be called while Run runs.
+// Link forwards packets between spokes. While Run runs, only Update and Close may be called.
 type Link struct {
 	spokes  []Spoke
 	sockets []*socket
@@ -33,7 +33,7 @@ type Link struct {
 	start   time.Time
 }
 
-// Open makes the link in the calling thread's network namespace. Run must be called on a thread that stays in it.
+// Open makes the link in the calling thread's network namespace. Run must be called on a thread in the same namespace.
 func Open(spokes []Spoke) (*Link, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -52,7 +52,7 @@ func Open(spokes []Spoke) (*Link, error) {
 	return l, nil
 }
 
-// Close frees the link's sockets. Run must have returned.
+// Close closes the link's sockets. Run must have returned.
 func (l *Link) Close() {
 	for _, s := range l.sockets {
 		s.close()
@@ -60,7 +60,7 @@ func (l *Link) Close() {
 	unix.Close(l.wake)
 }
 
-// Update changes the limits; packets on their way keep theirs.
+// Update changes the limits. Packets in flight keep theirs.
 func (l *Link) Update(limits Limits) {
 	l.updates <- limits
 	_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -68,7 +68,7 @@ func (l *Link) Update(limits Limits) {
 
 func (l *Link) now() int64 { return int64(time.Since(l.start)) }
 
-// Run forwards until done is closed and an Update follows. It must run on a locked thread.
+// Run forwards packets until done is closed and Update is called. It must run on a locked thread.
 func (l *Link) Run(done <-chan struct{}) error {
 	polled := []unix.PollFd{{Fd: int32(l.wake), Events: unix.POLLIN}}
 	for _, s := range l.sockets {
@@ -78,7 +78,7 @@ func (l *Link) Run(done <-chan struct{}) error {
 	for {
 		if pause := pace.pause(l.now()); pause > 0 {
 			t := unix.NsecToTimespec(pause)
-			_ = unix.Nanosleep(&t, nil) // cut short by a signal, it is only less
+			_ = unix.Nanosleep(&t, nil) // a signal may cut the pause short, which does no harm
 		}
 		if _, err := unix.Ppoll(polled, l.timeout(), nil); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for packets: %w", err)
@@ -108,7 +108,7 @@ func (l *Link) Run(done <-chan struct{}) error {
 	}
 }
 
-// timeout is how long nothing is due; nil: for ever.
+// timeout returns the time until a packet is due; nil means forever.
 func (l *Link) timeout() *unix.Timespec {
 	at, ok := l.shaper.next()
 	if !ok {
@@ -118,22 +118,22 @@ func (l *Link) timeout() *unix.Timespec {
 	return &t
 }
 
-// pacer makes a busy link wake less often, each time for more packets: waking costs far more than a packet does.
+// pacer makes a busy link wake less often and handle more packets each time. A wake costs far more than a packet.
 type pacer struct {
-	since int64 // ns: begin of the period
-	wakes int   // in the period
-	busy  bool  // the last period was
-	last  int64 // wake
+	since int64 // ns: start of the period
+	wakes int   // wakes in this period
+	busy  bool  // whether the last period was busy
+	last  int64 // ns: the last wake
 }
 
-// In a period with more than busyWakes wakes, wakes are made to be leastApart apart.
+// If a period has more than busyWakes wakes, the next wakes are at least minInterval apart.
 const (
-	pacePeriod = int64(10 * time.Millisecond)
-	busyWakes  = 40
-	leastApart = int64(200 * time.Microsecond)
+	pacePeriod  = int64(10 * time.Millisecond)
+	busyWakes   = 40
+	minInterval = int64(200 * time.Microsecond)
 )
 
-// pause is how long to wait before the next wake.
+// pause returns the time to wait before the next wake.
 func (p *pacer) pause(now int64) int64 {
 	if p.wakes++; now-p.since >= pacePeriod {
 		p.busy = p.wakes > busyWakes && now-p.since < 2*pacePeriod
@@ -141,13 +141,13 @@ func (p *pacer) pause(now int64) int64 {
 	}
 	pause := int64(0)
 	if p.busy || p.wakes > busyWakes {
-		pause = max(p.last+leastApart-now, 0)
+		pause = max(p.last+minInterval-now, 0)
 	}
 	p.last = now + pause
 	return pause
 }
 
-// receive takes in one batch of a spoke's packets; what is left makes the next poll return at once.
+// receive reads one batch of a spoke's packets. If packets remain, the next poll returns at once.
 func (l *Link) receive(from int) error {
 	return l.sockets[from].receive(func(received []byte) {
 		to, ok := l.route(from, received[vnetHeader:])
@@ -165,8 +165,8 @@ const (
 	ipv4Header  = 20
 )
 
-// route finds the spoke a frame goes to, and makes it the frame that a router would send there. Frames for the hub
-// itself are the kernel's.
+// route finds the spoke for a frame, and changes the frame as a router does: time to live, checksum and hardware
+// addresses. It ignores frames for the hub itself, which the kernel handles.
 func (l *Link) route(from int, frame []byte) (to int, ok bool) {
 	if len(frame) < etherHeader+ipv4Header {
 		return 0, false
@@ -180,7 +180,7 @@ func (l *Link) route(from int, frame []byte) (to int, ok bool) {
 	if to < 0 || to == from {
 		return 0, false
 	}
-	ip[8]-- // time to live; the sum is one's complement (RFC 1624)
+	ip[8]-- // time to live; the checksum is updated as in RFC 1624
 	sum := uint32(ip[10])<<8 + uint32(ip[11]) + 0x100
 	sum += sum >> 16
 	ip[10], ip[11] = byte(sum>>8), byte(sum)
@@ -202,13 +202,13 @@ func (l *Link) behind(address netip.Addr) int {
 
 func (l *Link) send(to int, packet []byte) { l.sockets[to].queue(packet, l.pool.put) }
 
-// pool keeps packets' memory for use again, by size: no garbage, so that no collection makes a packet late.
+// pool reuses the memory of packets, by size. It avoids garbage, and so delays by collections.
 type pool [sizes][][]byte
 
-// Sizes are frameSize, twice that, and so on, up to what holds packetSize.
+// Sizes are frameSize, twice that, and so on, up to a size that holds packetSize.
 const (
 	sizes   = 7
-	keepAll = 16 << 20 // bytes kept of each size
+	keepAll = 16 << 20 // bytes kept for each size
 )
 
 func sizeClass(length int) int { return bits.Len(uint(max(length-1, 0) / frameSize)) }
@@ -229,5 +229,5 @@ func (p *pool) put(packet []byte) {
 	}
 }
 
-// HardwareAddress turns a net.HardwareAddr of six bytes into a Spoke's.
+// HardwareAddress converts a net.HardwareAddr of six bytes for a Spoke.
 func HardwareAddress(a net.HardwareAddr) [6]byte { return [6]byte(a) }

@@ -1,48 +1,47 @@
-// Package wanlink joins the spokes of a star by a user-space link that delays packets, limits their rate and loses
-// some, for kernels that cannot (netem). It forwards IPv4 frames between packet sockets in the hub's namespace.
+// Package wanlink joins the spokes of a star by a link in user space that delays packets, limits their rate and loses
+// some, for kernels without netem. It forwards IPv4 frames between packet sockets in the hub's namespace.
 package wanlink
 
 import "time"
 
-// Limits say what the link does to the packets between two spokes. The zero value only forwards.
+// Limits describe the shape of the traffic between two spokes. The zero value only forwards.
 type Limits struct {
 	OneWay time.Duration // delay from one spoke to another
 	Rate   uint64        // bit/s into and out of each spoke; 0: unlimited
 	Loss   float64       // probability of losing a packet
 }
 
-// A spoke's queue holds as much as its rate sends in longestQueue, but at least smallestQueue bytes; all queues and
-// packets in flight together hold at most mostInFlight bytes.
+// A spoke's queue holds the packets that its rate sends in longestQueue, but at least smallestQueue bytes. All queues
+// and packets in flight together hold at most mostInFlight bytes.
 const (
 	longestQueue  = 100 * time.Millisecond
 	smallestQueue = 64 << 10
 	mostInFlight  = 256 << 20
 )
 
-// packet is a frame on its way. Data is owned by the shaper from accept until it is handed to deliver or drop.
+// packet is a frame in flight. The shaper owns data from accept until it calls deliver or drop.
 type packet struct {
 	data  []byte
-	wire  int   // bytes it takes on a wire: more than data has where that is several segments in one
-	to    int   // spoke
-	at    int64 // ns: when it reaches the hub, then when it has left it
+	wire  int   // its size on the wire; larger than data if data contains several segments
+	to    int   // destination spoke
+	at    int64 // ns: time of arrival at the hub, then of departure from it
 	order uint64
-	left  bool // it has passed the limit of the spoke it goes to
+	left  bool // it has passed the rate limit of its destination spoke
 }
 
-// shaper decides when each packet arrives. It has no clock: times are nanoseconds that the caller hands in, and must
-// not go back.
+// shaper decides when each packet arrives. It has no clock: callers pass times in nanoseconds, which must not decrease.
 type shaper struct {
 	limits   Limits
 	random   func() float64
 	deliver  func(to int, data []byte)
 	drop     func(data []byte)
-	inFree   []int64 // when the spoke's link into the hub has sent what it was given
+	inFree   []int64 // time when the spoke's link into the hub becomes idle
 	outFree  []int64
 	waiting  packets
 	inFlight int
 	order    uint64
-	lost     uint64 // by chance
-	overflow uint64 // by a full queue
+	lost     uint64 // packets lost at random
+	overflow uint64 // packets dropped by a full queue
 }
 
 func newShaper(spokes int, random func() float64, deliver func(int, []byte), drop func([]byte)) *shaper {
@@ -52,7 +51,7 @@ func newShaper(spokes int, random func() float64, deliver func(int, []byte), dro
 	}
 }
 
-// set changes the limits for packets that are accepted from now on.
+// set changes the limits for packets accepted from now on.
 func (s *shaper) set(l Limits) {
 	s.limits = l
 	if l.Rate == 0 {
@@ -61,14 +60,14 @@ func (s *shaper) set(l Limits) {
 	}
 }
 
-// accept takes in a packet that came from one spoke and goes to another, and takes wire bytes on its way.
+// accept takes a packet from one spoke to another, which has a size of wire bytes on the wire.
 func (s *shaper) accept(now int64, from, to int, data []byte, wire int) {
 	if s.limits.Loss > 0 && s.random() < s.limits.Loss {
 		s.lost++
 		s.drop(data)
 		return
 	}
-	// The sender's link: the packet has left it when its last bit has.
+	// The sender's link: the packet leaves it when its last bit is sent.
 	sent, ok := s.transmit(&s.inFree[from], now, now, wire)
 	if !ok || s.inFlight+len(data) > mostInFlight {
 		s.overflow++
@@ -79,8 +78,8 @@ func (s *shaper) accept(now int64, from, to int, data []byte, wire int) {
 	s.push(packet{data: data, wire: wire, to: to, at: sent + int64(s.limits.OneWay)})
 }
 
-// transmit puts a packet on a link that begins to send it at start at the earliest, and says when its last bit has
-// been sent; false if the link's queue is full.
+// transmit sends a packet over a link, beginning at start or later, and returns when its last bit has been sent. It
+// returns false if the link's queue is full.
 func (s *shaper) transmit(free *int64, now, start int64, length int) (sent int64, ok bool) {
 	if s.limits.Rate == 0 {
 		return now, true
@@ -97,13 +96,12 @@ func (s *shaper) duration(length int) int64 {
 	return int64(float64(length) * 8e9 / float64(s.limits.Rate))
 }
 
-// advance delivers what is due at now.
+// advance delivers the packets that are due at now.
 func (s *shaper) advance(now int64) {
 	for len(s.waiting) > 0 && s.waiting[0].at <= now {
 		p := s.waiting.pop()
 		if !p.left && s.limits.Rate > 0 {
-			// The receiver's link is sent at the same rate as the sender's: it adds nothing but where several
-			// senders share it.
+			// The receiver's link has the same rate as the sender's. It adds a delay only if several senders share it.
 			sent, ok := s.transmit(&s.outFree[p.to], p.at, p.at-s.duration(p.wire), p.wire)
 			if !ok {
 				s.overflow++
@@ -122,7 +120,7 @@ func (s *shaper) advance(now int64) {
 	}
 }
 
-// next is when advance has something to do; false if nothing waits.
+// next returns the time of advance's next work; false if there is none.
 func (s *shaper) next() (at int64, ok bool) {
 	if len(s.waiting) == 0 {
 		return 0, false
@@ -136,7 +134,7 @@ func (s *shaper) push(p packet) {
 	s.waiting.push(p)
 }
 
-// packets is a heap by time, and by order of coming where times are equal. (container/heap would make garbage.)
+// packets is a heap ordered by time, then by order of arrival. (container/heap would make garbage.)
 type packets []packet
 
 func (p packets) less(i, j int) bool {

@@ -13,7 +13,7 @@ type arrival struct {
 	when int64
 }
 
-// play sends packets through a shaper and returns when each arrived.
+// play sends packets through a shaper and returns the arrival time of each.
 func play(limits Limits, spokes int, random func() float64, sent []struct {
 	at       int64
 	from, to int
@@ -61,7 +61,7 @@ func TestDelayIsAddedOnce(t *testing.T) {
 }
 
 func TestRateSpacesPackets(t *testing.T) {
-	// 8 Mbit/s: 1000 bytes take 1 ms, once, though they pass two links of that rate.
+	// At 8 Mbit/s, 1000 bytes take 1 ms. They take it once, although they pass two links of that rate.
 	arrived, _ := play(Limits{Rate: 8e6}, 2, never, sending{{0, 0, 1, 1000}, {0, 0, 1, 1000}, {0, 0, 1, 1000}})
 	for i, a := range arrived {
 		if want := int64(i+1) * 1e6; a.when != want {
@@ -79,7 +79,7 @@ func TestTwoSendersShareTheReceiversRate(t *testing.T) {
 
 func TestFullQueueDrops(t *testing.T) {
 	var sent sending
-	for range 2000 { // 1.5 MB at once into a queue of 100 ms of 80 Mbit/s, 1 MB
+	for range 2000 { // 1.5 MB at once into a queue of 1 MB (100 ms at 80 Mbit/s)
 		sent = append(sent, sending{{0, 0, 1, 750}}...)
 	}
 	arrived, s := play(Limits{Rate: 80e6}, 2, never, sent)
@@ -101,8 +101,8 @@ func TestLossIsAsLikelyAsAsked(t *testing.T) {
 	}
 }
 
-// TestNothingIsReorderedOrEarly checks, for any traffic, that packets of one sender and receiver stay in order, that
-// none comes before delay and rate allow, and that each arrives or is counted as dropped.
+// TestNothingIsReorderedOrEarly checks with random traffic that packets between one sender and one receiver stay in
+// order, that none arrives earlier than delay and rate allow, and that each arrives or is counted as dropped.
 func TestNothingIsReorderedOrEarly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := Limits{

@@ -1,4 +1,4 @@
-// Packet sockets, by which the link process takes packets of the WAN and gives them back.
+// Packet sockets, with which the link process receives and sends the packets of the WAN.
 
 package wanlink
 
@@ -17,7 +17,7 @@ const (
 	vnetHeader = 10          // struct virtio_net_hdr, before each frame in both directions
 	frameSize  = 2048        // holds any frame of one segment
 	packetSize = 65536 + 256 // holds any frame of several segments
-	queueSize  = 16 << 20    // bytes the kernel holds for us while we are not run
+	queueSize  = 16 << 20    // bytes that the kernel buffers while this process does not run
 )
 
 // message is struct mmsghdr of recvmmsg(2).
@@ -27,9 +27,9 @@ type message struct {
 	_      [4]byte
 }
 
-// socket is a packet socket on one link, with batches of packets received and to be sent. A packet may be several
-// segments in one, as its sender's kernel made it, and its checksums may be left to do: the header says so, and the
-// receiver's kernel goes on from there, as if no process stood between.
+// socket is a packet socket on one link, with batches of packets received and packets to be sent. A packet may contain
+// several segments, and its checksums may still have to be computed. Its virtio header says so, and the receiver's
+// kernel does that work, as if no process stood between.
 type socket struct {
 	fd       int
 	in       [batch]message
@@ -53,7 +53,7 @@ func bindSocket(link string) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	const protocol = unix.ETH_P_IP>>8 | unix.ETH_P_IP&0xff<<8 // in network byte order
+	const protocol = unix.ETH_P_IP>>8 | unix.ETH_P_IP&0xff<<8 // ETH_P_IP in network byte order
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -82,12 +82,13 @@ func bindSocket(link string) (*socket, error) {
 
 func (s *socket) close() { unix.Close(s.fd) }
 
-// receive takes in up to a batch of packets; each is take's until take returns. A link that was cut has none.
+// receive reads up to one batch of packets. A packet's memory belongs to take until take returns. It is not an error if
+// the link is cut.
 func (s *socket) receive(take func(packet []byte)) error {
 	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.in[0])), batch, unix.MSG_DONTWAIT, 0, 0)
 	switch errno {
 	case 0:
-	case unix.EAGAIN, unix.EINTR, unix.ENETDOWN, unix.EINVAL: // EINVAL: segments of a kind that no header describes
+	case unix.EAGAIN, unix.EINTR, unix.ENETDOWN, unix.EINVAL: // EINVAL: no virtio header describes these segments
 		return nil
 	default:
 		return fmt.Errorf("receive packets: %w", errno)
@@ -101,7 +102,7 @@ func (s *socket) receive(take func(packet []byte)) error {
 	return nil
 }
 
-// wireLength is how many bytes a packet's segments have together on a wire, each with its own headers.
+// wireLength returns the number of bytes that a packet's segments have on the wire, each with its own headers.
 func wireLength(packet []byte) int {
 	length := len(packet) - vnetHeader
 	kind, headers, segment := packet[1], int(binary.NativeEndian.Uint16(packet[2:])), int(binary.NativeEndian.Uint16(packet[4:]))
@@ -112,7 +113,7 @@ func wireLength(packet []byte) int {
 	return length + (segments-1)*headers
 }
 
-// queue holds a packet until flush or until a batch is full.
+// queue holds a packet until flush is called or the batch is full.
 func (s *socket) queue(packet []byte, release func([]byte)) {
 	s.pending = append(s.pending, packet)
 	if len(s.pending) == batch {
@@ -120,7 +121,7 @@ func (s *socket) queue(packet []byte, release func([]byte)) {
 	}
 }
 
-// flush sends what is queued. What a link does not take, being cut, is lost, as on a wire.
+// flush sends the queued packets. If the link is cut, packets are lost, as on a wire.
 func (s *socket) flush(release func([]byte)) {
 	for first := 0; first < len(s.pending); {
 		rest := s.pending[first:]
@@ -132,7 +133,7 @@ func (s *socket) flush(release func([]byte)) {
 		switch {
 		case errno == unix.EINTR:
 		case errno != 0:
-			first++ // this one failed
+			first++ // the first packet failed: skip it
 		default:
 			first += int(n)
 		}

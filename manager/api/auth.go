@@ -143,7 +143,7 @@ func (s *Server) mustLead() error {
 	if s.Leading() {
 		return nil
 	}
-	if err := s.Store.Snapshot().Readable(); err != nil {
+	if err := store.Readable(s.Store.Snapshot()); err != nil {
 		return fail(connect.CodeUnavailable, "this manager does not lead: %v", err)
 	}
 	if leader := s.Store.Snapshot().Leader; leader != "" {

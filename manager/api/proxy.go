@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"watari/core"
 	"watari/hostlink"
 	"watari/manager/view"
 
@@ -64,7 +65,7 @@ func passing(s v1.GuestState) bool {
 
 // describe is a guest's state and its reason.
 func describe(g *v1.Guest) string {
-	text := view.StateName(g.State.String())
+	text := core.StateName(g.State.String())
 	if g.Message != "" {
 		text += ", " + g.Message
 	}

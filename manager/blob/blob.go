@@ -1,5 +1,5 @@
-// Package blob keeps content by its hash: <dir>/sha256/<64 hex digits>, and half-done uploads in
-// <dir>/partial/<64 hex digits>.<uploader>. Content is verified before it gets its name.
+// Package blob stores content by its hash in <dir>/sha256/<64 hex digits>, and unfinished uploads in <dir>/partial/<64
+// hex digits>.<uploader>. Content is verified before it gets its final name.
 package blob
 
 import (
@@ -22,39 +22,39 @@ import (
 )
 
 var (
-	// ErrNotFound: there is no such blob, or it is not whole.
+	// ErrNotFound means that there is no such blob, or that it is incomplete.
 	ErrNotFound = errors.New("no such blob")
-	// ErrBusy: another upload of the same blob by the same uploader is under way.
+	// ErrBusy means that the same uploader has another upload of the blob in progress.
 	ErrBusy = errors.New("another upload of it is under way")
-	// ErrAltered: the content does not have the hash; what was there of it is dropped.
+	// ErrAltered means that the content does not have the hash. It has been deleted.
 	ErrAltered = errors.New("the content does not have that hash; put it again from the start")
-	// ErrFull: the disk has no room for it.
+	// ErrFull means that the disk has no room for the blob.
 	ErrFull = errors.New("the manager's disk is full")
 )
 
-// OffsetError is that an upload does not go on where the held part ends.
+// OffsetError means that an upload does not continue at the end of the stored part.
 type OffsetError struct{ Held int64 }
 
 func (e *OffsetError) Error() string { return fmt.Sprintf("%d bytes are held; go on there", e.Held) }
 
-// DefaultReserve is how many bytes of the disk uploads leave free, so that the manager's own state has room.
+// DefaultReserve is the number of bytes of the disk that uploads leave free for the manager's own state.
 const DefaultReserve = 256 << 20
 
-// Store is a folder of blobs.
+// Store is a directory of blobs.
 type Store struct {
 	dir string
-	// Reserve is how many bytes of the disk stay free.
+	// Reserve is the number of bytes of the disk that stay free.
 	Reserve uint64
 
 	mu   sync.Mutex
-	busy map[string]bool // by the name of its partial file: an upload is under way
+	busy map[string]bool // uploads in progress, by the name of the partial file
 }
 
-// Open makes the folder where it is missing.
+// Open opens the directory, and makes it if it does not exist.
 func Open(dir string) (*Store, error) {
 	for _, d := range []string{"sha256", "partial"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
-			return nil, fmt.Errorf("make the folder for blobs: %w", err)
+			return nil, fmt.Errorf("make the directory for blobs: %w", err)
 		}
 	}
 	return &Store{dir: dir, Reserve: DefaultReserve, busy: map[string]bool{}}, nil
@@ -70,15 +70,16 @@ func ParseDigest(digest string) (string, error) {
 	return sum, nil
 }
 
-// Path is where a whole blob is; sum is its hex digest.
+// Path returns the path of a complete blob; sum is its hex digest.
 func (s *Store) Path(sum string) string { return filepath.Join(s.dir, "sha256", sum) }
 
-// partial is one uploader's: nobody goes on with, drops or spoils what another has put.
+// partial returns the path of an unfinished upload. Each uploader has a separate file, so no other uploader can
+// continue, delete or spoil it.
 func (s *Store) partial(uploader, sum string) string {
 	return filepath.Join(s.dir, "partial", sum+"."+uploader)
 }
 
-// Stat tells a blob's size where it is whole, else how many bytes of the uploader's are held.
+// Stat returns the size of a complete blob, or else the number of bytes that the uploader has stored.
 func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 	if info, err := os.Stat(s.Path(sum)); err == nil {
 		return info.Size(), true, nil
@@ -95,9 +96,9 @@ func (s *Store) Stat(uploader, sum string) (size int64, whole bool, err error) {
 	return info.Size(), false, nil
 }
 
-// Put appends content at offset to the blob, which is size bytes when whole, and returns how many bytes are
-// held afterwards. When all are there they are verified and the blob is whole. An interrupted Put keeps what
-// came. The uploader is who puts it, in letters that a file name may have.
+// Put appends content at offset to the blob, whose complete size is size, and returns how many bytes are stored
+// afterwards. When all bytes are stored, Put verifies them and the blob is complete. An interrupted Put keeps the bytes
+// that it got. uploader identifies the caller and must be valid in a file name.
 func (s *Store) Put(uploader, sum string, offset, size int64, content io.Reader) (held int64, err error) {
 	partial := s.partial(uploader, sum)
 	release, err := s.claim(filepath.Base(partial))
@@ -144,15 +145,15 @@ func (s *Store) Put(uploader, sum string, offset, size int64, content io.Reader)
 	return held, durable.SyncDir(filepath.Dir(s.Path(sum)))
 }
 
-// append copies up to size-offset bytes to f and returns how many bytes it then holds.
+// append copies up to size-offset bytes to f and returns how many bytes f then has.
 func (s *Store) append(f *os.File, offset, size int64, content io.Reader) (held int64, err error) {
-	const stretch = 8 << 20 // between two looks at the disk's free space
+	const checkEvery = 8 << 20 // bytes between two checks of the disk's free space
 	held = offset
 	for held < size {
 		if err := s.room(0); err != nil {
 			return held, err
 		}
-		n, err := io.CopyN(io.NewOffsetWriter(f, held), content, min(stretch, size-held))
+		n, err := io.CopyN(io.NewOffsetWriter(f, held), content, min(checkEvery, size-held))
 		held += n
 		if errors.Is(err, io.EOF) {
 			return held, nil
@@ -178,7 +179,7 @@ func (s *Store) claim(name string) (release func(), err error) {
 	}, nil
 }
 
-// room checks that n more bytes fit and leave the reserve.
+// room checks that n more bytes fit without using the reserve.
 func (s *Store) room(n int64) error {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(s.dir, &st); err != nil {
@@ -192,7 +193,7 @@ func (s *Store) room(n int64) error {
 	return nil
 }
 
-// full turns the system's "no space" into ErrFull.
+// full converts the system's "no space" errors to ErrFull.
 func full(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", ErrFull, err)
@@ -216,8 +217,8 @@ func verify(path, sum string) error {
 	return nil
 }
 
-// Check verifies a whole blob's size and content, and saves it from the next collections of garbage. One that
-// is damaged is dropped, so that it can be put again. ErrNotFound, ErrAltered.
+// Check verifies the size and content of a complete blob, and protects it from the next garbage collections. It deletes
+// a damaged blob, so that it can be put again. It returns ErrNotFound or ErrAltered.
 func (s *Store) Check(sum string, size int64) error {
 	if !s.touch(sum) {
 		return fmt.Errorf("blob %s: %w", sum, ErrNotFound)
@@ -243,9 +244,9 @@ func (s *Store) touch(sum string) bool {
 	return os.Chtimes(s.Path(sum), now, now) == nil
 }
 
-// Collect removes whole blobs that are not in use, and uploads that stopped, both when they were last written
-// or checked before the given time. It returns how many bytes were freed. inUse is asked while no blob can be
-// checked, so that it may read the state that Check's caller writes afterwards.
+// Collect removes complete blobs that are not in use, and unfinished uploads. It removes only files that were last
+// written or checked before the given time. It returns the number of bytes freed. inUse is called while no Check can
+// begin, so it sees the state that a caller of Check has written.
 func (s *Store) Collect(before time.Time, inUse func() map[string]bool) (freed int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -127,7 +127,7 @@ func TestOneUploadAtATime(t *testing.T) {
 	r, w := io.Pipe()
 	first := make(chan error, 1)
 	go func() { _, err := s.Put("ann", sumOf(content), 0, 16000, r); first <- err }()
-	w.Write(content[:1]) // returns when the first has read it
+	w.Write(content[:1]) // returns when the first Put has read the byte
 	if _, err := s.Put("ann", sumOf(content), 0, 16000, bytes.NewReader(content)); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestUploadsOfTwoLeaveEachOtherAlone(t *testing.T) {
 	if _, err := s.Put("ann", sum, 0, 16000, bytes.NewReader(content[:5000])); err != nil {
 		t.Fatal(err)
 	}
-	// A smaller size would drop one's own, and wrong bytes would spoil it.
+	// If uploaders shared a file, the smaller size would delete Ann's part, and the wrong bytes would spoil it.
 	if _, err := s.Put("bob", sum, 0, 4, strings.NewReader("junk")); !errors.Is(err, ErrAltered) {
 		t.Fatal(err)
 	}

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// OffsetHeader of an answer: how many bytes of an upload are held.
+	// OffsetHeader is a response header: the number of stored bytes of an upload.
 	OffsetHeader = "Watari-Offset"
-	// SizeHeader of a PUT: how many bytes the whole blob has.
+	// SizeHeader is a header of PUT: the size of the complete blob.
 	SizeHeader = "Watari-Size"
 )
 
-// Handler serves the path pattern /blobs/{digest}. HEAD answers 200 with the length where the blob is whole,
-// else 404 with OffsetHeader. PUT ?offset=n appends the body and answers 201 when the blob is whole, 202 with
-// OffsetHeader when bytes are missing, 409 with OffsetHeader at a wrong offset or during another upload, 422
-// when the content does not have the hash (and drops it), 507 when the disk is full. Who may do what is the
-// caller's to check before; uploader says whose an upload is (see Put).
+// Handler serves the path pattern /blobs/{digest}. HEAD answers 200 with the length of a complete blob, or 404 with
+// OffsetHeader. PUT ?offset=n appends the body. It answers 201 when the blob is complete; 202 with OffsetHeader if
+// bytes are missing; 409 with OffsetHeader for a wrong offset or during another upload; 422 if the content does not
+// have the hash (it is deleted); 507 if the disk is full. The caller checks the permission first. uploader returns the
+// uploader of a request (see Put).
 func (s *Store) Handler(uploader func(*http.Request) string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sum, err := ParseDigest(r.PathValue("digest"))
@@ -87,7 +87,7 @@ func (s *Store) receive(w http.ResponseWriter, r *http.Request, uploader, sum st
 	}
 }
 
-// number reads a non-negative decimal number; text may be empty.
+// number parses a non-negative decimal number; an empty text is the value of empty.
 func number(text string, empty int64) (int64, error) {
 	if text == "" {
 		return empty, nil

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -235,7 +234,7 @@ func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 		s.mu.Unlock()
 		return
 	}
-	changed := !h.connected || !sameButLoad(observed, h.observed)
+	changed := !h.connected || !sameButFigures(observed, h.observed)
 	h.observed = observed
 	if !h.connected {
 		h.connected, h.since = true, time.Now()
@@ -244,15 +243,6 @@ func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 	if changed {
 		s.tell(ses.name)
 	}
-}
-
-// sameButLoad compares a new report, which nobody else has yet, with the one before, without the load, which always
-// changes and about which nobody acts.
-func sameButLoad(observed, before *v1.HostObserved) bool {
-	load := observed.Load
-	defer func() { observed.Load = load }()
-	observed.Load = before.GetLoad()
-	return proto.Equal(observed, before)
 }
 
 // Send hands a host what is wanted of it; a later one replaces one that has not left yet. One of an older term than the

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Noun makes a command one that only holds others: alone it shows its help, and an unknown word is refused.
+// Noun turns a command into one that only groups others: alone it shows its help, and it refuses unknown words.
 func Noun(command *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	command.AddCommand(verbs...)
 	command.Args = func(command *cobra.Command, args []string) error {
@@ -26,10 +26,10 @@ func Noun(command *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	return command
 }
 
-// Args wants one argument for each word: Args("CLUSTER").
+// Args requires one argument for each word: Args("CLUSTER").
 func Args(words ...string) cobra.PositionalArgs { return ArgsBetween(len(words), words...) }
 
-// ArgsBetween wants at least the first few of the words.
+// ArgsBetween requires at least the first least words.
 func ArgsBetween(least int, words ...string) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		switch {
@@ -44,7 +44,7 @@ func ArgsBetween(least int, words ...string) cobra.PositionalArgs {
 
 var nameForm = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
-// CheckName refuses what cannot be an object's name, before anything is asked of the manager.
+// CheckName refuses an invalid object name before the manager is called.
 func CheckName(kind, name string) error {
 	if nameForm.MatchString(name) {
 		return nil

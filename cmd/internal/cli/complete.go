@@ -16,10 +16,10 @@ import (
 // Names fetches names for completion.
 type Names func(context.Context, *client.Client) ([]string, error)
 
-// completionTimeout keeps a shell from hanging at Tab while no manager answers.
+// completionTimeout limits how long a shell waits at Tab if no manager answers.
 const completionTimeout = 2 * time.Second
 
-// Complete makes the names a command's completion for its first arguments, one list each.
+// Complete completes a command's first arguments, with one list for each.
 func (e *Env) Complete(lists ...Names) cobra.CompletionFunc {
 	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		if len(args) >= len(lists) {
@@ -29,28 +29,28 @@ func (e *Env) Complete(lists ...Names) cobra.CompletionFunc {
 	}
 }
 
-// CompleteFlag makes the names a flag's completion.
+// CompleteFlag completes a flag with names.
 func (e *Env) CompleteFlag(command *cobra.Command, flag string, names Names) {
 	_ = command.RegisterFlagCompletionFunc(flag, func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 		return e.complete(command.Context(), names, begun), cobra.ShellCompDirectiveNoFileComp
 	})
 }
 
-// CompleteFiles makes files the completion of flags.
+// CompleteFiles completes flags with files.
 func CompleteFiles(command *cobra.Command, flags ...string) {
 	for _, flag := range flags {
 		_ = command.MarkFlagFilename(flag)
 	}
 }
 
-// CompleteFolders makes folders the completion of flags.
+// CompleteFolders completes flags with directories.
 func CompleteFolders(command *cobra.Command, flags ...string) {
 	for _, flag := range flags {
 		_ = command.MarkFlagDirname(flag)
 	}
 }
 
-// CompleteNothingElse keeps files out of the completion of all other flags of a command and those under it.
+// CompleteNothingElse turns off file completion for all other flags of a command and of those below it.
 func CompleteNothingElse(command *cobra.Command) {
 	command.LocalFlags().VisitAll(func(flag *pflag.Flag) {
 		_, files := flag.Annotations[cobra.BashCompFilenameExt]
@@ -91,7 +91,7 @@ func (e *Env) complete(ctx context.Context, names Names, begun string) []string 
 	return fitting
 }
 
-// Words completes from fixed words.
+// Words completes with fixed words.
 func Words(words ...string) Names {
 	return func(context.Context, *client.Client) ([]string, error) { return words, nil }
 }
@@ -149,7 +149,7 @@ func ActiveRuns(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(slices.DeleteFunc(runs, func(run *v1.Run) bool { return run.GetEnded() != nil }), err)
 }
 
-// Migrations lists the names of the migrations under way.
+// Migrations lists the names of the migrations in progress.
 func Migrations(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListMigrations, &v1.ListMigrationsRequest{Active: true}, (*v1.ListMigrationsResponse).GetMigrations))
 }

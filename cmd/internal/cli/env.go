@@ -1,5 +1,5 @@
-// Package cli is what every command of watari shares: where it reads and writes, how it ends, how arguments are
-// checked and completed.
+// Package cli holds what all commands of watari share: input and output, exit statuses, and the checking and completion
+// of arguments.
 package cli
 
 import (
@@ -17,22 +17,22 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// Env is the world as a command sees it. Tests make their own.
+// Env is a command's environment. Tests make their own.
 type Env struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Signals delivers SIGINT and SIGTERM.
+	// Signals receives SIGINT and SIGTERM.
 	Signals <-chan os.Signal
-	// Now is the clock that ages are told by.
+	// Now is the clock for ages.
 	Now func() time.Time
 	// Config is the path of the client config; empty: client.ConfigPath.
 	Config string
-	// Output is the format asked for with --output; empty: table.
+	// Output is the value of --output; empty: table.
 	Output string
 }
 
-// Client opens a client with the config that the command line names. Where the certificate in it is due for that, it
-// is renewed first; what hinders that is told and no error, for the certificate is still good.
+// Client returns a client for the config that the command line names. If the certificate is due for renewal, Client
+// renews it first. A failed renewal is printed but is not an error, because the certificate is still valid.
 func (e *Env) Client() (*client.Client, error) {
 	path, config, err := e.load()
 	if err != nil {
@@ -47,14 +47,14 @@ func (e *Env) Client() (*client.Client, error) {
 		if err == nil {
 			err = renewed.Save(path)
 		}
-		if unreachable := (*client.Unreachable)(nil); err != nil && !errors.As(err, &unreachable) { // the command itself will tell that
+		if unreachable := (*client.Unreachable)(nil); err != nil && !errors.As(err, &unreachable) { // the command itself will report that
 			e.Notef("the certificate in %s was not renewed: %v", path, client.Explain(err))
 		}
 	}
 	return c, nil
 }
 
-// LoadConfig reads the config that the command line names.
+// LoadConfig loads the config that the command line names.
 func (e *Env) LoadConfig() (*client.Config, error) {
 	_, config, err := e.load()
 	return config, err
@@ -70,7 +70,7 @@ func (e *Env) load() (path string, config *client.Config, err error) {
 	return path, config, err
 }
 
-// Terminal says how wide and how high the terminal w is, in characters; 0 where w is none.
+// Terminal returns the width and height of the terminal w in characters; 0 if w is not a terminal.
 func Terminal(w any) (width, height int) {
 	file, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
@@ -83,18 +83,18 @@ func Terminal(w any) (width, height int) {
 	return width, height
 }
 
-// Notef writes a line beside the output proper.
+// Notef writes a line to standard error.
 func (e *Env) Notef(format string, args ...any) {
 	fmt.Fprintf(e.Err, format+"\n", args...)
 }
 
-// ErrInterrupted is the cause of a context that Ctrl-C (or SIGTERM) ended.
+// ErrInterrupted is the cause of a context that Ctrl-C or SIGTERM ended.
 var ErrInterrupted = errors.New("interrupted")
 
-// Action is what a command does with its arguments. ctx ends at Ctrl-C.
+// Action is the function of a command. ctx ends at Ctrl-C.
 type Action func(ctx context.Context, args []string) error
 
-// Run makes an action a command's RunE: ctx ends at Ctrl-C, and the command then ends with status 130.
+// Run returns an action as a command's RunE. At Ctrl-C, ctx ends and the command ends with status 130.
 func (e *Env) Run(action Action) func(*cobra.Command, []string) error {
 	return func(command *cobra.Command, args []string) error {
 		ctx, stop := e.Interruptible(command.Context())
@@ -111,7 +111,7 @@ func (e *Env) Run(action Action) func(*cobra.Command, []string) error {
 	}
 }
 
-// Ask makes an action that calls the manager a command's RunE, as Run does.
+// Ask is Run for an action that calls the manager.
 func (e *Env) Ask(action func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return e.Run(func(ctx context.Context, args []string) error {
 		c, err := e.Client()
@@ -122,12 +122,12 @@ func (e *Env) Ask(action func(ctx context.Context, c *client.Client, args []stri
 	})
 }
 
-// RunWithSignals makes an action a command's RunE that reads e.Signals itself.
+// RunWithSignals is Run for an action that reads e.Signals itself.
 func (e *Env) RunWithSignals(action Action) func(*cobra.Command, []string) error {
 	return func(command *cobra.Command, args []string) error { return action(command.Context(), args) }
 }
 
-// Interruptible gives a context that ends with ErrInterrupted as its cause when a signal comes.
+// Interruptible returns a context that ends with the cause ErrInterrupted when a signal arrives.
 func (e *Env) Interruptible(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	go func() {

@@ -7,11 +7,13 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// tellAfter is after how many failures in a row it is said what is waited for: the first few pass within a second.
+// tellAfter is the number of failures in a row after which the command prints what it waits for. The first few pass
+// within a second.
 const tellAfter = 3
 
-// Patiently repeats an attempt as client.Patiently does, and says so where the manager stays away. Lines end with end: a
-// raw terminal needs "\r\n".
+// Patiently repeats an attempt like client.Patiently, and prints a line if the manager stays away. Lines end with end:
+// a raw terminal needs "\r
+// ".
 func (e *Env) Patiently(ctx context.Context, c *client.Client, end string, attempt func(alive func()) error) error {
 	failures := 0
 	notice := func(err error) {

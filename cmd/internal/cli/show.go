@@ -9,22 +9,22 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// Show writes a message in the format asked for; table writes the form for people.
+// Show writes a message in the requested format. table writes the form for people.
 func (e *Env) Show(message proto.Message, table func(w io.Writer)) error {
 	return output.Write(e.Out, e.Output, message, table)
 }
 
-// Done shows what a change made of an object: to people a sentence beside the output proper, to programs the object.
+// Done shows the result of a change: a sentence on standard error for people, the object for programs.
 func (e *Env) Done(object proto.Message, format string, args ...any) error {
 	return e.Show(object, func(io.Writer) { e.Notef(format, args...) })
 }
 
-// ShowList writes messages in the format asked for; table writes the form for people.
+// ShowList writes messages in the requested format. table writes the form for people.
 func ShowList[T proto.Message](e *Env, messages []T, table func(w io.Writer)) error {
 	return output.WriteList(e.Out, e.Output, messages, table)
 }
 
-// Find gives the one object of a kind that has a name; list asks for those that have it.
+// Find returns the object of a kind with that name. list fetches the objects with that name.
 func Find[T any](kind, name string, list func() ([]T, error)) (found T, err error) {
 	if err := CheckName(kind, name); err != nil {
 		return found, err
@@ -39,7 +39,7 @@ func Find[T any](kind, name string, list func() ([]T, error)) (found T, err erro
 	return all[0], nil
 }
 
-// CheckOutput refuses an --output that is none.
+// CheckOutput refuses an invalid value of --output.
 func (e *Env) CheckOutput() error {
 	if e.Output == "" {
 		e.Output = output.FormatTable

@@ -1,6 +1,6 @@
 package cli
 
-// verbs.go - the verbs that are the same for many nouns.
+// verbs.go - the verbs that many nouns have in common.
 
 import (
 	"context"
@@ -13,7 +13,8 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// Show is the verb "show" of a noun: it gets one object and describes it. Word stands for its name in the help.
+// Show is the verb "show" of a noun: it gets one object and describes it. Word stands for the object's name in the
+// help.
 type Show[T proto.Message] struct {
 	Word, Short, Example string
 	Names                Names // for completion
@@ -21,7 +22,7 @@ type Show[T proto.Message] struct {
 	Describe             func(w io.Writer, env *Env, object T)
 }
 
-// Command is the verb as a command.
+// Command returns the verb as a command.
 func (s Show[T]) Command(env *Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "show " + s.Word,
@@ -41,12 +42,12 @@ func (s Show[T]) Command(env *Env) *cobra.Command {
 
 // List is the verb "list" of a noun: it gets all objects and shows them in a table.
 type List[T proto.Message] struct {
-	Things, Short, Example string // Things is how errors name them: "hosts"
+	Things, Short, Example string // Things is the noun for errors: "hosts"
 	Get                    func(ctx context.Context, c *client.Client) ([]T, error)
 	Table                  func(w io.Writer, env *Env, objects []T)
 }
 
-// Command is the verb as a command.
+// Command returns the verb as a command.
 func (l List[T]) Command(env *Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "list",

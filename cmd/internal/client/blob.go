@@ -13,13 +13,14 @@ import (
 	"connectrpc.com/connect"
 )
 
-// The headers of uploads, as manager/blob has them.
+// The headers of uploads, as in manager/blob.
 const (
-	offsetHeader = "Watari-Offset" // in answers: how many bytes are held
-	sizeHeader   = "Watari-Size"   // of a PUT: how many bytes the whole blob has
+	offsetHeader = "Watari-Offset" // in responses: number of stored bytes
+	sizeHeader   = "Watari-Size"   // of a PUT: size of the complete blob
 )
 
-// PutBlob gives a blob to the manager, from where an earlier upload ended. progress is called with the bytes held.
+// PutBlob uploads a blob to the manager. It continues where an earlier upload ended. progress is called with the number
+// of stored bytes.
 func (c *Client) PutBlob(ctx context.Context, digest, path string, progress func(held, size int64)) error {
 	return c.Patiently(ctx, nil, func(alive func()) error {
 		file, err := os.Open(path)
@@ -46,7 +47,7 @@ func (c *Client) PutBlob(ctx context.Context, digest, path string, progress func
 	})
 }
 
-// blobHeld asks how much of a blob the manager has.
+// blobHeld asks how many bytes of a blob the manager has.
 func (c *Client) blobHeld(ctx context.Context, digest string) (offset int64, whole bool, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodHead, c.URL("/blobs/"+digest), nil)
 	if err != nil {
@@ -86,12 +87,12 @@ func (c *Client) putRest(ctx context.Context, digest string, offset, size int64,
 	return blobError(response, strings.TrimSpace(string(text)))
 }
 
-// blobError turns an answer into an error of the same kinds that calls have.
+// blobError converts a response to an error of a kind that calls have.
 func blobError(response *http.Response, text string) error {
 	code := connect.CodeInternal
 	switch response.StatusCode {
 	case http.StatusAccepted, http.StatusConflict, http.StatusServiceUnavailable:
-		code = connect.CodeUnavailable // bytes are missing, or another upload is under way: ask again
+		code = connect.CodeUnavailable // bytes are missing, or another upload is in progress: try again
 	case http.StatusInsufficientStorage:
 		code = connect.CodeResourceExhausted
 	case http.StatusUnauthorized:
@@ -107,7 +108,7 @@ func blobError(response *http.Response, text string) error {
 	return connect.NewWireError(code, errors.New(text))
 }
 
-// counted tells how much was read.
+// counted is a reader that reports how much was read.
 type counted struct {
 	r     io.Reader
 	sent  int64

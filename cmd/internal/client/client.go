@@ -1,5 +1,5 @@
-// Package client speaks to a manager for the command line: it reads the client config, tries each manager, waits
-// out a manager's restart, and turns what goes wrong into sentences that name the next step.
+// Package client calls a manager for the command line. It reads the client config, tries each manager, waits during a
+// manager's restart, and turns errors into sentences that name the next step.
 package client
 
 import (
@@ -17,17 +17,17 @@ import (
 	"watari/ca"
 )
 
-// base is the URL that requests are made to; the transport finds the address.
+// base is the URL of requests. The transport finds the address.
 const base = "https://watari-manager"
 
-// Client calls the managers of one config. It is safe for use by several goroutines.
+// Client calls the managers of one config. Several goroutines may use it.
 type Client struct {
 	watariv1connect.ControlServiceClient
 	join watariv1connect.JoinServiceClient
 	http *http.Client
 }
 
-// Open makes a client. It does not dial.
+// Open returns a client. It does not connect.
 func Open(config *Config) (*Client, error) {
 	options, err := ca.ClientTLS([]byte(config.CA), []byte(config.Certificate), []byte(config.Key))
 	if err != nil {
@@ -44,8 +44,8 @@ func Open(config *Config) (*Client, error) {
 	return client, nil
 }
 
-// Advertised is by what URL the leading manager says that it is reached, for commands to be typed on other machines; "URL"
-// where it does not tell.
+// Advertised returns the URL at which the leading manager says that it can be reached, for commands to be typed on
+// other machines. If the manager does not say, the result is "URL".
 func (c *Client) Advertised(ctx context.Context) string {
 	response, err := c.GetStatus(ctx, connect.NewRequest(&v1.GetStatusRequest{}))
 	if err != nil || !strings.HasPrefix(response.Msg.GetLeader(), "https://") {
@@ -54,7 +54,7 @@ func (c *Client) Advertised(ctx context.Context) string {
 	return response.Msg.Leader
 }
 
-// OpenJoin makes a client that has a token and no certificate yet, to get one by.
+// OpenJoin returns a client with a token instead of a certificate, for getting a certificate.
 func OpenJoin(manager string, token ca.Token) (watariv1connect.JoinServiceClient, error) {
 	transport, err := newTransport([]string{manager}, ca.JoinTLS(token))
 	if err != nil {
@@ -63,10 +63,11 @@ func OpenJoin(manager string, token ca.Token) (watariv1connect.JoinServiceClient
 	return watariv1connect.NewJoinServiceClient(&http.Client{Transport: transport}, base), nil
 }
 
-// renewTimeout bounds the renewal of a certificate, on which a command waits that could do without it.
+// renewTimeout limits the renewal of a certificate. The waiting command could do without it.
 const renewTimeout = 5 * time.Second
 
-// Renew gives a copy of the client's config with a new certificate for the same key. The present one must still be good.
+// Renew returns a copy of the client's config with a new certificate for the same key. The present certificate must be
+// valid.
 func (c *Client) Renew(ctx context.Context, config *Config) (*Config, error) {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
@@ -86,13 +87,13 @@ func (c *Client) Renew(ctx context.Context, config *Config) (*Config, error) {
 	return &renewed, nil
 }
 
-// HTTP is the client for what goes beside the API: images' blobs.
+// HTTP returns the client for HTTP requests other than API calls: images' blobs.
 func (c *Client) HTTP() *http.Client { return c.http }
 
-// URL is the address of a path at the manager, for HTTP.
+// URL returns the URL of a path at the manager, for HTTP.
 func (c *Client) URL(path string) string { return base + path }
 
-// nextManager repeats a call that no manager, or none that leads, has answered, with the next manager.
+// nextManager repeats a call with the next manager if no manager, or none that leads, has answered.
 func nextManager(transport *transport) connect.UnaryInterceptorFunc {
 	return func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
@@ -103,7 +104,7 @@ func nextManager(transport *transport) connect.UnaryInterceptorFunc {
 				}
 				transport.rotate()
 				if unreachable := (*Unreachable)(nil); errors.As(err, &unreachable) || attempt >= len(transport.addresses) {
-					return response, err // all were tried
+					return response, err // all managers were tried
 				}
 			}
 		}

@@ -11,25 +11,25 @@ import (
 	"watari/internal/durable"
 )
 
-// AdminConfig is the config that a manager started with `watari up` writes for this machine's administrator.
+// AdminConfig is the path of the config that a manager started by `watari up` writes for this machine's administrator.
 const AdminConfig = "/var/lib/watari/admin.json"
 
-// Config says where managers are and who the caller is. It is a JSON file; see ConfigPath.
+// Config has the managers' addresses and the caller's identity. It is a JSON file; see ConfigPath.
 type Config struct {
 	// Managers are base URLs, tried in turn: "https://192.0.2.1:7070".
 	Managers []string `json:"manager"`
-	// CA is the certificate of the managers' CA, PEM.
+	// CA is the certificate of the managers' CA in PEM.
 	CA string `json:"ca"`
-	// Certificate and Key are the caller's, PEM.
+	// Certificate and Key are the caller's, in PEM.
 	Certificate string `json:"certificate"`
 	Key         string `json:"key"`
 }
 
-// ErrNoConfig says that there is no client config where one was looked for.
+// ErrNoConfig means that there is no client config at the path.
 var ErrNoConfig = errors.New("there is no client config")
 
-// ConfigPath is where the config is read from when the command line names no other file: $WATARI_CONFIG, else
-// AdminConfig for root where it exists, else ~/.config/watari/config.json.
+// ConfigPath returns the path of the config if the command line names none: $WATARI_CONFIG, or else AdminConfig for
+// root if it exists, or else ~/.config/watari/config.json.
 func ConfigPath() (string, error) {
 	if path := os.Getenv("WATARI_CONFIG"); path != "" {
 		return path, nil
@@ -42,7 +42,7 @@ func ConfigPath() (string, error) {
 	return UserConfigPath()
 }
 
-// UserConfigPath is where `watari login` keeps a person's config.
+// UserConfigPath returns the path at which `watari login` stores a user's config.
 func UserConfigPath() (string, error) {
 	if path := os.Getenv("WATARI_CONFIG"); path != "" {
 		return path, nil
@@ -54,7 +54,7 @@ func UserConfigPath() (string, error) {
 	return filepath.Join(folder, "watari", "config.json"), nil
 }
 
-// Load reads a config. The error is ErrNoConfig where the file is missing.
+// Load reads a config. If the file does not exist, it returns ErrNoConfig.
 func Load(path string) (*Config, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +73,7 @@ func Load(path string) (*Config, error) {
 	return config, nil
 }
 
-// Save writes a config so that only its owner can read it; one that was there keeps its owner.
+// Save writes a config that only its owner can read. An existing file keeps its owner.
 func (c *Config) Save(path string) error {
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {

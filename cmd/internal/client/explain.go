@@ -11,7 +11,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// explained is an error with a sentence for people in place of a protocol's text.
+// explained is an error with a sentence for people instead of the protocol's text.
 type explained struct {
 	text string
 	err  error
@@ -20,8 +20,8 @@ type explained struct {
 func (e *explained) Error() string { return e.text }
 func (e *explained) Unwrap() error { return e.err }
 
-// Explain gives an error of a call a sentence that says the thing, the reason and the next step. Errors that are
-// not of a call come back as they are.
+// Explain replaces the text of a call's error by a sentence that names the thing, the reason and the next step. It
+// returns other errors unchanged.
 func Explain(err error) error {
 	if already := (*explained)(nil); errors.As(err, &already) {
 		return err
@@ -38,7 +38,7 @@ func Explain(err error) error {
 	return &explained{before + sentence(failed), err}
 }
 
-// sentence says what went wrong with a call, and what to do about it.
+// sentence says why a call failed, and what to do.
 func sentence(err *connect.Error) string {
 	var unreachable *Unreachable
 	var certificate *tls.CertificateVerificationError
@@ -83,7 +83,7 @@ func certificateReason(err *tls.CertificateVerificationError) string {
 	return err.Err.Error()
 }
 
-// Brief says why a call failed for a reason that passes by itself, without a next step: waiting is it.
+// Brief says why a call failed for a temporary reason, without a next step: the command waits anyway.
 func Brief(err error) string {
 	var unreachable *Unreachable
 	var failed *connect.Error
@@ -98,7 +98,7 @@ func Brief(err error) string {
 	return err.Error()
 }
 
-// Transient says whether an error of a call passes by itself: the manager restarts, another one takes over, the
+// Transient reports whether a call's error is temporary: the manager is restarting, another one takes over, or the
 // connection broke.
 func Transient(err error) bool {
 	var failed *connect.Error
@@ -115,7 +115,7 @@ func Transient(err error) bool {
 	}
 	switch failed.Code() {
 	case connect.CodeUnknown, connect.CodeInternal, connect.CodeCanceled, connect.CodeAborted:
-		return true // a stream that was cut off in the middle
+		return true // a stream that broke in the middle
 	}
 	return false
 }

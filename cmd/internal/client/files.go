@@ -13,20 +13,20 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// chunk is the size of one message of a file's transfer, bytes.
+// chunk is the size of one message of a file transfer, in bytes.
 const chunk = 256 << 10
 
 var errStreamEnded = errors.New("the manager ended the stream")
 
-// Place is a file or folder in the guests: of a guest, or of a run, whose directory relative paths are in.
+// Place is a file or directory of a guest or of a run. A relative path of a run starts at the run's directory.
 type Place struct {
-	Guest, Run string // one of the two
+	Guest, Run string // exactly one is set
 	Path       string
 }
 
 func (p Place) String() string { return p.Guest + p.Run + ":" + p.Path }
 
-// Put copies a local file into the guests, over one that is there. progress is called with the bytes sent.
+// Put copies a local file into the guests and replaces an existing file. progress is called with the bytes sent.
 func (c *Client) Put(ctx context.Context, local string, to Place, progress func(sent, size int64)) error {
 	return c.Patiently(ctx, nil, func(func()) error {
 		file, err := os.Open(local)
@@ -65,7 +65,7 @@ func (c *Client) putOnce(ctx context.Context, file io.Reader, info os.FileInfo, 
 			message.File.Path, message.File.Mode = to.Path, uint32(info.Mode().Perm())
 		}
 		if err := stream.Send(message); err != nil {
-			break // the reason comes with the response
+			break // the response has the reason
 		}
 		total += int64(n)
 		sent(total)
@@ -77,8 +77,8 @@ func (c *Client) putOnce(ctx context.Context, file io.Reader, info os.FileInfo, 
 	return err
 }
 
-// Get copies a file out of the guests to a local path, which is replaced only when all of it is there. A broken
-// connection is taken up where it ended.
+// Get copies a file from the guests to a local path, which is replaced only when the copy is complete. After a broken
+// connection, Get continues where it ended.
 func (c *Client) Get(ctx context.Context, from Place, local string, progress func(got, size int64)) error {
 	if info, err := os.Stat(local); err == nil && info.IsDir() {
 		local = filepath.Join(local, filepath.Base(from.Path))

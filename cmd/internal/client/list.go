@@ -6,7 +6,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// List makes a call that lists objects and takes them out of its response.
+// List makes a call that lists objects and returns the objects.
 func List[Q, R, T any](ctx context.Context, call func(context.Context, *connect.Request[Q]) (*connect.Response[R], error),
 	request *Q, objects func(*R) []T) ([]T, error) {
 	response, err := call(ctx, connect.NewRequest(request))

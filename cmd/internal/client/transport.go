@@ -17,12 +17,12 @@ import (
 
 const (
 	dialTimeout = 5 * time.Second
-	// A manager that vanished without a word is noticed after pingAfter + pingTimeout of silence.
+	// A manager that vanished is noticed after pingAfter + pingTimeout of silence.
 	pingAfter   = 10 * time.Second
 	pingTimeout = 10 * time.Second
 )
 
-// Unreachable says that no manager took a connection, and why each did not.
+// Unreachable means that no manager accepted a connection. It has the reason for each.
 type Unreachable struct {
 	Managers []string // URLs
 	Reasons  []error  // one for each manager
@@ -36,7 +36,7 @@ func (u *Unreachable) Error() string {
 	return "no manager answers at " + strings.Join(lines, ", nor at ")
 }
 
-// elsewhere says whether none of the managers is on this machine.
+// elsewhere reports whether none of the managers is on this machine.
 func (u *Unreachable) elsewhere() bool {
 	return !slices.ContainsFunc(u.Managers, func(manager string) bool {
 		parsed, err := url.Parse(manager)
@@ -44,10 +44,10 @@ func (u *Unreachable) elsewhere() bool {
 	})
 }
 
-// Unwrap gives the reasons to errors.Is and errors.As.
+// Unwrap returns the reasons for errors.Is and errors.As.
 func (u *Unreachable) Unwrap() []error { return u.Reasons }
 
-// plainReason leaves out what a reader of "no manager answers at URL" knows already.
+// plainReason leaves out what the reader of "no manager answers at URL" knows already.
 func plainReason(err error) string {
 	var number syscall.Errno
 	var timeout interface{ Timeout() bool }
@@ -60,7 +60,7 @@ func plainReason(err error) string {
 	return err.Error()
 }
 
-// transport sends requests to whichever manager takes connections, and remembers which did.
+// transport sends requests to a manager that accepts connections, and remembers which one did.
 type transport struct {
 	managers  []string // URLs
 	addresses []string // host:port, one for each
@@ -68,7 +68,7 @@ type transport struct {
 
 	mu      sync.Mutex
 	first   int             // index of the manager to try first
-	current *http.Transport // nil: to be made
+	current *http.Transport // nil: made when needed
 }
 
 func newTransport(managers []string, options *tls.Config) (*transport, error) {
@@ -104,8 +104,8 @@ func (t *transport) use() *http.Transport {
 	return t.current
 }
 
-// rotate makes the next request go over a new connection, to another manager where there are several. Streams
-// that are under way end by themselves.
+// rotate makes the next request use a new connection, to the next manager if there are several. Current streams end by
+// themselves.
 func (t *transport) rotate() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,7 +116,7 @@ func (t *transport) rotate() {
 	}
 }
 
-// dial connects to the first manager that takes a connection.
+// dial connects to the first manager that accepts a connection.
 func (t *transport) dial(ctx context.Context, network, _ string) (net.Conn, error) {
 	t.mu.Lock()
 	first := t.first

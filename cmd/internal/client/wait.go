@@ -12,12 +12,12 @@ import (
 const (
 	firstPause = 200 * time.Millisecond
 	longPause  = 2 * time.Second
-	// patience is how long a wait goes on while no manager answers.
+	// patience is how long a command waits while no manager answers.
 	patience = 5 * time.Minute
 )
 
-// Patiently repeats a read that fails for a reason that passes by itself, until it succeeds, fails for good, ctx
-// ends, or no attempt made progress for five minutes. notice, where it is not nil, is told of each failure. An
+// Patiently repeats a read that fails for a temporary reason. It ends when the read succeeds or fails for good, when
+// ctx ends, or when no attempt has made progress for five minutes. notice, if not nil, is called with each failure. An
 // attempt that calls alive has made progress.
 func (c *Client) Patiently(ctx context.Context, notice func(error), attempt func(alive func()) error) error {
 	pause, since := firstPause, time.Now()
@@ -38,8 +38,8 @@ func (c *Client) Patiently(ctx context.Context, notice func(error), attempt func
 	}
 }
 
-// Watch hands see an object now and after each change, until see says that it is done or fails. A manager's
-// restart does not end it.
+// Watch calls see with an object now and after each change, until see returns done or an error. It continues after a
+// restart of the manager.
 func (c *Client) Watch(ctx context.Context, kind, name string, notice func(error), see func(*v1.WatchResponse) (done bool, err error)) error {
 	return c.Patiently(ctx, notice, func(alive func()) error {
 		stream, err := c.ControlServiceClient.Watch(ctx, connect.NewRequest(&v1.WatchRequest{Kind: kind, Name: name}))

@@ -1,6 +1,6 @@
-// Package daemon starts programs that go on without their parent, and ends them later: by a systemd unit where there is
-// one for the program, else by a pid file. A pid file names the process so that another one which got the same number is
-// not taken for it.
+// Package daemon starts programs that outlive their parent, and ends them later. It uses the program's systemd unit if
+// there is one, or else a pid file. The pid file identifies the process even if another process has got the same id
+// since.
 package daemon
 
 import (
@@ -14,33 +14,33 @@ import (
 	"time"
 )
 
-// Spec is a program to start as a daemon.
+// Spec describes a program to be started as a daemon.
 type Spec struct {
-	// Name is for people: "manager".
+	// Name is the daemon's name for people: "manager".
 	Name string
 	// Command is the program's path and its arguments.
 	Command []string
 	// Env is added to the caller's environment.
 	Env []string
-	// PIDFile and Log are paths; their folders are made. The log is appended to.
+	// PIDFile and Log are paths. Missing directories are made. Output is appended to the log.
 	PIDFile, Log string
-	// Unit is the systemd unit that runs the daemon if it is for this very program; "": systemd is not asked.
+	// Unit is the systemd unit of the daemon. It is used only if it starts this very program; "": do not use systemd.
 	Unit string
 }
 
-// poll is how often a process's end is looked for.
+// poll is the time between two checks whether a process has ended.
 const poll = 20 * time.Millisecond
 
-// Process is a daemon that runs.
+// Process is a running daemon.
 type Process struct {
 	identity
 	spec     Spec
-	end      chan struct{} // closed when a child of this process has ended; nil for another's
-	unit     bool          // systemd runs it, by spec.Unit; identity has no more than the pid then
-	restarts int           // how often systemd had started the unit again when it was found
+	end      chan struct{} // closed when a child of this process has ended; nil if it is not our child
+	unit     bool          // systemd runs it as spec.Unit; then identity has only the pid
+	restarts int           // systemd's count of restarts when the daemon was found
 }
 
-// Start starts a daemon by its unit, or in a session of its own with a pid file. It does not wait until it serves.
+// Start starts a daemon by its unit, or in its own session with a pid file. It does not wait until the daemon serves.
 func Start(spec Spec) (*Process, error) {
 	if spec.Unit != "" {
 		if process, err := startUnit(spec); process != nil || err != nil {
@@ -80,7 +80,7 @@ func Start(spec Spec) (*Process, error) {
 	return process, nil
 }
 
-// Ended says whether a daemon that this process started or found has ended.
+// Ended reports whether a daemon has ended that this process started or found.
 func (p *Process) Ended() bool {
 	if p.unit {
 		return p.unitEnded()
@@ -93,7 +93,7 @@ func (p *Process) Ended() bool {
 	}
 }
 
-// Died is the error of a daemon that ended when it should not have, with the end of its log.
+// Died returns an error for a daemon that ended unexpectedly, with the end of its log.
 func (p *Process) Died() error {
 	if p.unit {
 		return fmt.Errorf("the %s ended at once, and systemd goes on trying; its log (%s) ends with:\n%s", p.spec.Name, p.Log(), journal(p.spec.Unit, 8))
@@ -101,7 +101,7 @@ func (p *Process) Died() error {
 	return fmt.Errorf("the %s ended at once; its log %s ends with:\n%s", p.spec.Name, p.spec.Log, LastLines(p.spec.Log, 8))
 }
 
-// Log is where the daemon's log is read: a path, or a command.
+// Log returns where to read the daemon's log: a path or a command.
 func (p *Process) Log() string {
 	if p.unit {
 		return "journalctl -u " + p.spec.Unit
@@ -109,7 +109,7 @@ func (p *Process) Log() string {
 	return p.spec.Log
 }
 
-// Running finds the daemon of a unit or pid file; nil where it does not run.
+// Running finds the running daemon of a unit or pid file; nil if it is not running.
 func Running(spec Spec) (*Process, error) {
 	if spec.Unit != "" {
 		if process, err := runningUnit(spec); process != nil || err != nil {
@@ -129,8 +129,8 @@ func Running(spec Spec) (*Process, error) {
 	return &Process{identity: found, spec: spec}, nil
 }
 
-// Stop ends a daemon with SIGTERM, and with SIGKILL when it has not ended after grace, and removes its pid file. A unit
-// is disabled and stopped, with its own timeout.
+// Stop ends a daemon with SIGTERM, and with SIGKILL if it has not ended after grace. It removes the pid file. A unit is
+// disabled and stopped; its own timeout applies.
 func (p *Process) Stop(grace time.Duration) error {
 	if p.unit {
 		return p.stopUnit()
@@ -156,7 +156,7 @@ func (p *Process) Forget() error {
 	return nil
 }
 
-// LastLines is the end of a log, indented.
+// LastLines returns the last lines of a log, indented.
 func LastLines(path string, n int) string {
 	const most = 16 << 10
 	file, err := os.Open(path)

@@ -73,7 +73,7 @@ func TestAnotherProcessWithTheNumberIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// This very process, as if it had started earlier, and in an earlier boot.
+	// This very process, but with an earlier start time, or of an earlier boot.
 	for _, rest := range []string{"1 " + string(boot), "1 00000000-0000-0000-0000-000000000000\n"} {
 		if err := os.WriteFile(s.PIDFile, fmt.Appendf(nil, "%d\n%s", os.Getpid(), rest), 0o644); err != nil {
 			t.Fatal(err)
@@ -97,7 +97,7 @@ func TestDaemonThatEndsAtOnceShowsItsLog(t *testing.T) {
 		if !strings.Contains(err.Error(), "no such thing") && !strings.Contains(err.Error(), "sleeper") {
 			t.Fatal(err)
 		}
-		return // it ended before it could be looked at
+		return // it ended before the check
 	}
 	await(t, "end", started.Ended)
 	if err := started.Died(); !strings.Contains(err.Error(), "no such thing") {

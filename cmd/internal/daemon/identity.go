@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// identity tells one process from all others of this machine, ever: its number, when it started, and in which boot.
+// identity identifies one process of this machine for all time: by its id, its start time, and the boot.
 type identity struct {
 	PID   int
-	Start string // clock ticks after the boot, field 22 of /proc/PID/stat (proc(5))
+	Start string // start time in clock ticks after boot, field 22 of /proc/PID/stat (proc(5))
 	Boot  string
 }
 
@@ -29,13 +29,13 @@ func identify(pid int) (identity, error) {
 	return identity{pid, start, strings.TrimSpace(string(boot))}, nil
 }
 
-// startTime is "" for a process that has ended and was not waited for yet.
+// startTime returns "" for a zombie.
 func startTime(pid int) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", err
 	}
-	// The second field, a name in brackets, may hold anything; state is the third field, start the 22nd.
+	// The second field, a name in brackets, may contain anything. The state is the third field, the start the 22nd.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(fields) < 20 {
 		return "", fmt.Errorf("read /proc/%d/stat: too few fields", pid)
@@ -46,15 +46,15 @@ func startTime(pid int) (string, error) {
 	return fields[19], nil
 }
 
-// alive says whether this very process still runs.
+// alive reports whether this very process is running.
 func (i identity) alive() bool {
 	now, err := identify(i.PID)
 	return err == nil && now == i
 }
 
-// signal sends a signal to the process and to no other. One that has ended is no error.
+// signal sends a signal to this very process. It is not an error if the process has ended.
 func (i identity) signal(signal syscall.Signal) error {
-	process, err := os.FindProcess(i.PID) // holds the process by a pidfd, so that the number cannot change hands
+	process, err := os.FindProcess(i.PID) // uses a pidfd, so that the id cannot be reused meanwhile
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (i identity) signal(signal syscall.Signal) error {
 	return nil
 }
 
-// write makes a pid file: the number alone on the first line, as pid files have it, then start and boot.
+// write writes a pid file: only the id on the first line, as usual, then start time and boot.
 func (i identity) write(path string) error {
 	next := path + ".new"
 	if err := os.WriteFile(next, fmt.Appendf(nil, "%d\n%s %s\n", i.PID, i.Start, i.Boot), 0o644); err != nil {

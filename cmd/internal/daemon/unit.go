@@ -1,6 +1,6 @@
 package daemon
 
-// unit.go - daemons that systemd runs. Their arguments are in a file that the unit reads:
+// unit.go - daemons that systemd runs. The unit reads their arguments from a file:
 //
 //	EnvironmentFile=/var/lib/watari/up/agent.env
 //	ExecStart=/usr/bin/watari-agent $ARGUMENTS
@@ -17,17 +17,17 @@ import (
 	"watari/internal/durable"
 )
 
-// unitState is what systemd says of a unit.
+// unitState is the state of a unit as systemd reports it.
 type unitState struct {
 	loaded     bool   // systemd knows the unit
-	program    string // that it starts
-	active     bool   // it runs, or starts, or is about to be started again
+	program    string // the program that it starts
+	active     bool   // it is running, starting, or about to be restarted
 	restarting bool   // its last process has failed
-	restarts   int    // how often systemd has started it again by itself
-	pid        int    // 0: no process now
+	restarts   int    // number of automatic restarts
+	pid        int    // 0: no process
 }
 
-// readUnit asks systemd for a unit.
+// readUnit asks systemd for the state of a unit.
 func readUnit(name string) (unitState, error) {
 	out, err := systemctl("show", "--property=LoadState,ActiveState,SubState,MainPID,NRestarts,ExecStart", name)
 	if err != nil {
@@ -36,7 +36,7 @@ func readUnit(name string) (unitState, error) {
 	return parseUnit(out), nil
 }
 
-// parseUnit reads what `systemctl show` prints.
+// parseUnit parses the output of `systemctl show`.
 func parseUnit(text string) unitState {
 	var s unitState
 	for line := range strings.Lines(text) {
@@ -60,8 +60,8 @@ func parseUnit(text string) unitState {
 	return s
 }
 
-// startUnit starts a daemon by its unit, now and at each boot. It returns nil where the unit is not for this program, as
-// when watari runs from the folder it was built in.
+// startUnit starts a daemon by its unit, now and at each boot. It returns nil if the unit is not for this program, for
+// instance if watari runs from its build directory.
 func startUnit(spec Spec) (*Process, error) {
 	state, err := readUnit(spec.Unit)
 	if err != nil || !state.loaded || !sameFile(state.program, spec.Command[0]) {
@@ -83,7 +83,7 @@ func startUnit(spec Spec) (*Process, error) {
 	return runningUnit(spec)
 }
 
-// runningUnit finds the daemon that a unit runs; nil where it does not run.
+// runningUnit finds the daemon that a unit runs; nil if it is not running.
 func runningUnit(spec Spec) (*Process, error) {
 	state, err := readUnit(spec.Unit)
 	if err != nil || !state.active {
@@ -94,13 +94,13 @@ func runningUnit(spec Spec) (*Process, error) {
 	return process, nil
 }
 
-// unitEnded says whether a unit's process has ended, also where systemd is about to start it again.
+// unitEnded reports whether a unit's process has ended, even if systemd is about to restart it.
 func (p *Process) unitEnded() bool {
 	state, err := readUnit(p.spec.Unit)
 	return err == nil && (!state.active || state.restarting || state.restarts > p.restarts)
 }
 
-// stopUnit ends a unit's daemon, which is not started at boot any more.
+// stopUnit stops a unit's daemon and disables its start at boot.
 func (p *Process) stopUnit() error {
 	if _, err := systemctl("disable", "--quiet", "--now", p.spec.Unit); err != nil {
 		return fmt.Errorf("end the %s: %w", p.spec.Name, err)
@@ -111,7 +111,7 @@ func (p *Process) stopUnit() error {
 	return nil
 }
 
-// Disarm keeps systemd from starting at the next boot a daemon that does not run now. It says whether it would have.
+// Disarm disables the start at boot of a daemon that is not running. It reports whether the unit was enabled.
 func Disarm(spec Spec) (was bool, err error) {
 	if _, err := os.Stat(spec.argumentsPath()); spec.Unit == "" || err != nil {
 		return false, nil
@@ -123,13 +123,13 @@ func Disarm(spec Spec) (was bool, err error) {
 	return true, (&Process{spec: spec, unit: true}).stopUnit()
 }
 
-// argumentsPath is the file that the unit reads the daemon's arguments from, beside the pid file.
+// argumentsPath returns the file, beside the pid file, from which the unit reads the daemon's arguments.
 func (s Spec) argumentsPath() string {
 	return strings.TrimSuffix(s.PIDFile, ".pid") + ".env"
 }
 
-// argumentsFile writes arguments as systemd.exec(5) reads an EnvironmentFile: the value stands in single quotes, within
-// which nothing is special; when ExecStart splits it into words, it takes off the double quotes.
+// argumentsFile formats arguments for an EnvironmentFile (systemd.exec(5)). The value is in single quotes, in which no
+// character is special. When ExecStart splits it into words, it removes the double quotes around each.
 func argumentsFile(arguments []string) (string, error) {
 	words := make([]string, len(arguments))
 	for i, argument := range arguments {
@@ -150,7 +150,7 @@ func sameFile(a, b string) bool {
 	return err == nil && os.SameFile(first, second)
 }
 
-// systemctl returns what systemctl prints.
+// systemctl returns the output of systemctl.
 func systemctl(arguments ...string) (string, error) {
 	out, err := exec.Command("systemctl", arguments...).Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
@@ -162,7 +162,7 @@ func systemctl(arguments ...string) (string, error) {
 	return string(out), nil
 }
 
-// journal is the end of what a unit has logged, indented.
+// journal returns the last lines of a unit's journal, indented.
 func journal(unit string, lines int) string {
 	out, err := exec.Command("journalctl", "--no-pager", "--output=cat", "--lines="+strconv.Itoa(lines), "--unit="+unit).Output()
 	if err != nil {

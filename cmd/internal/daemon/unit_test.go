@@ -10,7 +10,8 @@ import (
 	"watari/cmd/internal/daemon"
 )
 
-// systemd stands in for systemctl and journalctl: `show` prints the file state, which enable and disable write.
+// systemd installs substitutes for systemctl and journalctl. `show` prints the file state, which enable and disable
+// write.
 func systemd(t *testing.T) (folder string) {
 	folder = t.TempDir()
 	script := `#!/bin/sh

@@ -7,7 +7,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// CPU tells a guest's CPU: "EPYC-Rome by AMD, with 84 features, without npt, svm". It is empty where the host chooses.
+// CPU describes a guest's CPU: "EPYC-Rome by AMD, with 84 features, without npt, svm". It is empty if the host chooses.
 func CPU(c *v1.CPU) string {
 	if c.GetModel() == "" {
 		return ""
@@ -28,7 +28,7 @@ func CPU(c *v1.CPU) string {
 	return text
 }
 
-// Platform tells what guests are started in, in one line.
+// Platform describes a platform in one line.
 func Platform(p *v1.Platform) string {
 	parts := []string{strings.ToUpper(State(p.GetAcceleration()))}
 	if p.GetCpu().GetModel() == "" && p.GetCpu().GetVendor() != "" {

@@ -1,5 +1,5 @@
-// Package output writes what commands show: tables for people, JSON and YAML in protobuf's JSON mapping
-// for programs.
+// Package output writes the output of commands: tables for people, and JSON and YAML in protobuf's JSON mapping for
+// programs.
 package output
 
 import (
@@ -22,15 +22,15 @@ const (
 	FormatYAML  = "yaml"
 )
 
-// Formats are the words that --output takes.
+// Formats are the values of --output.
 var Formats = []string{FormatTable, FormatJSON, FormatYAML}
 
-// Write shows a message in a format; table writes the form for people.
+// Write writes a message in a format. table writes the form for people.
 func Write(w io.Writer, format string, message proto.Message, table func(w io.Writer)) error {
 	return write(w, format, func() ([]byte, error) { return JSON(message) }, table)
 }
 
-// WriteList shows messages in a format, to programs as an array; table writes the form for people.
+// WriteList writes messages in a format, for programs as an array. table writes the form for people.
 func WriteList[T proto.Message](w io.Writer, format string, messages []T, table func(w io.Writer)) error {
 	return write(w, format, func() ([]byte, error) { return jsonList(messages) }, table)
 }
@@ -58,14 +58,14 @@ func write(w io.Writer, format string, text func() ([]byte, error), table func(w
 	return fmt.Errorf("output format %q: use %s", format, strings.Join(Formats, ", "))
 }
 
-// JSON is a message in protobuf's JSON mapping: field names in lowerCamelCase, fields that are zero included, 64-bit
-// numbers as strings, times as RFC 3339.
+// JSON returns a message in protobuf's JSON mapping: field names in lowerCamelCase, including fields that are zero,
+// 64-bit numbers as strings, times as RFC 3339.
 func JSON(message proto.Message) ([]byte, error) {
 	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
 	if err != nil {
 		return nil, err
 	}
-	var even bytes.Buffer // protojson varies its spaces on purpose
+	var even bytes.Buffer // protojson varies its whitespace on purpose
 	if err := json.Indent(&even, text, "", "  "); err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func jsonList[T proto.Message](messages []T) ([]byte, error) {
 	return json.MarshalIndent(all, "", "  ")
 }
 
-// JSONLine is a message as JSON on one line.
+// JSONLine returns a message as JSON on one line.
 func JSONLine(message proto.Message) ([]byte, error) {
 	text, err := JSON(message)
 	if err != nil {
@@ -97,13 +97,13 @@ func JSONLine(message proto.Message) ([]byte, error) {
 	return line.Bytes(), nil
 }
 
-// Table lines up columns.
+// Table aligns columns.
 type Table struct {
 	rows   [][]string
 	header []string
 }
 
-// NewTable makes a table with a header.
+// NewTable returns a table with a header.
 func NewTable(header ...string) *Table { return &Table{header: header} }
 
 // Row adds a row; an empty cell is shown as "-".
@@ -117,7 +117,7 @@ func (t *Table) Row(cells ...string) {
 	t.rows = append(t.rows, cells)
 }
 
-// Write writes the table, without trailing blanks. A last column that no row uses is left out.
+// Write writes the table without trailing spaces. It leaves out a last column without values.
 func (t *Table) Write(w io.Writer) {
 	columns := len(t.header)
 	if columns > 1 && len(t.rows) > 0 && !t.used(columns-1) {
@@ -143,7 +143,7 @@ func (t *Table) used(column int) bool {
 	return false
 }
 
-// Fields lines up names and values, for the show commands. A pair with an empty value is left out.
+// Fields aligns names and values, for the show commands. It leaves out pairs with an empty value.
 func Fields(w io.Writer, pairs ...[2]string) {
 	width := 0
 	for _, pair := range pairs {

@@ -12,7 +12,7 @@ import (
 
 var unitNames = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 
-// Size tells bytes in IEC units: "512 MiB", "1.5 GiB".
+// Size formats bytes in IEC units: "512 MiB", "1.5 GiB".
 func Size(bytes uint64) string {
 	value, unit := float64(bytes), 0
 	for value >= 1024 && unit < len(unitNames)-1 {
@@ -25,7 +25,7 @@ func Size(bytes uint64) string {
 	return fmt.Sprintf("%.1f %s", value, unitNames[unit])
 }
 
-// ParseSize reads a size: a number and one of K, M, G, T, which are powers of 1024 ("512M", "1.5G", "512MiB").
+// ParseSize parses a size: a number and one of K, M, G, T, which are powers of 1024 ("512M", "1.5G", "512MiB").
 func ParseSize(text string) (uint64, error) {
 	bad := fmt.Errorf("size %q: give a number and a unit, as in 512M or 1.5G (K, M, G, T: powers of 1024)", text)
 	number := strings.TrimRight(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -43,7 +43,7 @@ func ParseSize(text string) (uint64, error) {
 	return uint64(bytes), nil
 }
 
-// ParseRate reads a bandwidth in bytes per second: "25M" is 25 MiB/s, "200mbit" is 200 million bits per second.
+// ParseRate parses a bandwidth in bytes per second: "25M" is 25 MiB/s, "200mbit" is 200 million bits per second.
 func ParseRate(text string) (uint64, error) {
 	lower := strings.ToLower(text)
 	for unit, factor := range map[string]float64{"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8} {
@@ -62,7 +62,7 @@ func ParseRate(text string) (uint64, error) {
 	return bytes, nil
 }
 
-// Age tells how long ago something was: "12s", "5m", "3h", "2d".
+// Age formats the time since at: "12s", "5m", "3h", "2d".
 func Age(now time.Time, at *timestamppb.Timestamp) string {
 	if at == nil {
 		return ""
@@ -70,7 +70,7 @@ func Age(now time.Time, at *timestamppb.Timestamp) string {
 	return Short(now.Sub(at.AsTime()))
 }
 
-// Short tells a duration in one or two units: "0s", "59s", "2m5s", "3h10m", "2d".
+// Short formats a duration in one or two units: "0s", "59s", "2m5s", "3h10m", "2d".
 func Short(d time.Duration) string {
 	seconds := int64(max(d, 0) / time.Second)
 	switch {
@@ -86,7 +86,7 @@ func Short(d time.Duration) string {
 	return fmt.Sprintf("%dd", seconds/86400)
 }
 
-// Milliseconds tells a duration to the millisecond where it is short: "69 ms", "4.5 s".
+// Milliseconds formats a duration, with milliseconds if it is short: "69 ms", "4.5 s".
 func Milliseconds(ms uint32) string {
 	if ms < 1000 {
 		return fmt.Sprintf("%d ms", ms)
@@ -97,7 +97,7 @@ func Milliseconds(ms uint32) string {
 	return Short(time.Duration(ms) * time.Millisecond)
 }
 
-// State tells an enum's value without its type: "HOST_STATE_READY" is "ready".
+// State formats an enum's value without the name of its type: "HOST_STATE_READY" is "ready".
 func State(value fmt.Stringer) string {
 	text := value.String()
 	for _, prefix := range []string{"HOST_STATE_", "CLUSTER_STATE_", "GUEST_STATE_", "MIGRATION_STATE_", "RUN_STATE_",
@@ -113,7 +113,7 @@ func State(value fmt.Stringer) string {
 	return strings.ReplaceAll(strings.ToLower(text), "_", " ")
 }
 
-// Count tells a number of things: "1 guest", "3 guests".
+// Count formats a number of things: "1 guest", "3 guests".
 func Count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -121,7 +121,7 @@ func Count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// Digest shortens a content hash to what people compare: "3f786850e387".
+// Digest abbreviates a content hash to the part that people compare: "3f786850e387".
 func Digest(digest string) string {
 	digest = strings.TrimPrefix(digest, "sha256:")
 	return digest[:min(12, len(digest))]

@@ -1,5 +1,5 @@
-// Package progress shows what goes on while a command waits: lines that are redrawn on a terminal, and a plain line
-// for each change elsewhere.
+// Package progress shows what happens while a command waits: lines that are redrawn on a terminal, or one plain line
+// for each change if the output is not a terminal.
 package progress
 
 import (
@@ -15,35 +15,35 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// restatePause is the least time between two plain lines about one thing that differ in a percentage alone.
+// restatePause is the minimum time between two plain lines with the same key that differ only in a percentage.
 const restatePause = 5 * time.Second
 
-// Line is the present state of one thing. Key tells things apart.
+// Line is the current state of one thing. Key identifies the thing.
 type Line struct{ Key, Text string }
 
-// Lines is a block of progress lines. It is safe for use by several goroutines.
+// Lines is a block of progress lines. Several goroutines may use it.
 type Lines struct {
 	mu       sync.Mutex
 	w        io.Writer
 	width    int // of the terminal; 0: not a terminal
-	height   int // of the terminal, lines
+	height   int // of the terminal, in lines
 	drawn    int // lines on the terminal now
 	current  []Line
-	said     map[string]string // by key, without digits
+	said     map[string]string // last plain line by key, up to its percentage
 	saidText map[string]string
 	saidAt   map[string]time.Time
 }
 
-// New makes a block that is shown on w.
+// New returns a block of lines that is shown on w.
 func New(w io.Writer) *Lines {
 	width, height := cli.Terminal(w)
 	return &Lines{w: w, width: width, height: height, said: map[string]string{}, saidText: map[string]string{}, saidAt: map[string]time.Time{}}
 }
 
-// Terminal says whether lines are redrawn.
+// Terminal reports whether lines are redrawn.
 func (l *Lines) Terminal() bool { return l.width > 0 }
 
-// Set shows these lines in place of the last ones.
+// Set replaces the lines shown.
 func (l *Lines) Set(lines ...Line) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,7 +58,7 @@ func (l *Lines) Set(lines ...Line) {
 	l.draw()
 }
 
-// Notef writes a line above the block that stays.
+// Notef writes a permanent line above the block.
 func (l *Lines) Notef(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,19 +67,19 @@ func (l *Lines) Notef(format string, args ...any) {
 	l.draw()
 }
 
-// Trouble shows that the manager does not answer while a wait goes on.
+// Trouble shows that the manager does not answer while a command waits.
 func (l *Lines) Trouble(err error) {
 	l.Set(Line{Key: "manager", Text: "waiting for the manager: " + client.Brief(err)})
 }
 
-// Keep leaves the present lines standing and begins a new block.
+// Keep leaves the current lines on the terminal and begins a new block.
 func (l *Lines) Keep() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.drawn, l.current = 0, nil
 }
 
-// Clear takes the block away.
+// Clear erases the block.
 func (l *Lines) Clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,7 +96,7 @@ func (l *Lines) erase() {
 
 func (l *Lines) draw() {
 	lines, more := l.current, 0
-	if most := l.height - 1; l.height > 0 && len(lines) > most { // what has left the screen at its top cannot be erased
+	if most := l.height - 1; l.height > 0 && len(lines) > most { // lines that have scrolled off the screen cannot be erased
 		more = len(lines) - (most - 1)
 		lines = lines[:most-1]
 	}
@@ -109,7 +109,7 @@ func (l *Lines) draw() {
 	}
 }
 
-// say writes a plain line unless the same was said of the thing, or the same with another percentage a moment ago.
+// say writes a plain line, unless the last line of the same key was equal, or differed only in its percentage a moment ago.
 func (l *Lines) say(line Line) {
 	if line.Text == "" || l.saidText[line.Key] == line.Text {
 		return
@@ -132,8 +132,8 @@ func clip(text string, width int) string {
 	return string([]rune(text)[:width-1]) + "…"
 }
 
-// Bar draws how much of a whole is done, with sizes: "[=====>    ]  52 %  133 MiB of 256 MiB". Without a terminal
-// it is the words alone.
+// Bar returns a progress bar with sizes: "[=====>    ]  52 %  133 MiB of 256 MiB". Without a terminal, it returns only
+// the words.
 func (l *Lines) Bar(done, whole uint64) string {
 	if whole == 0 {
 		return output.Size(done)

@@ -1,6 +1,6 @@
 package stub
 
-// calls.go - hands each call to the test's functions.
+// calls.go - passes each call to the test's functions.
 
 import (
 	"context"
@@ -205,7 +205,7 @@ func (m *Manager) GetFile(ctx context.Context, r *connect.Request[v1.ControlGetF
 	return stream(ctx, m.OnGetFile, r, to)
 }
 
-// PutFile implements the service: it gathers a file.
+// PutFile implements the service. It collects the messages of a file.
 func (m *Manager) PutFile(_ context.Context, from *connect.ClientStream[v1.ControlPutFileRequest]) (*connect.Response[v1.ControlPutFileResponse], error) {
 	var first *v1.ControlPutFileRequest
 	var data []byte

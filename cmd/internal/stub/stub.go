@@ -1,4 +1,4 @@
-// Package stub is a manager for tests of the command line: it answers over real TLS with what a test gives it.
+// Package stub is a manager for tests of the command line. It answers over real TLS with the test's answers.
 package stub
 
 import (
@@ -23,12 +23,12 @@ import (
 	"watari/cmd/watari/root"
 )
 
-// Manager answers calls by its func fields; a call whose field is nil is unimplemented.
+// Manager answers calls with its func fields. A call whose field is nil is unimplemented.
 type Manager struct {
 	watariv1connect.UnimplementedControlServiceHandler
 	watariv1connect.UnimplementedJoinServiceHandler
-	// Unary answers the calls that have one request and one response, told apart by the request's type. It
-	// returns the response's message.
+	// Unary answers the calls with one request and one response. The request's type tells them apart. It returns the
+	// message of the response.
 	Unary func(ctx context.Context, request any) (any, error)
 
 	OnWatch     func(context.Context, *v1.WatchRequest, func(*v1.WatchResponse) error) error
@@ -45,7 +45,7 @@ type Manager struct {
 	server    *http.Server
 }
 
-// Start makes the manager answer until the test ends.
+// Start makes the manager serve until the test ends.
 func (m *Manager) Start(t testing.TB) *Manager {
 	t.Helper()
 	var err error
@@ -64,10 +64,10 @@ func (m *Manager) Start(t testing.TB) *Manager {
 	return m
 }
 
-// Stop ends the manager at once, as a crash would.
+// Stop ends the manager at once, like a crash.
 func (m *Manager) Stop() { _ = m.server.Close() }
 
-// Resume starts it again at the same address.
+// Resume starts the manager again at the same address.
 func (m *Manager) Resume(t testing.TB) {
 	t.Helper()
 	own, err := m.authority.IssueServer("test")
@@ -91,19 +91,19 @@ func (m *Manager) Resume(t testing.TB) {
 	go func(server *http.Server) { _ = server.Serve(tls.NewListener(listener, options)) }(m.server)
 }
 
-// URL is the manager's.
+// URL returns the manager's URL.
 func (m *Manager) URL() string { return "https://" + m.address }
 
-// Token makes a join token of the manager's authority.
+// Token returns a join token of the manager's authority.
 func (m *Manager) Token() ca.Token { return m.authority.NewToken() }
 
-// Authority is the manager's.
+// Authority returns the manager's authority.
 func (m *Manager) Authority() *ca.Authority { return m.authority }
 
-// Config is an administrator's client config.
+// Config returns an administrator's client config.
 func (m *Manager) Config() client.Config { return *m.config }
 
-// Result is how a command ended.
+// Result is the result of a command.
 type Result struct {
 	Out, Err string
 	Status   int
@@ -116,10 +116,10 @@ type Command struct {
 	ended    chan int
 }
 
-// Now is the time that the command line believes it is.
+// Now is the current time for the command line.
 var Now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// Begin runs watari with an administrator's config.
+// Begin starts watari with an administrator's config.
 func (m *Manager) Begin(t testing.TB, args ...string) *Command {
 	return m.BeginWithInput(t, "", args...)
 }
@@ -138,13 +138,13 @@ func (m *Manager) BeginWithInput(t testing.TB, input string, args ...string) *Co
 	return c
 }
 
-// Run runs watari to its end.
+// Run runs watari until it ends.
 func (m *Manager) Run(t testing.TB, args ...string) Result { return m.Begin(t, args...).Wait(t) }
 
-// deadline is for anything that a test waits for.
+// deadline limits everything that a test waits for.
 const deadline = 20 * time.Second
 
-// Wait waits for the command's end.
+// Wait waits until the command ends.
 func (c *Command) Wait(t testing.TB) Result {
 	t.Helper()
 	select {
@@ -156,7 +156,7 @@ func (c *Command) Wait(t testing.TB) Result {
 	return Result{}
 }
 
-// AwaitText waits until the command has written a text, to either stream.
+// AwaitText waits until the command has written a text to either stream.
 func (c *Command) AwaitText(t testing.TB, text string) {
 	t.Helper()
 	for end := time.Now().Add(deadline); time.Now().Before(end); {

@@ -7,7 +7,7 @@ import (
 	"watari/cmd/internal/cli"
 )
 
-// New makes `watari cluster`.
+// New returns `watari cluster`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "cluster",

@@ -59,7 +59,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// spec checks the flags and makes what the manager is asked for.
+// spec checks the flags and returns the spec for the manager.
 func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	memory, err := output.ParseSize(f.memory)
 	if err != nil {
@@ -81,7 +81,7 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	}
 	cpu := f.cpu
 	if cpu == "baseline" {
-		cpu = "" // the manager's default; one that does not know the field does not miss it
+		cpu = "" // the manager's default; left empty for managers that do not know the field
 	}
 	return &v1.ClusterSpec{
 		Guests: f.guests, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
@@ -130,7 +130,7 @@ func showCreated(env *cli.Env, made *v1.Cluster, said bool) error {
 	return nil
 }
 
-// waitReady shows a cluster's guests starting until all are ready.
+// waitReady shows the guests of a cluster while they start, until all are ready.
 func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Cluster, error) {
 	view := newStartView(env)
 	var last *v1.Cluster
@@ -153,7 +153,7 @@ func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string)
 	return last, nil
 }
 
-// failedForGood says that a guest will not be started again by itself.
+// failedForGood returns an error if a guest has failed and will not be started again automatically.
 func failedForGood(now *v1.WatchResponse) error {
 	if c := now.GetCluster(); c.GetState() == v1.ClusterState_CLUSTER_STATE_STOPPED {
 		return errors.New(c.GetMessage())

@@ -49,7 +49,7 @@ func newDelete(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// remove asks for the end of all clusters before it waits for that of any.
+// remove requests the deletion of all clusters before it waits for any.
 func remove(ctx context.Context, env *cli.Env, c *client.Client, names []string, wait bool) error {
 	var failed []error
 	var asked []string

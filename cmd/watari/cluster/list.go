@@ -35,7 +35,7 @@ func table(w io.Writer, env *cli.Env, clusters []*v1.Cluster) {
 	t.Write(w)
 }
 
-// shape tells a guest's size: "1 vCPU, 512 MiB".
+// shape returns a guest's size: "1 vCPU, 512 MiB".
 func shape(s *v1.GuestShape) string {
 	return output.Count(int(s.GetVcpus()), "vCPU") + ", " + output.Size(s.GetMemoryBytes())
 }

@@ -21,7 +21,7 @@ func newStartView(env *cli.Env) *startView {
 	return &startView{env: env, lines: progress.New(env.Err), begun: env.Now()}
 }
 
-// show draws a line for the cluster and one for each guest.
+// show draws one line for the cluster and one for each guest.
 func (v *startView) show(now *v1.WatchResponse) {
 	cluster := now.GetCluster()
 	name := cluster.GetMeta().GetName()
@@ -29,7 +29,7 @@ func (v *startView) show(now *v1.WatchResponse) {
 	if v.lines.Terminal() {
 		head += ", " + output.Short(v.env.Now().Sub(v.begun))
 	}
-	if cluster.GetMessage() != "" && len(now.GetGuests()) == 0 { // else the guests' own lines say it
+	if cluster.GetMessage() != "" && len(now.GetGuests()) == 0 { // otherwise the guests' lines show it
 		head += " (" + cluster.GetMessage() + ")"
 	}
 	lines := []progress.Line{{Key: name, Text: head}}

@@ -49,7 +49,7 @@ func get(ctx context.Context, c *client.Client, name string) (*v1.Cluster, error
 	})
 }
 
-// cpu tells the CPU that was asked for, and what guests are started in on each kind of host.
+// cpu returns the requested CPU and the platform of guests on each kind of host.
 func cpu(c *v1.Cluster) string {
 	lines := []string{cmp.Or(c.GetSpec().GetCpu(), "baseline")}
 	for _, p := range c.GetPlatforms() {

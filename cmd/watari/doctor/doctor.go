@@ -1,4 +1,5 @@
-// Package doctor is the command `watari doctor`: what a machine lacks to be a host or a manager, and what mends it.
+// Package doctor is the command `watari doctor`. It checks what a machine lacks to be a host or a manager, and names
+// remedies.
 package doctor
 
 import (
@@ -21,7 +22,7 @@ libvirt are tried by the program watari-agent. Run it as root: others cannot see
 
 Exit status: 0 where nothing is missing, 1 where something is.`
 
-// New makes `watari doctor`.
+// New returns `watari doctor`.
 func New(env *cli.Env) *cobra.Command {
 	var role, state string
 	command := &cobra.Command{
@@ -57,7 +58,7 @@ func New(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// show writes the findings, and ends with status 1 where something is missing.
+// show writes the findings. It ends with status 1 if something is missing.
 func show(env *cli.Env, findings []Finding) error {
 	messages := make([]*structpb.Struct, 0, len(findings))
 	missing := 0
@@ -88,7 +89,7 @@ func count(missing int) string {
 	return fmt.Sprintf("%d things are", missing)
 }
 
-// write is the form for people: a table, then what mends it.
+// write writes the findings for people: a table, then the remedies.
 func write(w io.Writer, findings []Finding) {
 	table := output.NewTable("CHECK", "FOR", "LEVEL", "FOUND")
 	for _, f := range findings {

@@ -13,7 +13,7 @@ import (
 	"watari/cmd/internal/probe"
 )
 
-// well is a machine to which nothing is missing.
+// well returns the facts of a machine that lacks nothing.
 func well() Facts {
 	return Facts{
 		Root: true, CPUFlag: "svm", KVMDevice: true, NestedPaging: "1",

@@ -1,6 +1,6 @@
 package doctor
 
-// facts.go - what is known of a machine before anything is judged.
+// facts.go - the facts about a machine, before they are judged.
 
 import (
 	"time"
@@ -8,50 +8,50 @@ import (
 	"watari/cmd/internal/probe"
 )
 
-// Facts are what was found on a machine. Judging them needs nothing else.
+// Facts are the facts found on a machine. Judge uses nothing else.
 type Facts struct {
-	Root bool // whether root has looked: some facts are missing otherwise
+	Root bool // read as root; otherwise some facts are missing
 
 	CPUFlag      string // "vmx", "svm", or "" for a CPU without hardware virtualisation
 	KVMDevice    bool   // /dev/kvm exists
-	NestedPaging string // what the kvm module says of it: "Y", "1", "N", "0"; "": the module is not loaded
+	NestedPaging string // parameter of the kvm module: "Y", "1", "N", "0"; "": the module is not loaded
 
-	AgentProgram  string      // watari-agent's path; "": there is none
-	Probe         *probe.Host // what it found out; nil: it was not asked, or failed
+	AgentProgram  string      // path of watari-agent; "": not found
+	Probe         *probe.Host // result of its probe; nil: it was not run, or failed
 	ProbeError    string
-	LibvirtSocket string // that answers; "": none does
-	Libvirtd      bool   // the program libvirtd is there, which watari up can start
+	LibvirtSocket string // a socket on which libvirt answers; "": none
+	Libvirtd      bool   // the program libvirtd exists; watari up can start it
 
-	Nftables     bool     // the program nft is there
+	Nftables     bool     // the program nft exists
 	ForwardDrops []string // packet filters that drop forwarded packets by default, as "table chain"
 
 	ClockSynchronised bool
-	ClockError        time.Duration // the most that the clock may be off, if it is synchronised
+	ClockError        time.Duration // maximum error of the clock, if it is synchronised
 
-	LANInterface string // the default route's; "": there is none
+	LANInterface string // interface of the default route; "": none
 	LANMTU       int    // bytes
 
-	CgroupV2 bool // version 2 alone is mounted
+	CgroupV2 bool // only version 2 is mounted
 
-	UnprivilegedUserfaultfd string // vm.unprivileged_userfaultfd; "": the kernel has none
+	UnprivilegedUserfaultfd string // vm.unprivileged_userfaultfd; "": the kernel has no such setting
 	UserfaultfdDevice       bool   // /dev/userfaultfd exists
 
-	HugePages            uint64 // free ones, of the default size
-	TransparentHugePages string // "always", "madvise", "never"; "": the kernel has none
+	HugePages            uint64 // free huge pages of the default size
+	TransparentHugePages string // "always", "madvise", "never"; "": the kernel has no such setting
 
 	Memory, MemoryAvailable uint64 // bytes
-	DiskAvailable           uint64 // bytes, where Watari keeps its state
+	DiskAvailable           uint64 // bytes, on the disk of Watari's state
 	StateFolder             string
 
-	Ports []Port // those that Watari wants
+	Ports []Port // the ports that Watari uses
 }
 
-// Port is one that Watari wants.
+// Port is a port that Watari uses.
 type Port struct {
 	Network string // "tcp" or "udp"
 	Number  int
-	Use     string // for people
-	Role    Role   // of the machine that needs it
+	Use     string // purpose, for people
+	Role    Role   // role of the machines that need it
 	Taken   bool
-	Owner   string // the program that has it; "": not known, or the kernel
+	Owner   string // the program that uses it; "": unknown, or the kernel
 }

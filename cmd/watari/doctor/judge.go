@@ -1,6 +1,6 @@
 package doctor
 
-// judge.go - judgements over facts. They look at nothing but the facts.
+// judge.go - judgements about facts. They depend only on the facts.
 
 import (
 	"fmt"
@@ -11,20 +11,20 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// Role is what a machine is for.
+// Role is the role of a machine.
 type Role string
 
-// The roles. A finding of both concerns any machine.
+// The roles. A finding with both roles concerns every machine.
 const (
 	RoleHost    Role = "host"
 	RoleManager Role = "manager"
 	RoleBoth    Role = "both"
 )
 
-// Level says how bad a finding is.
+// Level is the severity of a finding.
 type Level string
 
-// The levels. A machine with a finding of level Missing cannot do its part.
+// The levels. A machine with a finding of level Missing cannot fulfil its role.
 const (
 	OK      Level = "ok"
 	Warning Level = "warning"
@@ -36,19 +36,19 @@ type Finding struct {
 	Check  string
 	Role   Role
 	Level  Level
-	Found  string // a sentence about this machine
-	Remedy string // what mends it; "" where nothing has to be mended
+	Found  string // sentence about this machine
+	Remedy string // what to do; "" if nothing is wrong
 }
 
-// The least that Watari works with.
+// Watari's minimum requirements.
 const (
 	leastLibvirt   = "9.0.0"
 	leastQEMU      = "7.2.0"
 	leastMTU       = 1280
 	usualMTU       = 1500
-	leastAvailable = 1 << 30   // bytes of memory that one guest of a usual image wants
-	leastDisk      = 5 << 30   // bytes: an image, its copy and a template
-	littleDisk     = 512 << 20 // bytes, below which the manager keeps no output
+	leastAvailable = 1 << 30   // bytes of memory for one guest with a usual image
+	leastDisk      = 5 << 30   // bytes of disk for an image, its copy and a template
+	littleDisk     = 512 << 20 // bytes of disk; below it the manager keeps no output
 	clockTolerance = 5 * time.Second
 )
 
@@ -77,7 +77,7 @@ var checks = []check{
 	{"disk", RoleBoth, judgeDisk},
 }
 
-// Judge gives the findings that concern a role, in an order that does not change.
+// Judge returns the findings for a role, always in the same order.
 func Judge(f Facts, role Role) []Finding {
 	var all []Finding
 	add := func(name string, of Role, level Level, found, remedy string) {
@@ -194,7 +194,7 @@ func judgeNftables(f Facts) (Level, string, string) {
 
 func judgeForwarding(f Facts) (Level, string, string) {
 	for _, chain := range f.ForwardDrops {
-		if chain != "ip filter FORWARD" { // the agent puts its own rules into iptables' chain
+		if chain != "ip filter FORWARD" { // the agent adds its own rules to iptables' chain
 			return Warning, "nftables chain " + chain + " drops forwarded packets by default",
 				"let it accept interfaces wt* and watari0, and guests' addresses on the LAN's interface"
 		}
@@ -296,7 +296,7 @@ func judgePort(p Port) (Level, string, string) {
 	return Missing, name + " is taken by " + p.Owner, remedy
 }
 
-// olderThan compares versions like 9.0.0 by their numbers.
+// olderThan compares versions such as 9.0.0 numerically.
 func olderThan(version, least string) bool {
 	a, b := strings.Split(version, "."), strings.Split(least, ".")
 	for i := range min(len(a), len(b)) {

@@ -1,6 +1,6 @@
 package doctor
 
-// parse.go - the kernel's files under /proc and /sys.
+// parse.go - parses the kernel's files under /proc and /sys.
 
 import (
 	"bufio"
@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// cpuFlag is "vmx" or "svm" where the first CPU has it, by /proc/cpuinfo.
+// cpuFlag returns "vmx" or "svm" if the first CPU in /proc/cpuinfo has it.
 func cpuFlag(cpuinfo string) string {
 	for line := range strings.Lines(cpuinfo) {
 		key, value, _ := strings.Cut(line, ":")
@@ -29,14 +29,14 @@ func cpuFlag(cpuinfo string) string {
 	return ""
 }
 
-// chosen is the word in brackets: "always [madvise] never".
+// chosen returns the word in brackets: "always [madvise] never".
 func chosen(line string) string {
 	_, after, _ := strings.Cut(line, "[")
 	word, _, _ := strings.Cut(after, "]")
 	return word
 }
 
-// meminfo reads /proc/meminfo: KiB, or a number of pages.
+// meminfo parses /proc/meminfo. Values are KiB or numbers of pages.
 func meminfo(text string) map[string]uint64 {
 	values := map[string]uint64{}
 	for line := range strings.Lines(text) {
@@ -48,8 +48,8 @@ func meminfo(text string) map[string]uint64 {
 	return values
 }
 
-// portOwner says whether a socket is bound to a port, and the name of the program that has it, as far as the caller may
-// see it.
+// portOwner reports whether a socket is bound to a port, and the name of the program that has it if the caller may see
+// it.
 func portOwner(network string, port int) (taken bool, owner string) {
 	var inodes []string
 	for _, file := range []string{"/proc/net/" + network, "/proc/net/" + network + "6"} {
@@ -69,8 +69,8 @@ func portOwner(network string, port int) (taken bool, owner string) {
 	return true, ""
 }
 
-// boundSockets reads /proc/net/tcp and its kin (proc(5)): the inodes of sockets at a local port, for TCP of those that
-// listen.
+// boundSockets parses /proc/net/tcp and similar files (proc(5)). It returns the inodes of sockets at a local port; for
+// TCP, only of listening sockets.
 func boundSockets(table string, listening bool, port int) (inodes []string) {
 	const listen = "0A"
 	local := fmt.Sprintf(":%04X", port)

@@ -1,6 +1,6 @@
 package doctor
 
-// read.go - reading the facts of this machine. What cannot be read stays as it is in an empty Facts.
+// read.go - reads the facts of this machine. Facts that cannot be read stay empty.
 
 import (
 	"context"
@@ -21,10 +21,10 @@ import (
 	"watari/cmd/watari/local"
 )
 
-// probeTime is for the agent's probe, which tries KVM and waits for libvirt for a minute.
+// probeTime is the time limit of the agent's probe, which tries KVM and waits for libvirt for up to a minute.
 const probeTime = 90 * time.Second
 
-// Read finds the facts of this machine. state is the folder that Watari keeps, or would keep, everything in.
+// Read reads the facts of this machine. state is the directory in which Watari keeps, or would keep, its state.
 func Read(ctx context.Context, state string) Facts {
 	f := Facts{
 		Root:      os.Geteuid() == 0,
@@ -58,7 +58,7 @@ func Read(ctx context.Context, state string) Facts {
 	return f
 }
 
-// askAgent has the agent's program find out what takes KVM and libvirt's library.
+// askAgent runs the agent's program for facts that need KVM and libvirt's library.
 func (f *Facts) askAgent(ctx context.Context) {
 	path, err := local.Program("watari-agent")
 	if err != nil {
@@ -83,7 +83,7 @@ func (f *Facts) askAgent(ctx context.Context) {
 	f.Probe = &found
 }
 
-// forwardDrops are the packet filters that drop forwarded packets by default. Only root may list them.
+// forwardDrops lists the packet filters that drop forwarded packets by default. Only root can list them.
 func forwardDrops() (drops []string) {
 	connection, err := nftables.New()
 	if err != nil {
@@ -105,7 +105,7 @@ func forwardDrops() (drops []string) {
 	return drops
 }
 
-// clock asks the kernel what the time service told it.
+// clock asks the kernel whether the clock is synchronised, and for its maximum error.
 func clock() (synchronised bool, most time.Duration) {
 	var t unix.Timex
 	if _, err := unix.Adjtimex(&t); err != nil {
@@ -114,7 +114,7 @@ func clock() (synchronised bool, most time.Duration) {
 	return t.Status&unix.STA_UNSYNC == 0, time.Duration(t.Maxerror) * time.Microsecond
 }
 
-// lan is the interface of the default route.
+// lan returns the interface of the default route.
 func lan() (name string, mtu int) {
 	routes, err := netlink.RouteList(nil, unix.AF_INET)
 	if err != nil {
@@ -135,7 +135,7 @@ func isCgroupV2() bool {
 	return unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// diskAvailable is for a folder that may not be there yet.
+// diskAvailable also works for a directory that does not exist yet.
 func diskAvailable(folder string) uint64 {
 	for {
 		var fs unix.Statfs_t

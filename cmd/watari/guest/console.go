@@ -74,7 +74,7 @@ func (o *consoleOptions) run(ctx context.Context, env *cli.Env, c *client.Client
 	return nil
 }
 
-// console copies a guest's console, over broken connections and moves.
+// console copies a guest's console. It continues after broken connections and moves.
 func console(ctx context.Context, env *cli.Env, c *client.Client, request *v1.GuestConsoleRequest) error {
 	out := env.Out
 	if width, _ := cli.Terminal(out); width > 0 {

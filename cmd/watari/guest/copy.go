@@ -35,7 +35,7 @@ func newCopy(env *cli.Env) *cobra.Command {
 	}
 }
 
-// place reads GUEST:PATH; a word with a slash before the colon, or without a colon, is a local file.
+// place parses GUEST:PATH. A word without a colon, or with a slash before the colon, is a local file.
 func place(word string) (client.Place, bool, error) {
 	guest, file, remote := strings.Cut(word, ":")
 	if !remote || strings.Contains(guest, "/") {

@@ -15,7 +15,7 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// holdSeconds is how long a command goes on in the guest while nobody is attached to it.
+// holdSeconds is how long a command runs on in the guest while no caller is attached to it.
 const holdSeconds = 60
 
 type execFlags struct {
@@ -35,7 +35,7 @@ func newExec(env *cli.Env) *cobra.Command {
 		Example: "  watari guest exec md-0 -- uptime\n  watari guest exec -it md-0 -- bash\n  watari guest exec -i md-0 -- tar x < files.tar",
 		RunE: func(command *cobra.Command, args []string) error {
 			dash := command.ArgsLenAtDash()
-			if dash < 0 && len(args) > 0 { // `exec md-0 uptime`, without flags of its own
+			if dash < 0 && len(args) > 0 { // `exec md-0 uptime`, the command has no flags
 				dash = 1
 			}
 			if dash != 1 || len(args) < 2 {
@@ -88,7 +88,7 @@ func execute(ctx context.Context, env *cli.Env, guest string, command []string, 
 	s.leave = func() { cancel(cli.ErrInterrupted) }
 	end := "\n"
 	if f.tty {
-		end = "\r\n" // the terminal is raw
+		end = "\r\n" // because the terminal is raw
 	}
 	err = env.Patiently(ctx, c, end, func(alive func()) error { return s.attempt(ctx, c, alive) })
 	if context.Cause(ctx) == cli.ErrInterrupted {
@@ -100,7 +100,7 @@ func execute(ctx context.Context, env *cli.Env, guest string, command []string, 
 	return ended(guest, command[0], s.ended)
 }
 
-// ended turns a process's end into the command's.
+// ended converts the end of a process to the result of the command.
 func ended(guest, command string, process *v1.Process) error {
 	switch {
 	case process.GetMessage() != "" && process.GetExitCode() != 0:
@@ -113,7 +113,8 @@ func ended(guest, command string, process *v1.Process) error {
 	return nil
 }
 
-// takeTerminal makes the local terminal raw, so that every key goes to the guest, and tells its size and changes.
+// takeTerminal makes the local terminal raw, so that every key goes to the guest, and reports its size and changes of
+// it.
 func (s *session) takeTerminal() (restore func(), err error) {
 	file, ok := s.env.In.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {

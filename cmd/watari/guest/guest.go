@@ -11,7 +11,7 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// New makes `watari guest`.
+// New returns `watari guest`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "guest",

@@ -42,7 +42,7 @@ func newList(env *cli.Env) *cobra.Command {
 	}
 }
 
-// Table writes guests for people.
+// Table writes guests in a table for people.
 func Table(w io.Writer, env *cli.Env, guests []*v1.Guest) {
 	if len(guests) == 0 {
 		env.Notef("there are no guests; `watari cluster create` makes a cluster of some")
@@ -52,7 +52,7 @@ func Table(w io.Writer, env *cli.Env, guests []*v1.Guest) {
 	for _, g := range guests {
 		t.Row(g.GetMeta().GetName(), output.State(g.GetState()), g.GetHost(), g.GetAddress(),
 			fmt.Sprint(g.GetShape().GetVcpus()), output.Size(g.GetShape().GetMemoryBytes()), yes(g.GetReady()),
-			output.Age(env.Now(), g.GetMeta().GetCreated()), why(g))
+			output.Age(env.Now(), g.GetMeta().GetCreated()), stateReason(g))
 	}
 	t.Write(w)
 }
@@ -64,8 +64,8 @@ func yes(b bool) string {
 	return "no"
 }
 
-// why is what is to be said of a guest's state.
-func why(g *v1.Guest) string {
+// stateReason returns the explanation of a guest's state.
+func stateReason(g *v1.Guest) string {
 	if g.GetFailure() != "" {
 		return g.GetFailure()
 	}

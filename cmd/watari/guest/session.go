@@ -18,11 +18,11 @@ import (
 
 const (
 	inputChunk = 32 << 10
-	// inputAhead is how much input may be on its way before more is read, bytes.
+	// inputAhead is how many bytes of input may be unacknowledged before reading stops.
 	inputAhead = 1 << 20
 )
 
-// session is a command in a guest and its streams, which outlive a connection.
+// session is a command in a guest with its streams. It may use several connections in turn.
 type session struct {
 	env   *cli.Env
 	guest string
@@ -30,18 +30,18 @@ type session struct {
 	leave func()
 	ended *v1.Process
 
-	stdout, stderr uint64 // bytes written here
+	stdout, stderr uint64 // bytes written to the local streams
 	signals        int
-	unsent         int32 // the signal that the command is to get, as long as no connection has taken it; 0: none
+	unsent         int32 // signal for the command that no connection has delivered yet; 0: none
 
-	input   <-chan []byte // nil: none, or no more
+	input   <-chan []byte // nil: no input, or no more
 	closed  bool          // input has ended
-	given   uint64        // bytes of input that the process has had
-	pending []byte        // input from there on
+	given   uint64        // bytes of input that the process has received
+	pending []byte        // input after given
 	sizes   chan [2]uint32
 }
 
-// readInput reads until the end, or an error, closes the channel.
+// readInput reads until the end or an error, and then closes the channel.
 func readInput(ctx context.Context, r io.Reader) <-chan []byte {
 	chunks := make(chan []byte)
 	go func() {
@@ -64,7 +64,7 @@ func readInput(ctx context.Context, r io.Reader) <-chan []byte {
 	return chunks
 }
 
-// watchSize tells of changes of the terminal's size until stop is called.
+// watchSize reports changes of the terminal's size until stop is called.
 func (s *session) watchSize(fd int) (stop func()) {
 	s.sizes = make(chan [2]uint32, 1)
 	changed := make(chan os.Signal, 1)
@@ -98,8 +98,8 @@ type received struct {
 
 type execStream = connect.BidiStreamForClient[v1.GuestExecRequest, v1.GuestExecResponse]
 
-// attempt starts the command, or attaches to it where an earlier attempt has started it, and passes everything on
-// until it has ended or the connection breaks.
+// attempt starts the command, or attaches to it if an earlier attempt has started it. It copies the streams until the
+// command ends or the connection breaks.
 func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -109,12 +109,12 @@ func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) e
 	err := stream.Send(&v1.GuestExecRequest{Guest: s.guest, Start: s.start,
 		Input: &v1.AttachRequest{Id: s.start.Id, StdoutOffset: s.stdout, StderrOffset: s.stderr}})
 	if err == nil && (len(s.pending) > 0 || s.closed) {
-		err = s.sendInput(stream, s.pending, s.given) // what the process has had of it, it skips
+		err = s.sendInput(stream, s.pending, s.given) // the process skips the bytes that it has received
 	}
 	if err == nil {
 		err = s.sendSignal(stream)
 	}
-	if err != nil && !errors.Is(err, io.EOF) { // EOF: the reason comes by Receive
+	if err != nil && !errors.Is(err, io.EOF) { // for EOF, Receive returns the reason
 		return err
 	}
 	answers := make(chan received)
@@ -169,7 +169,7 @@ func receive(ctx context.Context, stream *execStream, answers chan<- received) {
 	}
 }
 
-// sendInput sends input that begins at an offset, in messages of moderate size.
+// sendInput sends input that begins at offset, in messages of moderate size.
 func (s *session) sendInput(stream *execStream, data []byte, offset uint64) error {
 	for {
 		part := data[:min(len(data), inputChunk)]
@@ -184,7 +184,7 @@ func (s *session) sendInput(stream *execStream, data []byte, offset uint64) erro
 	}
 }
 
-// interrupt hands a signal to the command; a second one leaves.
+// interrupt passes a signal to the command. A second signal detaches from the command.
 func (s *session) interrupt(stream *execStream, sign os.Signal) error {
 	if s.signals++; s.signals > 1 {
 		s.leave()
@@ -208,7 +208,7 @@ func (s *session) sendSignal(stream *execStream) error {
 	return err
 }
 
-// take writes output that was not written yet and notes what the process has had of its input.
+// take writes the part of the output that is new and records how much input the process has received.
 func (s *session) take(part *v1.AttachResponse) error {
 	err := errors.Join(writeNew(s.env.Out, part.GetStdout(), part.GetStdoutOffset(), &s.stdout),
 		writeNew(s.env.Err, part.GetStderr(), part.GetStderrOffset(), &s.stderr))
@@ -220,7 +220,7 @@ func (s *session) take(part *v1.AttachResponse) error {
 	return err
 }
 
-// writeNew writes that part of data, which begins at offset, that lies beyond what was written.
+// writeNew writes the part of data after *written bytes of the stream. data begins at offset.
 func writeNew(w io.Writer, data []byte, offset uint64, written *uint64) error {
 	if end := offset + uint64(len(data)); end <= *written {
 		return nil
@@ -228,7 +228,7 @@ func writeNew(w io.Writer, data []byte, offset uint64, written *uint64) error {
 	if offset < *written {
 		data = data[*written-offset:]
 	} else {
-		*written = offset // what lay between was dropped by the guest
+		*written = offset // the guest has dropped the bytes between
 	}
 	n, err := w.Write(data)
 	*written += uint64(n)

@@ -16,7 +16,7 @@ func newShow(env *cli.Env) *cobra.Command {
 		Example: "  watari guest show md-2", Names: cli.Guests, Get: get, Describe: describe}.Command(env)
 }
 
-// platform tells what the guest runs in, which decides where it can move.
+// platform returns the guest's platform, which decides where it can move.
 func platform(g *v1.Guest) string {
 	if g.GetPlatform() == nil {
 		return ""
@@ -33,7 +33,7 @@ func describe(w io.Writer, env *cli.Env, g *v1.Guest) {
 		[2]string{"name", g.GetMeta().GetName()},
 		[2]string{"cluster", g.GetCluster()},
 		[2]string{"state", output.State(g.GetState())},
-		[2]string{"why", why(g)},
+		[2]string{"why", stateReason(g)},
 		[2]string{"ready", yes(g.GetReady())},
 		[2]string{"host", g.GetHost()},
 		[2]string{"address", g.GetAddress()},

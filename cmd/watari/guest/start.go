@@ -39,7 +39,7 @@ func newStart(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// change asks for a change of a guest and, where wanted, waits until it is there.
+// change requests a change of a guest and, with wait, waits until it is done.
 func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goal string,
 	ask func(context.Context, *client.Client) (*v1.Guest, error), there func(*v1.Guest) bool) error {
 	if err := cli.CheckName("guest", name); err != nil {

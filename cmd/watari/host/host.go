@@ -11,7 +11,7 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// New makes `watari host`.
+// New returns `watari host`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "host",

@@ -27,7 +27,7 @@ func cores(info *v1.HostInfo) string {
 }
 
 func describe(w io.Writer, env *cli.Env, h *v1.Host) {
-	const unknown = "unknown" // a version, before libvirt has answered the agent
+	const unknown = "unknown" // a version that libvirt has not yet told the agent
 	info, load := h.GetInfo(), h.GetLoad()
 	now := ""
 	if load != nil {
@@ -64,7 +64,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 	)
 }
 
-// confinement tells as whom QEMU runs and what confines it: "as libvirt-qemu, confined by apparmor".
+// confinement returns QEMU's user and security driver: "as libvirt-qemu, confined by apparmor".
 func confinement(c *v1.Confinement) string {
 	switch {
 	case c == nil:
@@ -84,7 +84,7 @@ func accepted(c *v1.Confinement) string {
 	return " (no new guests: --allow-unconfined accepts this)"
 }
 
-// guestCPU tells the CPU that guests can have, and the named models, a line each.
+// guestCPU returns the CPU that guests can have, and the named models, one per line.
 func guestCPU(s *v1.GuestSupport) string {
 	var usable []string
 	for _, m := range s.GetModels() {
@@ -99,7 +99,7 @@ func guestCPU(s *v1.GuestSupport) string {
 	return strings.TrimSpace(strings.Join(lines, "\n"))
 }
 
-// machines tells the machine types that guests can have, oldest and newest.
+// machines returns the oldest and the newest machine type for guests.
 func machines(list []string) string {
 	switch len(list) {
 	case 0:
@@ -110,7 +110,7 @@ func machines(list []string) string {
 	return list[0] + " to " + list[len(list)-1]
 }
 
-// nodes tells the memory nodes, a line each: "0: CPUs 0-3, 16 GiB".
+// nodes returns the memory nodes, one per line: "0: CPUs 0-3, 16 GiB".
 func nodes(all []*v1.NUMANode) string {
 	var lines []string
 	for _, node := range all {
@@ -119,7 +119,7 @@ func nodes(all []*v1.NUMANode) string {
 	return strings.Join(lines, "\n")
 }
 
-// ranges tells ascending numbers in short: "0-3,8".
+// ranges abbreviates ascending numbers: "0-3,8".
 func ranges(numbers []uint32) string {
 	var parts []string
 	for i := 0; i < len(numbers); {

@@ -27,7 +27,7 @@ type buildOptions struct {
 	outputDir string
 }
 
-// BuildCommand makes `watari image build`.
+// BuildCommand returns `watari image build`.
 func BuildCommand(env *cli.Env) *cobra.Command {
 	var o buildOptions
 	command := &cobra.Command{
@@ -51,7 +51,7 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or folder into the root (repeatable)")
 	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own, else "+image.DefaultKernelPackage+")")
 	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "added to the kernel's command line")
-	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary (default: beside this program)")
+	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary, beside which watari-guest-rsh lies (default: beside this program)")
 	flags.StringVar(&o.recipe.PM, "pm", "", "PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, where it is there; none: without)")
 	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "where packages, roots and kernels are kept for the next build")
 	flags.BoolVar(&o.recipe.Force, "force", false, "build anew, with the packages' present versions, even if the cache has the same recipe")
@@ -72,7 +72,7 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 	}
 	folder := o.outputDir
 	if folder == "" {
-		if _, err := env.Client(); err != nil { // before minutes of work
+		if _, err := env.Client(); err != nil { // fails before minutes of work
 			return err
 		}
 		if folder, err = image.OutputFolder(recipe.Cache); err != nil {
@@ -91,14 +91,14 @@ func (o *buildOptions) run(ctx context.Context, env *cli.Env, name string) error
 		return fmt.Errorf("build image %s: %w", name, err)
 	}
 	if o.outputDir == "" {
-		if built, err = give(ctx, env, name, built, folder); err != nil {
+		if built, err = upload(ctx, env, name, built, folder); err != nil {
 			return err
 		}
 	}
 	return env.Show(built, func(io.Writer) { env.Notef("%s", describe(name, built, time.Since(began))) })
 }
 
-// complete makes the recipe that the flags describe.
+// complete returns the recipe that the flags describe.
 func (o *buildOptions) complete() (image.Recipe, error) {
 	recipe := o.recipe
 	sources := 0
@@ -129,8 +129,8 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 	return recipe, findBeside(&recipe, filepath.Dir(program))
 }
 
-// findBeside fills in the programs that go into an image and are not named. They are in the folder of this program where
-// Watari was built, and in ../libexec/watari where it is installed. The guest agent has to be there.
+// findBeside fills in programs of an image that no flag names. They are in the directory of this program in a build
+// tree, and in ../libexec/watari in an installation. The guest agent is required.
 func findBeside(recipe *image.Recipe, folder string) error {
 	find := func(name string) string {
 		for _, path := range []string{filepath.Join(folder, name), filepath.Join(folder, "..", "libexec", "watari", name)} {
@@ -154,7 +154,7 @@ func findBeside(recipe *image.Recipe, folder string) error {
 	return nil
 }
 
-// describe tells people what was built.
+// describe returns a description of the image for people.
 func describe(name string, built *v1.Image, took time.Duration) string {
 	mpi := "no MPI library found"
 	if len(built.GetMpi()) > 0 {

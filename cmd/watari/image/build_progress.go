@@ -1,6 +1,6 @@
 package image
 
-// build_progress.go - shows how a build goes.
+// build_progress.go - shows the progress of a build.
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 	"watari/guest/image"
 )
 
-// buildProgress shows the steps of a build: the present one below those done, with the time each took.
+// buildProgress shows the steps of a build: the current step below the completed ones, with the time that each took.
 type buildProgress struct {
 	lines *progress.Lines
 	step  string
@@ -29,7 +29,7 @@ func (b *buildProgress) update(p image.Progress) {
 	b.lines.Set(progress.Line{Key: p.Step, Text: p.Step + amount(p, b.lines.Terminal())})
 }
 
-// done leaves the present step standing on a terminal, if it took any time.
+// done leaves the current step on a terminal, if it took a noticeable time.
 func (b *buildProgress) done() {
 	took := time.Since(b.began)
 	if b.step != "" && b.lines.Terminal() && took > 100*time.Millisecond {
@@ -39,13 +39,13 @@ func (b *buildProgress) done() {
 	b.step = ""
 }
 
-// end takes the block away.
+// end erases the progress.
 func (b *buildProgress) end() {
 	b.done()
 	b.lines.Clear()
 }
 
-// amount tells how much of a step is done, in words or with a bar too.
+// amount returns how much of a step is done, in words or with a bar.
 func amount(p image.Progress, bar bool) string {
 	if p.Total <= 0 || p.Done <= 0 {
 		return ""

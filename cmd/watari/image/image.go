@@ -12,7 +12,7 @@ import (
 	"watari/cmd/internal/client"
 )
 
-// New makes `watari image`.
+// New returns `watari image`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "image",

@@ -34,7 +34,7 @@ func table(w io.Writer, env *cli.Env, images []*v1.Image) {
 	t.Write(w)
 }
 
-// size is that of all blobs together, bytes.
+// size returns the size of all blobs together, in bytes.
 func size(i *v1.Image) uint64 {
 	return i.GetKernel().GetSize() + i.GetInitrd().GetSize() + i.GetRoot().GetSize()
 }

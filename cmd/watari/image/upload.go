@@ -1,6 +1,6 @@
 package image
 
-// upload.go - gives a built image to the manager.
+// upload.go - uploads a built image to the manager.
 
 import (
 	"context"
@@ -15,9 +15,9 @@ import (
 	"watari/cmd/internal/progress"
 )
 
-// give puts those blobs of an image that the manager lacks, and creates the image there under a name. The blobs are
-// the files kernel, initrd and root of the folder.
-func give(ctx context.Context, env *cli.Env, name string, built *v1.Image, folder string) (*v1.Image, error) {
+// upload uploads the blobs of an image that the manager lacks, and creates the image under a name. The blobs are the
+// files kernel, initrd and root of the directory.
+func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, folder string) (*v1.Image, error) {
 	c, err := env.Client()
 	if err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
 package lab
 
-// host.go - watari lab exec and watari lab host: commands in hosts, and their failures.
+// host.go - watari lab exec and watari lab host: commands in hosts, and crashes of hosts.
 
 import (
 	"context"
@@ -43,7 +43,8 @@ func (v *verbs) exec() *cobra.Command {
 			if inside.Err != nil {
 				return inside.Err
 			}
-			// This process becomes the command, so that signals, terminal and exit status are its own.
+			// Replace this process by the command, so that the command gets the signals and the terminal, and sets the
+			// exit status.
 			if err := syscall.Exec(inside.Path, inside.Args, os.Environ()); err != nil {
 				return fmt.Errorf("run %s: %w", inside.Path, err)
 			}

@@ -1,4 +1,4 @@
-// Package lab holds the commands about labs: several sites and hosts on this one machine.
+// Package lab holds the commands about labs: several sites and hosts on one machine.
 package lab
 
 import (
@@ -15,16 +15,16 @@ import (
 	"watari/lab"
 )
 
-// DefaultName is the lab that commands mean unless --name says otherwise.
+// DefaultName is the name of the lab that commands use without --name.
 const DefaultName = "default"
 
-// verbs is what the verbs share.
+// verbs holds what the commands share.
 type verbs struct {
 	*cli.Env
 	name string // --name
 }
 
-// New makes `watari lab`.
+// New returns `watari lab`.
 func New(env *cli.Env) *cobra.Command {
 	v := &verbs{Env: env}
 	noun := cli.Noun(&cobra.Command{
@@ -58,7 +58,7 @@ func (v *verbs) open() (*lab.Lab, error) {
 	return l, nil
 }
 
-// show writes a value in the format asked for.
+// show writes a value in the requested format.
 func (v *verbs) show(value any, table func(io.Writer)) error {
 	if v.Output != output.FormatJSON && v.Output != output.FormatYAML {
 		table(v.Out)
@@ -78,7 +78,7 @@ func (v *verbs) show(value any, table func(io.Writer)) error {
 	return err
 }
 
-// completeHosts completes the first argument from the lab's hosts.
+// completeHosts completes the first argument with the lab's hosts.
 func (v *verbs) completeHosts(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	l, err := lab.Open(v.name)
 	if err != nil || len(args) > 0 {
@@ -91,7 +91,7 @@ func (v *verbs) completeHosts(_ *cobra.Command, args []string, _ string) ([]stri
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeSites completes any argument from the lab's sites.
+// completeSites completes any argument with the lab's sites.
 func (v *verbs) completeSites(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	l, err := lab.Open(v.name)
 	if err != nil {

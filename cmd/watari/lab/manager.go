@@ -1,6 +1,6 @@
 package lab
 
-// manager.go - what a lab asks of the manager: tokens for its hosts, and that those of an earlier lab are forgotten.
+// manager.go - a lab's calls to the manager: it gets tokens for hosts, and removes hosts of earlier labs.
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"watari/lab"
 )
 
-// token asks the manager of the client config for a host's join token. That manager is taken to run on this machine:
-// only its port counts.
+// token asks the manager of the client config for a host's join token. It assumes that this manager runs on this
+// machine, so only its port is used.
 func (v *verbs) token(ctx context.Context, site string) (token, port string, err error) {
 	config, err := v.LoadConfig()
 	if err != nil {
@@ -43,8 +43,8 @@ func (v *verbs) token(ctx context.Context, site string) (token, port string, err
 	return response.Msg.GetToken(), port, nil
 }
 
-// admit looks whether the manager can take a host in. A host of that name that an earlier lab left is forgotten: its
-// processes and its disk are gone.
+// admit checks whether the manager can admit a host. If the manager has a host of that name from an earlier lab, whose
+// processes and disk are gone, admit removes it.
 func (v *verbs) admit(ctx context.Context, host lab.Host, joined bool) error {
 	c, err := v.Client()
 	if err != nil {
@@ -53,7 +53,7 @@ func (v *verbs) admit(ctx context.Context, host lab.Host, joined bool) error {
 	known, err := find(ctx, c, host.Name)
 	switch {
 	case joined && err != nil:
-		return nil // its agent needs no token, and waits for the manager
+		return nil // its agent needs no token and waits for the manager
 	case err != nil:
 		return err
 	case joined && known == nil:
@@ -84,8 +84,8 @@ func find(ctx context.Context, c *client.Client, name string) (*v1.Host, error) 
 	return nil, nil
 }
 
-// leftOver says whether a host was one of a lab's on this machine that is gone: its address is a lab's, but no lab
-// that is there has it.
+// leftOver reports whether a host belonged to a lab of this machine that no longer exists: its address is in the labs'
+// prefix, but no existing lab has it.
 func leftOver(known *v1.Host) bool {
 	names, err := lab.List()
 	if err != nil || known.State == v1.HostState_HOST_STATE_READY || !maybeLabHost(known) {
@@ -94,7 +94,7 @@ func leftOver(known *v1.Host) bool {
 	for _, name := range names {
 		l, err := lab.Open(name)
 		if err != nil {
-			return false // whose it is cannot be told
+			return false // the host's lab cannot be determined
 		}
 		for _, h := range l.Joined() {
 			if isHost(known, h) {
@@ -105,7 +105,7 @@ func leftOver(known *v1.Host) bool {
 	return true
 }
 
-// neverSeen says whether a host has joined, but never connected: it has no address yet, and never had a guest.
+// neverSeen reports whether a host has joined but never connected. It has no address then, and never had a guest.
 func neverSeen(known *v1.Host) bool { return known.GetInfo().GetLanAddress() == "" }
 
 func maybeLabHost(known *v1.Host) bool {
@@ -113,18 +113,18 @@ func maybeLabHost(known *v1.Host) bool {
 	return neverSeen(known) || err == nil && lab.Prefix.Contains(address)
 }
 
-// isHost says whether the host that a manager knows is one of a lab's.
+// isHost reports whether the manager's host is this host of a lab.
 func isHost(known *v1.Host, host lab.Host) bool {
 	return known.GetMeta().GetName() == host.Name &&
 		(neverSeen(known) || known.GetInfo().GetLanAddress() == host.Address.String())
 }
 
-// forgetting is how long the manager may take to notice that a host is gone.
-const forgetting = 20 * time.Second
+// removeLimit is how long the manager may take to notice that a host is gone.
+const removeLimit = 20 * time.Second
 
-// remove has the manager forget a host that is gone for good, as soon as it has noticed that it is.
+// remove removes a host that is gone for good, as soon as the manager has noticed that it is gone.
 func remove(ctx context.Context, c *client.Client, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, forgetting)
+	ctx, cancel := context.WithTimeout(ctx, removeLimit)
 	defer cancel()
 	for {
 		_, err := c.RemoveHost(ctx, connect.NewRequest(&v1.RemoveHostRequest{Name: name, Lost: true}))
@@ -142,8 +142,8 @@ func remove(ctx context.Context, c *client.Client, name string) error {
 	}
 }
 
-// forget has the manager forget the hosts of a lab that was taken down. A manager that does not answer keeps them;
-// that is no failure of taking the lab down.
+// forget removes the hosts of a lab that was taken down. If the manager does not answer, it keeps them; taking the lab
+// down does not fail because of that.
 func (v *verbs) forget(ctx context.Context, hosts []lab.Host) {
 	var kept, gone []string
 	var reason error
@@ -169,7 +169,8 @@ func (v *verbs) forget(ctx context.Context, hosts []lab.Host) {
 	}
 }
 
-// forgetOne says whether the manager knew the host. One that has the name, but is another's, is left alone.
+// forgetOne removes a host and reports whether the manager knew it. It does not remove another lab's host of the same
+// name.
 func (v *verbs) forgetOne(ctx context.Context, c *client.Client, host lab.Host) (known bool, err error) {
 	found, err := find(ctx, c, host.Name)
 	if err != nil || found == nil || !isHost(found, host) {

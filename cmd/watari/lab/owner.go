@@ -1,6 +1,6 @@
 package lab
 
-// owner.go - watari lab owner: the owner of a desk's machine, played.
+// owner.go - watari lab owner: plays the owner of a desktop machine.
 
 import (
 	"context"

@@ -97,11 +97,11 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 	return command
 }
 
-// readyWait is how long the hosts may take to be ready. The first start of a libvirt daemon looks into each QEMU, and the
-// agent of a whole host, which is emulated, tries a guest under KVM.
+// readyWait is how long hosts may take to be ready. The first start of a libvirt daemon probes each QEMU, and the agent
+// of an emulated whole host runs a trial guest under KVM.
 const readyWait = 5 * time.Minute
 
-// hostsReady returns when the manager knows all hosts as ready, and what their libvirt can run.
+// hostsReady returns when the manager knows all hosts as ready, and knows what their libvirt supports.
 func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	c, err := v.Client()
 	if err != nil {
@@ -116,7 +116,7 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 			return connected && seen.GetHost().GetInfo().GetLibvirtVersion() != "", nil
 		})
 		if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-			return fmt.Errorf("host %s is not ready after %v; %s", host.Name, readyWait, l.LastWords(host.Name))
+			return fmt.Errorf("host %s is not ready after %v; %s", host.Name, readyWait, l.LastAgentLogLine(host.Name))
 		}
 		if err != nil {
 			return fmt.Errorf("wait for host %s to be ready: %w", host.Name, err)
@@ -126,7 +126,7 @@ func (v *verbs) hostsReady(ctx context.Context, l *lab.Lab) error {
 	return nil
 }
 
-// say shows a step of what goes on.
+// say shows a step.
 func (v *verbs) say(line string) { v.Notef("%s", line) }
 
 func (v *verbs) down() *cobra.Command {

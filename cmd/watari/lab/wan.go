@@ -1,6 +1,6 @@
 package lab
 
-// wan.go - watari lab wan: the lines between sites, shaped and cut.
+// wan.go - watari lab wan: shapes and cuts the WAN between sites.
 
 import (
 	"context"

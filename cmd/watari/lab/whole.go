@@ -1,6 +1,6 @@
 package lab
 
-// whole.go - the options of watari lab up that are for whole hosts.
+// whole.go - the options of watari lab up for whole hosts.
 
 import (
 	"errors"
@@ -16,10 +16,10 @@ import (
 	"watari/lab"
 )
 
-// allHosts is what --whole means without a value.
+// allHosts is the value of --whole if none is given.
 const allHosts = "all"
 
-// wholeFlags are the flags of `watari lab up` about whole hosts.
+// wholeFlags are the flags of `watari lab up` for whole hosts.
 type wholeFlags struct {
 	hosts, suites []string
 	models        []string
@@ -38,7 +38,7 @@ func addWholeFlags(flags *pflag.FlagSet) *wholeFlags {
 	return w
 }
 
-// wholeArgs refuses arguments. A value of --whole after a space is one.
+// wholeArgs refuses arguments. A value of --whole after a space would be an argument.
 func wholeArgs(command *cobra.Command, args []string) error {
 	if len(args) > 0 && command.Flags().Changed("whole") {
 		return cli.Usagef("unexpected argument %q: sites and hosts are written --whole=%[1]s", args[0])
@@ -46,7 +46,7 @@ func wholeArgs(command *cobra.Command, args []string) error {
 	return cli.Args()(command, args)
 }
 
-// read says which hosts are whole; nil: nothing was said about them.
+// read returns which hosts are whole hosts; nil if no flag says so.
 func (w *wholeFlags) read(flags *pflag.FlagSet) (whole *lab.Whole, err error) {
 	if !flags.Changed("whole") {
 		for _, name := range []string{"suite", "cpu-model", "memory", "cells"} {
@@ -79,7 +79,7 @@ func (w *wholeFlags) read(flags *pflag.FlagSet) (whole *lab.Whole, err error) {
 	return whole, nil
 }
 
-// ofHosts reads a flag's values: b=VALUE is for the host or the hosts of the site, VALUE for all others.
+// ofHosts parses a flag's values: b=VALUE is for a host or the hosts of a site, VALUE is for all others.
 func ofHosts(flag string, texts []string) (map[string]string, error) {
 	values := map[string]string{}
 	for _, text := range texts {

@@ -1,6 +1,6 @@
 package local
 
-// agent.go - this machine's agent: how it is started, and that the manager knows it.
+// agent.go - starts this machine's agent and waits until the manager knows it.
 
 import (
 	"context"
@@ -65,8 +65,7 @@ func (u *up) startAgent(ctx context.Context) error {
 	return u.awaitAgent(ctx, process, before)
 }
 
-// admit sees to it that the agent can join: it has a certificate that is good, or a token. It returns the
-// manager's URL.
+// admit makes sure that the agent can join: it has a valid certificate or a token. It returns the manager's URL.
 func (u *up) admit(ctx context.Context) (manager string, err error) {
 	if u.Manager != "" {
 		return u.Manager, u.admitElsewhere(ctx)
@@ -89,7 +88,7 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 				return config.Managers[0], nil
 			}
 		}
-		if err := u.forgetCertificate(); err != nil { // of a host that was removed
+		if err := u.forgetCertificate(); err != nil { // the certificate of a host that was removed
 			return "", err
 		}
 	}
@@ -100,7 +99,7 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 	return config.Managers[0], u.writeToken(response.Msg.Token)
 }
 
-// hasCertificate says whether the agent has ever joined; a key alone it makes before.
+// hasCertificate reports whether the agent has ever joined. The agent makes its key before that.
 func (l layout) hasCertificate() bool {
 	_, err := os.Stat(filepath.Join(l.agentPKI(), "certificate.pem"))
 	return err == nil
@@ -123,7 +122,7 @@ func (l layout) writeToken(token string) error {
 	return nil
 }
 
-// awaitAgent waits until the manager knows the agent; before says whether it did so at an earlier start.
+// awaitAgent waits until the manager knows the agent. before says whether it knew the agent at an earlier start.
 func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before bool) error {
 	if u.Manager != "" {
 		return u.awaitElsewhere(ctx, process, before)
@@ -140,7 +139,7 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before boo
 	if err != nil {
 		return err
 	}
-	_ = os.Remove(u.tokenFile()) // used up
+	_ = os.Remove(u.tokenFile()) // the token is used up
 	info := host.GetInfo()
 	u.lines.Notef("host %s of site %s is %s: %s, %s, %s; the agent's pid is %d, its log %s", u.Name, info.GetSite(),
 		output.State(host.GetState()), output.Count(int(info.GetCores()), "core"), output.Size(info.GetMemoryBytes()),
@@ -151,7 +150,7 @@ func (u *up) awaitAgent(ctx context.Context, process *daemon.Process, before boo
 	return nil
 }
 
-// host asks this machine's manager for this host; nil: it is not known yet.
+// host asks this machine's manager for this host; nil if the manager does not know it yet.
 func (u *up) host(ctx context.Context) (*v1.Host, error) {
 	c, err := u.open()
 	if err != nil {

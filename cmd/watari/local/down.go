@@ -18,10 +18,10 @@ import (
 	"watari/cmd/internal/progress"
 )
 
-// grace is how long a daemon may take to end by itself.
+// grace is how long a daemon may take to end after SIGTERM.
 const grace = 10 * time.Second
 
-// NewDown makes `watari down`.
+// NewDown returns `watari down`.
 func NewDown(env *cli.Env) *cobra.Command {
 	var l layout
 	var guests bool
@@ -110,7 +110,7 @@ func goOn(n int) string {
 	return fmt.Sprintf("%d guests go on", n)
 }
 
-// foreign says what runs still that `watari up` uses and did not start.
+// foreign describes running services that `watari up` uses and did not start.
 func foreign() string {
 	if libvirtAnswers() {
 		return "the libvirt daemon goes on: `watari up` did not start it"

@@ -20,22 +20,22 @@ import (
 	"watari/cmd/internal/daemon"
 )
 
-// joinPatience is how long `watari up` waits for a manager elsewhere that this host has joined before.
+// joinPatience is how long `watari up` waits for a manager on another machine that this host has joined before.
 const joinPatience = 10 * time.Second
 
-// noBlob is where a manager serves images' content, with a digest that none has.
+// noBlob is a path of a blob with a digest that no image has.
 var noBlob = "/blobs/sha256:" + strings.Repeat("0", 64)
 
-// standing is what a manager elsewhere thinks of this host.
+// standing is how a manager on another machine regards this host.
 type standing int
 
 const (
-	silent  standing = iota // it does not answer, or does not say
-	refused                 // it does not know the host's certificate, any more, or is another manager
+	silent  standing = iota // the manager does not answer or gives no clear answer
+	refused                 // the manager does not accept the host's certificate
 	known
 )
 
-// standing asks the manager elsewhere, with the agent's certificate, whether it knows this host.
+// standing asks the manager, with the agent's certificate, whether it knows this host.
 func (u *up) standing(ctx context.Context) (standing, string) {
 	var pem [3][]byte
 	for i, name := range []string{"ca.pem", "certificate.pem", "key.pem"} {
@@ -74,15 +74,15 @@ func (u *up) standing(ctx context.Context) (standing, string) {
 		return known, ""
 	}
 	text, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
-	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), ";") // what to do is said here
+	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), ";") // without the next step, which is added here
 	if response.StatusCode != http.StatusUnauthorized {
 		return silent, fmt.Sprintf("%s answers %s: %s", u.Manager, response.Status, why)
 	}
 	return refused, why
 }
 
-// admitElsewhere sees to it that the agent can join the manager elsewhere: it has a certificate that is good there, or
-// a token.
+// admitElsewhere makes sure that the agent can join the manager on another machine: it has a certificate that is valid
+// there, or a token.
 func (u *up) admitElsewhere(ctx context.Context) error {
 	if u.token == "" {
 		if u.hasCertificate() {
@@ -91,8 +91,8 @@ func (u *up) admitElsewhere(ctx context.Context) error {
 		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
 	}
 	if u.hasCertificate() {
-		// As when the same command is repeated. While the manager is silent, the certificate may still be good: without it
-		// this host, and the guests that run here, would be strangers to it.
+		// The user may have repeated the same command. While the manager does not answer, the certificate may still be
+		// valid. Without it the manager would not know this host and its guests.
 		if at, _ := u.standing(ctx); at != refused {
 			return nil
 		}
@@ -103,7 +103,7 @@ func (u *up) admitElsewhere(ctx context.Context) error {
 	return u.writeToken(u.token)
 }
 
-// awaitElsewhere waits until the manager elsewhere knows this host.
+// awaitElsewhere waits until the manager on another machine knows this host.
 func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before bool) error {
 	var at standing
 	var why string
@@ -118,7 +118,7 @@ func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before
 	case at == refused:
 		return fmt.Errorf("join %s: it refuses this host's certificate: %s; end the agent with `sudo watari down`, then join with a new token (--token)", u.Manager, why)
 	}
-	_ = os.Remove(u.tokenFile()) // used up
+	_ = os.Remove(u.tokenFile()) // the token is used up
 	if at == silent {
 		u.lines.Notef("the agent runs, pid %d, and goes on trying: %s", process.PID, why)
 		return nil

@@ -11,7 +11,7 @@ import (
 	"watari/ca"
 )
 
-// joined is a host that has joined a manager, with what that manager's server shows.
+// joined returns a host that has joined a manager, and that manager's TLS configuration.
 func joined(t *testing.T) (u *up, server *tls.Config) {
 	t.Helper()
 	authority, err := ca.New("test")
@@ -41,12 +41,12 @@ func joined(t *testing.T) (u *up, server *tls.Config) {
 	return u, server
 }
 
-// TestARepeatedJoinKeepsTheCertificate unless the manager says that it is worth nothing: without it the host and the guests
-// on it are strangers to the manager.
+// TestARepeatedJoinKeepsTheCertificate unless the manager refuses it: without it the manager does not know the host and
+// its guests.
 func TestARepeatedJoinKeepsTheCertificate(t *testing.T) {
 	_, another := joined(t)
 	for name, one := range map[string]struct {
-		status int // 0: nobody listens
+		status int // 0: no server listens
 		server *tls.Config
 		kept   bool
 	}{

@@ -1,6 +1,6 @@
 package local
 
-// guests.go - the guests that run on this machine, found without the agent.
+// guests.go - finds the guests that run on this machine without the agent.
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"watari/internal/qemuprocesses"
 )
 
-// machine is a QEMU process that is a guest of this machine's agent.
+// machine is a QEMU process that runs a guest of this machine's agent.
 type machine struct {
 	name string
 	pid  int
@@ -30,8 +30,8 @@ func names(machines []machine) []string {
 	return all
 }
 
-// findGuests finds the guests that run here: QEMU processes with the UUID of a guest that the agent keeps a record
-// of, in this process's own PID namespace (a lab's hosts have others).
+// findGuests finds the guests that run here: QEMU processes with the UUID of a guest in the agent's records, in this
+// process's own PID namespace (a lab's hosts have others).
 func findGuests(agentState string) ([]machine, error) {
 	records, err := os.ReadDir(filepath.Join(agentState, "guests"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -53,7 +53,7 @@ func findGuests(agentState string) ([]machine, error) {
 	return found, nil
 }
 
-// endGuests has the agent's program end this machine's guests and take the overlay's part here away.
+// endGuests runs the agent's program to end this machine's guests and to remove the overlay from this machine.
 func endGuests(ctx context.Context, l layout) error {
 	path, err := Program("watari-agent")
 	if err != nil {

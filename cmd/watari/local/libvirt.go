@@ -1,6 +1,6 @@
 package local
 
-// libvirt.go - libvirt's daemons: found, or started where nothing else starts them.
+// libvirt.go - finds libvirt's daemons, or starts them if nothing else starts them.
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 
 const virtlogdSocket = "/run/libvirt/virtlogd-sock"
 
-// libvirtConfig keeps libvirtd off every network and its sockets for root alone.
+// libvirtConfig makes libvirtd listen on no network, and makes its sockets accessible to root alone.
 const libvirtConfig = `# Written by watari up.
 auth_unix_rw = "none"
 unix_sock_ro_perms = "0700"
@@ -34,7 +34,7 @@ func answers(socket string) bool {
 
 func libvirtAnswers() bool { return LibvirtSocket() != "" }
 
-// LibvirtSocket is where a libvirt daemon answers; "": none does.
+// LibvirtSocket returns the path of a socket on which a libvirt daemon answers; "" if none does.
 func LibvirtSocket() string {
 	for _, socket := range probe.LibvirtSockets {
 		if answers(socket) {
@@ -44,7 +44,7 @@ func LibvirtSocket() string {
 	return ""
 }
 
-// startLibvirt starts libvirt's daemons where none answers. With systemd they are started by being asked.
+// startLibvirt starts libvirt's daemons if none answers. With systemd, a connection to their sockets starts them.
 func (u *up) startLibvirt(ctx context.Context) error {
 	if libvirtAnswers() {
 		return nil
@@ -56,7 +56,7 @@ func (u *up) startLibvirt(ctx context.Context) error {
 	if err := os.WriteFile(config, []byte(libvirtConfig), 0o644); err != nil {
 		return fmt.Errorf("write libvirtd's settings: %w", err)
 	}
-	// The daemons keep a pid file of their own as a lock; ours, which tells processes apart for sure, stand beside.
+	// The daemons lock pid files of their own. The pid files beside those are ours; they identify processes reliably.
 	lock := func(name string) string { return filepath.Join(filepath.Dir(config), name+".lock") }
 	if !answers(virtlogdSocket) {
 		if err := u.startOne(ctx, "virtlogd", virtlogdSocket, "--pid-file", lock("virtlogd")); err != nil {

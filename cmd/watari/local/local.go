@@ -23,14 +23,14 @@ const (
 	libvirtURI    = "qemu:///system"
 )
 
-// options are those of `watari up`; they are kept, so that a later `watari up` needs none.
+// options are the options of `watari up`. They are stored, so that a later `watari up` needs no options.
 type options struct {
-	Manager    string `json:"manager,omitempty"` // empty: one is run here
+	Manager    string `json:"manager,omitempty"` // empty: run one on this machine
 	Site       string `json:"site,omitempty"`
 	Name       string `json:"name,omitempty"`
 	LANAddress string `json:"lan_address,omitempty"`
 	Memory     string `json:"memory,omitempty"` // as in 8G; empty: all
-	// ImageBandwidth bounds what the agent fetches of images and templates, as in 200mbit; empty: no limit.
+	// ImageBandwidth limits how fast the agent fetches images and templates, as in 200mbit; empty: no limit.
 	ImageBandwidth string `json:"image_bandwidth,omitempty"`
 	// AllowUnconfined accepts guests whose QEMU runs as root or without a security driver.
 	AllowUnconfined bool   `json:"allow_unconfined,omitempty"`
@@ -40,18 +40,18 @@ type options struct {
 	Outside         store  `json:"store"`
 }
 
-// ofManager are the options that the manager is started with.
+// ofManager returns the manager's options.
 func (o options) ofManager() options {
 	return options{Listen: o.Listen, NoSharing: o.NoSharing, Outside: o.Outside}
 }
 
-// ofAgent are those of the agent.
+// ofAgent returns the agent's options.
 func (o options) ofAgent() options {
 	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory,
 		AllowUnconfined: o.AllowUnconfined, ImageBandwidth: o.ImageBandwidth}
 }
 
-// memoryMiB is how much memory guests may take; 0: all.
+// memoryMiB returns how much memory guests may use, in MiB; 0: all.
 func (o options) memoryMiB() (uint64, error) {
 	if o.Memory == "" {
 		return 0, nil
@@ -63,7 +63,7 @@ func (o options) memoryMiB() (uint64, error) {
 	return bytes >> 20, err
 }
 
-// imageBandwidth is how many bytes per second of images and templates the agent may fetch; 0: no limit.
+// imageBandwidth returns how many bytes per second of images and templates the agent may fetch; 0: no limit.
 func (o options) imageBandwidth() (uint64, error) {
 	if o.ImageBandwidth == "" {
 		return 0, nil
@@ -71,7 +71,7 @@ func (o options) imageBandwidth() (uint64, error) {
 	return output.ParseRate(o.ImageBandwidth)
 }
 
-// store is what a manager needs that keeps its objects in an etcd cluster, beside other managers.
+// store configures a manager that keeps its objects in an etcd cluster together with other managers.
 type store struct {
 	Advertise string   `json:"advertise,omitempty"`
 	Blobs     string   `json:"blobs,omitempty"`
@@ -81,7 +81,7 @@ type store struct {
 	Key       string   `json:"etcd_key,omitempty"`
 }
 
-// arguments are the manager's.
+// arguments returns the manager's arguments.
 func (s store) arguments() []string {
 	var all []string
 	for _, pair := range [][2]string{{"advertise", s.Advertise}, {"blobs", s.Blobs}, {"etcd-endpoints", strings.Join(s.Endpoints, ",")},
@@ -93,7 +93,7 @@ func (s store) arguments() []string {
 	return all
 }
 
-// layout is where things are on this machine.
+// layout knows the paths of Watari's files on this machine.
 type layout struct{ state string }
 
 func (l layout) options() string     { return filepath.Join(l.state, "up", "options.json") }
@@ -102,7 +102,7 @@ func (l layout) agentState() string  { return filepath.Join(l.state, "agent") }
 func (l layout) agentPKI() string    { return filepath.Join(l.state, "agent", "pki") }
 func (l layout) tokenFile() string   { return filepath.Join(l.state, "up", "join-token") }
 
-// daemon is where the pid file and log of a daemon are. Its command is to be filled in.
+// daemon returns a daemon with its pid file and log. The caller fills in the command.
 func (l layout) daemon(name, folder string) daemon.Spec {
 	return daemon.Spec{Name: name, PIDFile: filepath.Join(l.state, "up", name+".pid"), Log: filepath.Join(l.state, folder, name+".log")}
 }
@@ -112,8 +112,8 @@ func (l layout) agent() daemon.Spec    { return l.service("agent") }
 func (l layout) libvirtd() daemon.Spec { return l.daemon("libvirtd", "libvirt") }
 func (l layout) virtlogd() daemon.Spec { return l.daemon("virtlogd", "libvirt") }
 
-// service is a daemon that has a systemd unit where Watari is installed as a package. The units are for the default
-// state alone.
+// service returns a daemon that has a systemd unit if Watari is installed as a package. The units work only with the
+// default state directory.
 func (l layout) service(name string) daemon.Spec {
 	spec := l.daemon(name, name)
 	if _, err := os.Stat("/run/systemd/system"); err == nil && l.state == defaultState { // sd_booted(3)
@@ -149,7 +149,7 @@ func (l layout) save(o options) error {
 	return durable.WriteFile(l.options(), append(text, '\n'), 0o600)
 }
 
-// needRoot says what root is needed for.
+// needRoot returns an error that says why the command needs root.
 func needRoot(command string) error {
 	if os.Geteuid() == 0 {
 		return nil
@@ -157,7 +157,7 @@ func needRoot(command string) error {
 	return fmt.Errorf("%s needs root, since it sets up networks and virtual machines: sudo %s", command, command)
 }
 
-// Program finds a program beside this one, or on the PATH, or among the administrator's.
+// Program finds a program beside this one, in the PATH, or in the sbin directories.
 func Program(name string) (string, error) {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)
@@ -176,7 +176,7 @@ func Program(name string) (string, error) {
 	return "", fmt.Errorf("there is no program %s, neither beside watari nor on the PATH; install it", name)
 }
 
-// hostName makes this machine's name into a host's: the first label, with what a name cannot hold left out.
+// hostName converts this machine's name to a host's name: the first label without characters that a name cannot have.
 func hostName(machine string) string {
 	label, _, _ := strings.Cut(strings.ToLower(machine), ".")
 	name := strings.Map(func(r rune) rune {

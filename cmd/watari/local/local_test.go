@@ -88,7 +88,7 @@ func TestADaemonThatRunsIsNotGivenOtherOptions(t *testing.T) {
 	if err := u.checkRunning(); err != nil {
 		t.Errorf("the same options: %v", err)
 	}
-	u.Listen = "0.0.0.0:1" // the manager's, which does not run
+	u.Listen = "0.0.0.0:1" // the manager's port; the manager is not running
 	if err := u.checkRunning(); err != nil {
 		t.Errorf("options of another daemon: %v", err)
 	}
@@ -102,7 +102,7 @@ func TestADaemonThatRunsIsNotGivenOtherOptions(t *testing.T) {
 	}
 }
 
-// TestAKeyAloneIsNoCertificate: the agent makes its key before it has joined.
+// TestAKeyAloneIsNoCertificate: the agent makes its key before it joins.
 func TestAKeyAloneIsNoCertificate(t *testing.T) {
 	l := layout{t.TempDir()}
 	for _, name := range []string{"key.pem", "certificate.pem"} {
@@ -174,7 +174,7 @@ func TestDownEndsWhatUpBeganAndNothingElse(t *testing.T) {
 	}
 	defer other.Wait()
 	defer other.Process.Kill()
-	// A pid file of an earlier boot that names another's process.
+	// A pid file of an earlier boot with the id of another process.
 	if err := os.WriteFile(l.agent().PIDFile, fmt.Appendf(nil, "%d\n1 00000000-0000-0000-0000-000000000000\n", other.Process.Pid), 0o644); err != nil {
 		t.Fatal(err)
 	}

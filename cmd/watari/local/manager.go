@@ -1,6 +1,6 @@
 package local
 
-// manager.go - this machine's manager: how it is started, and that it answers.
+// manager.go - starts this machine's manager and waits until it answers.
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"watari/cmd/internal/daemon"
 )
 
-// askTimeout is for one question to a manager that may just be starting.
+// askTimeout is the timeout of one question to a manager that may just be starting.
 const askTimeout = 3 * time.Second
 
 // startManager starts this machine's manager and waits until it answers.
@@ -47,7 +47,7 @@ func (u *up) startManager(ctx context.Context) error {
 	}
 	process, began, err := await()
 	if err != nil && process != nil && !began && process.Ended() && ctx.Err() == nil {
-		process, began, err = await() // what was found was just ending
+		process, began, err = await() // the daemon found was just ending
 	}
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (u *up) startManager(ctx context.Context) error {
 	return nil
 }
 
-// open makes a client for this machine's manager.
+// open returns a client of this machine's manager.
 func (l layout) open() (*client.Client, error) {
 	config, err := client.Load(l.adminConfig())
 	if err != nil {
@@ -72,7 +72,7 @@ func (l layout) open() (*client.Client, error) {
 	return client.Open(config)
 }
 
-// ask asks this machine's manager for its version, which it tells once it leads.
+// ask asks this machine's manager for its version. The manager answers only when it leads.
 func (u *up) ask(ctx context.Context) (string, error) {
 	c, err := u.open()
 	if err != nil {
@@ -88,7 +88,7 @@ func (u *up) ask(ctx context.Context) (string, error) {
 	return response.Msg.Version, nil
 }
 
-// brief says why something is not there yet, without a next step: waiting is it.
+// brief returns why something is not ready, without a next step: the command waits anyway.
 func brief(err error) string {
 	if err == nil {
 		return ""

@@ -24,7 +24,7 @@ import (
 const (
 	startTimeout = 2 * time.Minute
 	startPoll    = 100 * time.Millisecond
-	// quiet is how long a start may take before it is said what is waited for.
+	// quiet is how long a start may take before the command prints what it waits for.
 	quiet = time.Second
 )
 
@@ -42,17 +42,17 @@ The options are kept for the next time: after a boot without units, "watari up" 
 answers, one is started, which listens on no network. "watari down" ends what this command began; "watari doctor" says
 what a machine lacks.`
 
-// up is one `watari up` under way.
+// up is one run of `watari up`.
 type up struct {
 	env *cli.Env
 	layout
 	options
-	before options // those of the last time
+	before options // options of the last `watari up`
 	token  string
 	lines  *progress.Lines
 }
 
-// NewUp makes `watari up`.
+// NewUp returns `watari up`.
 func NewUp(env *cli.Env) *cobra.Command {
 	u := &up{env: env}
 	command := &cobra.Command{
@@ -99,7 +99,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// settle takes each option from the command line, else from the last time, else by default.
+// settle takes each option from the command line, or else from the last `watari up`, or else uses the default.
 func (u *up) settle(asked options, given func(string) bool) error {
 	state, err := filepath.Abs(u.state)
 	if err != nil {
@@ -193,7 +193,7 @@ func (u *up) run(ctx context.Context) error {
 	return err
 }
 
-// checkRunning refuses options that a daemon which runs already was not started with.
+// checkRunning refuses options that differ from those of a running daemon.
 func (u *up) checkRunning() error {
 	for _, one := range []struct {
 		spec daemon.Spec
@@ -236,7 +236,7 @@ func (u *up) steps(ctx context.Context) error {
 	return nil
 }
 
-// start starts a daemon unless it runs.
+// start starts a daemon if it is not running.
 func (u *up) start(spec daemon.Spec) (process *daemon.Process, began bool, err error) {
 	if process, err = daemon.Running(spec); process != nil || err != nil {
 		return process, false, err
@@ -245,7 +245,7 @@ func (u *up) start(spec daemon.Spec) (process *daemon.Process, began bool, err e
 	return process, true, err
 }
 
-// await waits until a daemon serves, as done tells, and says meanwhile what is waited for.
+// await waits until done reports that a daemon serves. Meanwhile it prints what it waits for.
 func (u *up) await(ctx context.Context, process *daemon.Process, what string, done func() (ok bool, why string)) error {
 	begun := time.Now()
 	for {

@@ -19,7 +19,7 @@ import (
 	daemon "watari/manager"
 )
 
-// flags of the command.
+// flags are the command's flags.
 type flags struct {
 	config                    daemon.Config
 	prefix                    string
@@ -27,7 +27,7 @@ type flags struct {
 	debug                     bool
 }
 
-// Command makes `watari manager`.
+// Command returns `watari manager`.
 func Command() *cobra.Command {
 	var f flags
 	command := &cobra.Command{
@@ -49,7 +49,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.config.Name, "name", "", "this manager's name (default: the host name)")
 	set.StringVar(&f.config.AdminConfig, "admin-config", "", "where the first administrator's client config is written (default: admin.json beside --state)")
 	set.StringVar(&f.config.Blobs, "blobs", "", "folder of images' content, shared by several managers (default: blobs in --state)")
-	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix that clusters' prefixes, a /24 each, are taken from")
+	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix that clusters' prefixes, a /24 or larger each, are taken from")
 	set.BoolVar(&f.config.NoSharing, "no-sharing", false, "each host fetches images from the manager and makes templates itself")
 	set.StringSliceVar(&f.config.EtcdEndpoints, "etcd-endpoints", nil, "URLs of an etcd cluster (default: etcd is embedded)")
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
@@ -60,7 +60,7 @@ func Command() *cobra.Command {
 	return command
 }
 
-// setAside makes `watari manager set-aside`, which has the flags that say where the state is.
+// setAside returns `watari manager set-aside`, which has the flags for the location of the state.
 func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "set-aside KEY",
@@ -78,7 +78,7 @@ func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 				return err
 			}
 			if f.config.Listen == "" {
-				f.config.Listen = "none" // it does not listen
+				f.config.Listen = "none" // set-aside does not listen
 			}
 			ctx, stop := signal.NotifyContext(context.WithoutCancel(c.Context()), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
@@ -116,7 +116,7 @@ func (f *flags) run(ctx context.Context) error {
 	return daemon.Run(ctx, f.config)
 }
 
-// etcdTLS is nil where no certificates are named.
+// etcdTLS returns the TLS configuration for etcd; nil if no certificates are named.
 func (f *flags) etcdTLS() (*tls.Config, error) {
 	if f.etcdCA == "" && f.etcdCert == "" && f.etcdKey == "" {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 	"watari/cmd/internal/progress"
 )
 
-// follow shows a migration until it has ended. The first signal cancels it, the second leaves.
+// follow shows a migration until it has ended. The first signal cancels the migration, the second ends the command.
 func follow(ctx context.Context, env *cli.Env, c *client.Client, begun *v1.Migration) (end *v1.Migration, cancelled bool, err error) {
 	name, guest := begun.GetMeta().GetName(), begun.GetGuest()
 	lines := progress.New(env.Err)
@@ -70,7 +70,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, begun *v1.Migra
 	}
 }
 
-// cancelSoon asks for the end of a migration, also of a manager that is just restarting.
+// cancelSoon cancels a migration. It retries if the manager is restarting.
 func cancelSoon(ctx context.Context, c *client.Client, name string, send func(progress.Line)) {
 	err := c.Patiently(ctx, nil, func(func()) error {
 		_, err := c.CancelMigration(ctx, connect.NewRequest(&v1.CancelMigrationRequest{Name: name}))
@@ -89,7 +89,7 @@ func over(state v1.MigrationState) bool {
 	return false
 }
 
-// line tells where a migration stands.
+// line describes the state of a migration.
 func line(lines *progress.Lines, m *v1.Migration) string {
 	head := fmt.Sprintf("%s: %s to %s: ", m.GetGuest(), m.GetSource(), m.GetTarget())
 	p := m.GetProgress()
@@ -108,7 +108,7 @@ func line(lines *progress.Lines, m *v1.Migration) string {
 	return text
 }
 
-// doing says what happens in a state.
+// doing describes what happens in a state.
 func doing(state v1.MigrationState) string {
 	switch state {
 	case v1.MigrationState_MIGRATION_STATE_PENDING:
@@ -127,7 +127,7 @@ func doing(state v1.MigrationState) string {
 	return output.State(state)
 }
 
-// report says how a migration ended.
+// report prints how a migration ended.
 func report(env *cli.Env, m *v1.Migration, interrupted bool) error {
 	name, guest := m.GetMeta().GetName(), m.GetGuest()
 	err := env.Show(m, func(w io.Writer) {
@@ -150,7 +150,7 @@ func report(env *cli.Env, m *v1.Migration, interrupted bool) error {
 		name, guest, m.GetSource(), m.GetTarget(), m.GetMessage(), guest)}
 }
 
-// sent is how many bytes went over the wire.
+// sent returns how many bytes were sent over the network.
 func sent(m *v1.Migration) uint64 {
 	if bytes := m.GetProgress().GetTransferredBytes(); bytes > 0 {
 		return bytes

@@ -21,7 +21,7 @@ type flags struct {
 	detach                bool
 }
 
-// New makes `watari migrate`.
+// New returns `watari migrate`.
 func New(env *cli.Env) *cobra.Command {
 	var f flags
 	command := &cobra.Command{
@@ -51,7 +51,7 @@ func New(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// request checks the flags and makes what the manager is asked for.
+// request checks the flags and returns the request for the manager.
 func (f flags) request(guest string) (*v1.MigrateRequest, error) {
 	if err := cli.CheckName("guest", guest); err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func migrate(ctx context.Context, env *cli.Env, guest string, f flags) error {
 	return report(env, ended, interrupted)
 }
 
-// get fetches one migration, by its name or its guest's.
+// get fetches one migration by its name or by its guest's name.
 func get(ctx context.Context, c *client.Client, name string) (*v1.Migration, error) {
 	if err := cli.CheckName("migration", name); err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// New makes `watari quota`.
+// New returns `watari quota`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "quota",

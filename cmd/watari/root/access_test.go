@@ -1,6 +1,6 @@
 package root_test
 
-// access_test.go - who is talked to, and as whom.
+// access_test.go - which manager is called, and as which user.
 
 import (
 	"bytes"

@@ -67,7 +67,7 @@ var (
 	users = []*v1.User{{Meta: meta("admin"), Role: v1.Role_ROLE_ADMIN}, {Meta: meta("aiko"), Role: v1.Role_ROLE_USER, Quota: &v1.Quota{Vcpus: 16, MemoryBytes: 32 << 30}}}
 )
 
-// answers is a manager with a few of everything.
+// answers answers as a manager that has a few objects of each kind.
 func answers(_ context.Context, request any) (any, error) {
 	switch r := request.(type) {
 	case *v1.GetStatusRequest:
@@ -126,7 +126,7 @@ func named[T interface{ GetMeta() *v1.Meta }](all []T, name string) []T {
 	return found
 }
 
-// TestDialogues runs the command lines of testdata/*.txt, which begin with "$ ", and compares all that they write.
+// TestDialogues runs the command lines of testdata/*.txt, which begin with "$ ", and compares all of their output.
 func TestDialogues(t *testing.T) {
 	manager := (&stub.Manager{Unary: answers, OnEvents: func(_ context.Context, _ *v1.EventsRequest, send func(*v1.EventsResponse) error) error {
 		for i, event := range []*v1.Event{
@@ -169,7 +169,7 @@ func TestDialogues(t *testing.T) {
 	}
 }
 
-// writeResult writes standard output as it is, standard error after "! ", and a status other than 0.
+// writeResult writes standard output unchanged, standard error after "! ", and a status other than 0.
 func writeResult(w *bytes.Buffer, result stub.Result) {
 	w.WriteString(result.Out)
 	for line := range strings.Lines(result.Err) {

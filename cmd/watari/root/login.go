@@ -72,7 +72,7 @@ func login(ctx context.Context, env *cli.Env, manager, text string) error {
 	return nil
 }
 
-// join trades a token for a certificate.
+// join exchanges a token for a certificate.
 func join(ctx context.Context, manager string, token ca.Token) (*client.Config, string, error) {
 	joiner, err := client.OpenJoin(manager, token)
 	if err != nil {
@@ -84,7 +84,7 @@ func join(ctx context.Context, manager string, token ca.Token) (*client.Config, 
 	}
 	response, err := joiner.Join(ctx, connect.NewRequest(&v1.JoinRequest{Token: token.String(), Request: request}))
 	if refused := (*connect.Error)(nil); errors.As(err, &refused) && refused.Code() == connect.CodePermissionDenied {
-		return nil, "", errors.New(refused.Message()) // it is about the token, not about who asks
+		return nil, "", errors.New(refused.Message()) // the error is about the token, not about the caller
 	}
 	if err != nil {
 		return nil, "", err

@@ -10,7 +10,7 @@ import (
 	"watari/cmd/internal/cli"
 )
 
-// Reference is the tree of commands for those who describe or check it. It is not for running them.
+// Reference returns the tree of commands for documentation and checks. It must not be run.
 func Reference() *cobra.Command {
 	root := New(&cli.Env{In: strings.NewReader(""), Out: os.Stdout, Err: os.Stderr, Now: time.Now})
 	root.DisableAutoGenTag = true

@@ -1,4 +1,4 @@
-// Package root puts the commands of watari together and decides how the program ends.
+// Package root assembles the commands of watari and determines the program's exit status.
 package root
 
 import (
@@ -52,7 +52,7 @@ const (
 	groupAdmin = "admin"
 )
 
-// New makes the command watari with all that is under it.
+// New returns the command watari with all commands below it.
 func New(env *cli.Env) *cobra.Command {
 	root := cli.Noun(&cobra.Command{
 		Use:           "watari",
@@ -78,7 +78,7 @@ func New(env *cli.Env) *cobra.Command {
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
 	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), token.New(env), lab.New(env))
 	group(root, groupAdmin, newStatus(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
-	root.AddCommand(manager.Command()) // what `watari up` starts
+	root.AddCommand(manager.Command()) // started by `watari up`
 	cli.CompleteFiles(root, "config")
 	cli.CompleteNothingElse(root)
 	return root
@@ -98,7 +98,7 @@ func Main(ctx context.Context, env *cli.Env, args []string) int {
 	return status(env, root.ExecuteContext(ctx))
 }
 
-// status writes an error for people and gives the exit status that goes with it.
+// status prints an error for people and returns its exit status.
 func status(env *cli.Env, err error) int {
 	if err == nil {
 		return cli.StatusOK
@@ -108,7 +108,7 @@ func status(env *cli.Env, err error) int {
 	if errors.As(err, &exit) {
 		code = exit.Code
 		if exit.Err == nil && errors.Is(err, exit) && err.Error() == exit.Error() {
-			return code // all was said
+			return code // the message has been printed already
 		}
 	}
 	fmt.Fprintf(env.Err, "watari: %v\n", client.Explain(err))

@@ -1,6 +1,6 @@
 package root_test
 
-// run_test.go - watari run and its kin.
+// run_test.go - watari run and related commands.
 
 import (
 	"context"
@@ -231,7 +231,7 @@ func TestRunStagesFirstAndCollectsAtTheEnd(t *testing.T) {
 			if r.Path != "log.lammps" {
 				return connect.NewError(connect.CodeNotFound, errors.New("there is no file "+r.Path))
 			}
-			if r.Offset == 0 { // and then the connection breaks
+			if r.Offset == 0 { // then the connection breaks
 				return send(&v1.ControlGetFileResponse{File: &v1.GetFileResponse{Data: []byte("Loop "), Size: 9, Mode: 0o600}})
 			}
 			return send(&v1.ControlGetFileResponse{File: &v1.GetFileResponse{Data: []byte("time"), Size: 9}})
@@ -287,7 +287,7 @@ func TestExecPassesStreamsOnOverABrokenConnection(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if id == "" { // takes two bytes of input, says hello, and is cut off
+		if id == "" { // reads two bytes of input, prints hello, and loses the connection
 			id = begin.Start.Id
 			if _, err := both.Receive(); err != nil {
 				return err

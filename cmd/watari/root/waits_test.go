@@ -1,6 +1,6 @@
 package root_test
 
-// waits_test.go - commands that wait: what they show, a manager's restart, Ctrl-C.
+// waits_test.go - commands that wait: their output, a restart of the manager, Ctrl-C.
 
 import (
 	"context"
@@ -272,7 +272,7 @@ func TestCtrlCBeforeTheManagerHasAnsweredEndsWithItsOwnStatus(t *testing.T) {
 	}
 }
 
-// moves is a manager whose migration ends as asked: finish, or once it is cancelled.
+// moves is a manager whose migration ends with the last stage, either by itself or when it is cancelled.
 func moves(cancelled chan struct{}, stages ...*v1.Migration) *stub.Manager {
 	return &stub.Manager{
 		Unary: func(ctx context.Context, request any) (any, error) {

@@ -17,11 +17,11 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// offsets is how much of a run's output was written already, bytes.
+// offsets is how many bytes of a run's output have been written.
 type offsets struct{ stdout, stderr uint64 }
 
-// copyOutput writes a run's output from offsets on; with wait, until the run has ended, over broken connections and
-// managers' restarts. It returns the run if it has ended.
+// copyOutput writes a run's output from offsets on. With wait, it continues until the run has ended, even over broken
+// connections and restarts of the manager. It returns the run if it has ended.
 func copyOutput(ctx context.Context, env *cli.Env, c *client.Client, name string, from *offsets, wait bool, trouble func(error)) (*v1.Run, error) {
 	var ended *v1.Run
 	err := c.Patiently(ctx, trouble, func(alive func()) error {
@@ -58,7 +58,8 @@ func write(w io.Writer, data []byte, offset *uint64) error {
 	return err
 }
 
-// follow copies a run's output until the run has ended. The first signal is handed to the run, the second leaves.
+// follow copies a run's output until the run has ended. The first signal is passed to the run, the second ends the
+// command.
 func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (run *v1.Run, interrupted bool, err error) {
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
@@ -97,7 +98,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (r
 	}
 }
 
-// interrupt hands a signal to a run.
+// interrupt passes a signal to a run.
 func interrupt(ctx context.Context, env *cli.Env, c *client.Client, name string, signal os.Signal) {
 	number := int32(syscall.SIGINT)
 	if other, ok := signal.(syscall.Signal); ok {
@@ -112,8 +113,9 @@ func interrupt(ctx context.Context, env *cli.Env, c *client.Client, name string,
 	}
 }
 
-// conclude turns a run's end into the command's: the program's exit status, or why there is none. A program that was
-// interrupted from here and did not end well has ended by that, whatever its launcher makes of it.
+// conclude converts the end of a run to the command's result: the program's exit status, or the reason why there is
+// none. If this command interrupted the program and the program did not succeed, the result is "interrupted", whatever
+// the launcher returned.
 func conclude(run *v1.Run, interrupted bool) error {
 	name := run.GetMeta().GetName()
 	switch run.GetState() {

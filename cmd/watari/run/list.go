@@ -14,7 +14,7 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// commandWidth is how much of a command line a table shows, characters.
+// commandWidth is how many characters of a command line a table shows.
 const commandWidth = 40
 
 func newList(env *cli.Env) *cobra.Command {
@@ -70,7 +70,7 @@ func exit(r *v1.Run) string {
 	return fmt.Sprint(r.GetExitCode())
 }
 
-// took is how long a run has run.
+// took returns how long a run has run.
 func took(env *cli.Env, r *v1.Run) string {
 	switch {
 	case r.GetStarted() == nil:

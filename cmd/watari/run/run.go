@@ -34,7 +34,7 @@ error apart; a broken connection or a manager's restart loses none of it.
 The exit status is the program's, 130 where Ctrl-C has ended it. Ctrl-C interrupts the program (SIGINT to its ranks); a
 second Ctrl-C leaves it to itself: ` + "`watari run attach RUN`" + ` takes it up again.`
 
-// New makes `watari run`.
+// New returns `watari run`.
 func New(env *cli.Env) *cobra.Command {
 	var f flags
 	command := &cobra.Command{
@@ -75,7 +75,7 @@ func New(env *cli.Env) *cobra.Command {
 	return command
 }
 
-// words tells cluster and program apart. dash is how many words stand before "--"; -1: there is none.
+// words separates the cluster from the program. dash is the number of words before "--"; -1 if there is none.
 func (f flags) words(args []string, dash int) (cluster string, program []string, err error) {
 	before := args
 	if dash >= 0 {
@@ -98,10 +98,10 @@ func (f flags) words(args []string, dash int) (cluster string, program []string,
 	return cluster, program, cli.CheckName("cluster", cluster)
 }
 
-// pair is a file on each side.
+// pair is a local file and a file of the run.
 type pair struct{ from, to string }
 
-// pairs reads FILE[:NAME] words.
+// pairs parses FILE[:NAME] words.
 func pairs(flag string, words []string) ([]pair, error) {
 	var all []pair
 	for _, word := range words {
@@ -117,7 +117,7 @@ func pairs(flag string, words []string) ([]pair, error) {
 	return all, nil
 }
 
-// spec checks the flags and makes what the manager is asked for.
+// spec checks the flags and returns the spec for the manager.
 func (f flags) spec(cluster string, program []string, lookup func(string) (string, bool)) (*v1.RunSpec, error) {
 	if f.name != "" {
 		if err := cli.CheckName("run", f.name); err != nil {
@@ -148,7 +148,7 @@ func (f flags) spec(cluster string, program []string, lookup func(string) (strin
 	return spec, nil
 }
 
-// showRun writes a run's name, or the run in the format asked for.
+// showRun writes a run's name, or the run in the requested format.
 func showRun(env *cli.Env, run *v1.Run) error {
 	return env.Show(run, func(w io.Writer) { fmt.Fprintln(w, run.GetMeta().GetName()) })
 }

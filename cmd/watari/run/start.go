@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// stagePatience is how long staging waits for a cluster that is not ready yet.
+	// stagePatience is how long staging waits for a cluster that is not ready.
 	stagePatience = 10 * time.Minute
 	stagePause    = 500 * time.Millisecond
 	cancelTimeout = 10 * time.Second
 )
 
-// run creates a run, stages its files, lets it go, and follows it unless it is detached.
+// run creates a run, stages its files, releases it, and follows it unless it is detached.
 func run(ctx context.Context, env *cli.Env, cluster string, program []string, f flags) error {
 	spec, err := f.spec(cluster, program, os.LookupEnv)
 	if err != nil {
@@ -64,7 +64,7 @@ func run(ctx context.Context, env *cli.Env, cluster string, program []string, f 
 	return errors.Join(gather(ctx, env, c, ended, collect), conclude(ended, interrupted))
 }
 
-// begin creates a run and stages its files. Ctrl-C meanwhile takes the run back.
+// begin creates a run and stages its files. Ctrl-C meanwhile cancels the run.
 func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spec *v1.RunSpec, stage []pair) (*v1.Run, error) {
 	ctx, stop := env.Interruptible(ctx)
 	defer stop()
@@ -101,7 +101,7 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 	return nil, fmt.Errorf("start run %s: %w", name, err)
 }
 
-// create asks for a run, and again where the answer was lost: by the request's id it is still one run.
+// create creates a run. If the answer is lost, it repeats the request; the request's id prevents a second run.
 func create(ctx context.Context, c *client.Client, request *v1.CreateRunRequest) (run *v1.Run, err error) {
 	ask := func(func()) error {
 		response, err := c.CreateRun(ctx, connect.NewRequest(request))
@@ -118,7 +118,7 @@ func create(ctx context.Context, c *client.Client, request *v1.CreateRunRequest)
 	return run, err
 }
 
-// putAll stages files. A cluster that is not ready yet is waited for.
+// putAll stages files. It waits for a cluster that is not ready.
 func putAll(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, stage []pair) error {
 	lines := progress.New(env.Err)
 	defer lines.Clear()

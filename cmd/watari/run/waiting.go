@@ -12,10 +12,10 @@ import (
 	"watari/cmd/internal/progress"
 )
 
-// quiet is how long a run may wait before it is said what for.
+// quiet is how long a run may wait before the reason is shown.
 const quiet = time.Second
 
-// waiting says what a run waits for, beside its output.
+// waiting shows what a run waits for, beside the run's output.
 type waiting struct {
 	env   *cli.Env
 	mu    sync.Mutex
@@ -25,7 +25,7 @@ type waiting struct {
 
 func newWaiting(env *cli.Env) *waiting { return &waiting{env: env, lines: progress.New(env.Err)} }
 
-// watch tells why a run has not begun, until it has.
+// watch shows why a run has not begun, until it begins.
 func (w *waiting) watch(ctx context.Context, c *client.Client, name string) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -73,7 +73,7 @@ func (w *waiting) clear() {
 	w.lines.Clear()
 }
 
-// end takes the line away for good.
+// end erases the line for good.
 func (w *waiting) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,7 +81,7 @@ func (w *waiting) end() {
 	w.lines.Clear()
 }
 
-// clearing is the environment with streams that take the line away before anything is written.
+// clearing returns an environment whose streams erase the line before they write.
 func (w *waiting) clearing() *cli.Env {
 	env := *w.env
 	env.Out, env.Err = &clearing{w, w.env.Out}, &clearing{w, w.env.Err}

@@ -16,7 +16,7 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// New makes `watari token`.
+// New returns `watari token`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "token",

@@ -15,7 +15,7 @@ import (
 	"watari/cmd/internal/output"
 )
 
-// New makes `watari user`.
+// New returns `watari user`.
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "user",

@@ -1,4 +1,4 @@
-// Command generate writes watari's man pages into a folder.
+// Command generate writes watari's man pages into a directory.
 package main
 
 import (

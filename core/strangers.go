@@ -1,18 +1,15 @@
-package view
+package core
 
-// strangers.go - copies that run though the store does not know of their grant: an older copy of it was put back, perhaps.
+// strangers.go - copies that run though the store does not know their grant: an older copy of it was put back, perhaps.
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 
 	v1 "watari/api/watariv1"
-	"watari/manager/store"
 )
 
-// Stranger is a guest that a host runs, and of whose grant the store does not know. It is left alone: it may be the only copy
-// of a guest that was made after the store was backed up.
+// Stranger is a guest that a host runs and whose grant the store does not know. The manager leaves it alone: it may be
+// the only copy of a guest that was made after the store was backed up.
 type Stranger struct {
 	Host, Name string
 	Epoch      uint64
@@ -30,15 +27,15 @@ func (s Stranger) String() string {
 		"put the newer state back, or end the guest on that host: virsh -c qemu:///system destroy watari-%s", s.Host, s.Name, s.Epoch, known, s.Name)
 }
 
-// Strangers are the strangers that connected hosts report, by guest uid.
-func Strangers(s *store.Snapshot, o Observer) map[string]Stranger {
+// Strangers returns the strangers that connected hosts report, by guest uid.
+func Strangers(s *Objects, r Reports) map[string]Stranger {
 	last := make(map[string]uint64, len(s.Guests))
 	for _, g := range s.Guests {
 		last[g.Meta.Uid] = max(g.LastEpoch, g.Epoch)
 	}
 	strangers := map[string]Stranger{}
-	for _, host := range slices.Sorted(maps.Keys(s.Hosts)) {
-		report, _, connected := o.Observed(host)
+	for _, host := range sortedKeys(s.Hosts) {
+		report, _, connected := r.Observed(host)
 		if !connected {
 			continue
 		}
@@ -51,9 +48,8 @@ func Strangers(s *store.Snapshot, o Observer) map[string]Stranger {
 	return strangers
 }
 
-// runs tells whether a copy was let run, and may have computed what no other copy has.
-//
-// One of epoch 0 has no record on its host: it is a remainder.
+// runs tells whether a copy was let run and may have computed what no other copy has. A copy of epoch 0 has no record on
+// its host: it is a remainder.
 func runs(g *v1.GuestObserved) bool {
 	if g.Epoch == 0 {
 		return false

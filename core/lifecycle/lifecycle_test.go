@@ -17,7 +17,7 @@ func TestStep(t *testing.T) {
 	}
 	stopped := func() *v1.Guest { g := granted(); g.Stopped = true; return g }
 	worn := func() *v1.Guest { g := granted(); g.Restarts = MaxRestarts; return g }
-	up := Host{Exists: true, Connected: true, Current: true}
+	up := Host{Exists: true, Connected: true, Current: true, Bound: true}
 	with := func(h Host, o *v1.GuestObserved) Host { h.Guest = o; return h }
 	lived := func(h Host) Host { h.Lived = WellAfter; return h }
 	const (
@@ -42,6 +42,7 @@ func TestStep(t *testing.T) {
 		"ended guest is started anew":            {guest: granted(), host: with(up, observed(3, gone)), want: Release, restart: true},
 		"guest that keeps ending is given up":    {guest: worn(), host: with(up, observed(3, gone)), want: Fail},
 		"failed start is tried elsewhere":        {guest: granted(), host: with(up, observed(3, failed)), want: Release, restart: true},
+		"failed start of an unbound agent waits": {guest: granted(), host: Host{Exists: true, Connected: true, Guest: observed(3, failed)}, want: Nothing},
 		"guest that ran well is started anew":    {guest: worn(), host: lived(with(up, observed(3, gone))), want: Release, restart: true},
 		"a start tried for long counts":          {guest: worn(), host: lived(with(up, observed(3, failed))), want: Fail},
 		"rebooted host has lost it":              {guest: worn(), host: Host{Exists: true, Connected: true, Dead: true}, want: Release, restart: true},

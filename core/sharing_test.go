@@ -1,40 +1,42 @@
-package controller
+package core
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "watari/api/watariv1"
-	"watari/manager/store"
 	"watari/sharing"
 )
 
 // shareTest is hosts that want one image, whose reports a test writes.
 type shareTest struct {
-	*fakeHosts
-	t        *testing.T
-	c        *Controller
-	snapshot *store.Snapshot
-	now      time.Time
-	wanted   map[string]*v1.HostWanted
+	t     *testing.T
+	core  *Core
+	world *World
+	hosts map[string]*shareHost
+	// wanted are the hosts' orders.
+	wanted map[string]*v1.HostWanted
+}
+
+type shareHost struct {
+	report    *v1.HostObserved
+	connected bool
 }
 
 const root = "sha256:root"
 
 // newShareTest has all hosts in trust group admin, and wanting an image whose kernel and initrd they have.
 func newShareTest(t *testing.T, names ...string) *shareTest {
-	s := &shareTest{fakeHosts: newFakeHosts(t, names...), t: t, now: time.Now(), snapshot: &store.Snapshot{Hosts: map[string]*v1.Host{}}}
-	s.c = &Controller{Deps: Deps{Sessions: s.fakeHosts, Log: slog.New(slog.DiscardHandler)}, sent: map[string]sent{}}
+	s := &shareTest{t: t, core: New(Config{}), world: &World{Objects: NoObjects(), Now: time.Unix(1000, 0)}, hosts: map[string]*shareHost{}}
 	for _, name := range names {
-		report := s.hosts[name].report
-		report.Sharing = true
+		info := &v1.HostInfo{BootId: name + "-boot-1", Site: name[:1], LanAddress: "198.18.0.1", TunnelPort: 7071}
+		s.hosts[name] = &shareHost{&v1.HostObserved{Info: info, Sharing: true}, true}
 		s.blob(name, "sha256:kernel", true, 0)
 		s.blob(name, "sha256:initrd", true, 0)
-		s.snapshot.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: "uid-of-" + name}, TrustGroup: "admin", Info: report.Info}
+		s.world.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: "uid-of-" + name}, TrustGroup: "admin", Info: info}
 	}
 	return s
 }
@@ -51,18 +53,22 @@ func (s *shareTest) template(host string, t *v1.TemplateObserved) {
 	s.hosts[host].report.Templates = []*v1.TemplateObserved{t}
 }
 
-// pass asks the deciders, and has the answer sent.
+// pass decides, and has the orders sent.
 func (s *shareTest) pass() {
 	image := &v1.Image{Digest: "sha256:image", Kernel: &v1.Blob{Digest: "sha256:kernel"}, Initrd: &v1.Blob{Digest: "sha256:initrd"}, Root: &v1.Blob{Digest: root}}
-	s.wanted = map[string]*v1.HostWanted{}
+	s.wanted, s.world.Reports = map[string]*v1.HostWanted{}, map[string]Seen{}
+	s.core.orders.base = map[string]*v1.HostWanted{}
 	for name, h := range s.hosts {
+		s.world.Reports[name] = Seen{Report: h.report, Connected: h.connected}
 		if h.connected {
-			s.wanted[name] = &v1.HostWanted{Images: []*v1.Image{image}}
+			s.core.orders.base[name] = &v1.HostWanted{Images: []*v1.Image{image}, Network: &v1.NetworkWanted{}}
 		}
 	}
-	s.c.share(s.snapshot, s.wanted, s.now)
-	for name, w := range s.wanted {
-		s.c.sent[name] = sent{wanted: w}
+	p := &pass{Core: s.core, World: s.world, orders: map[string]*v1.HostWanted{}}
+	p.share()
+	for name, base := range s.core.orders.base {
+		p.send(name, base)
+		s.wanted[name] = s.core.orders.told[name].wanted
 	}
 }
 
@@ -126,13 +132,13 @@ func TestTheChosenHostIsRelievedWhenItStallsOrDies(t *testing.T) {
 	s.pass()
 	s.blob("a1", root, false, 100)
 	for range 5 { // it goes on, slowly
-		s.now = s.now.Add(sharing.StallTime - time.Second)
+		s.world.Now = s.world.Now.Add(sharing.StallTime - time.Second)
 		s.hosts["a1"].report.Blobs[2].HaveBytes++
 		s.expect("a1 goes on", "a1 root from the manager to a2 a3; a2 root from a1; a3 root from a1")
 	}
-	s.now = s.now.Add(sharing.StallTime)
+	s.world.Now = s.world.Now.Add(sharing.StallTime)
 	s.expect("a1 stalls", "a1 root from a2; a2 root from the manager to a1 a3; a3 root from a2")
-	s.now = s.now.Add(sharing.StallTime - time.Second)
+	s.world.Now = s.world.Now.Add(sharing.StallTime - time.Second)
 	s.expect("a2 has its time", "a1 root from a2; a2 root from the manager to a1 a3; a3 root from a2")
 	s.hosts["a2"].connected = false
 	s.expect("a2 dies", "a1 root from the manager to a3; a3 root from a1")
@@ -156,7 +162,7 @@ func TestAnAgentThatCannotShareIsLeftAlone(t *testing.T) {
 
 func TestATemplateIsMadeOnceAndStaysInItsTrustGroup(t *testing.T) {
 	s := newShareTest(t, "a1", "a2", "a3", "a4")
-	s.snapshot.Hosts["a4"].TrustGroup = "others"
+	s.world.Hosts["a4"].TrustGroup = "others"
 	for _, name := range []string{"a1", "a2", "a3", "a4"} {
 		s.blob(name, root, true, 0)
 		s.template(name, &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_WANTED})
@@ -169,7 +175,7 @@ func TestATemplateIsMadeOnceAndStaysInItsTrustGroup(t *testing.T) {
 	s.template("a4", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_HELD, Blob: &v1.Blob{Digest: "sha256:t4", Size: 5}, MakingMs: 4000})
 	s.expect("two are made", "a1 t2 from a2; a1 template fetch; a2 t2 to a1 a3; a3 t2 from a2; a3 template fetch")
 	s.template("a1", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_HELD, Blob: &v1.Blob{Digest: "sha256:t2", Size: 5}, TrustGroup: "admin"})
-	s.snapshot.Hosts["a1"].TrustGroup = "others"
+	s.world.Hosts["a1"].TrustGroup = "others"
 	s.template("a4", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_WANTED})
 	s.template("a3", &v1.TemplateObserved{State: v1.TemplateState_TEMPLATE_STATE_WANTED})
 	s.expect("a1 changed its group", "a2 t2 to a3; a3 t2 from a2; a3 template fetch; a4 template make")

@@ -38,6 +38,8 @@ type Host struct {
 	Alive bool
 	// Current: what it reports was observed after it took up the present orders.
 	Current bool
+	// Bound: its agent has taken up orders of this manager's term, and so refuses those of managers before.
+	Bound bool
 	// Lived is how long ago the present copy was first granted; 0: not known.
 	Lived time.Duration
 	Guest *v1.GuestObserved
@@ -112,7 +114,9 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_SENT:
 		return true, ended(h.Guest.Message)
 	case v1.GuestCondition_GUEST_CONDITION_FAILED:
-		return true, "it could not be started: " + h.Guest.Message
+		// An agent whose disk is full cannot write down that the start failed. Were it started anew, an earlier manager's
+		// order could have it start this epoch after all, unless it is bound to this manager's term.
+		return h.Bound, "it could not be started: " + h.Guest.Message
 	}
 	return false, ""
 }

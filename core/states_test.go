@@ -1,11 +1,10 @@
-package view
+package core
 
 import (
 	"testing"
 	"time"
 
 	v1 "watari/api/watariv1"
-	"watari/manager/store"
 )
 
 func TestHaltedNamesGuestsThatAPersonHasToStart(t *testing.T) {
@@ -17,21 +16,21 @@ func TestHaltedNamesGuestsThatAPersonHasToStart(t *testing.T) {
 	} {
 		guests[g.Meta.Name] = g
 	}
-	s := &store.Snapshot{Guests: guests}
-	if got := Halted(s, "md"); got != "" {
+	s := &Objects{Guests: guests}
+	if got := Halted(GuestsOf(s, "md")); got != "" {
 		t.Errorf("guests that run or will: %q", got)
 	}
 	guests["md-2"] = &v1.Guest{Meta: &v1.Meta{Name: "md-2"}, Cluster: "md", Failure: "its QEMU ended; watari guest start md-2 tries again"}
 	guests["md-3"] = &v1.Guest{Meta: &v1.Meta{Name: "md-3"}, Cluster: "md", Host: "a1", Stopped: true}
 	want := "guest md-2 is failed: its QEMU ended; watari guest start md-2 tries again; " +
 		"guest md-3 is stopped; `watari guest start md-3` starts it"
-	if got := Halted(s, "md"); got != want {
+	if got := Halted(GuestsOf(s, "md")); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
 
 func TestARunsFilesAreNotThoseOfALaterClusterOfTheSameName(t *testing.T) {
-	s := &store.Snapshot{
+	s := &Objects{
 		Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md", Uid: "u2"}}},
 		Guests:   map[string]*v1.Guest{"md-0": {Meta: &v1.Meta{Name: "md-0"}, Cluster: "md"}},
 	}
@@ -63,11 +62,11 @@ func TestAClusterSaysWhatItsGuestsAre(t *testing.T) {
 		"one is wanted": {[]*v1.Guest{guest("md-0", true), guest("md-1", false)}, v1.ClusterState_CLUSTER_STATE_STARTING,
 			"md-1: pending: waits for a host to be chosen"},
 	} {
-		s := &store.Snapshot{Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md"}}}, Guests: map[string]*v1.Guest{}}
+		s := &Objects{Clusters: map[string]*v1.Cluster{"md": {Meta: &v1.Meta{Name: "md"}}}, Guests: map[string]*v1.Guest{}}
 		for _, g := range c.guests {
 			s.Guests[g.Meta.Name] = g
 		}
-		if got := Cluster(s, nobody{}, "md"); got.State != c.state || got.Message != c.message {
+		if got := StatusOf(nobody{}, nil, s.Clusters["md"], GuestsOf(s, "md")); got.State != c.state || got.Message != c.message {
 			t.Errorf("%s: %v: %s", name, got.State, got.Message)
 		}
 	}

@@ -1,20 +1,22 @@
-package controller
+package core
 
-// share.go - who fetches which image and template from whom: the deciders of package sharing are asked, and their
-// answers become part of what is wanted of each host.
+// sharing.go - who fetches which image and template from whom. Package sharing decides; its answers become part of
+// hosts' orders.
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
-	"watari/manager/store"
 	"watari/sharing"
 )
 
-// shareMemory is what the deciders have to know of earlier passes. All of it can be lost.
+// shareMemory is what the deciders have to know of earlier decisions. All of it can be lost.
 type shareMemory struct {
 	chosen map[siteBlob]chosen           // who fetches a blob from outside the site
 	states map[hostTemplate]stateOfShare // since when a host is in a state with a template
@@ -36,53 +38,100 @@ type stateOfShare struct {
 	since time.Time
 }
 
-// sharer is one host as sharing sees it.
+// shareOrders is the part of a host's orders that package sharing decides.
+type shareOrders struct {
+	group     string
+	blobs     []*v1.BlobShare
+	templates []*v1.TemplateShare
+}
+
+func (a *shareOrders) equal(b *shareOrders) bool {
+	return a != nil && b != nil && a.group == b.group &&
+		slices.EqualFunc(a.blobs, b.blobs, func(x, y *v1.BlobShare) bool { return proto.Equal(x, y) }) &&
+		slices.EqualFunc(a.templates, b.templates, func(x, y *v1.TemplateShare) bool { return proto.Equal(x, y) })
+}
+
+// sharer is one host as package sharing sees it.
 type sharer struct {
 	name, site, group string
-	wanted            *v1.HostWanted
 	wants             map[string]bool             // blobs of its images, by digest
 	blobs             map[string]*v1.BlobObserved // by digest
 	report            *v1.HostObserved
 	// got changes whenever the host gets a byte of any blob: it fetches an image's blobs one after the other.
 	got    uint64
 	shares map[string]*v1.BlobShare // its answer, by digest
+	out    *shareOrders
 }
 
-// share adds to what is wanted of each connected host how it comes by images and templates. Hosts whose agents cannot
-// share are left out: they fetch images from the manager.
-func (c *Controller) share(s *store.Snapshot, wanted map[string]*v1.HostWanted, now time.Time) {
-	hosts := c.sharers(s, wanted)
+// sameSharing tells whether two reports of a host say the same of what it holds and fetches.
+func sameSharing(a, b *v1.HostObserved) bool {
+	return a.Sharing == b.Sharing && slices.Equal(a.Images, b.Images) && a.FetchBytesPerSecond == b.FetchBytesPerSecond &&
+		slices.EqualFunc(a.Blobs, b.Blobs, func(x, y *v1.BlobObserved) bool { return proto.Equal(x, y) }) &&
+		slices.EqualFunc(a.Templates, b.Templates, func(x, y *v1.TemplateObserved) bool { return proto.Equal(x, y) })
+}
+
+// share decides how each connected host comes by images and templates, and returns the hosts for which that changed. Hosts
+// whose agents cannot share are left out: they fetch images from the manager. It decides again only when reports or
+// orders have changed, or while something is under way, for hosts that stall are relieved.
+func (p *pass) share() (changed []string) {
+	if !p.index.shareAgain && !p.index.everything && !p.shared.active() {
+		return nil
+	}
+	hosts := p.sharers()
 	next := shareMemory{chosen: map[siteBlob]chosen{}, states: map[hostTemplate]stateOfShare{}}
-	p := sharePass{snapshot: s, hosts: hosts, last: c.shared, next: next, now: now}
+	s := sharePass{world: p.World, hosts: hosts, last: p.shared, next: next}
 	for _, site := range sitesOf(hosts) {
-		p.images(site)
+		s.images(site)
 	}
-	p.templates(c.wasToldToMake)
+	s.templates(p.wasToldToMake)
+	orders := map[string]*shareOrders{}
 	for _, h := range hosts {
-		h.wanted.Sharing, h.wanted.TrustGroup = true, h.group
-		for _, digest := range slices.Sorted(maps.Keys(h.shares)) {
-			h.wanted.Blobs = append(h.wanted.Blobs, h.shares[digest])
+		for _, digest := range sortedKeys(h.shares) {
+			h.out.blobs = append(h.out.blobs, h.shares[digest])
+		}
+		orders[h.name] = h.out
+		if before := p.Core.orders.share[h.name]; !before.equal(h.out) {
+			changed = append(changed, h.name)
 		}
 	}
-	for at, now := range next.chosen {
-		if before, was := c.shared.chosen[at]; was && before.host != now.host {
-			c.Log.Info("another host fetches a blob for its site", "site", at.site, "digest", at.digest, "before", before.host, "now", now.host)
+	for name := range p.Core.orders.share {
+		if orders[name] == nil {
+			changed = append(changed, name)
 		}
 	}
-	c.shared = next
+	for _, at := range slices.SortedFunc(maps.Keys(next.chosen), compareSiteBlobs) {
+		if before, was := p.shared.chosen[at]; was && before.host != next.chosen[at].host {
+			p.notes = append(p.notes, fmt.Sprintf("another host fetches a blob for its site: site %s, digest %s, before %s, now %s",
+				at.site, at.digest, before.host, next.chosen[at].host))
+		}
+	}
+	p.Core.shared, p.Core.orders.share = next, orders
+	p.index.shareAgain = false
+	return changed
+}
+
+// active tells whether a blob or template is on its way somewhere.
+func (m shareMemory) active() bool {
+	for _, state := range m.states {
+		if state.state != v1.TemplateState_TEMPLATE_STATE_HELD {
+			return true
+		}
+	}
+	return len(m.chosen) > 0
 }
 
 // sharers are the connected hosts that can share, by name.
-func (c *Controller) sharers(s *store.Snapshot, wanted map[string]*v1.HostWanted) []*sharer {
+func (p *pass) sharers() []*sharer {
 	var hosts []*sharer
-	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		report, _, _ := c.Sessions.Observed(name)
+	for _, name := range sortedKeys(p.Core.orders.base) {
+		report, _, _ := p.Observed(name)
 		if !report.GetSharing() {
 			continue
 		}
-		h := &sharer{name: name, site: report.GetInfo().GetSite(), group: s.Hosts[name].TrustGroup, wanted: wanted[name],
-			wants: map[string]bool{}, blobs: map[string]*v1.BlobObserved{}, report: report, shares: map[string]*v1.BlobShare{}}
-		for _, image := range wanted[name].Images {
+		h := &sharer{name: name, site: report.GetInfo().GetSite(), group: p.Hosts[name].GetTrustGroup(), wants: map[string]bool{},
+			blobs: map[string]*v1.BlobObserved{}, report: report, shares: map[string]*v1.BlobShare{}}
+		h.out = &shareOrders{group: h.group}
+		for _, image := range p.Core.orders.base[name].Images {
 			for _, blob := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
 				h.wants[blob.GetDigest()] = true
 			}
@@ -100,8 +149,8 @@ func (c *Controller) sharers(s *store.Snapshot, wanted map[string]*v1.HostWanted
 }
 
 // wasToldToMake tells whether a host's last orders had it make a template.
-func (c *Controller) wasToldToMake(host, key string) bool {
-	for _, t := range c.sent[host].wanted.GetTemplates() {
+func (p *pass) wasToldToMake(host, key string) bool {
+	for _, t := range p.Core.orders.told[host].wanted.GetTemplates() {
 		if t.Key == key {
 			return t.Order == v1.TemplateOrder_TEMPLATE_ORDER_MAKE
 		}
@@ -119,10 +168,9 @@ func sitesOf(hosts []*sharer) []string {
 
 // sharePass is one asking of the deciders.
 type sharePass struct {
-	snapshot   *store.Snapshot
+	world      *World
 	hosts      []*sharer
 	last, next shareMemory
-	now        time.Time
 }
 
 // images decides about the blobs of images that hosts of a site lack.
@@ -156,14 +204,14 @@ func (p *sharePass) routes(at siteBlob, hosts []sharing.Host, remote []string) {
 	last, known := p.last.chosen[at]
 	if i := slices.IndexFunc(hosts, func(h sharing.Host) bool { return known && h.Name == last.host }); i >= 0 {
 		if got := p.host(last.host).got; got != last.got {
-			last.got, last.since = got, p.now
+			last.got, last.since = got, p.world.Now
 		}
-		hosts[i].Idle = p.now.Sub(last.since)
+		hosts[i].Idle = p.world.Now.Sub(last.since)
 	}
 	routes, root := sharing.Routes(hosts, last.host)
 	if root != "" {
 		if root != last.host {
-			last = chosen{host: root, got: p.host(root).got, since: p.now}
+			last = chosen{host: root, got: p.host(root).got, since: p.world.Now}
 		}
 		p.next.chosen[at] = last
 	}
@@ -214,7 +262,7 @@ func (p *sharePass) admit(holders []string, reader, digest string) {
 func (p *sharePass) peers(names []string) []*v1.BlobPeer {
 	var peers []*v1.BlobPeer
 	for _, name := range names {
-		host := p.snapshot.Hosts[name]
+		host := p.world.Hosts[name]
 		peers = append(peers, &v1.BlobPeer{Name: name, Uid: host.GetMeta().GetUid(), Address: tunnelAddress(host)})
 	}
 	return peers
@@ -241,7 +289,7 @@ func (p *sharePass) templates(wasToldToMake func(host, key string) bool) {
 				order.Blob = &v1.Blob{Digest: route.Digest, Size: route.Size}
 				fetched[siteBlob{h.site, h.group, route.Digest}] = route.Remote
 			}
-			h.wanted.Templates = append(h.wanted.Templates, order)
+			h.out.templates = append(h.out.templates, order)
 		}
 		for _, at := range slices.SortedFunc(maps.Keys(fetched), compareSiteBlobs) {
 			p.templateRoutes(at, byKey[key], routes, fetched[at])
@@ -271,11 +319,11 @@ func (p *sharePass) templateHost(h *sharer, t *v1.TemplateObserved, maker bool) 
 	at := hostTemplate{h.name, t.Key}
 	state, known := p.last.states[at]
 	if !known || state.state != t.State {
-		state = stateOfShare{t.State, p.now}
+		state = stateOfShare{t.State, p.world.Now}
 	}
 	p.next.states[at] = state
 	seen := sharing.TemplateHost{Name: h.name, Site: h.site, Group: h.group, State: templateStates[t.State], Digest: t.Blob.GetDigest(),
-		Size: t.Blob.GetSize(), FetchedIn: t.TrustGroup, Maker: maker, Since: p.now.Sub(state.since), Rate: p.siteRate(h.site)}
+		Size: t.Blob.GetSize(), FetchedIn: t.TrustGroup, Maker: maker, Since: p.world.Now.Sub(state.since), Rate: p.siteRate(h.site)}
 	for _, other := range h.report.Templates {
 		seen.Took = max(seen.Took, time.Duration(other.MakingMs)*time.Millisecond)
 	}
