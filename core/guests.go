@@ -68,7 +68,6 @@ func (p *pass) lifecycleHost(g *v1.Guest) lifecycle.Host {
 	report, _, connected := p.Observed(g.Host)
 	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: Dead(p.Objects, p, g.Host, g.BootId, g.Meta.Uid),
 		Fenced:  h != nil && h.FencedBootId != "" && h.FencedBootId == g.BootId,
-		Alive:   Alive(p, g.Host, g.Meta.Uid),
 		Bound:   report.GetTerm() == p.Core.Term,
 		Current: p.current(g.Host), Lived: p.lived(g), Guest: GuestOn(report, g.Meta.Uid)}
 }

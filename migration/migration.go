@@ -241,14 +241,14 @@ func hasNot(m *v1.Migration, o Observed) bool {
 
 // sourceGone: the source's copy is known not to exist.
 func sourceGone(m *v1.Migration, o Observed) bool {
-	if o.Source.Connected && o.Source.Guest.GetProcess() {
-		return false
+	if o.Source.Dead || o.Source.Guest.GetProcess() {
+		return o.Source.Dead
 	}
 	switch at(o.Source, m.SourceEpoch) {
 	case v1.GuestCondition_GUEST_CONDITION_SENT, v1.GuestCondition_GUEST_CONDITION_GONE:
 		return true
 	}
-	return o.Source.Dead
+	return false
 }
 
 func switching(m *v1.Migration, o Observed) Decision {

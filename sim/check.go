@@ -242,7 +242,7 @@ func (s *Sim) unsettledGuest(g *v1.Guest) string {
 	case g.Stopped || g.Failure != "":
 		return ""
 	case g.Host == "":
-		if strings.HasPrefix(g.Message, "no host for guest") {
+		if strings.HasPrefix(g.Message, "no host for guest") || strings.HasPrefix(g.Message, "there is no host") {
 			return "" // there is no room
 		}
 		return "it has no host: " + g.Message

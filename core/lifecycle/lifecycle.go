@@ -34,8 +34,6 @@ type Host struct {
 	Dead bool
 	// Fenced: an administrator has vouched that it is off. It is dead, too.
 	Fenced bool
-	// Alive: its agent sees a process of the guest, so the copy may run whatever else is reported.
-	Alive bool
 	// Current: what it reports was observed after it took up the present orders.
 	Current bool
 	// Bound: its agent has taken up orders of this manager's term, and so refuses those of managers before.
@@ -107,8 +105,8 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	case h.Dead:
 		return true, fmt.Sprintf("host %s was started anew", g.Host)
 	}
-	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Alive {
-		return false, ""
+	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {
+		return false, "" // a report that shows a process proves no end, also when the host is not connected any more
 	}
 	switch h.Guest.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_SENT:

@@ -14,7 +14,7 @@ var mutants = []mutant{
 	{"a grant holds in any boot", "core/evidence.go",
 		`case g.BootId == "" || BootID(s, r, host) == g.BootId:`, `case true:`},
 	{"a grant is released though a process lives", "core/lifecycle/lifecycle.go",
-		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Alive {`, `if h.Guest == nil || h.Guest.Epoch != g.Epoch {`},
+		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {`, `if h.Guest == nil || h.Guest.Epoch != g.Epoch {`},
 	{"a failed start is believed of any agent", "core/lifecycle/lifecycle.go",
 		`return h.Bound, "it could not be started: "`, `return true, "it could not be started: "`},
 	{"a failed start leaves no tombstone", "agent/machine/step.go",
@@ -41,7 +41,7 @@ var mutants = []mutant{
 	{"a move takes the epoch of the grant", "core/moves.go",
 		"			grant.LastEpoch++\n", ""},
 	{"a report of any epoch counts", "core/lifecycle/lifecycle.go",
-		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Alive {`, `if h.Guest == nil || h.Alive {`},
+		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {`, `if h.Guest == nil || h.Guest.Process {`},
 	// Records before acts.
 	{"a guest is started before its record is written", "agent/machine/step.go",
 		`return act(Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)}, Action{Kind: ActionStart})`,
