@@ -32,15 +32,22 @@ func BootID(s *Objects, r Reports, host string) string {
 	return s.Hosts[host].GetInfo().GetBootId()
 }
 
-// Dead tells whether a guest's copy that was granted to a host under a boot cannot run any more: the host was started
-// anew since, or fenced, and its agent has looked at all processes and sees none of the guest.
+// Dead tells whether a guest's copy that was granted to a host under a boot cannot run any more: a person has vouched that
+// the host is off, or the host was started anew since, and its agent has looked at all processes and has seen none of the
+// guest.
 func Dead(s *Objects, r Reports, host, boot, uid string) bool {
 	h := s.Hosts[host]
-	if h == nil || boot == "" || BootID(s, r, host) == boot && h.FencedBootId != boot {
+	if h == nil || boot == "" {
 		return false
 	}
 	report, _, connected := r.Observed(host)
-	return !(connected && report.GetProcessesUnknown()) && !Alive(r, host, uid)
+	if h.FencedBootId != "" && !connected {
+		return true
+	}
+	if BootID(s, r, host) == boot && h.FencedBootId != boot {
+		return false
+	}
+	return report != nil && !report.ProcessesUnknown && !GuestOn(report, uid).GetProcess()
 }
 
 // Alive tells whether a host's agent, in its present session, sees a process of a guest. No grant is released against
