@@ -265,7 +265,7 @@ func (g *guest) report() *v1.GuestObserved {
 		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel would refuse it yet
 	}
 	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message, BootId: g.record.bootID(),
-		MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step}
+		MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step, OutOfMemory: g.identity.outOfMemory()}
 	switch r.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_SENDING,
 		v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:

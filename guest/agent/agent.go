@@ -45,6 +45,7 @@ type Agent struct {
 	processes    *process.Table
 	home         *home
 	overlay      *overlay
+	memory       memoryWatch
 	warm         chan struct{} // closed once a template may be made of this guest
 
 	identifying sync.Mutex // held while an identity is being taken on
@@ -89,6 +90,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Error("take up the identity of before", "error", err) // the host gives it anew
 	}
 	go a.warmUp(ctx)
+	go func() { a.log.Warn("nobody watches whether memory runs out", "error", a.memory.follow()) }()
 	a.log.Info("ready for the host")
 	return link.Serve(ctx, func() (io.ReadWriteCloser, error) { return link.OpenPort(link.PortName) }, a.HostHandler())
 }

@@ -58,7 +58,8 @@ type Controller struct {
 	identities map[identityKey]*v1.Identity
 	runs       map[string]*runner
 	driving    sync.WaitGroup
-	done       chan string // runs whose runner has ended
+	done       chan string           // runs whose runner has ended
+	memory     map[string]memoryTold // by guest uid
 	started    time.Time
 }
 
@@ -79,7 +80,7 @@ const idlePass = 2 * time.Second
 // Run works until ctx ends, leadership is lost, or an object cannot be read.
 func Run(ctx context.Context, d Deps) error {
 	c := &Controller{Deps: d, sent: map[string]sent{}, inState: map[string]stateSince{}, avoid: map[string][]string{},
-		identities: map[identityKey]*v1.Identity{}, runs: map[string]*runner{}, done: make(chan string), started: time.Now()}
+		identities: map[identityKey]*v1.Identity{}, runs: map[string]*runner{}, done: make(chan string), memory: map[string]memoryTold{}, started: time.Now()}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -136,6 +137,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again bool,
 			return true, nil // the rest is decided on the new snapshot
 		}
 	}
+	c.tellMemory(ctx, s, time.Now())
 	c.startRunners(ctx, s)
 	return false, nil
 }

@@ -5,6 +5,7 @@ package controller
 // by offset.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -323,6 +324,8 @@ func (r *runner) ended(ctx context.Context, client watariv1connect.ProcessServic
 			state = v1.RunState_RUN_STATE_CANCELLED
 		case lost != "" && p.ExitCode != 0:
 			state, message = v1.RunState_RUN_STATE_FAILED, lostMessage(lost)
+		case p.ExitCode != 0:
+			message = cmp.Or(r.ranOut(ctx, run), message)
 		}
 	}
 	if err := r.over(ctx, r.end(ctx, state, p.ExitCode, "%s", message)); !errors.Is(err, errRunOver) {
