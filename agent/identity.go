@@ -45,6 +45,7 @@ type identityKeeper struct {
 	told    []byte    // hash of the identity that the guest has
 	hash    string    // the guest's own hash of its peers then
 	boot    string    // the guest kernel's boot id then
+	memory  *v1.OutOfMemory
 }
 
 func newIdentityKeeper(g *guest) *identityKeeper {
@@ -165,6 +166,7 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		return fmt.Errorf("ask the guest agent: %w", err)
 	}
 	d := described.Msg
+	k.noteMemory(d.GetOutOfMemory())
 	if setTime && d.GuestUid != "" {
 		if _, err := k.client.SetTime(askCtx, connect.NewRequest(&v1.SetTimeRequest{Now: timestamppb.Now()})); err != nil {
 			return fmt.Errorf("set the guest's clock: %w", err)

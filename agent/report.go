@@ -18,15 +18,14 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o := a.machine.Report(time.Now())
 	o.Protocol, o.Info, o.Load = protocol.Version, a.info, a.load
 	for _, g := range o.Guests {
+		g.OutOfMemory = a.guests[g.Uid].identity.outOfMemory()
 		g.Ready = g.Ready && a.guests[g.Uid].identity.ready()
 	}
 	guests := a.machine.Guests()
 	a.mu.Unlock()
 
-	if len(o.Guests) > 0 {
-		processes, err := a.config.Processes(a.ctx)
-		machine.SeeProcesses(o, processes, err)
-	}
+	processes, err := a.config.Processes(a.ctx)
+	machine.SeeProcesses(o, processes, err)
 	var problem string
 	o.NetworkGeneration, problem = a.networks.state()
 	if problem != "" {

@@ -79,6 +79,7 @@ type Core struct {
 	shared  shareMemory
 	inState map[string]stateSince // by the move's uid
 	avoid   map[string][]string   // hosts that could not start a guest, by guest uid
+	memory  map[string]memoryTold // what people were told of guests' memory, by guest uid
 	rest    map[string]time.Time  // objects that are not decided about before, by Change.Key
 }
 
@@ -91,7 +92,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		rest: map[string]time.Time{}}
+		memory: map[string]memoryTold{}, rest: map[string]time.Time{}}
 }
 
 // Fresh returns a copy that remembers what c does but the objects: its next decision is about everything.
@@ -99,6 +100,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
+	fresh.memory = maps.Clone(c.memory)
 	return &fresh
 }
 
@@ -119,6 +121,7 @@ func (c *Core) Decide(w World) Decision {
 	p.moves()
 	p.guests()
 	p.clusters()
+	p.outOfMemory()
 	p.drain()
 	p.prune()
 	p.runs()

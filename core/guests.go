@@ -43,6 +43,7 @@ func (p *pass) guest(g *v1.Guest) {
 	switch d.Act {
 	case lifecycle.Remove:
 		delete(p.avoid, g.Meta.Uid)
+		delete(p.memory, g.Meta.Uid)
 		var c Change
 		c.write(Delete, proto.CloneOf(g))
 		p.propose(key, c)

@@ -26,6 +26,7 @@ type RunSeen struct {
 	Refused string      // why the guest will never start it; empty: it may
 	Unknown bool        // the guest does not know the process, though it was started
 	Ended   *v1.Process // nil: not yet. All of its output is kept
+	RanOut  string      // of a process that failed: which guest's memory ran out; empty: none's did
 	Message string      // what keeps its output from being kept
 	// Signals is how many of the signals that end it were delivered, and Signalled when one was sent last.
 	Signals   int
@@ -141,6 +142,8 @@ func (p *pass) begunRun(run *v1.Run) {
 			state = v1.RunState_RUN_STATE_CANCELLED
 		case lost != "" && seen.Ended.ExitCode != 0:
 			state, message = v1.RunState_RUN_STATE_FAILED, lostMessage(lost)
+		case seen.RanOut != "":
+			message = seen.RanOut
 		}
 		p.endRun(run, state, seen.Ended.ExitCode, message)
 	case starting && seen.Refused != "":

@@ -1118,7 +1118,8 @@ type GuestObserved struct {
 	BootId        string                 `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                         // of the host, in which this epoch began here; empty: an older agent
 	// process: the host's process table has a QEMU process of this guest, or could not be read whole. While it is set,
 	// the copy may run, whatever else is reported.
-	Process       bool `protobuf:"varint,16,opt,name=process,proto3" json:"process,omitempty"`
+	Process       bool         `protobuf:"varint,16,opt,name=process,proto3" json:"process,omitempty"`
+	OutOfMemory   *OutOfMemory `protobuf:"bytes,17,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"` // as the guest told last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1263,6 +1264,13 @@ func (x *GuestObserved) GetProcess() bool {
 		return x.Process
 	}
 	return false
+}
+
+func (x *GuestObserved) GetOutOfMemory() *OutOfMemory {
+	if x != nil {
+		return x.OutOfMemory
+	}
+	return nil
 }
 
 // BlobObserved is a blob that a host holds or fetches.
@@ -1857,7 +1865,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"trustGroup\x12\x17\n" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12\x1a\n" +
-	"\bprotocol\x18\v \x01(\rR\bprotocol\"\x8a\x04\n" +
+	"\bprotocol\x18\v \x01(\rR\bprotocol\"\xc6\x04\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -1876,7 +1884,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"last_lines\x18\x0e \x01(\tR\tlastLines\x12\x17\n" +
 	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12\x18\n" +
-	"\aprocess\x18\x10 \x01(\bR\aprocess\"~\n" +
+	"\aprocess\x18\x10 \x01(\bR\aprocess\x12:\n" +
+	"\rout_of_memory\x18\x11 \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\"~\n" +
 	"\fBlobObserved\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x14\n" +
 	"\x05whole\x18\x02 \x01(\bR\x05whole\x12\x1d\n" +
@@ -1999,9 +2008,10 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*Platform)(nil),             // 25: watari.v1.Platform
 	(*Blob)(nil),                 // 26: watari.v1.Blob
 	(*MigrationProgress)(nil),    // 27: watari.v1.MigrationProgress
-	(*HostInfo)(nil),             // 28: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 29: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 30: watari.v1.KeptConsole
+	(*OutOfMemory)(nil),          // 28: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 29: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 30: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 31: watari.v1.KeptConsole
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
@@ -2024,25 +2034,26 @@ var file_watari_v1_agent_proto_depIdxs = []int32{
 	12, // 17: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
 	2,  // 18: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
 	27, // 19: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	3,  // 20: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	26, // 21: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	28, // 22: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	29, // 23: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	14, // 24: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	15, // 25: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	16, // 26: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	30, // 27: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	13, // 28: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	18, // 29: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	20, // 30: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	17, // 31: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	19, // 32: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	21, // 33: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	31, // [31:34] is the sub-list for method output_type
-	28, // [28:31] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	28, // 20: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	3,  // 21: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	26, // 22: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	29, // 23: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	30, // 24: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	14, // 25: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	15, // 26: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	16, // 27: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	31, // 28: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	13, // 29: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	18, // 30: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	20, // 31: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	17, // 32: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	19, // 33: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	21, // 34: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	32, // [32:35] is the sub-list for method output_type
+	29, // [29:32] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }

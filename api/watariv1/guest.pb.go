@@ -418,7 +418,8 @@ type DescribeResponse struct {
 	Home         string                 `protobuf:"bytes,7,opt,name=home,proto3" json:"home,omitempty"` // "ready", or why the shared home is not there
 	Mpi          []string               `protobuf:"bytes,8,rep,name=mpi,proto3" json:"mpi,omitempty"`
 	// peers_revision is a hash of the peers it knows, so that the host sees when to tell it again.
-	PeersHash     string `protobuf:"bytes,9,opt,name=peers_hash,json=peersHash,proto3" json:"peers_hash,omitempty"`
+	PeersHash     string       `protobuf:"bytes,9,opt,name=peers_hash,json=peersHash,proto3" json:"peers_hash,omitempty"`
+	OutOfMemory   *OutOfMemory `protobuf:"bytes,10,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"` // unset: memory has not run out, or an older agent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -516,6 +517,90 @@ func (x *DescribeResponse) GetPeersHash() string {
 	return ""
 }
 
+func (x *DescribeResponse) GetOutOfMemory() *OutOfMemory {
+	if x != nil {
+		return x.OutOfMemory
+	}
+	return nil
+}
+
+// OutOfMemory tells of processes that the guest's kernel ended because its memory ran out.
+type OutOfMemory struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kills         uint64                 `protobuf:"varint,1,opt,name=kills,proto3" json:"kills,omitempty"`    // how many, since the guest's kernel started
+	Process       string                 `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"` // the last one's name
+	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // of memory that it had
+	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`        // by the guest's clock, which now is of, too
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutOfMemory) Reset() {
+	*x = OutOfMemory{}
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutOfMemory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutOfMemory) ProtoMessage() {}
+
+func (x *OutOfMemory) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutOfMemory.ProtoReflect.Descriptor instead.
+func (*OutOfMemory) Descriptor() ([]byte, []int) {
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OutOfMemory) GetKills() uint64 {
+	if x != nil {
+		return x.Kills
+	}
+	return 0
+}
+
+func (x *OutOfMemory) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *OutOfMemory) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *OutOfMemory) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *OutOfMemory) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
 type SetTimeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Now           *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=now,proto3" json:"now,omitempty"`
@@ -525,7 +610,7 @@ type SetTimeRequest struct {
 
 func (x *SetTimeRequest) Reset() {
 	*x = SetTimeRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +622,7 @@ func (x *SetTimeRequest) String() string {
 func (*SetTimeRequest) ProtoMessage() {}
 
 func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[6]
+	mi := &file_watari_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +635,7 @@ func (x *SetTimeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeRequest.ProtoReflect.Descriptor instead.
 func (*SetTimeRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SetTimeRequest) GetNow() *timestamppb.Timestamp {
@@ -569,7 +654,7 @@ type SetTimeResponse struct {
 
 func (x *SetTimeResponse) Reset() {
 	*x = SetTimeResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +666,7 @@ func (x *SetTimeResponse) String() string {
 func (*SetTimeResponse) ProtoMessage() {}
 
 func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[7]
+	mi := &file_watari_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +679,7 @@ func (x *SetTimeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTimeResponse.ProtoReflect.Descriptor instead.
 func (*SetTimeResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SetTimeResponse) GetSteppedNs() int64 {
@@ -619,7 +704,7 @@ type PutFileRequest struct {
 
 func (x *PutFileRequest) Reset() {
 	*x = PutFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +716,7 @@ func (x *PutFileRequest) String() string {
 func (*PutFileRequest) ProtoMessage() {}
 
 func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[8]
+	mi := &file_watari_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +729,7 @@ func (x *PutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileRequest.ProtoReflect.Descriptor instead.
 func (*PutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PutFileRequest) GetPath() string {
@@ -705,7 +790,7 @@ type PutFileResponse struct {
 
 func (x *PutFileResponse) Reset() {
 	*x = PutFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +802,7 @@ func (x *PutFileResponse) String() string {
 func (*PutFileResponse) ProtoMessage() {}
 
 func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[9]
+	mi := &file_watari_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +815,7 @@ func (x *PutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFileResponse.ProtoReflect.Descriptor instead.
 func (*PutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PutFileResponse) GetSize() uint64 {
@@ -750,7 +835,7 @@ type GetFileRequest struct {
 
 func (x *GetFileRequest) Reset() {
 	*x = GetFileRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +847,7 @@ func (x *GetFileRequest) String() string {
 func (*GetFileRequest) ProtoMessage() {}
 
 func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[10]
+	mi := &file_watari_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +860,7 @@ func (x *GetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileRequest.ProtoReflect.Descriptor instead.
 func (*GetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetFileRequest) GetPath() string {
@@ -803,7 +888,7 @@ type GetFileResponse struct {
 
 func (x *GetFileResponse) Reset() {
 	*x = GetFileResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +900,7 @@ func (x *GetFileResponse) String() string {
 func (*GetFileResponse) ProtoMessage() {}
 
 func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[11]
+	mi := &file_watari_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +913,7 @@ func (x *GetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFileResponse.ProtoReflect.Descriptor instead.
 func (*GetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetFileResponse) GetData() []byte {
@@ -872,7 +957,7 @@ type StartProcessRequest struct {
 
 func (x *StartProcessRequest) Reset() {
 	*x = StartProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +969,7 @@ func (x *StartProcessRequest) String() string {
 func (*StartProcessRequest) ProtoMessage() {}
 
 func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[12]
+	mi := &file_watari_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +982,7 @@ func (x *StartProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessRequest.ProtoReflect.Descriptor instead.
 func (*StartProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StartProcessRequest) GetId() string {
@@ -979,7 +1064,7 @@ type StartProcessResponse struct {
 
 func (x *StartProcessResponse) Reset() {
 	*x = StartProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1076,7 @@ func (x *StartProcessResponse) String() string {
 func (*StartProcessResponse) ProtoMessage() {}
 
 func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[13]
+	mi := &file_watari_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1089,7 @@ func (x *StartProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartProcessResponse.ProtoReflect.Descriptor instead.
 func (*StartProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StartProcessResponse) GetProcess() *Process {
@@ -1031,7 +1116,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1128,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[14]
+	mi := &file_watari_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1141,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Process) GetId() string {
@@ -1140,7 +1225,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1237,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[15]
+	mi := &file_watari_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1250,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AttachRequest) GetId() string {
@@ -1238,7 +1323,7 @@ type AttachResponse struct {
 
 func (x *AttachResponse) Reset() {
 	*x = AttachResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1335,7 @@ func (x *AttachResponse) String() string {
 func (*AttachResponse) ProtoMessage() {}
 
 func (x *AttachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[16]
+	mi := &file_watari_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1348,7 @@ func (x *AttachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
 func (*AttachResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AttachResponse) GetStdout() []byte {
@@ -1318,7 +1403,7 @@ type SignalProcessRequest struct {
 
 func (x *SignalProcessRequest) Reset() {
 	*x = SignalProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1415,7 @@ func (x *SignalProcessRequest) String() string {
 func (*SignalProcessRequest) ProtoMessage() {}
 
 func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[17]
+	mi := &file_watari_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1428,7 @@ func (x *SignalProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessRequest.ProtoReflect.Descriptor instead.
 func (*SignalProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SignalProcessRequest) GetId() string {
@@ -1368,7 +1453,7 @@ type SignalProcessResponse struct {
 
 func (x *SignalProcessResponse) Reset() {
 	*x = SignalProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1465,7 @@ func (x *SignalProcessResponse) String() string {
 func (*SignalProcessResponse) ProtoMessage() {}
 
 func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[18]
+	mi := &file_watari_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1478,7 @@ func (x *SignalProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalProcessResponse.ProtoReflect.Descriptor instead.
 func (*SignalProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 type ListProcessesRequest struct {
@@ -1404,7 +1489,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1501,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[19]
+	mi := &file_watari_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1514,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 type ListProcessesResponse struct {
@@ -1441,7 +1526,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1538,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[20]
+	mi := &file_watari_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1551,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*Process {
@@ -1485,7 +1570,7 @@ type ForgetProcessRequest struct {
 
 func (x *ForgetProcessRequest) Reset() {
 	*x = ForgetProcessRequest{}
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1582,7 @@ func (x *ForgetProcessRequest) String() string {
 func (*ForgetProcessRequest) ProtoMessage() {}
 
 func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[21]
+	mi := &file_watari_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1595,7 @@ func (x *ForgetProcessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessRequest.ProtoReflect.Descriptor instead.
 func (*ForgetProcessRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ForgetProcessRequest) GetId() string {
@@ -1528,7 +1613,7 @@ type ForgetProcessResponse struct {
 
 func (x *ForgetProcessResponse) Reset() {
 	*x = ForgetProcessResponse{}
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1625,7 @@ func (x *ForgetProcessResponse) String() string {
 func (*ForgetProcessResponse) ProtoMessage() {}
 
 func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_guest_proto_msgTypes[22]
+	mi := &file_watari_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1638,7 @@ func (x *ForgetProcessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetProcessResponse.ProtoReflect.Descriptor instead.
 func (*ForgetProcessResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 var File_watari_v1_guest_proto protoreflect.FileDescriptor
@@ -1594,7 +1679,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"Q\n" +
 	"\x10IdentifyResponse\x12=\n" +
 	"\vdescription\x18\x01 \x01(\v2\x1b.watari.v1.DescribeResponseR\vdescription\"\x11\n" +
-	"\x0fDescribeRequest\"\x8a\x02\n" +
+	"\x0fDescribeRequest\"\xc6\x02\n" +
 	"\x10DescribeResponse\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x1b\n" +
@@ -1605,7 +1690,15 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x04home\x18\a \x01(\tR\x04home\x12\x10\n" +
 	"\x03mpi\x18\b \x03(\tR\x03mpi\x12\x1d\n" +
 	"\n" +
-	"peers_hash\x18\t \x01(\tR\tpeersHash\">\n" +
+	"peers_hash\x18\t \x01(\tR\tpeersHash\x12:\n" +
+	"\rout_of_memory\x18\n" +
+	" \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\"\x91\x01\n" +
+	"\vOutOfMemory\x12\x14\n" +
+	"\x05kills\x18\x01 \x01(\x04R\x05kills\x12\x18\n" +
+	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\">\n" +
 	"\x0eSetTimeRequest\x12,\n" +
 	"\x03now\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"0\n" +
 	"\x0fSetTimeResponse\x12\x1d\n" +
@@ -1703,7 +1796,7 @@ func file_watari_v1_guest_proto_rawDescGZIP() []byte {
 	return file_watari_v1_guest_proto_rawDescData
 }
 
-var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_watari_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_watari_v1_guest_proto_goTypes = []any{
 	(*Peer)(nil),                  // 0: watari.v1.Peer
 	(*Identity)(nil),              // 1: watari.v1.Identity
@@ -1711,62 +1804,65 @@ var file_watari_v1_guest_proto_goTypes = []any{
 	(*IdentifyResponse)(nil),      // 3: watari.v1.IdentifyResponse
 	(*DescribeRequest)(nil),       // 4: watari.v1.DescribeRequest
 	(*DescribeResponse)(nil),      // 5: watari.v1.DescribeResponse
-	(*SetTimeRequest)(nil),        // 6: watari.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),       // 7: watari.v1.SetTimeResponse
-	(*PutFileRequest)(nil),        // 8: watari.v1.PutFileRequest
-	(*PutFileResponse)(nil),       // 9: watari.v1.PutFileResponse
-	(*GetFileRequest)(nil),        // 10: watari.v1.GetFileRequest
-	(*GetFileResponse)(nil),       // 11: watari.v1.GetFileResponse
-	(*StartProcessRequest)(nil),   // 12: watari.v1.StartProcessRequest
-	(*StartProcessResponse)(nil),  // 13: watari.v1.StartProcessResponse
-	(*Process)(nil),               // 14: watari.v1.Process
-	(*AttachRequest)(nil),         // 15: watari.v1.AttachRequest
-	(*AttachResponse)(nil),        // 16: watari.v1.AttachResponse
-	(*SignalProcessRequest)(nil),  // 17: watari.v1.SignalProcessRequest
-	(*SignalProcessResponse)(nil), // 18: watari.v1.SignalProcessResponse
-	(*ListProcessesRequest)(nil),  // 19: watari.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil), // 20: watari.v1.ListProcessesResponse
-	(*ForgetProcessRequest)(nil),  // 21: watari.v1.ForgetProcessRequest
-	(*ForgetProcessResponse)(nil), // 22: watari.v1.ForgetProcessResponse
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
+	(*OutOfMemory)(nil),           // 6: watari.v1.OutOfMemory
+	(*SetTimeRequest)(nil),        // 7: watari.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),       // 8: watari.v1.SetTimeResponse
+	(*PutFileRequest)(nil),        // 9: watari.v1.PutFileRequest
+	(*PutFileResponse)(nil),       // 10: watari.v1.PutFileResponse
+	(*GetFileRequest)(nil),        // 11: watari.v1.GetFileRequest
+	(*GetFileResponse)(nil),       // 12: watari.v1.GetFileResponse
+	(*StartProcessRequest)(nil),   // 13: watari.v1.StartProcessRequest
+	(*StartProcessResponse)(nil),  // 14: watari.v1.StartProcessResponse
+	(*Process)(nil),               // 15: watari.v1.Process
+	(*AttachRequest)(nil),         // 16: watari.v1.AttachRequest
+	(*AttachResponse)(nil),        // 17: watari.v1.AttachResponse
+	(*SignalProcessRequest)(nil),  // 18: watari.v1.SignalProcessRequest
+	(*SignalProcessResponse)(nil), // 19: watari.v1.SignalProcessResponse
+	(*ListProcessesRequest)(nil),  // 20: watari.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil), // 21: watari.v1.ListProcessesResponse
+	(*ForgetProcessRequest)(nil),  // 22: watari.v1.ForgetProcessRequest
+	(*ForgetProcessResponse)(nil), // 23: watari.v1.ForgetProcessResponse
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
 }
 var file_watari_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.Identity.peers:type_name -> watari.v1.Peer
 	1,  // 1: watari.v1.IdentifyRequest.identity:type_name -> watari.v1.Identity
-	23, // 2: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
+	24, // 2: watari.v1.IdentifyRequest.now:type_name -> google.protobuf.Timestamp
 	5,  // 3: watari.v1.IdentifyResponse.description:type_name -> watari.v1.DescribeResponse
-	23, // 4: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
-	23, // 5: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
-	14, // 6: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
-	23, // 7: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
-	23, // 8: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
-	14, // 9: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
-	14, // 10: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
-	2,  // 11: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
-	4,  // 12: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
-	6,  // 13: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
-	8,  // 14: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
-	10, // 15: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
-	12, // 16: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
-	15, // 17: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
-	17, // 18: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
-	19, // 19: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
-	21, // 20: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
-	3,  // 21: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
-	5,  // 22: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
-	7,  // 23: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
-	9,  // 24: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
-	11, // 25: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
-	13, // 26: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
-	16, // 27: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
-	18, // 28: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
-	20, // 29: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
-	22, // 30: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
-	21, // [21:31] is the sub-list for method output_type
-	11, // [11:21] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	24, // 4: watari.v1.DescribeResponse.now:type_name -> google.protobuf.Timestamp
+	6,  // 5: watari.v1.DescribeResponse.out_of_memory:type_name -> watari.v1.OutOfMemory
+	24, // 6: watari.v1.OutOfMemory.at:type_name -> google.protobuf.Timestamp
+	24, // 7: watari.v1.SetTimeRequest.now:type_name -> google.protobuf.Timestamp
+	15, // 8: watari.v1.StartProcessResponse.process:type_name -> watari.v1.Process
+	24, // 9: watari.v1.Process.started:type_name -> google.protobuf.Timestamp
+	24, // 10: watari.v1.Process.ended:type_name -> google.protobuf.Timestamp
+	15, // 11: watari.v1.AttachResponse.ended:type_name -> watari.v1.Process
+	15, // 12: watari.v1.ListProcessesResponse.processes:type_name -> watari.v1.Process
+	2,  // 13: watari.v1.GuestService.Identify:input_type -> watari.v1.IdentifyRequest
+	4,  // 14: watari.v1.GuestService.Describe:input_type -> watari.v1.DescribeRequest
+	7,  // 15: watari.v1.GuestService.SetTime:input_type -> watari.v1.SetTimeRequest
+	9,  // 16: watari.v1.GuestService.PutFile:input_type -> watari.v1.PutFileRequest
+	11, // 17: watari.v1.GuestService.GetFile:input_type -> watari.v1.GetFileRequest
+	13, // 18: watari.v1.ProcessService.StartProcess:input_type -> watari.v1.StartProcessRequest
+	16, // 19: watari.v1.ProcessService.Attach:input_type -> watari.v1.AttachRequest
+	18, // 20: watari.v1.ProcessService.SignalProcess:input_type -> watari.v1.SignalProcessRequest
+	20, // 21: watari.v1.ProcessService.ListProcesses:input_type -> watari.v1.ListProcessesRequest
+	22, // 22: watari.v1.ProcessService.ForgetProcess:input_type -> watari.v1.ForgetProcessRequest
+	3,  // 23: watari.v1.GuestService.Identify:output_type -> watari.v1.IdentifyResponse
+	5,  // 24: watari.v1.GuestService.Describe:output_type -> watari.v1.DescribeResponse
+	8,  // 25: watari.v1.GuestService.SetTime:output_type -> watari.v1.SetTimeResponse
+	10, // 26: watari.v1.GuestService.PutFile:output_type -> watari.v1.PutFileResponse
+	12, // 27: watari.v1.GuestService.GetFile:output_type -> watari.v1.GetFileResponse
+	14, // 28: watari.v1.ProcessService.StartProcess:output_type -> watari.v1.StartProcessResponse
+	17, // 29: watari.v1.ProcessService.Attach:output_type -> watari.v1.AttachResponse
+	19, // 30: watari.v1.ProcessService.SignalProcess:output_type -> watari.v1.SignalProcessResponse
+	21, // 31: watari.v1.ProcessService.ListProcesses:output_type -> watari.v1.ListProcessesResponse
+	23, // 32: watari.v1.ProcessService.ForgetProcess:output_type -> watari.v1.ForgetProcessResponse
+	23, // [23:33] is the sub-list for method output_type
+	13, // [13:23] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_guest_proto_init() }
@@ -1780,7 +1876,7 @@ func file_watari_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_guest_proto_rawDesc), len(file_watari_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

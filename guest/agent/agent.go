@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,9 @@ const OverlayPort = 7078
 // launcherSocket is where watari-guest-rsh finds the agent of its own guest, in the agent's directory.
 const launcherSocket = "rsh.sock"
 
+// tidyAfter is how long after the last launcher's start or end the agent gives memory back.
+const tidyAfter = 2 * time.Second
+
 // Agent serves one guest.
 type Agent struct {
 	runDirectory string
@@ -41,6 +45,7 @@ type Agent struct {
 	processes    *process.Table
 	home         *home
 	overlay      *overlay
+	memory       memoryWatch
 	warm         chan struct{} // closed once a template may be made of this guest
 
 	identifying sync.Mutex // held while an identity is being taken on
@@ -85,6 +90,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Error("take up the identity of before", "error", err) // the host gives it anew
 	}
 	go a.warmUp(ctx)
+	go func() { a.log.Warn("nobody watches whether memory runs out", "error", a.memory.follow()) }()
 	a.log.Info("ready for the host")
 	return link.Serve(ctx, func() (io.ReadWriteCloser, error) { return link.OpenPort(link.PortName) }, a.HostHandler())
 }
@@ -142,7 +148,14 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 	if err := os.Chmod(path, 0o666); err != nil {
 		return nil, err
 	}
-	go accept(listener, func(conn net.Conn) { rsh.Serve(ctx, conn.(*net.UnixConn), a.overlay.peerClient) })
+	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer}
+	// A launcher starts and ends its programs all at once. What that leaves behind goes back to the guest's programs.
+	tidy := time.AfterFunc(tidyAfter, debug.FreeOSMemory)
+	go accept(listener, func(conn net.Conn) {
+		tidy.Reset(tidyAfter)
+		defer tidy.Reset(tidyAfter)
+		peers.Serve(ctx, conn.(*net.UnixConn))
+	})
 	return func() { listener.Close() }, nil
 }
 

@@ -32,9 +32,13 @@ func (a *Agent) Join(t *testing.T, identity *v1.Identity, port int, socket strin
 	t.Cleanup(func() { stop(); a.overlay.listen.Close() })
 }
 
-// Peer calls another guest, as launchers do.
-func (a *Agent) Peer(host string) (watariv1connect.ProcessServiceClient, error) {
-	return a.overlay.peerClient(host)
+// Peer gives a client, and a context for calls to another guest, as launchers make them.
+func (a *Agent) Peer(t *testing.T, host string) (context.Context, watariv1connect.ProcessServiceClient) {
+	ctx, err := a.overlay.callPeer(t.Context(), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ctx, a.overlay.peers
 }
 
 // PeerTransport carries calls to other guests.

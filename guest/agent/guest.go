@@ -62,6 +62,7 @@ func (a *Agent) describe() *v1.DescribeResponse {
 		Now:          timestamppb.New(time.Now()),
 		Mpi:          findMPI(),
 		Home:         "not identified yet",
+		OutOfMemory:  a.memory.state(),
 	}
 	if i := a.current(); i != nil {
 		d.GuestUid, d.Name, d.Epoch = i.GetGuestUid(), i.GetName(), i.GetEpoch()

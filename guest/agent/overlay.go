@@ -38,6 +38,7 @@ const (
 type overlay struct {
 	agent  *Agent
 	client *http.Transport // to other guests
+	peers  watariv1connect.ProcessServiceClient
 
 	port int // OverlayPort, but for tests
 
@@ -64,6 +65,7 @@ func newOverlay(a *Agent) *overlay {
 		},
 	}
 	o.client.Protocols.SetHTTP2(true)
+	o.peers = o.newPeerClient()
 	return o
 }
 
@@ -185,15 +187,36 @@ func (a *Agent) peerOfAddress(text string) *v1.Peer {
 	return nil
 }
 
-// peerClient calls ProcessService of a guest of the cluster, which is named by its name or address.
-func (o *overlay) peerClient(host string) (watariv1connect.ProcessServiceClient, error) {
+// newPeerClient makes a client of ProcessService for the peer that a call's context names. One client serves all peers,
+// for its buffers are its own. It asks for no compression, which takes 40 KiB for each stream.
+func (o *overlay) newPeerClient() watariv1connect.ProcessServiceClient {
+	return watariv1connect.NewProcessServiceClient(&http.Client{Transport: toPeer{o}}, "https://peer",
+		connect.WithReadMaxBytes(peerLimit), connect.WithAcceptCompression("gzip", nil, nil))
+}
+
+// peerKey is the context's key of the name of the peer that is called.
+type peerKey struct{}
+
+// toPeer carries a call to the peer that its context names.
+type toPeer struct{ overlay *overlay }
+
+func (t toPeer) RoundTrip(r *http.Request) (*http.Response, error) {
+	name, _ := r.Context().Value(peerKey{}).(string)
+	r = r.WithContext(r.Context()) // a copy: a transport must not change its request
+	address := *r.URL
+	address.Host = t.overlay.target(name)
+	r.URL, r.Host = &address, address.Host
+	return t.overlay.client.RoundTrip(r)
+}
+
+// callPeer finds a guest of the cluster by its name or address, and gives a context for calls to it.
+func (o *overlay) callPeer(ctx context.Context, host string) (context.Context, error) {
 	peer := o.agent.findPeer(host)
 	if peer == nil {
 		peer = o.agent.peerOfAddress(host)
 	}
 	if peer == nil {
-		return nil, fmt.Errorf("%s is no guest of this cluster", host)
+		return ctx, fmt.Errorf("%s is no guest of this cluster", host)
 	}
-	return watariv1connect.NewProcessServiceClient(
-		&http.Client{Transport: o.client}, "https://"+o.target(peer.GetName()), connect.WithReadMaxBytes(peerLimit)), nil
+	return context.WithValue(ctx, peerKey{}, peer.GetName()), nil
 }

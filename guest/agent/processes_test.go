@@ -36,13 +36,10 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 
 func TestPeersCannotFillTheAgentsMemory(t *testing.T) {
 	_, agents := cluster(t, "md-0", "md-1")
-	peer, err := agents[0].Peer("md-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, peer := agents[0].Peer(t, "md-1")
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	_, err = peer.StartProcess(ctx,
+	_, err := peer.StartProcess(ctx,
 		connect.NewRequest(&v1.StartProcessRequest{Id: "x", Command: []string{"/bin/true", strings.Repeat("x", 8<<20)}}))
 	if connect.CodeOf(err) != connect.CodeResourceExhausted {
 		t.Errorf("a message of 8 MiB: %v", err)

@@ -296,22 +296,19 @@ func TestSignalsPassWhileNobodyTakesTheOutput(t *testing.T) {
 func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
 	_, agents := cluster(t, "md-0", "md-1")
 	_, processes := host(t, agents[1])
-	peer, err := agents[0].Peer("md-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = peer.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "a", Command: []string{"true"}, User: "daemon"}))
+	ctx, peer := agents[0].Peer(t, "md-1")
+	_, err := peer.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{Id: "a", Command: []string{"true"}, User: "daemon"}))
 	if connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("another user: %v", err)
 	}
-	if _, err := peer.ListProcesses(t.Context(), connect.NewRequest(&v1.ListProcessesRequest{})); connect.CodeOf(err) != connect.CodePermissionDenied {
+	if _, err := peer.ListProcesses(ctx, connect.NewRequest(&v1.ListProcessesRequest{})); connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("list: %v", err)
 	}
 	// A peer cannot reach what the host started.
 	if _, err := processes.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "b", Command: []string{"sleep", "100"}})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := peer.SignalProcess(t.Context(), connect.NewRequest(&v1.SignalProcessRequest{Id: "b", Signal: 9})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := peer.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: "b", Signal: 9})); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("signal the host's process: %v", err)
 	}
 	processes.ForgetProcess(t.Context(), connect.NewRequest(&v1.ForgetProcessRequest{Id: "b"}))

@@ -97,7 +97,13 @@ func Restore(t testing.TB, image string, identity *v1.Identity, index int, netwo
 }
 
 func start(t testing.TB, image string, identity *v1.Identity, index int, network string, more ...string) *Guest {
-	started, err := bare.Start(identity, bare.Options{Image: image, Directory: t.TempDir(), Network: network, Index: index, More: more})
+	return Start(t, identity, bare.Options{Image: image, Network: network, Index: index, More: more})
+}
+
+// Start boots a guest as options say; it gets a directory of its own.
+func Start(t testing.TB, identity *v1.Identity, o bare.Options) *Guest {
+	o.Directory = t.TempDir()
+	started, err := bare.Start(identity, o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,14 +107,17 @@ func (l *launcher) receive(take func(kind byte, b []byte)) error {
 	return errors.Join(err, failure)
 }
 
-// arguments reads the command line.
+// arguments reads the command line, to its end also where it is too long.
 func (l *launcher) arguments() ([]string, error) {
 	var text strings.Builder
+	tooLong := false
 	for complete := false; !complete; {
 		err := l.receive(func(kind byte, b []byte) {
 			switch kind {
 			case packetArguments:
-				text.Write(b)
+				if tooLong = tooLong || text.Len()+len(b) > argumentsLimit; !tooLong {
+					text.Write(b)
+				}
 			case packetRun:
 				complete = true
 			}
@@ -122,9 +125,9 @@ func (l *launcher) arguments() ([]string, error) {
 		if err != nil {
 			return nil, errLauncherGone
 		}
-		if text.Len() > argumentsLimit {
-			return nil, errTooLong
-		}
+	}
+	if tooLong {
+		return nil, errTooLong
 	}
 	args := strings.Split(text.String(), "\x00")
 	return args[:len(args)-1], nil // each ends with a zero byte

@@ -30,8 +30,12 @@ const (
 	failed = 255
 )
 
-// Peers finds the ProcessService of a guest of the cluster, by name or address.
-type Peers func(host string) (watariv1connect.ProcessServiceClient, error)
+// Peers reaches the guests of a cluster. One client serves them all, which saves memory.
+type Peers struct {
+	Client watariv1connect.ProcessServiceClient
+	// Call gives a context for the client's calls to a guest, by its name or address.
+	Call func(ctx context.Context, host string) (context.Context, error)
+}
 
 // session is one command in a peer.
 type session struct {
@@ -40,11 +44,11 @@ type session struct {
 	launcher *launcher
 	outputs  [2]uint64 // offsets of what was passed on of stdout and stderr
 	input    *input    // nil: the command has none
-	signals  chan syscall.Signal
+	signals  signals
 }
 
 // Serve runs the command of one watari-guest-rsh, and closes the connection to it.
-func Serve(ctx context.Context, conn *net.UnixConn, peers Peers) {
+func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	l, err := newLauncher(conn)
 	if err != nil {
@@ -62,12 +66,12 @@ func Serve(ctx context.Context, conn *net.UnixConn, peers Peers) {
 		l.fail("", err)
 		return
 	}
-	client, err := peers(a.host)
+	ctx, err = p.Call(ctx, a.host)
 	if err != nil {
 		l.fail(a.host, err)
 		return
 	}
-	s := &session{client: client, id: "rsh-" + rand.Text(), host: a.host, launcher: l, signals: make(chan syscall.Signal, 4)}
+	s := &session{client: p.Client, id: "rsh-" + rand.Text(), host: a.host, launcher: l}
 	if !a.noInput {
 		s.input = newInput(l.ask)
 	}
@@ -100,13 +104,13 @@ func (s *session) run(ctx context.Context, a arguments) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
-		s.launcher.listen(events{signal: s.signal, input: s.takeInput})
+		s.launcher.listen(events{signal: s.signals.take, input: s.takeInput})
 		cancel(errLauncherGone)
 	}()
 	code, err := s.start(ctx, a)
 	var ended *v1.Process
 	if err == nil && code == 0 {
-		go s.forward(ctx)
+		s.signals.passTo(func(signal syscall.Signal) { s.pass(ctx, signal) })
 		err = retry(ctx, func() (err error) {
 			ended, err = s.attach(ctx)
 			return err
@@ -125,14 +129,6 @@ func (s *session) run(ctx context.Context, a arguments) (int, error) {
 	return code, err
 }
 
-// signal takes a signal for the command. Signals that come faster than the peer takes them are dropped.
-func (s *session) signal(signal syscall.Signal) {
-	select {
-	case s.signals <- signal:
-	default:
-	}
-}
-
 func (s *session) takeInput(b []byte) {
 	if s.input != nil {
 		s.input.take(b)
@@ -141,32 +137,27 @@ func (s *session) takeInput(b []byte) {
 
 // start starts the command. A signal ends it before it has begun, for a peer may long be out of reach: the exit status
 // is not 0 then.
-func (s *session) start(ctx context.Context, a arguments) (int, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	started, watched, code := make(chan struct{}), make(chan struct{}), 0
-	go func() {
-		defer close(watched)
-		select {
-		case signal := <-s.signals:
-			code = 128 + int(signal)
-			cancel()
-		case <-started:
-		}
-	}()
-	err := retry(ctx, func() error {
+func (s *session) start(ctx context.Context, a arguments) (code int, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.signals.passTo(func(signal syscall.Signal) { cancel(signalled(signal)) })
+	err = retry(ctx, func() error {
 		_, err := s.client.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
 			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Stdin: s.input != nil, HoldSeconds: hold,
 		}))
 		return err
 	})
-	close(started)
-	<-watched
-	if code != 0 {
-		return code, nil
+	s.signals.passTo(nil) // they wait until it is said what becomes of them
+	if signal, ok := context.Cause(ctx).(signalled); ok {
+		return 128 + int(signal), nil
 	}
 	return 0, err
 }
+
+// signalled is the signal that ended a command before it had begun.
+type signalled syscall.Signal
+
+func (s signalled) Error() string { return syscall.Signal(s).String() }
 
 // forget has the peer drop the process, and end it where it runs. It repeats that while the peer is out of reach.
 func (s *session) forget(ctx context.Context) {
@@ -260,16 +251,9 @@ func receiveError(stream *connect.BidiStreamForClient[v1.AttachRequest, v1.Attac
 	return err
 }
 
-// forward passes signals on to the command.
-func (s *session) forward(ctx context.Context) {
-	for {
-		select {
-		case signal := <-s.signals:
-			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-			s.client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: s.id, Signal: int32(signal)}))
-			cancel()
-		case <-ctx.Done():
-			return
-		}
-	}
+// pass passes a signal on to the command.
+func (s *session) pass(ctx context.Context, signal syscall.Signal) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	s.client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: s.id, Signal: int32(signal)}))
 }

@@ -1,9 +1,11 @@
 package rsh
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,9 +42,11 @@ func connected(t *testing.T) (launcher, agent *net.UnixConn) {
 
 func TestASignalEndsWhatHasNotBegun(t *testing.T) {
 	launcher, agent := connected(t)
-	go Serve(t.Context(), agent, func(string) (watariv1connect.ProcessServiceClient, error) {
-		return watariv1connect.NewProcessServiceClient(&http.Client{Transport: deaf{}}, "http://guest"), nil
-	})
+	peers := Peers{
+		Client: watariv1connect.NewProcessServiceClient(&http.Client{Transport: deaf{}}, "http://guest"),
+		Call:   func(ctx context.Context, host string) (context.Context, error) { return ctx, nil },
+	}
+	go peers.Serve(t.Context(), agent)
 	for _, packet := range []string{"Amd-1\x00tr", "Aue\x00", "R", "S" + string(rune(unix.SIGTERM))} {
 		if _, err := launcher.Write([]byte(packet)); err != nil {
 			t.Fatal(err)
@@ -53,6 +57,28 @@ func TestASignalEndsWhatHasNotBegun(t *testing.T) {
 	n, err := launcher.Read(packet)
 	if err != nil || string(packet[:n]) != "X\x8f" {
 		t.Errorf("%q, %v", packet[:n], err)
+	}
+}
+
+func TestNoSignalIsLostWhenTheCommandBegins(t *testing.T) {
+	for range 200 {
+		var s signals
+		passed := make(chan syscall.Signal, 3)
+		pass := func(signal syscall.Signal) { passed <- signal }
+		s.passTo(pass)
+		go s.take(unix.SIGUSR1)
+		s.passTo(nil)
+		before := len(passed)
+		time.Sleep(time.Microsecond)
+		if len(passed) != before {
+			t.Fatal("a signal was passed that had to wait")
+		}
+		s.passTo(pass)
+		select {
+		case <-passed:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the signal is lost")
+		}
 	}
 }
 

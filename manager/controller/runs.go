@@ -227,7 +227,11 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 			return false, fmt.Errorf("keep the output of run %s: %w", r.name, err)
 		}
 		if m.Ended != nil {
-			r.tell(func(seen *core.RunSeen) { seen.Ended = m.Ended })
+			ranOut := ""
+			if run := r.run(); run != nil && m.Ended.ExitCode != 0 {
+				ranOut = r.ranOut(ctx, run)
+			}
+			r.tell(func(seen *core.RunSeen) { seen.Ended, seen.RanOut = m.Ended, ranOut })
 			return true, nil
 		}
 	}

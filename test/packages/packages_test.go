@@ -48,7 +48,7 @@ func TestPackagesComeAndGo(t *testing.T) {
 
 func (s *system) programsWork() {
 	s.Helper()
-	s.must("watari version; watari-agent version; test -x /usr/libexec/watari/watari-guest; test -e /usr/libexec/watari/libpm-fi.so; pm-info --version; " +
+	s.must("watari version; watari-agent version; test -x /usr/libexec/watari/watari-guest; test -x /usr/libexec/watari/watari-guest-rsh; test -e /usr/libexec/watari/libpm-fi.so; pm-info --version; " +
 		"test -e /usr/lib/x86_64-linux-gnu/libpm.so.1")
 	for _, unit := range []string{"watari-manager", "watari-agent"} {
 		if out, err := s.try("systemd-analyze verify --man=no /lib/systemd/system/" + unit + ".service"); err != nil || strings.Contains(out, unit) {

@@ -1,0 +1,81 @@
+package controller
+
+// memory.go - asks the guests of a run that failed whether their memory ran out.
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+	"watari/core"
+	"watari/hostlink"
+)
+
+const (
+	// memoryQuestion is how long the guests of a run that failed may take to say whether memory ran out.
+	memoryQuestion = 3 * time.Second
+	// memoryQuestions is how many of them are asked at a time.
+	memoryQuestions = 32
+	// memorySlack is how much earlier than a run's start a guest's kernel may have ended a process of the run: the
+	// manager notes the start only when the process runs.
+	memorySlack = 2 * time.Second
+)
+
+// ranOut says that memory ran out in a guest that ran a part of a run which has failed; empty: it did in none. The guests
+// are asked now, for what hosts report of them may be some seconds old.
+func (r *runner) ranOut(ctx context.Context, run *v1.Run) string {
+	ctx, cancel := context.WithTimeout(ctx, memoryQuestion)
+	defer cancel()
+	s := r.c.Store.Snapshot()
+	names := slices.Sorted(maps.Keys(run.StartedEpochs))
+	messages := make([]string, len(names))
+	turns := make(chan struct{}, memoryQuestions)
+	var asked sync.WaitGroup
+	for i, name := range names {
+		asked.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			d, err := describe(ctx, s.Guests[name], r.c.Sessions)
+			if err == nil && ranOutDuring(run, d, time.Now()) {
+				messages[i] = core.MemoryMessage(name, d.GetOutOfMemory())
+			}
+		})
+	}
+	asked.Wait()
+	for _, message := range messages {
+		if message != "" {
+			return message
+		}
+	}
+	return ""
+}
+
+// ranOutDuring: the guest's kernel ended a process since the run's start. Clocks of guest and manager may differ, so that
+// ages are compared.
+func ranOutDuring(run *v1.Run, d *v1.DescribeResponse, now time.Time) bool {
+	if d.GetOutOfMemory().GetKills() == 0 {
+		return false
+	}
+	age := d.GetNow().AsTime().Sub(d.GetOutOfMemory().GetAt().AsTime())
+	return age <= now.Sub(run.GetStarted().AsTime())+memorySlack
+}
+
+// describe asks a guest how it is.
+func describe(ctx context.Context, g *v1.Guest, sessions Sessions) (*v1.DescribeResponse, error) {
+	client, err := sessions.HTTPClient(g.GetHost())
+	if err != nil {
+		return nil, err
+	}
+	guest := watariv1connect.NewGuestServiceClient(client, "http://agent/guest/"+g.GetMeta().GetUid(), hostlink.GuestLimit())
+	response, err := guest.Describe(ctx, connect.NewRequest(&v1.DescribeRequest{}))
+	if err != nil {
+		return nil, err
+	}
+	return response.Msg, nil
+}
