@@ -47,6 +47,7 @@ func startManager(ctx context.Context, binary string) (*process, error) {
 	defer log.Close()
 	p.run = exec.Command(binary, "manager", "--state", filepath.Join(dir, "manager"), "--listen", "127.0.0.1:0", "--prefix", "10.64.0.0/10")
 	p.run.Stderr = log
+	p.run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := p.run.Start(); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -47,6 +48,7 @@ type host struct {
 	connected bool     // session has reported
 	since     time.Time
 	observed  *v1.HostObserved
+	fixed     []byte // observed without figures
 	wanted    *v1.HostWanted
 }
 
@@ -174,7 +176,8 @@ func (s *Sessions) host(name string) *host {
 func (s *Sessions) sync(ctx context.Context, ses *session) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream := watariv1connect.NewAgentServiceClient(ses.client, hostlink.BaseURL).Sync(ctx)
+	// Reports are small and come often: to compress them costs a decompressor for each host, and more time than it saves.
+	stream := watariv1connect.NewAgentServiceClient(ses.client, hostlink.BaseURL, connect.WithAcceptCompression("gzip", nil, nil)).Sync(ctx)
 	defer stream.CloseResponse()
 	// The request's headers go out at once, so that the agent reports before anything is wanted of it.
 	if err := stream.Send(nil); err != nil {
@@ -228,14 +231,17 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 
 // heard takes up a report.
 func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
+	fixed, err := withoutFigures(observed)
 	s.mu.Lock()
 	h := s.hosts[ses.name]
 	if h == nil || h.session != ses { // dropped, or replaced by a newer session
 		s.mu.Unlock()
 		return
 	}
-	changed := !h.connected || !sameButFigures(observed, h.observed)
-	h.observed = observed
+	same := err == nil && h.observed != nil && bytes.Equal(fixed, h.fixed)
+	changed := !h.connected || !same
+	keepInfo(observed, h.observed, same)
+	h.observed, h.fixed = observed, fixed
 	if !h.connected {
 		h.connected, h.since = true, time.Now()
 	}
@@ -264,7 +270,8 @@ func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	}
 }
 
-// Observed is what a host reported last (nil: nothing since the manager began; shared, do not change it),
+// Observed is what a host reported last (nil: nothing since the manager began; shared, do not change it; its info is
+// the same pointer as in the report before where it is equal),
 // whether it is connected now, and since when it is or is not (zero: it never was). A host counts as connected
 // from its first report on, so that what is observed of a connected host is never older than its connection.
 func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.Time, connected bool) {
