@@ -39,6 +39,7 @@ func (s *Server) ListHosts(ctx context.Context, r *connect.Request[v1.ListHostsR
 func (s *Server) viewHost(c caller, snap *store.Snapshot, name string) *v1.Host {
 	h := view.Host(snap, s.Sessions, name)
 	if h != nil {
+		h.Load = s.Sessions.Load(name)
 		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
 		if !c.admin {
 			h.Problems = nil // they may name guests of others

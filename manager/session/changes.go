@@ -25,10 +25,9 @@ func withoutFigures(o *v1.HostObserved) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(o)
 }
 
-// keepInfo has a report share what the host says of itself with the report before, where that is equal, so that
-// readers can tell by the pointer.
-func keepInfo(o, before *v1.HostObserved, same bool) {
-	if info := before.GetInfo(); info != nil && (same || proto.Equal(o.Info, info)) {
+// keepInfo has a report share what the host says of itself with the report before, where that is equal.
+func keepInfo(o, before *v1.HostObserved) {
+	if info := before.GetInfo(); info != nil && proto.Equal(o.Info, info) {
 		o.Info = info
 	}
 }

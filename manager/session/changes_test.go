@@ -43,13 +43,13 @@ func TestFiguresOfLoadAreNoChange(t *testing.T) {
 func TestEqualInfoIsShared(t *testing.T) {
 	info := func(boot string) *v1.HostObserved { return &v1.HostObserved{Info: &v1.HostInfo{BootId: boot}} }
 	before, same, other := info("b1"), info("b1"), info("b2")
-	keepInfo(same, before, false)
-	keepInfo(other, before, false)
+	keepInfo(same, before)
+	keepInfo(other, before)
 	if same.Info != before.Info || other.Info.BootId != "b2" {
 		t.Errorf("%v %v", same, other)
 	}
-	keepInfo(before, nil, false)
-	keepInfo(before, &v1.HostObserved{}, false)
+	keepInfo(before, nil)
+	keepInfo(before, &v1.HostObserved{})
 	if before.Info.BootId != "b1" {
 		t.Error(before)
 	}

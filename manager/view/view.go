@@ -16,7 +16,7 @@ import (
 	"watari/migration"
 )
 
-// Host returns a copy with state, load, guests, problems and last report; nil where there is no such host.
+// Host returns a copy with state, guests, problems and last report; nil where there is no such host.
 func Host(s *core.Objects, r core.Reports, name string) *v1.Host {
 	stored := s.Hosts[name]
 	if stored == nil {
@@ -30,7 +30,6 @@ func Host(s *core.Objects, r core.Reports, name string) *v1.Host {
 		}
 	}
 	slices.Sort(h.Guests)
-	h.Load = report.GetLoad()
 	if connected {
 		h.Problems = report.GetProblems()
 	}
