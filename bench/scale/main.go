@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"math"
 	"os"
 	"os/signal"
@@ -49,6 +50,7 @@ type options struct {
 }
 
 func main() {
+	log.SetOutput(io.Discard) // net/http complains of connections that end; they are counted
 	o, err := parse()
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -134,3 +134,12 @@ func (p *process) usage() (cpu float64, memory uint64) {
 	}
 	return stat.CPUTime(), uint64(stat.ResidentMemory())
 }
+
+// ownCPU is the processor time that this process has taken, s.
+func ownCPU() float64 {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+}
