@@ -58,18 +58,26 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 			m.complain(ctx, "forget host "+name, m.api.ForgetHost(ctx, name))
 		}
 	}
+	var what []string
+	var forget []store.Change
+	add := func(object string, op store.Op) {
+		what, forget = append(what, object), append(forget, store.Change{op})
+	}
 	for name, t := range snap.Tokens {
 		if time.Since(t.Expires.AsTime()) > garbageAge {
-			m.complain(ctx, "forget token "+name, store.Tokens.Delete(ctx, m.store, proto.CloneOf(t)))
+			add("token "+name, store.Delete(proto.CloneOf(t)))
 		}
 	}
 	for uid, r := range snap.Removed {
 		if time.Since(r.Meta.Created.AsTime()) > ca.CertificateLife {
-			m.complain(ctx, "forget removed host "+uid, store.Removed.Delete(ctx, m.store, proto.CloneOf(r)))
+			add("removed host "+uid, store.Delete(proto.CloneOf(r)))
 		}
 	}
 	for _, r := range oldRuns(snap) {
-		m.complain(ctx, "forget run "+r.Meta.Name, store.Runs.Delete(ctx, m.store, proto.CloneOf(r)))
+		add("run "+r.Meta.Name, store.Delete(proto.CloneOf(r)))
+	}
+	for i, err := range m.store.Batch(ctx, forget) {
+		m.complain(ctx, "forget "+what[i], err)
 	}
 }
 

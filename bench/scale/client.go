@@ -106,6 +106,7 @@ func (p *process) remove(ctx context.Context, name string, limit time.Duration) 
 		return fmt.Errorf("delete cluster %s: %w", name, err)
 	}
 	return p.until(ctx, limit, "cluster "+name+" is gone", func() bool {
+		time.Sleep(50 * time.Millisecond)
 		_, err := p.ListClusters(ctx, connect.NewRequest(&v1.ListClustersRequest{Name: name}))
 		return connect.CodeOf(err) == connect.CodeNotFound
 	})

@@ -68,6 +68,9 @@ func (h *host) dial(ctx context.Context, url string, config *tls.Config) {
 	mux.Handle(watariv1connect.NewAgentServiceHandler(h))
 	for ctx.Err() == nil {
 		hostlink.Dial(ctx, url, config, mux)
+		if ctx.Err() == nil {
+			h.fleet.lost.Add(1)
+		}
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():

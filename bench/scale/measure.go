@@ -51,14 +51,18 @@ type result struct {
 	// CPU and Memory are the manager's while all hosts report and nothing else happens: that is, if Fill is done.
 	CPU    report.Stat `json:"steady_cpu"`
 	Memory report.Stat `json:"steady_memory"`
+	// Lost is how many connections of hosts ended by themselves. The manager and the load generator share this machine; where
+	// either does not run for three seconds, connections are given up.
+	Lost int64 `json:"lost_connections"`
 }
 
 // phase is something that is waited for once.
 type phase struct {
 	Seconds float64 `json:"s"`
 	CPU     float64 `json:"manager_cpu_s"` // meanwhile
-	Done    bool    `json:"done"`          // false: it was given up after so many seconds
-	Reached int     `json:"reached"`       // how many guests or hosts were where they were to be at the end
+	Own     float64 `json:"generator_cpu_s"`
+	Done    bool    `json:"done"`    // false: it was given up after so many seconds
+	Reached int     `json:"reached"` // how many guests or hosts were where they were to be at the end
 }
 
 func (p phase) String() string {
@@ -102,15 +106,18 @@ func measure(ctx context.Context, binary string, hosts, guests int, p plan) (r *
 			return nil, err
 		}
 	}
+	if r.Lost = b.fleet.lost.Load(); r.Lost > 0 {
+		fmt.Printf("%d connections were lost\n", r.Lost)
+	}
 	return r, nil
 }
 
 // timed waits for a condition, and says how long that took and what it cost the manager.
 func (b *bed) timed(ctx context.Context, what string, done func() bool, reached func() int) (phase, error) {
 	cpu, _ := b.usage()
-	begin := time.Now()
+	begin, own := time.Now(), ownCPU()
 	err := b.until(ctx, b.plan.limit, what, done)
-	p := phase{Seconds: time.Since(begin).Seconds(), Done: err == nil, Reached: reached()}
+	p := phase{Seconds: time.Since(begin).Seconds(), Done: err == nil, Reached: reached(), Own: ownCPU() - own}
 	after, _ := b.usage()
 	p.CPU = after - cpu
 	if errors.Is(err, errLate) {
@@ -125,15 +132,15 @@ func (b *bed) connectHosts(ctx context.Context, r *result) (err error) {
 	go func() { joined <- b.fleet.connect(ctx, b.url, b.join) }()
 	ready := 0
 	var failed error
-	looked := time.Now()
+	look := time.Now()
 	r.Connect, err = b.timed(ctx, "connect hosts", func() bool {
 		select {
 		case failed = <-joined:
 		default:
 		}
-		if time.Since(looked) > 500*time.Millisecond {
+		if now := time.Now(); now.After(look) {
 			ready = b.known(ctx)
-			looked = time.Now()
+			look = time.Now().Add(max(200*time.Millisecond, 5*time.Since(now))) // the answer is large
 		}
 		return failed != nil || ready == r.Hosts
 	}, func() int { return ready })

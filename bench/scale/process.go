@@ -47,6 +47,7 @@ func startManager(ctx context.Context, binary string) (*process, error) {
 	defer log.Close()
 	p.run = exec.Command(binary, "manager", "--state", filepath.Join(dir, "manager"), "--listen", "127.0.0.1:0", "--prefix", "10.64.0.0/10")
 	p.run.Stderr = log
+	p.run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := p.run.Start(); err != nil {
 		return nil, err
 	}
@@ -132,4 +133,13 @@ func (p *process) usage() (cpu float64, memory uint64) {
 		return 0, 0
 	}
 	return stat.CPUTime(), uint64(stat.ResidentMemory())
+}
+
+// ownCPU is the processor time that this process has taken, s.
+func ownCPU() float64 {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }

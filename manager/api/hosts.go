@@ -26,19 +26,30 @@ func (s *Server) ListHosts(ctx context.Context, r *connect.Request[v1.ListHostsR
 	if r.Msg.Name != "" && snap.Hosts[r.Msg.Name] == nil {
 		return nil, missing("host", r.Msg.Name, snap.Hosts)
 	}
-	resp := &v1.ListHostsResponse{}
-	for _, name := range slices.Sorted(maps.Keys(snap.Hosts)) {
-		if r.Msg.Name == "" || r.Msg.Name == name {
-			resp.Hosts = append(resp.Hosts, s.viewHost(callerOf(ctx), snap, name))
-		}
+	if r.Msg.Name != "" {
+		return connect.NewResponse(&v1.ListHostsResponse{Hosts: []*v1.Host{s.viewHost(callerOf(ctx), snap, r.Msg.Name)}}), nil
 	}
-	return connect.NewResponse(resp), nil
+	return connect.NewResponse(&v1.ListHostsResponse{Hosts: s.viewHosts(callerOf(ctx), snap)}), nil
+}
+
+// viewHosts returns all hosts, by name, as the caller may see them.
+func (s *Server) viewHosts(c caller, snap *store.Snapshot) []*v1.Host {
+	hosts := view.Hosts(snap, s.Sessions)
+	for i, h := range hosts {
+		hosts[i] = s.shown(c, snap, h)
+	}
+	return hosts
 }
 
 // viewHost is a host as the caller may see it; nil: there is none.
 func (s *Server) viewHost(c caller, snap *store.Snapshot, name string) *v1.Host {
-	h := view.Host(snap, s.Sessions, name)
+	return s.shown(c, snap, view.Host(snap, s.Sessions, name))
+}
+
+// shown adds to a host, which may be nil, what the sessions know, and takes away what the caller may not see.
+func (s *Server) shown(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
 	if h != nil {
+		h.Load = s.Sessions.Load(h.Meta.Name)
 		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
 		if !c.admin {
 			h.Problems = nil // they may name guests of others

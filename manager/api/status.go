@@ -58,8 +58,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 }
 
 func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusResponse) {
-	for _, name := range slices.Sorted(maps.Keys(snap.Hosts)) {
-		h := s.viewHost(c, snap, name)
+	for _, h := range s.viewHosts(c, snap) {
+		name := h.Meta.Name
 		resp.Hosts++
 		switch h.State {
 		case v1.HostState_HOST_STATE_READY:

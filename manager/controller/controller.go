@@ -126,18 +126,23 @@ func (c *Controller) reports(s *store.Snapshot) map[string]core.Seen {
 	return seen
 }
 
-// commit writes changes. It returns an error where none can be written; a change that fails for a reason of its own rests.
+// commit writes changes, with the events that tell of them. It returns an error where none can be written; a change that
+// fails for a reason of its own rests.
 func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []core.Change) error {
+	batch := make([]store.Change, len(changes))
+	for i, change := range changes {
+		batch[i] = operations(change)
+	}
 	var failed error
-	for _, change := range changes {
-		err := c.Store.Txn(ctx, operations(change)...)
+	for i, err := range c.Store.Batch(ctx, batch) {
+		change := changes[i]
 		switch {
 		case err == nil:
-			c.committed(ctx, s, change)
+			c.committed(s, change)
 		case ctx.Err() != nil:
-			return ctx.Err()
+			failed = ctx.Err()
 		case errors.Is(err, store.ErrNotLeader), errors.Is(err, store.ErrNoSpace):
-			return err
+			failed = err
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrExists), errors.Is(err, store.ErrNotFound):
 			// Somebody else changed the object, which decides it anew.
 		default:
@@ -148,8 +153,8 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 	return failed
 }
 
-func operations(change core.Change) []store.Op {
-	ops := make([]store.Op, 0, len(change.Ops))
+func operations(change core.Change) store.Change {
+	ops := make(store.Change, 0, len(change.Ops)+len(change.Events))
 	for _, op := range change.Ops {
 		switch op.Kind {
 		case core.Create:
@@ -162,12 +167,14 @@ func operations(change core.Change) []store.Op {
 			ops = append(ops, store.Expect(op.Object))
 		}
 	}
+	for _, e := range change.Events {
+		ops = append(ops, store.Record(e))
+	}
 	return ops
 }
 
-// committed tells the log and the history of a change that was written. An event that cannot be written must not stop the
-// work that it tells of.
-func (c *Controller) committed(ctx context.Context, before *store.Snapshot, change core.Change) {
+// committed tells the log of a change that was written.
+func (c *Controller) committed(before *store.Snapshot, change core.Change) {
 	for _, op := range change.Ops {
 		switch o := op.Object.(type) {
 		case *v1.Migration:
@@ -178,11 +185,6 @@ func (c *Controller) committed(ctx context.Context, before *store.Snapshot, chan
 			if op.Kind == core.Delete {
 				c.forgetIdentities(o.Meta.Uid)
 			}
-		}
-	}
-	for _, e := range change.Events {
-		if err := c.Store.AddEvent(ctx, e); err != nil && ctx.Err() == nil {
-			c.Log.Error("an event could not be written", "event", e.Message, "error", err)
 		}
 	}
 }

@@ -10,22 +10,26 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// sameButFigures compares a new report, which nobody else has yet, with the one before, without the figures that always
-// change and on which nothing is decided: the host's load, and the processor time and memory of its guests.
-func sameButFigures(observed, before *v1.HostObserved) bool {
-	if len(observed.Guests) != len(before.GetGuests()) {
-		return false
-	}
-	load := observed.Load
-	defer func() { observed.Load = load }()
-	observed.Load = before.GetLoad()
-	for i, g := range observed.Guests {
-		had := before.Guests[i]
+// withoutFigures encodes a report, which nobody else has yet, without the figures that always change and on which nothing
+// is decided: the host's load, and the processor time and memory of its guests. Comparing encodings takes a fraction of
+// the time that comparing messages does.
+func withoutFigures(o *v1.HostObserved) ([]byte, error) {
+	load := o.Load
+	defer func() { o.Load = load }()
+	o.Load = nil
+	for _, g := range o.Guests {
 		cpuTime, memory := g.CpuTimeNs, g.MemoryBytes
 		defer func() { g.CpuTimeNs, g.MemoryBytes = cpuTime, memory }()
-		g.CpuTimeNs, g.MemoryBytes = had.CpuTimeNs, had.MemoryBytes
+		g.CpuTimeNs, g.MemoryBytes = 0, 0
 	}
-	return proto.Equal(observed, before)
+	return proto.MarshalOptions{Deterministic: true}.Marshal(o)
+}
+
+// keepInfo has a report share what the host says of itself with the report before, where that is equal.
+func keepInfo(o, before *v1.HostObserved) {
+	if info := before.GetInfo(); info != nil && proto.Equal(o.Info, info) {
+		o.Info = info
+	}
 }
 
 // tell calls the watchers and fills the subscriptions. s.mu is not held.

@@ -3,6 +3,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -34,6 +35,8 @@ type Sessions struct {
 	// Log is nil for slog.Default().
 	Log *slog.Logger
 
+	agents watariv1connect.AgentServiceClient // of the session that is in a call's context (withSession)
+
 	mu       sync.Mutex
 	hosts    map[string]*host
 	watchers []func(host string)
@@ -47,6 +50,8 @@ type host struct {
 	connected bool     // session has reported
 	since     time.Time
 	observed  *v1.HostObserved
+	fixed     []byte // observed without figures
+	load      *v1.HostLoad
 	wanted    *v1.HostWanted
 }
 
@@ -64,7 +69,7 @@ func New(accept func(ca.Identity) error, log *slog.Logger) *Sessions {
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Sessions{Accept: accept, Log: log, hosts: map[string]*host{}}
+	return &Sessions{Accept: accept, Log: log, hosts: map[string]*host{}, agents: newAgents()}
 }
 
 // TLSNextProto is for http.Server.TLSNextProto: it serves agents' connections until they end. The server's TLS
@@ -174,7 +179,7 @@ func (s *Sessions) host(name string) *host {
 func (s *Sessions) sync(ctx context.Context, ses *session) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream := watariv1connect.NewAgentServiceClient(ses.client, hostlink.BaseURL).Sync(ctx)
+	stream := s.agents.Sync(withSession(ctx, ses))
 	defer stream.CloseResponse()
 	// The request's headers go out at once, so that the agent reports before anything is wanted of it.
 	if err := stream.Send(nil); err != nil {
@@ -228,14 +233,20 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 
 // heard takes up a report.
 func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
+	fixed, err := withoutFigures(observed)
 	s.mu.Lock()
 	h := s.hosts[ses.name]
 	if h == nil || h.session != ses { // dropped, or replaced by a newer session
 		s.mu.Unlock()
 		return
 	}
-	changed := !h.connected || !sameButFigures(observed, h.observed)
-	h.observed = observed
+	same := err == nil && h.observed != nil && bytes.Equal(fixed, h.fixed)
+	changed := !h.connected || !same
+	if !same {
+		keepInfo(observed, h.observed)
+		h.observed, h.fixed = observed, fixed
+	}
+	h.load = observed.Load
 	if !h.connected {
 		h.connected, h.since = true, time.Now()
 	}
@@ -264,9 +275,11 @@ func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	}
 }
 
-// Observed is what a host reported last (nil: nothing since the manager began; shared, do not change it),
-// whether it is connected now, and since when it is or is not (zero: it never was). A host counts as connected
-// from its first report on, so that what is observed of a connected host is never older than its connection.
+// Observed returns what a host reported last (nil: nothing since the manager began; shared, do not change it), whether it
+// is connected now, and since when it is or is not (zero: it never was). A host counts as connected from its first report
+// on, so that what is observed of a connected host is never older than its connection. While reports differ in nothing
+// but figures, the first of them is returned, so that readers can tell by the pointer whether something changed; Load is
+// of the last one. A report's info is the same pointer as in the report before where it is equal.
 func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.Time, connected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,6 +288,16 @@ func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.
 		return nil, time.Time{}, false
 	}
 	return h.observed, h.since, h.connected
+}
+
+// Load returns the load that a host reported last; nil: none.
+func (s *Sessions) Load(name string) *v1.HostLoad {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.hosts[name]; h != nil {
+		return h.load
+	}
+	return nil
 }
 
 // HTTPClient calls what the host's agent serves (base URL hostlink.BaseURL) on its present connection.

@@ -199,6 +199,30 @@ func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	}
 }
 
+func TestAReportOfOtherLoadIsTheSame(t *testing.T) {
+	l := newLab(t, nil)
+	f := newFakeAgent()
+	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+	l.await("a1 connects", l.connected("a1"))
+	l.sessions.Send("a1", &v1.HostWanted{Generation: 1})
+	l.await("a1 reports generation 1", func() bool { o, _, _ := l.sessions.Observed("a1"); return o.Generation == 1 })
+	first, _, _ := l.sessions.Observed("a1")
+	l.sessions.mu.Lock()
+	ses := l.sessions.hosts["a1"].session
+	l.sessions.mu.Unlock()
+	report := func(generation uint64, busy float64) {
+		l.sessions.heard(ses, &v1.HostObserved{Generation: generation, Load: &v1.HostLoad{CpuBusy: busy}})
+	}
+	report(1, 3)
+	if second, _, _ := l.sessions.Observed("a1"); second != first || l.sessions.Load("a1").CpuBusy != 3 {
+		t.Errorf("%v after %v, load %v", second, first, l.sessions.Load("a1"))
+	}
+	report(2, 4)
+	if third, _, _ := l.sessions.Observed("a1"); third.Generation != 2 || l.sessions.Load("a1").CpuBusy != 4 {
+		t.Errorf("%v, load %v", third, l.sessions.Load("a1"))
+	}
+}
+
 func TestNewestSessionWins(t *testing.T) {
 	l := newLab(t, nil)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})

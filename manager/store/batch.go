@@ -17,8 +17,9 @@ type Change []Op
 
 // Bounds of one etcd transaction that Batch makes.
 const (
-	// maxBatchChanges is below 1<<eventIndexBits, so that each event of a transaction has an id of its own.
 	maxBatchChanges = 1000
+	// maxBatchEvents is how many events of a transaction have an id of their own.
+	maxBatchEvents = 1 << eventIndexBits
 	// maxBatchBytes stays below the 1.5 MiB that an etcd takes in one request by default.
 	maxBatchBytes = 1 << 20
 )
@@ -26,13 +27,13 @@ const (
 // Batch makes each change or refuses it, as if Txn were called for one after the other, but independent changes
 // share one etcd transaction. A refused change does not stop the others. The result has an error for each change, as
 // Txn returns it; nil: it was made, and Snapshot shows it. Changes compare the revisions that their objects have when
-// Batch is called; of two that write the same object the second is therefore refused. Each may record an event.
+// Batch is called; of two that write the same object the second is therefore refused. Each may record events.
 func (s *Store) Batch(ctx context.Context, changes []Change) []error {
 	b := batch{store: s, errs: make([]error, len(changes)), fence: s.fence()}
 	var pending []indexed
 	for i, change := range changes {
 		t, err := newTxn(change)
-		if err == nil && t.size() > s.MaxOps() {
+		if err == nil && (t.size() > s.MaxOps() || len(t.events) > maxBatchEvents) {
 			err = fmt.Errorf("store: a change of %d operations, and etcd takes %d in a transaction (--max-txn-ops)", t.size(), s.MaxOps())
 		}
 		if b.errs[i] = err; err == nil && len(change) > 0 {
@@ -88,10 +89,11 @@ func (b *batch) fail(err error, changes []indexed) {
 // and touches what it writes.
 func (s *Store) fit(pending []indexed) (now, later []indexed) {
 	written, waiting := map[string]bool{}, map[string]bool{}
-	bytes, most := 0, min(maxBatchChanges, s.maxOps/2)
+	bytes, events, most := 0, 0, min(maxBatchChanges, s.maxOps/2)
 	for _, c := range pending {
 		// etcd bounds the changes of a transaction and the operations of each by the same number, together.
-		fits := len(now) == 0 || len(now) < most && c.size() <= s.maxOps/2 && now[0].size() <= s.maxOps/2 && bytes+c.bytes <= maxBatchBytes
+		fits := len(now) == 0 || len(now) < most && c.size() <= s.maxOps/2 && now[0].size() <= s.maxOps/2 &&
+			bytes+c.bytes <= maxBatchBytes && events+len(c.events) <= maxBatchEvents
 		for i, op := range c.ops {
 			key := c.keys[i]
 			fits = fits && !written[key] && (op.action == expect || !waiting[key])
@@ -102,7 +104,7 @@ func (s *Store) fit(pending []indexed) (now, later []indexed) {
 			waiting[key] = waiting[key] || !fits
 		}
 		if fits {
-			now, bytes = append(now, c), bytes+c.bytes
+			now, bytes, events = append(now, c), bytes+c.bytes, events+len(c.events)
 		} else {
 			later = append(later, c)
 		}
@@ -121,14 +123,16 @@ func (b *batch) commit(ctx context.Context, changes []indexed) error {
 		led = append(led, clientv3.Compare(clientv3.ModRevision(termKey), "=", b.fence))
 	}
 	var each []clientv3.Op
-	for i, c := range changes {
-		puts := c.puts
-		if c.event != nil {
-			put, err := putEvent(c.event, i)
+	events := 0
+	for _, c := range changes {
+		puts := c.puts[:len(c.puts):len(c.puts)]
+		for _, e := range c.events {
+			put, err := putEvent(e, events)
 			if err != nil {
 				return err
 			}
-			puts = append(puts[:len(puts):len(puts)], put)
+			puts = append(puts, put)
+			events++
 		}
 		each = append(each, clientv3.OpTxn(c.compares, puts, c.looks))
 	}
@@ -141,14 +145,16 @@ func (b *batch) commit(ctx context.Context, changes []indexed) error {
 	case !resp.Succeeded:
 		return ErrNotLeader
 	}
+	events = 0
 	for i, c := range changes {
-		b.take(c, i, resp.Responses[i].GetResponseTxn(), resp.Header.Revision)
+		b.take(c, events, resp.Responses[i].GetResponseTxn(), resp.Header.Revision)
+		events += len(c.events)
 	}
 	return nil
 }
 
-// take keeps the result of a change, which was the transaction's i-th.
-func (b *batch) take(c indexed, i int, result *etcdserverpb.TxnResponse, revision int64) {
+// take keeps the result of a change, whose first event has an index.
+func (b *batch) take(c indexed, index int, result *etcdserverpb.TxnResponse, revision int64) {
 	if !result.Succeeded {
 		// What refused it is to be in the snapshot on which the caller decides anew.
 		b.revision = max(b.revision, latest(result.Responses))
@@ -164,13 +170,13 @@ func (b *batch) take(c indexed, i int, result *etcdserverpb.TxnResponse, revisio
 			op.object.GetMeta().Revision = revision
 		}
 	}
-	if c.event != nil {
-		c.event.Id = eventID(revision, uint64(i))
+	for i, e := range c.events {
+		e.Id = eventID(revision, uint64(index+i))
 		b.recorded = true
 	}
 }
 
-// putEvent writes an event, the i-th of its transaction.
+// putEvent writes an event, the i-th of its etcd transaction.
 func putEvent(e *v1.Event, i int) (clientv3.Op, error) {
 	value, err := encodeEvent(e, uint64(i))
 	if err != nil {

@@ -33,7 +33,7 @@ func TestARefusedChangeDoesNotStopTheOthers(t *testing.T) {
 		{Update(placed), Expect(stale.Hosts["a1"]), Record(event)},
 		{Update(place("md-1")), Create(&v1.Run{Meta: named("half")}), Record(&v1.Event{Message: "never"})},
 		{},
-		{Create(&v1.Run{Meta: named("r1")}), Expect(stale.Hosts["a1"]), Record(&v1.Event{Message: "r1 made"})},
+		{Create(&v1.Run{Meta: named("r1")}), Expect(stale.Hosts["a1"]), Record(&v1.Event{Message: "r1 made"}), Record(&v1.Event{Message: "r1 \xffwaits"})},
 		{Create(&v1.Host{Meta: named("a1")})},
 		{Create(&v1.Host{Meta: named("a/b")})},
 		{Delete(&v1.Run{Meta: named("none")})},
@@ -57,11 +57,11 @@ func TestARefusedChangeDoesNotStopTheOthers(t *testing.T) {
 	for e := range s.Events(ctx, 0, false) {
 		told = append(told, e.Message)
 	}
-	if fmt.Sprint(told) != "[md-0 placed r1 made]" {
+	if fmt.Sprint(told) != "[md-0 placed r1 made r1 waits]" {
 		t.Errorf("history %q", told)
 	}
 	for e := range s.Events(ctx, event.Id, false) {
-		if e.Message != "r1 made" {
+		if !strings.HasPrefix(e.Message, "r1 ") || e.Id <= event.Id {
 			t.Errorf("after event %d comes %v", event.Id, e)
 		}
 	}

@@ -46,7 +46,7 @@ func Delete(o Object) Op { return Op{action: remove, object: o} }
 // Expect changes nothing, but the others are only made if the object is still at o's meta.revision: they rest on it.
 func Expect(o Object) Op { return Op{action: expect, object: o} }
 
-// Record adds a line to the history together with the change it tells of; at most one in a transaction.
+// Record adds a line to the history together with the change it tells of.
 func Record(e *v1.Event) Op { return Op{action: record, event: e} }
 
 // Txn makes all changes or none. When it returns nil, Snapshot shows them and the objects' meta.revision is
@@ -56,10 +56,10 @@ func (s *Store) Txn(ctx context.Context, ops ...Op) error { return s.Batch(ctx, 
 
 // txn gathers what one change becomes in etcd.
 type txn struct {
-	event    *v1.Event // nil: none
-	ops      []Op      // all but the event
-	keys     []string  // of ops
-	names    []string  // of ops, for messages
+	events   []*v1.Event
+	ops      []Op     // all but the events
+	keys     []string // of ops
+	names    []string // of ops, for messages
 	compares []clientv3.Cmp
 	puts     []clientv3.Op
 	looks    []clientv3.Op // to explain a refusal, one for each of ops
@@ -79,7 +79,8 @@ func newTxn(change Change) (*txn, error) {
 
 func (t *txn) add(op Op) error {
 	if op.action == record {
-		return t.addEvent(op.event)
+		t.addEvent(op.event)
+		return nil
 	}
 	kind, key, err := kindOf(op.object)
 	if err != nil {
@@ -123,31 +124,24 @@ func (t *txn) add(op Op) error {
 	return nil
 }
 
-// size is how many operations etcd counts for the change: its longest list, with the event that is added later.
-func (t *txn) size() int {
-	size := max(len(t.compares), len(t.puts))
-	if t.event != nil {
-		size = max(size, len(t.puts)+1)
-	}
-	return size
-}
+// size is how many operations etcd counts for the change: its longest list, with the events that are added later.
+func (t *txn) size() int { return max(len(t.compares), len(t.puts)+len(t.events)) }
 
 // maxEventText bounds an event's message, bytes: it may hold a command of any length, and all events are in memory.
 const maxEventText = 2000
 
-func (t *txn) addEvent(e *v1.Event) error {
-	if t.event != nil {
-		return fmt.Errorf("store: two events in one transaction")
-	}
-	t.event = e
+func (t *txn) addEvent(e *v1.Event) {
+	more := ""
 	if len(e.Message) > maxEventText {
-		e.Message = strings.ToValidUTF8(e.Message[:maxEventText], "") + " ..."
+		e.Message, more = e.Message[:maxEventText], " ..."
 	}
+	// protobuf refuses a text that is no UTF-8, and with it what the event tells of would not be done.
+	e.Message = strings.ToValidUTF8(e.Message, "") + more
 	if e.At == nil {
 		e.At = timestamppb.Now()
 	}
+	t.events = append(t.events, e)
 	t.bytes += proto.Size(e) + 64
-	return nil
 }
 
 // latest is the newest revision among the keys looked at.

@@ -4,6 +4,7 @@ package view
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,21 +17,39 @@ import (
 	"watari/migration"
 )
 
-// Host returns a copy with state, load, guests, problems and last report; nil where there is no such host.
+// Host returns a copy with state, guests, problems and last report; nil where there is no such host.
 func Host(s *core.Objects, r core.Reports, name string) *v1.Host {
+	var guests []string
+	for _, g := range s.Guests {
+		if g.Host == name {
+			guests = append(guests, g.Meta.Name)
+		}
+	}
+	return host(s, r, name, guests)
+}
+
+// Hosts returns all hosts by name, as Host does, and looks at each guest once.
+func Hosts(s *core.Objects, r core.Reports) []*v1.Host {
+	guests := map[string][]string{}
+	for _, g := range s.Guests {
+		guests[g.Host] = append(guests[g.Host], g.Meta.Name)
+	}
+	hosts := make([]*v1.Host, 0, len(s.Hosts))
+	for _, name := range slices.Sorted(maps.Keys(s.Hosts)) {
+		hosts = append(hosts, host(s, r, name, guests[name]))
+	}
+	return hosts
+}
+
+func host(s *core.Objects, r core.Reports, name string, guests []string) *v1.Host {
 	stored := s.Hosts[name]
 	if stored == nil {
 		return nil
 	}
 	h := proto.CloneOf(stored)
 	report, since, connected := r.Observed(name)
-	for _, g := range s.Guests {
-		if g.Host == name {
-			h.Guests = append(h.Guests, g.Meta.Name)
-		}
-	}
+	h.Guests = guests
 	slices.Sort(h.Guests)
-	h.Load = report.GetLoad()
 	if connected {
 		h.Problems = report.GetProblems()
 	}

@@ -1,0 +1,33 @@
+package session
+
+// agents.go - one client of AgentService for all sessions.
+
+import (
+	"context"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	"watari/api/watariv1/watariv1connect"
+	"watari/hostlink"
+)
+
+// newAgents makes a client whose calls go to the session in their context. Each client keeps the buffers of its largest
+// messages, so one for each host would keep as many.
+func newAgents() watariv1connect.AgentServiceClient {
+	// Reports are small and come often. To compress them costs a decompressor for each host, and more time than it saves.
+	return watariv1connect.NewAgentServiceClient(dispatcher{}, hostlink.BaseURL, connect.WithAcceptCompression("gzip", nil, nil))
+}
+
+type sessionKey struct{}
+
+func withSession(ctx context.Context, ses *session) context.Context {
+	return context.WithValue(ctx, sessionKey{}, ses)
+}
+
+// dispatcher is a connect.HTTPClient for all sessions.
+type dispatcher struct{}
+
+func (dispatcher) Do(r *http.Request) (*http.Response, error) {
+	return r.Context().Value(sessionKey{}).(*session).client.Do(r)
+}
