@@ -43,7 +43,7 @@ func TestGuestAgentThatIsKilled(t *testing.T) {
 	killAgent := func(guest string) {
 		t.Helper()
 		out, err := shared.watari(time.Minute, "guest", "exec", guest, "--", "sh", "-c", "kill -9 $(cat /run/watari/agent.pid)")
-		if err == nil || !strings.Contains(out, "guest agent was ended") {
+		if err == nil || !strings.Contains(out, "guest agent was restarted") {
 			t.Errorf("the program that ended the agent: %v: %s", err, out)
 		}
 	}

@@ -88,7 +88,7 @@ func (u *up) admitElsewhere(ctx context.Context) error {
 		if u.hasCertificate() {
 			return nil
 		}
-		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
+		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and pass it with --token", u.Manager)
 	}
 	if u.hasCertificate() {
 		// The user may have repeated the same command. While the manager does not answer, the certificate may still be
@@ -120,7 +120,7 @@ func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before
 	}
 	_ = os.Remove(u.tokenFile()) // the token is used up
 	if at == silent {
-		u.lines.Notef("the agent runs, pid %d, and goes on trying: %s", process.PID, why)
+		u.lines.Notef("the agent runs, pid %d, and keeps trying: %s", process.PID, why)
 		return nil
 	}
 	u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, process.Log())
