@@ -1,6 +1,6 @@
 package test
 
-// runs_test.go - what becomes of a program when a part of what it runs on fails.
+// runs_test.go - what happens to a program when a part of the system below it fails.
 
 import (
 	"strings"
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// started waits until a run's program writes.
+// started waits until a run's program has written something.
 func started(t *testing.T, name string) {
 	t.Helper()
 	until(t, time.Minute, "run "+name+" writes", func() (bool, string) {
@@ -47,7 +47,7 @@ func TestGuestAgentThatIsKilled(t *testing.T) {
 			t.Errorf("the program that ended the agent: %v: %s", err, out)
 		}
 	}
-	for _, guest := range []string{"agent-0", "agent-1"} { // the launcher's and another
+	for _, guest := range []string{"agent-0", "agent-1"} { // the launcher's guest and another one
 		name := guest + "-run"
 		must(t, "run", "agent", "--name", name, "--detach", "--", "sh", "-c", "echo begun; sleep 300")
 		started(t, name)
