@@ -120,7 +120,7 @@ func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 		t.Errorf("the move has ended %s (%s), and ought to have failed", last.State, last.Message)
 	}
 	if lost := unmarked(); (lost != nil) != f.ends && (struck || lost != nil) {
-		t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
+		t.Errorf("guests restarted: %v, expected: %v", lost, f.ends)
 	}
 	return struck, how
 }
@@ -187,7 +187,7 @@ func killDaemonsUnderARun(t *testing.T, cluster string) {
 	}
 	settled(t, cluster, 2)
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }
 
@@ -259,7 +259,7 @@ func drainFirst(t *testing.T, cluster string) {
 		}
 	}
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }
 

@@ -84,11 +84,11 @@ func TestQEMUsUserIsChanged(t *testing.T) {
 			t.Fatalf("no guest was placed on host %s:\n%s\n%s", host, must(t, "host", "show", host), must(t, "guest", "list"))
 		}
 		if described := inHost(t, host, "cat "+agentState+"/templates/*.json"); !strings.Contains(described, " nobody ") {
-			t.Errorf("no template was made anew for the new user: %s", described)
+			t.Errorf("no template was made again for the new user: %s", described)
 		}
 		must(t, "migrate", "before-0", "--to", host)
 		if lost := unmarked(); len(lost) > 0 {
-			t.Errorf("guests were started anew: %v", lost)
+			t.Errorf("guests were restarted: %v", lost)
 		}
 	})
 }

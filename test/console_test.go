@@ -16,7 +16,7 @@ type keptConsole struct {
 // endsAgain waits until a guest is ready in a later epoch, and returns the event of the end before.
 func endsAgain(t *testing.T, name, epoch string) string {
 	t.Helper()
-	until(t, 4*time.Minute, "guest "+name+" to be started anew", func() (bool, string) {
+	until(t, 4*time.Minute, "guest "+name+" to be restarted", func() (bool, string) {
 		g := guestNamed(t, name)
 		return g.Ready && g.Epoch != epoch, g.State + " " + g.Message
 	})

@@ -76,7 +76,7 @@ func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how st
 	hostsReady(t)
 	lost := unmarked()
 	if lost != nil && !f.ends {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 	struck, how = move.struck(t, stage, begun, done)
 	switch {
@@ -87,7 +87,7 @@ func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how st
 	case !killed:
 		struck, how = false, "there was no process to be killed: "+how
 	}
-	return struck, fmt.Sprintf("%s; the guest is on %s (moved from %s to %s), started anew: %v", how, guestNamed(t, "switch-0").Host, from, to, lost)
+	return struck, fmt.Sprintf("%s; the guest is on %s (moved from %s to %s), restarted: %v", how, guestNamed(t, "switch-0").Host, from, to, lost)
 }
 
 // newestMove returns a guest's last move, ended or not.
@@ -159,7 +159,7 @@ func cutWAN(t *testing.T, cut time.Duration, moves bool) (struck bool, how strin
 	})
 	settled(t, "cut", 1)
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 	at := guestNamed(t, "cut-0").Host
 	struck, how = move.struck(t, evidence.Transferring, begun, done)
@@ -201,6 +201,6 @@ func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 		return copies(wreck.Meta.UID) == 0 && !strings.Contains(must(t, "cluster", "list"), "wreck"), must(t, "cluster", "list")
 	})
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }

@@ -67,6 +67,6 @@ func TestGuestAgentThatIsKilled(t *testing.T) {
 		t.Errorf("the next run: %s", out)
 	}
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }

@@ -99,7 +99,7 @@ func TestFullDiskOnAHost(t *testing.T) {
 			newCluster(t, "after", 2, "--site", "b", "--spread", "host")
 			settled(t, "after", 2)
 			if lost := unmarked(); lost != nil {
-				t.Errorf("guests were started anew: %v", lost)
+				t.Errorf("guests were restarted: %v", lost)
 			}
 		})
 	}

@@ -91,7 +91,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		moveAway(t, "melt-1")
 		<-done
 		if lost := unmarked(); lost != nil {
-			t.Errorf("guests were started anew: %v", lost)
+			t.Errorf("guests were restarted: %v", lost)
 		}
 		rows := strings.Split(strings.TrimSpace(lines), "\n")
 		if !strings.HasPrefix(alone, lines) || !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {

@@ -108,7 +108,7 @@ func TestWholeHostsOfTwoReleases(t *testing.T) {
 			}
 		}
 		if lost := unmarked(); lost != nil {
-			t.Errorf("guests were started anew: %v", lost)
+			t.Errorf("guests were restarted: %v", lost)
 		}
 		settled(t, "kvm", 2)
 	})
@@ -132,7 +132,7 @@ func kvmCluster(t *testing.T) {
 	t.Cleanup(func() { // a bug of the emulation may reset an emulated machine; then its guests are restarted
 		for host, id := range booted {
 			if t.Failed() && bootID(t, host) != id {
-				t.Logf("host %s was started anew, by this test or by itself: its log/emulator.log has the state of its processors", host)
+				t.Logf("host %s was restarted, by this test or by itself: its log/emulator.log has the state of its processors", host)
 			}
 		}
 	})
@@ -192,7 +192,7 @@ func kvmMoves(t *testing.T, guest, other string, alone melt) {
 		t.Errorf("the answers differ:\n%s\n---\n%s", alone.table, moved)
 	}
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 	settled(t, "kvm", 2)
 	out := must(t, "guest", "exec", guest, "--", "date", "+%s.%N")
@@ -216,7 +216,7 @@ func kvmPowerFails(t *testing.T) {
 	must(t, "lab", "host", "start", "--name", labName, host)
 	settled(t, "kvm", 2)
 	if bootID(t, host) == boot {
-		t.Errorf("host %s has not booted anew", host)
+		t.Errorf("host %s has not rebooted", host)
 	}
 }
 

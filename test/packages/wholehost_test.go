@@ -85,7 +85,7 @@ func installOn(t *testing.T, suite string) {
 	l.hosts()
 	for _, guest := range []string{"g-0", "g-1"} {
 		if out := l.must(5*time.Minute, "guest", "exec", guest, "--", "cat", "/run/mark"); !strings.Contains(out, "here") {
-			t.Errorf("guest %s was started anew by the upgrade: %s", guest, out)
+			t.Errorf("guest %s was restarted by the upgrade: %s", guest, out)
 		}
 	}
 	l.must(5*time.Minute, "cluster", "delete", "g", "--wait")

@@ -102,7 +102,7 @@ func write(w io.Writer, findings []Finding) {
 			continue
 		}
 		if first {
-			fmt.Fprintln(w, "\nTo mend it:")
+			fmt.Fprintln(w, "\nWhat to do:")
 			first = false
 		}
 		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Remedy)
