@@ -43,7 +43,7 @@ func Run() {
 	late, err := boot()
 	if err != nil {
 		say("cannot boot: %v", err)
-		say("the guest stays here so that this can be read; delete it, or boot it with another image")
+		say("the guest stays so that this message can be read; delete it, or boot it with another image")
 		for {
 			time.Sleep(time.Hour)
 		}

@@ -28,7 +28,7 @@ func newDelete(env *cli.Env) *cobra.Command {
 		Args:    cobra.MinimumNArgs(0),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
 			if len(args) == 0 {
-				return cli.Usagef("watari cluster delete wants CLUSTER")
+				return cli.Usagef("watari cluster delete needs CLUSTER")
 			}
 			for _, name := range args {
 				if err := cli.CheckName("cluster", name); err != nil {

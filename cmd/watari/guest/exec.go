@@ -39,7 +39,7 @@ func newExec(env *cli.Env) *cobra.Command {
 				dash = 1
 			}
 			if dash != 1 || len(args) < 2 {
-				return cli.Usagef("watari guest exec wants GUEST -- COMMAND, as in `watari guest exec -it md-0 -- bash`")
+				return cli.Usagef("watari guest exec needs GUEST -- COMMAND, as in `watari guest exec -it md-0 -- bash`")
 			}
 			return env.RunWithSignals(func(ctx context.Context, args []string) error {
 				return execute(ctx, env, args[0], args[1:], f)

@@ -23,7 +23,7 @@ func (v *verbs) exec() *cobra.Command {
 		ValidArgsFunction: v.completeHosts,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return cli.Usagef("watari lab exec wants HOST -- COMMAND; see `watari lab exec --help`")
+				return cli.Usagef("watari lab exec needs HOST -- COMMAND; see `watari lab exec --help`")
 			}
 			return nil
 		},

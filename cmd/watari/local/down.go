@@ -95,7 +95,7 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 	}
 	if len(left) > 0 {
 		lines.Notef("%s: %s; `sudo watari up` finds them again, `sudo watari down --guests` ends them",
-			goOn(len(left)), strings.Join(names(left), ", "))
+			keepRunning(len(left)), strings.Join(names(left), ", "))
 	}
 	if answering := foreign(); answering != "" && ended > 0 {
 		lines.Notef("%s", answering)
@@ -103,11 +103,11 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 	return errors.Join(failed...)
 }
 
-func goOn(n int) string {
+func keepRunning(n int) string {
 	if n == 1 {
-		return "1 guest goes on"
+		return "1 guest keeps running"
 	}
-	return fmt.Sprintf("%d guests go on", n)
+	return fmt.Sprintf("%d guests keep running", n)
 }
 
 // foreign describes running services that `watari up` uses and did not start.

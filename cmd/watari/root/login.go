@@ -39,7 +39,7 @@ func newLogin(env *cli.Env) *cobra.Command {
 
 func login(ctx context.Context, env *cli.Env, manager, text string) error {
 	if manager == "" || text == "" {
-		return cli.Usagef("watari login wants --manager URL and --token TOKEN; an administrator makes a token with `watari user add`")
+		return cli.Usagef("watari login needs --manager URL and --token TOKEN; an administrator makes a token with `watari user add`")
 	}
 	if text == "-" {
 		read, err := io.ReadAll(io.LimitReader(env.In, 4096))

@@ -138,12 +138,12 @@ func conclude(run *v1.Run, interrupted bool) error {
 		if how, ok := strings.CutPrefix(run.GetMessage(), "cancelled "); ok {
 			return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled %s", name, how)}
 		}
-		return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled%s", name, because(run))}
+		return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled%s", name, reasonSuffix(run))}
 	}
-	return &cli.Exit{Code: cli.StatusFailed, Err: fmt.Errorf("run %s %s%s; its output: `watari run logs %s`", name, output.State(run.GetState()), because(run), name)}
+	return &cli.Exit{Code: cli.StatusFailed, Err: fmt.Errorf("run %s %s%s; its output: `watari run logs %s`", name, output.State(run.GetState()), reasonSuffix(run), name)}
 }
 
-func because(run *v1.Run) string {
+func reasonSuffix(run *v1.Run) string {
 	if run.GetMessage() == "" {
 		return ""
 	}

@@ -87,7 +87,7 @@ func (f flags) words(args []string, dash int) (cluster string, program []string,
 	}
 	switch {
 	case cluster == "":
-		return "", nil, cli.Usagef("watari run wants CLUSTER -- PROGRAM, as in `watari run md -- hostname`")
+		return "", nil, cli.Usagef("watari run needs CLUSTER -- PROGRAM, as in `watari run md -- hostname`")
 	case dash < 0:
 		return "", nil, cli.Usagef("put -- before the program, as in `watari run %s -- %s`", cluster, cmp.Or(strings.Join(before, " "), "hostname"))
 	case len(before) > 0:
