@@ -72,8 +72,8 @@ func (v Violation) String() string {
 // after its source is stopped, the source uses no CPU time, and the target starts only later. So if the source ran in
 // the second window, the target did not run in the first.
 //
-// The judge does not see two copies that ran together for less than two windows, or before one of them was set up, or
-// if one was so idle that it used no CPU time in a window.
+// The judge does not see two copies that ran together for less than two windows, or before one of them was set up. It
+// does not see them either if one was so idle that it used no CPU time in a window.
 type Judge struct {
 	guests map[string]*watched
 }

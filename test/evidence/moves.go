@@ -60,9 +60,9 @@ func Steps(log, move string) (steps []Step) {
 // Struck reports whether a fault hit a move in a stage, and why. begun is a time before the fault took effect, and done
 // a time after it. steps are all steps of the move, which has ended.
 //
-// The fault hit if the move was in the stage at begun and left it after done, or if it left the stage between the two
-// for a state that only a fault leads to. A killed manager may have stored a state without logging it. Then the next
-// state shows it, because it cannot follow the stage.
+// The fault hit if the move was in the stage at begun and left it after done. It also hit if the move left the stage
+// between the two for a state that only a fault leads to. A killed manager may have stored a state without logging it.
+// Then the next state shows it, because it cannot follow the stage.
 func Struck(steps []Step, stage string, begun, done time.Time) (struck bool, how string) {
 	at := slices.IndexFunc(steps, func(s Step) bool { return s.At.After(begun) })
 	if at < 0 {
