@@ -15,7 +15,7 @@ help: ## list the targets
 setup: ## install missing Debian packages and Go, as needed for building
 	@scripts/setup.sh build
 
-build: setup ## build watari, watari-agent, watari-guest and PM's provider for guests into build/bin
+build: setup ## build watari, watari-agent, and what goes into guests, into build/bin
 	@scripts/quietly build "building Watari" $(MAKE) --no-print-directory programs
 	@scripts/quietly build-pm "building PM's provider" $(MAKE) --no-print-directory provider
 
@@ -24,6 +24,7 @@ programs:
 	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -o $(BIN)/watari ./cmd/watari
 	CGO_ENABLED=1 $(GO) build $(AGENT_FLAGS) $(GO_LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
 	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -ldflags "-s -w" -o $(BIN)/watari-guest ./cmd/watari-guest
+	scripts/guest-rsh.sh $(BIN)/watari-guest-rsh
 provider:
 	$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
 	strip --strip-unneeded -o $(BIN)/libpm-fi.so build/pm/libpm-fi.so

@@ -16,6 +16,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 )
@@ -66,7 +68,7 @@ func TestAGuestIsStartedIdentifiedAndEnded(t *testing.T) {
 	}
 	o.take(guestWish(uid, absent, 1))
 	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
-	if o.state(uid) != DomainAbsent || o.count("unplug "+uid) == 0 {
+	if o.state(uid) != domain.Absent || o.count("unplug "+uid) == 0 {
 		t.Errorf("left: %v", o.log)
 	}
 	// Its epoch is used up, even for an order that says otherwise.
@@ -84,7 +86,7 @@ func TestAGuestThatEndsIsGoneAndNotStartedAgain(t *testing.T) {
 	o.start()
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 	o.take(guestWish(uid, run, 1))
 	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
@@ -118,7 +120,7 @@ func TestACrashBetweenRecordAndStartUsesTheEpochUp(t *testing.T) {
 	o := newOutside(t)
 	o.start()()
 	store := NewRecordStore(filepath.Join(o.dir, "state", "guests"))
-	if err := store.Save(&Record{UID: uid, Name: "md-1", Epoch: 1, Phase: PhaseStarted}, false); err != nil {
+	if err := store.Save(&machine.Record{UID: uid, Name: "md-1", Epoch: 1, Phase: machine.PhaseStarted}, false); err != nil {
 		t.Fatal(err)
 	}
 	o.start()
@@ -146,7 +148,7 @@ func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
 	})
 	o.take(guestWish(uid, absent, 2))
 	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
-	if o.state(uid) != DomainRunning {
+	if o.state(uid) != domain.Running {
 		t.Error("a newer epoch was ended by an older one's order")
 	}
 }
@@ -154,7 +156,7 @@ func TestAStaleCopyIsEndedBeforeANewerEpochIsStarted(t *testing.T) {
 // What libvirt was asked for may come after everybody has given it up.
 func TestADomainThatComesLateIsEnded(t *testing.T) {
 	o := newOutside(t)
-	o.boot = func(context.Context, Spec) error { return ErrUncertain }
+	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
 	o.start()
 	o.take(guestWish(uid, run, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
@@ -162,7 +164,7 @@ func TestADomainThatComesLateIsEnded(t *testing.T) {
 	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
 	o.take()
 	o.await("nobody speaks of it", func(*v1.HostObserved) bool { return o.agent.guest(uid) == nil })
-	o.becomes(uid, DomainRunning)
+	o.becomes(uid, domain.Running)
 	o.await("its end", func(*v1.HostObserved) bool { return o.count("destroy "+uid) == 1 })
 }
 
@@ -188,7 +190,7 @@ func TestAProcessThatTheHypervisorLostIsEndedOnlyByOrder(t *testing.T) {
 		}
 	}
 	o.mu.Unlock()
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	o.await("a problem", func(h *v1.HostObserved) bool {
 		return strings.Contains(strings.Join(h.Problems, ";"), fmt.Sprintf("its process %d is there", process.Process.Pid))
 	})
@@ -257,14 +259,14 @@ func TestAnOlderTermIsRefused(t *testing.T) {
 
 func TestABootThatFailsIsFailed(t *testing.T) {
 	o := newOutside(t)
-	o.boot = func(context.Context, Spec) error { return errors.New("no such machine") }
+	o.boot = func(context.Context, domain.Spec) error { return errors.New("no such machine") }
 	o.start()
 	o.take(guestWish(uid, run, 1))
 	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
 	if !strings.Contains(g.Message, "no such machine") {
 		t.Errorf("message: %q", g.Message)
 	}
-	o.boot = func(context.Context, Spec) error { return ErrUncertain }
+	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
 	o.take(guestWish(uid, run, 2))
 	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_GONE)
 }
@@ -325,7 +327,7 @@ func TestVitalRecordsFindSpaceOnAFullDisk(t *testing.T) {
 		}
 		return writeFile(path, data)
 	}
-	r := &Record{UID: uid, Epoch: 1, Phase: PhaseStarted}
+	r := &machine.Record{UID: uid, Epoch: 1, Phase: machine.PhaseStarted}
 	if err := s.Save(r, false); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("a new start's record: %v", err)
 	}
@@ -339,7 +341,7 @@ func TestARecordThatCannotBeReadConcernsItsGuestAlone(t *testing.T) {
 	o := newOutside(t)
 	o.start()()
 	store := NewRecordStore(filepath.Join(o.dir, "state", "guests"))
-	if err := store.Save(&Record{UID: uid, Name: "md-1", Epoch: 1, Phase: PhaseStarted}, false); err != nil {
+	if err := store.Save(&machine.Record{UID: uid, Name: "md-1", Epoch: 1, Phase: machine.PhaseStarted}, false); err != nil {
 		t.Fatal(err)
 	}
 	aside := filepath.Join(o.dir, "aside")
@@ -347,7 +349,7 @@ func TestARecordThatCannotBeReadConcernsItsGuestAlone(t *testing.T) {
 		t.Fatal(err) // reading a folder fails for root, too
 	}
 	o.mu.Lock()
-	o.domains[uid] = DomainRunning
+	o.domains[uid] = domain.Running
 	o.mu.Unlock()
 	o.start()
 	const other = "00000000-0000-4000-8000-000000000002"
@@ -373,7 +375,7 @@ func TestASlowGuestDelaysNoOther(t *testing.T) {
 	const other = "00000000-0000-4000-8000-000000000002"
 	o := newOutside(t)
 	release := make(chan struct{})
-	o.boot = func(_ context.Context, s Spec) error {
+	o.boot = func(_ context.Context, s domain.Spec) error {
 		if s.UID == other {
 			<-release
 		}
@@ -427,7 +429,7 @@ func TestNothingIsConcludedWhileTheHypervisorIsAway(t *testing.T) {
 	o.mu.Lock()
 	o.down = true
 	o.mu.Unlock()
-	o.events <- DomainEvent{Lost: true}
+	o.events <- domain.Event{Lost: true}
 	o.await("a problem", func(h *v1.HostObserved) bool {
 		return slices.ContainsFunc(h.Problems, func(p string) bool { return strings.Contains(p, "cannot be reached") })
 	})
@@ -441,7 +443,7 @@ func TestNothingIsConcludedWhileTheHypervisorIsAway(t *testing.T) {
 	o.mu.Lock()
 	o.down = false
 	o.mu.Unlock()
-	o.events <- DomainEvent{}
+	o.events <- domain.Event{}
 	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
 }
 
@@ -460,7 +462,7 @@ func TestAGuestOfWhichOnlyTheRecordIsLeftGoesOnWhenTheHypervisorAnswers(t *testi
 	o.mu.Lock()
 	o.down = false
 	o.mu.Unlock()
-	o.events <- DomainEvent{}
+	o.events <- domain.Event{}
 	o.awaitReady(2)
 }
 
@@ -469,7 +471,7 @@ func TestAnAgentThatStartsWithoutTheHypervisorSaysSoAndGoesOnOnceItAnswers(t *te
 	o := newOutside(t)
 	o.start()()
 	store := NewRecordStore(filepath.Join(o.dir, "state", "guests"))
-	if err := store.Save(&Record{UID: known, Name: "md-1", Epoch: 1, Phase: PhaseStarted}, false); err != nil {
+	if err := store.Save(&machine.Record{UID: known, Name: "md-1", Epoch: 1, Phase: machine.PhaseStarted}, false); err != nil {
 		t.Fatal(err)
 	}
 	template := filepath.Join(o.dir, "state", "templates", "key.save")
@@ -481,7 +483,7 @@ func TestAnAgentThatStartsWithoutTheHypervisorSaysSoAndGoesOnOnceItAnswers(t *te
 	}
 	o.mu.Lock()
 	o.down = true
-	o.domains[known], o.domains[unknown] = DomainRunning, DomainRunning
+	o.domains[known], o.domains[unknown] = domain.Running, domain.Running
 	o.mu.Unlock()
 	o.start()
 	o.take(guestWish(known, run, 1))
@@ -499,7 +501,7 @@ func TestAnAgentThatStartsWithoutTheHypervisorSaysSoAndGoesOnOnceItAnswers(t *te
 	o.mu.Lock()
 	o.down = false
 	o.mu.Unlock()
-	o.events <- DomainEvent{}
+	o.events <- domain.Event{}
 	o.await("all that is here", func(h *v1.HostObserved) bool {
 		return find(h, known).GetReady() && find(h, unknown) != nil && h.Generation == generation &&
 			h.Info.LibvirtVersion == "9" && h.Info.QemuVersion == "7" && len(h.Problems) == 0

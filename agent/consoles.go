@@ -19,6 +19,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -161,10 +162,10 @@ func (c *consoles) bound() {
 
 // keepConsole puts the console of an epoch aside that has ended here: was is its record before, is the one now. That a
 // console could not be kept keeps nothing else from being done.
-func (g *guest) keepConsole(was, is *Record) {
+func (g *guest) keepConsole(was, is *machine.Record) {
 	var err error
 	switch {
-	case was == nil || was.Phase == PhaseReserved || was.Phase == PhaseReceiving || was.Phase == PhaseReceived:
+	case was == nil || was.Phase == machine.PhaseReserved || was.Phase == machine.PhaseReceiving || was.Phase == machine.PhaseReceived:
 		err = g.agent.consoles.drop(g.uid) // nothing of it ran here
 	default:
 		err = g.agent.consoles.keep(g.uid, kept(is))
@@ -175,13 +176,13 @@ func (g *guest) keepConsole(was, is *Record) {
 }
 
 // kept describes the console of an epoch that ended as its record says.
-func kept(r *Record) keptConsole {
+func kept(r *machine.Record) keptConsole {
 	k := keptConsole{Epoch: r.Epoch, Source: r.Source, End: r.Message}
 	k.Began, _ = time.Parse(time.RFC3339, r.BeganAt)
 	switch {
-	case r.Phase != PhaseEnded:
+	case r.Phase != machine.PhaseEnded:
 		k.End = "it was stopped"
-	case r.Outcome == OutcomeSent:
+	case r.Outcome == machine.OutcomeSent:
 		k.Target, k.End = r.Target, "it moved to "+r.Target
 	}
 	return k

@@ -15,6 +15,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 )
@@ -71,12 +73,12 @@ func (o *outside) consoleOf(epoch uint64) string {
 
 func TestTheConsoleOfALifeThatEndedIsKeptAndQuoted(t *testing.T) {
 	o := newOutside(t)
-	o.ending = Ending{How: "its QEMU crashed or was killed", Said: []string{"qemu: bad\x1b[2J"}}
+	o.ending = domain.End{How: "its QEMU crashed or was killed", Said: []string{"qemu: bad\x1b[2J"}}
 	stop := o.start()
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	o.agent.consoles.write(t, uid, "booting\r\nKernel panic - not syncing: x\x1b[31m\r\n"+strings.Repeat("trace\n", 20))
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	seen := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 	if want := `it ended: its QEMU crashed or was killed; QEMU's log ends with: qemu: bad\x1b[2J`; seen.Message != want {
 		t.Errorf("message %q, not %q", seen.Message, want)
@@ -232,7 +234,7 @@ func TestRecordsGoBeforeTheConsolesThatAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := NewRecordStore(c.dir)
-	if err := s.Save(&Record{UID: uid, Epoch: 1, Phase: PhaseEnded, Outcome: OutcomeForgotten}, false); err != nil {
+	if err := s.Save(&machine.Record{UID: uid, Epoch: 1, Phase: machine.PhaseEnded, Outcome: machine.OutcomeForgotten}, false); err != nil {
 		t.Fatal(err)
 	}
 	s.Now = func() time.Time { return time.Now().Add(25 * time.Hour) }

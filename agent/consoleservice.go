@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -71,7 +72,7 @@ func (s service) Console(ctx context.Context, req *connect.Request[v1.ConsoleReq
 }
 
 func checkUID(uid string) error {
-	if validUID(uid) {
+	if machine.ValidUID(uid) {
 		return nil
 	}
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("malformed guest uid %q", uid))

@@ -6,14 +6,10 @@ import (
 	"fmt"
 	"strings"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	"watari/internal/printable"
 )
-
-// Ending is how a domain ended, as far as the hypervisor knows.
-type Ending struct {
-	How  string   // "its QEMU crashed or was killed"; empty: not known
-	Said []string // lines that QEMU wrote to its log
-}
 
 // How much of a console is quoted.
 const (
@@ -23,7 +19,7 @@ const (
 )
 
 // explainEnding adds to the message of an end what the hypervisor says of it.
-func explainEnding(message string, e Ending) string {
+func explainEnding(message string, e domain.End) string {
 	if e.How != "" {
 		message += ": " + e.How
 	}
@@ -48,13 +44,8 @@ func quoteConsole(text string) string {
 	return quoted
 }
 
-// withEnding completes the record of an end that nobody asked for.
-func (g *guest) withEnding(from, to *Record) *Record {
-	if to.Phase != PhaseEnded || to.Outcome != OutcomeGone || from == nil || from.Phase != PhaseStarted && from.Phase != PhaseSending {
-		return to
-	}
-	r := *to
-	r.Message = explainEnding(r.Message, g.agent.hypervisor.Ended(g.uid, g.name))
-	r.LastLines = quoteConsole(g.agent.consoles.tail(g.uid, quotedBytes))
-	return &r
+// explain tells of an end that nobody asked for.
+func (a *Agent) explain(g *guest, r *machine.Record) machine.Result {
+	return machine.Result{Message: explainEnding(r.Message, a.hypervisor.Ended(g.uid, g.name)),
+		LastLines: quoteConsole(a.consoles.tail(g.uid, quotedBytes))}
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -42,10 +44,10 @@ func TestOrdersForAnotherBootAreRefused(t *testing.T) {
 	o.bootID = "second"
 	o.start()
 	w := &v1.HostWanted{Term: 7, Generation: 1, BootId: "first", Guests: []*v1.GuestWanted{guestWish(uid, run, 1)}}
-	if err := o.agent.Take(w); !errors.Is(err, errStale) {
+	if err := o.agent.Take(w); !errors.Is(err, machine.ErrStale) {
 		t.Errorf("orders for the boot before: %v", err)
 	}
-	if o.agent.guest(uid) != nil || o.agent.term != 0 {
+	if term, err := o.agent.readTerm(); o.agent.guest(uid) != nil || term != 0 || err != nil {
 		t.Error("something of them was taken up")
 	}
 	w.BootId = "second"
@@ -69,7 +71,9 @@ func TestAFailedEpochIsNotStartedByARepeatedOrder(t *testing.T) {
 			func(o *outside) { o.confinement = nil },
 		},
 		"when it was booted": {
-			func(o *outside) { o.boot = func(context.Context, Spec) error { return errors.New("no such machine") } },
+			func(o *outside) {
+				o.boot = func(context.Context, domain.Spec) error { return errors.New("no such machine") }
+			},
 			func(o *outside) { o.boot = nil },
 		},
 	} {
@@ -110,7 +114,7 @@ func TestARecordOfAnEarlierBootIsGone(t *testing.T) {
 	o.mu.Lock()
 	o.down = false
 	o.mu.Unlock()
-	o.events <- DomainEvent{}
+	o.events <- domain.Event{}
 	o.take(guestWish(uid, run, 1))
 	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
@@ -122,7 +126,7 @@ func TestARecordOfAnEarlierBootIsGone(t *testing.T) {
 // libvirt may carry out late what it was asked for: the guest may run, so nothing is concluded from its absence.
 func TestACreateThatEndsLateIsNoEnd(t *testing.T) {
 	o := newOutside(t)
-	o.boot = func(context.Context, Spec) error { return ErrUncertain }
+	o.boot = func(context.Context, domain.Spec) error { return domain.ErrUnavailable }
 	o.creating = true
 	stop := o.start()
 	o.take(guestWish(uid, run, 1))
@@ -134,9 +138,9 @@ func TestACreateThatEndsLateIsNoEnd(t *testing.T) {
 	o.start()
 	o.take(guestWish(uid, absent, 1))
 	o.await("told to end it", func(h *v1.HostObserved) bool { return find(h, uid) != nil })
-	o.becomes(uid, DomainRunning)
+	o.becomes(uid, domain.Running)
 	o.await("it is ended", func(h *v1.HostObserved) bool {
-		return find(h, uid) == nil && o.state(uid) == DomainAbsent && h.Generation == generation
+		return find(h, uid) == nil && o.state(uid) == domain.Absent && h.Generation == generation
 	})
 }
 
@@ -148,7 +152,7 @@ func TestAProcessTableThatCannotBeReadIsNoProofOfAnEnd(t *testing.T) {
 	o.mu.Lock()
 	o.processesErr = errors.New("the process table could not be read whole")
 	o.mu.Unlock()
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	o.await("the problem", func(h *v1.HostObserved) bool {
 		return find(h, uid).GetProcess() && strings.Contains(strings.Join(h.Problems, ";"), "could not be read whole")
 	})
@@ -165,7 +169,7 @@ func TestARemovedHostEndsItsGuestsAtOnce(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	o.agent.Evict()
-	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && o.state(uid) == DomainAbsent })
+	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && o.state(uid) == domain.Absent })
 	o.agent.Evict()
 	if n := o.count("destroy " + uid); n != 1 {
 		t.Errorf("it was ended %d times", n)

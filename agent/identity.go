@@ -16,7 +16,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/hostlink"
 )
 
 const (
@@ -50,7 +50,7 @@ type identityKeeper struct {
 func newIdentityKeeper(g *guest) *identityKeeper {
 	k := &identityKeeper{g: g, wake: make(chan struct{}, 1), setTime: true}
 	k.channel = g.agent.config.Dial(g.uid, g.agent.channelSocket(g.uid))
-	k.client = watariv1connect.NewGuestServiceClient(&http.Client{Transport: k.channel}, "http://guest", session.GuestLimit())
+	k.client = watariv1connect.NewGuestServiceClient(&http.Client{Transport: k.channel}, "http://guest", hostlink.GuestLimit())
 	return k
 }
 
@@ -92,9 +92,9 @@ func (k *identityKeeper) run(ctx context.Context) {
 	wait := time.Duration(0)
 	timer := time.NewTimer(checkEvery)
 	for {
-		identity, alive := k.wanted()
+		identity := k.g.agent.identityOf(k.g.uid)
 		next := checkEvery
-		if alive && identity != nil {
+		if identity != nil {
 			begun := time.Now()
 			err := k.check(ctx, identity)
 			if ctx.Err() != nil {
@@ -129,21 +129,6 @@ func (k *identityKeeper) run(ctx context.Context) {
 			k.forceCheck()
 		}
 	}
-}
-
-// wanted is the identity the guest should have now, and whether it runs.
-func (k *identityKeeper) wanted() (*v1.Identity, bool) {
-	info, current := k.g.agent.domains.get(k.g.uid)
-	k.g.mu.Lock()
-	defer k.g.mu.Unlock()
-	w, r := k.g.wanted, k.g.record
-	if r == nil || info.State != DomainRunning && current || r.Phase != PhaseStarted && r.Phase != PhaseSending {
-		return nil, false
-	}
-	if w == nil || w.Epoch != r.Epoch || k.g.operation == OperationStarting {
-		return nil, false
-	}
-	return w.Identity, true
 }
 
 func (k *identityKeeper) enter(ready bool, err error) {

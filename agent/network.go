@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -15,8 +16,8 @@ var errNoNetwork = errors.New("the manager has sent no network yet")
 // networkKeeper keeps the overlay as it is wanted. It acts whenever the wish or the set of local guests changes.
 type networkKeeper struct {
 	network Network
-	local   func() []NetworkGuest // guests whose address is to be routed to their tap
-	changed func()                // something reported changed
+	local   func() []machine.Tap // guests whose address is to be routed to their tap
+	changed func()               // something reported changed
 	log     *slog.Logger
 
 	wake chan struct{}
@@ -31,7 +32,7 @@ type networkKeeper struct {
 	rounds  uint64
 }
 
-func newNetworkKeeper(n Network, local func() []NetworkGuest, changed func(), log *slog.Logger) *networkKeeper {
+func newNetworkKeeper(n Network, local func() []machine.Tap, changed func(), log *slog.Logger) *networkKeeper {
 	return &networkKeeper{network: n, local: local, changed: changed, log: log,
 		wake: make(chan struct{}, 1), routed: map[string]bool{}, applied: make(chan struct{})}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -17,7 +18,7 @@ type countingNetwork struct {
 	during func()
 }
 
-func (n *countingNetwork) Apply(context.Context, *v1.NetworkWanted, []NetworkGuest) error {
+func (n *countingNetwork) Apply(context.Context, *v1.NetworkWanted, []machine.Tap) error {
 	n.rounds.Add(1)
 	n.during()
 	return nil
@@ -27,7 +28,7 @@ func (n *countingNetwork) Apply(context.Context, *v1.NetworkWanted, []NetworkGue
 func newTestKeeper(t *testing.T, network Network) (*networkKeeper, context.Context) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	t.Cleanup(cancel)
-	k := newNetworkKeeper(network, func() []NetworkGuest { return []NetworkGuest{{UID: "g"}} }, func() {}, slog.New(slog.DiscardHandler))
+	k := newNetworkKeeper(network, func() []machine.Tap { return []machine.Tap{{UID: "g"}} }, func() {}, slog.New(slog.DiscardHandler))
 	k.want(&v1.NetworkWanted{Generation: 1})
 	return k, ctx
 }

@@ -2,56 +2,17 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net/http"
-	"time"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
-
-// Spec is a guest as the hypervisor is to make it. Paths are the same on all hosts, for they are part of the
-// domain that migrates.
-type Spec struct {
-	UID, Name                         string
-	VCPUs                             uint32
-	MemoryBytes                       uint64
-	Kernel, Initrd, Root, RootType    string // paths; "squashfs" or "erofs"
-	KernelArgs, Tap, Channel, Console string
-	ImageDigest                       string
-	Platform                          *v1.Platform // what the manager asks for; nil: the hypervisor chooses
-}
-
-// DomainInfo is one of Watari's domains, as the hypervisor lists it.
-type DomainInfo struct {
-	UID, Name   string
-	State       Domain
-	CPUTimeNS   uint64
-	MemoryBytes uint64 // resident
-}
-
-// DomainEvent says that a domain changed; an empty UID: any may have (the hypervisor was reached again).
-type DomainEvent struct {
-	UID  string
-	At   time.Time
-	Lost bool // the hypervisor cannot be reached; another event says when it can
-}
-
-// MigrateOptions say how a domain is sent.
-type MigrateOptions struct {
-	DestURI, MigrateURI string
-	BandwidthBytes      uint64 // per second; 0: no limit
-}
-
-// ErrUncertain marks errors after which what was asked for may have been done, or may yet be.
-var ErrUncertain = errors.New("whether it was done is not known")
-
-// ErrTemplateUnusable marks errors for which a template is to blame, or may be.
-var ErrTemplateUnusable = errors.New("the template cannot be used")
 
 // Hypervisor is what the agent needs of libvirt (package vm). An act on an absent domain that is to end is no
 // error; all acts may be repeated.
 type Hypervisor interface {
-	Events() <-chan DomainEvent
+	Events() <-chan domain.Event
 	Versions() (hypervisor, qemu string, err error)
 	// Confinement says how the hypervisor confines guests; nil before it has answered.
 	Confinement() *v1.Confinement
@@ -60,39 +21,34 @@ type Hypervisor interface {
 	MigrateSocket(name string) (path string, err error)
 	// Support is what guests can be given here; nil before the hypervisor has answered.
 	Support() *v1.GuestSupport
-	List(ctx context.Context) ([]DomainInfo, error)
-	Boot(ctx context.Context, spec Spec) error
-	// Fork may fail with ErrTemplateUnusable: the template is then of no use to other guests, either.
-	Fork(ctx context.Context, spec Spec, template string) error
+	List(ctx context.Context) ([]domain.Info, error)
+	Boot(ctx context.Context, spec domain.Spec) error
+	// Fork may fail with domain.ErrTemplateUnusable: the template is then of no use to other guests, either.
+	Fork(ctx context.Context, spec domain.Spec, template string) error
 	SaveTemplate(ctx context.Context, uid, path string) error
-	TemplateKey(spec Spec) string
+	TemplateKey(spec domain.Spec) string
 	Destroy(ctx context.Context, uid string) error
 	Resume(ctx context.Context, uid string) error
 	// Migrate returns when the transfer has ended, with nil if the guest is whole, and paused, at the target and
 	// exists here no more. Cancelling ctx aborts it.
-	Migrate(ctx context.Context, uid string, options MigrateOptions) error
+	Migrate(ctx context.Context, uid string, options domain.MigrateOptions) error
 	// Creating tells whether a call of Boot or Fork, whose caller has given it up, is still under way.
 	Creating(uid string) bool
 	// Busy tells whether the hypervisor is still at something with the domain.
 	Busy(ctx context.Context, uid string) (bool, error)
 	// Ended says how a guest's domain ended that is no more.
-	Ended(uid, name string) Ending
+	Ended(uid, name string) domain.End
 	// Progress of the transfer under way; an error where none is.
 	Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error)
-}
-
-// NetworkGuest is a guest as the overlay sees it.
-type NetworkGuest struct {
-	UID, Cluster, Address, MAC, Prefix string
 }
 
 // Network is what the agent needs of the overlay.
 type Network interface {
 	// PlugGuest makes the guest's tap, without a route to it.
-	PlugGuest(ctx context.Context, g NetworkGuest, mtu uint32) (tap string, err error)
+	PlugGuest(ctx context.Context, g machine.Tap, mtu uint32) (tap string, err error)
 	UnplugGuest(ctx context.Context, uid string) error
 	// Apply makes the kernel's state that which is wanted; local guests are routed to their taps.
-	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []NetworkGuest) error
+	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []machine.Tap) error
 	// Problems are what is wrong and stays so by itself, a sentence each. It does not wait for Apply.
 	Problems() []string
 }
@@ -158,7 +114,7 @@ type Expected struct {
 
 // Way leads to a migration's target.
 type Way struct {
-	Options MigrateOptions
+	Options domain.MigrateOptions
 	// Err is why a connection could not be carried to the target; nil: none failed.
 	Err   func() error
 	Close func()

@@ -10,72 +10,12 @@ import (
 	"syscall"
 	"time"
 
+	"watari/agent/machine"
 	"watari/internal/durable"
 )
 
 // ballastSize is what is set aside for records, in bytes.
 const ballastSize = 1 << 20
-
-// Phase is how far an epoch has come on this host. It is written to disk before the step that it names is taken.
-type Phase string
-
-const (
-	// PhaseReserved: room is made for an incoming guest; no byte of it was let in.
-	PhaseReserved Phase = "reserved"
-	// PhaseReceiving: its tunnel was opened; a domain may exist.
-	PhaseReceiving Phase = "receiving"
-	// PhaseReceived: all of it was seen here, paused.
-	PhaseReceived Phase = "received"
-	// PhaseStarted: it was, or was about to be, started or resumed. This happens once for an epoch.
-	PhaseStarted Phase = "started"
-	// PhaseSending: its transfer to another host was, or was about to be, begun.
-	PhaseSending Phase = "sending"
-	// PhaseEnded: nothing of it exists here, and this epoch is not started here again.
-	PhaseEnded Phase = "ended"
-)
-
-// Outcome says how an ended epoch ended.
-type Outcome string
-
-const (
-	OutcomeGone   Outcome = "gone"   // it ran here, or may have, and is no more
-	OutcomeFailed Outcome = "failed" // it never ran here
-	OutcomeSent   Outcome = "sent"   // it was passed on to another host
-	// OutcomeForgotten: the manager wants nothing of it here. Kept for a while, so that no late order starts it.
-	OutcomeForgotten Outcome = "forgotten"
-)
-
-// Record is what a host remembers of a guest over crashes.
-type Record struct {
-	UID         string  `json:"uid"`
-	Name        string  `json:"name"`
-	Cluster     string  `json:"cluster,omitempty"`
-	Epoch       uint64  `json:"epoch"`
-	Phase       Phase   `json:"phase"`
-	Migration   string  `json:"migration,omitempty"` // uid; reserved to received, sending, sent
-	Source      string  `json:"source,omitempty"`    // host it is received from
-	Target      string  `json:"target,omitempty"`    // host it is, or was, sent to
-	Outcome     Outcome `json:"outcome,omitempty"`
-	Message     string  `json:"message,omitempty"`
-	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
-	BeganAt     string  `json:"began_at,omitempty"`   // RFC 3339: when the epoch began here
-	BootID      string  `json:"boot_id,omitempty"`    // of the host then; empty: an older agent wrote it
-	Address     string  `json:"address,omitempty"`
-	Prefix      string  `json:"prefix,omitempty"`
-	MAC         string  `json:"mac,omitempty"`
-	MTU         uint32  `json:"mtu,omitempty"`
-	MemoryBytes uint64  `json:"memory_bytes,omitempty"`
-	Image       string  `json:"image,omitempty"`      // digest
-	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for clearing away old ones
-}
-
-// bootID is the boot in which the record's epoch began; empty: there is no record, or it does not say.
-func (r *Record) bootID() string {
-	if r == nil {
-		return ""
-	}
-	return r.BootID
-}
 
 // RecordStore keeps one record per guest as <dir>/<uid>/record.json.
 type RecordStore struct {
@@ -100,7 +40,7 @@ func (s *RecordStore) path(uid string) string { return filepath.Join(s.Dir, uid,
 //
 // vital: the record is of a guest that exists already and must be kept. For such ones some space is set aside,
 // which is used when the disk is full.
-func (s *RecordStore) Save(r *Record, vital bool) error {
+func (s *RecordStore) Save(r *machine.Record, vital bool) error {
 	err := s.save(r)
 	if err != nil && vital && errors.Is(err, syscall.ENOSPC) && os.Remove(s.ballast()) == nil {
 		err = s.save(r)
@@ -124,7 +64,7 @@ func (s *RecordStore) SetAside() error {
 
 func (s *RecordStore) ballast() string { return filepath.Join(s.Dir, ".set-aside") }
 
-func (s *RecordStore) save(r *Record) error {
+func (s *RecordStore) save(r *machine.Record) error {
 	written := *r
 	written.ChangedAt = s.Now().UTC().Format(time.RFC3339)
 	data, err := json.MarshalIndent(&written, "", "  ")
@@ -144,8 +84,8 @@ func (s *RecordStore) save(r *Record) error {
 }
 
 // Load reads all records. A damaged one is put aside and reported: see Damaged.
-func (s *RecordStore) Load() (map[string]*Record, []error) {
-	records := map[string]*Record{}
+func (s *RecordStore) Load() (map[string]*machine.Record, []error) {
+	records := map[string]*machine.Record{}
 	var problems []error
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -167,12 +107,12 @@ func (s *RecordStore) Load() (map[string]*Record, []error) {
 }
 
 // read reads one guest's record; nil: there is none.
-func (s *RecordStore) read(uid string) (*Record, error) {
+func (s *RecordStore) read(uid string) (*machine.Record, error) {
 	data, err := os.ReadFile(s.path(uid))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	r := &Record{}
+	r := &machine.Record{}
 	if err == nil {
 		err = json.Unmarshal(data, r)
 	}
@@ -187,7 +127,7 @@ func (s *RecordStore) read(uid string) (*Record, error) {
 var ErrUnreadable = errors.New("it cannot be read now")
 
 // LoadOne reads one guest's record; nil: there is none that can be read.
-func (s *RecordStore) LoadOne(uid string) (*Record, error) {
+func (s *RecordStore) LoadOne(uid string) (*machine.Record, error) {
 	r, err := s.read(uid)
 	if err == nil {
 		return r, nil
@@ -216,7 +156,7 @@ func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
 			continue
 		}
 		r, err := s.read(entry.Name())
-		if err != nil || r == nil || r.Outcome != OutcomeForgotten {
+		if err != nil || r == nil || r.Outcome != machine.OutcomeForgotten {
 			continue
 		}
 		if at, err := time.Parse(time.RFC3339, r.ChangedAt); err != nil || s.Now().Sub(at) > age {

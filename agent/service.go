@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -26,23 +25,6 @@ func (a *Agent) Handler() http.Handler {
 
 type service struct{ *Agent }
 
-// takeLater tries again to take up orders that were refused, until they are taken up or there are newer ones: what they
-// were refused for, a full disk say, may pass, and the manager does not send them again.
-func (s service) takeLater(ctx context.Context, w *v1.HostWanted) {
-	retry := time.NewTicker(2 * time.Second)
-	defer retry.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-retry.C:
-		}
-		if err := s.Take(w); err == nil || errors.Is(err, errStale) {
-			return
-		}
-	}
-}
-
 // Sync reports, at once and after each change (the load is sampled, and changes, every few seconds), and takes up what
 // is wanted.
 func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
@@ -51,21 +33,14 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 	received := make(chan error, 1)
 	go func() {
 		defer cancel()
-		giveUp := func() {}
 		for {
 			w, err := stream.Receive()
-			giveUp() // the latest orders stand for those before
 			if err != nil {
 				received <- err
 				return
 			}
 			if err := s.Take(w); err != nil {
 				s.log.Warn("orders refused", "error", err)
-				if !errors.Is(err, errStale) {
-					var later context.Context
-					later, giveUp = context.WithCancel(ctx)
-					go s.takeLater(later, w)
-				}
 			}
 		}
 	}()

@@ -17,6 +17,8 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 )
@@ -27,10 +29,10 @@ type outside struct {
 	dir   string
 	agent *Agent
 
-	events chan DomainEvent
+	events chan domain.Event
 
 	mu              sync.Mutex
-	domains         map[string]Domain
+	domains         map[string]domain.State
 	down            bool // the hypervisor cannot be asked
 	busy            bool // the hypervisor is at something with every domain
 	mute            bool // no guest's agent answers
@@ -41,7 +43,7 @@ type outside struct {
 	networkProblems []string
 	identity        *v1.Identity // of the last Identify
 	template        string
-	ending          Ending // of every domain that ends
+	ending          domain.End // of every domain that ends
 	pids            func() []int
 	processesErr    error
 	bootID          string
@@ -50,7 +52,7 @@ type outside struct {
 	applied         [][]string      // the local guests of each Apply
 
 	// What the acts do; nil: they succeed.
-	boot      func(ctx context.Context, s Spec) error
+	boot      func(ctx context.Context, s domain.Spec) error
 	migrate   func(ctx context.Context, uid string) error
 	tunnelErr error // why the tunnel carried a connection no further
 	ensure    func(ctx context.Context) error
@@ -58,9 +60,16 @@ type outside struct {
 	fetch     func(ctx context.Context) error
 }
 
+const (
+	run      = v1.GuestRole_GUEST_ROLE_RUN
+	absent   = v1.GuestRole_GUEST_ROLE_ABSENT
+	incoming = v1.GuestRole_GUEST_ROLE_INCOMING
+	outgoing = v1.GuestRole_GUEST_ROLE_OUTGOING
+)
+
 func newOutside(t *testing.T) *outside {
 	lateCreate = 300 * time.Millisecond
-	return &outside{t: t, dir: t.TempDir(), events: make(chan DomainEvent, 64), domains: map[string]Domain{},
+	return &outside{t: t, dir: t.TempDir(), events: make(chan domain.Event, 64), domains: map[string]domain.State{},
 		expected: map[string]Expected{}, active: map[string]bool{}, free: 8 << 30}
 }
 
@@ -95,7 +104,7 @@ func (o *outside) start() (stop func()) {
 	return stop
 }
 
-func (o *outside) processes() (map[string][]int, error) {
+func (o *outside) processes(context.Context) (map[string][]int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.pids == nil || o.processesErr != nil {
@@ -120,24 +129,24 @@ func (o *outside) count(what string) int {
 }
 
 // becomes is a domain's change by itself.
-func (o *outside) becomes(uid string, state Domain) {
+func (o *outside) becomes(uid string, state domain.State) {
 	o.mu.Lock()
-	if state == DomainAbsent {
+	if state == domain.Absent {
 		delete(o.domains, uid)
 	} else {
 		o.domains[uid] = state
 	}
 	o.mu.Unlock()
-	o.events <- DomainEvent{UID: uid, At: time.Now()}
+	o.events <- domain.Event{UID: uid, At: time.Now()}
 }
 
-func (o *outside) state(uid string) Domain {
+func (o *outside) state(uid string) domain.State {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if s, ok := o.domains[uid]; ok {
 		return s
 	}
-	return DomainAbsent
+	return domain.Absent
 }
 
 // await waits until the host reports what is looked for.
@@ -177,7 +186,7 @@ func find(h *v1.HostObserved, uid string) *v1.GuestObserved {
 
 // The hypervisor.
 
-func (o *outside) Events() <-chan DomainEvent { return o.events }
+func (o *outside) Events() <-chan domain.Event { return o.events }
 
 func (o *outside) Versions() (string, string, error) { return "9", "7", nil }
 
@@ -196,24 +205,24 @@ func (o *outside) Support() *v1.GuestSupport {
 	return &v1.GuestSupport{Machines: []string{"pc-i440fx-7.2"}}
 }
 
-func (o *outside) List(context.Context) ([]DomainInfo, error) {
+func (o *outside) List(context.Context) ([]domain.Info, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.down {
 		return nil, errors.New("it is down")
 	}
-	var list []DomainInfo
+	var list []domain.Info
 	for uid, state := range o.domains {
 		name := uid
 		if uid == templateUID(o.template) {
-			name = templatePrefix + uid
+			name = domain.TemplatePrefix + uid
 		}
-		list = append(list, DomainInfo{UID: uid, Name: name, State: state})
+		list = append(list, domain.Info{UID: uid, Name: name, State: state})
 	}
 	return list, nil
 }
 
-func (o *outside) Boot(ctx context.Context, s Spec) error {
+func (o *outside) Boot(ctx context.Context, s domain.Spec) error {
 	o.mu.Lock()
 	o.say("boot " + s.UID)
 	boot := o.boot
@@ -223,11 +232,11 @@ func (o *outside) Boot(ctx context.Context, s Spec) error {
 			return err
 		}
 	}
-	o.becomes(s.UID, DomainRunning)
+	o.becomes(s.UID, domain.Running)
 	return nil
 }
 
-func (o *outside) Fork(_ context.Context, s Spec, _ string) error {
+func (o *outside) Fork(_ context.Context, s domain.Spec, _ string) error {
 	o.mu.Lock()
 	o.say("fork " + s.UID)
 	fork := o.fork
@@ -237,7 +246,7 @@ func (o *outside) Fork(_ context.Context, s Spec, _ string) error {
 			return err
 		}
 	}
-	o.becomes(s.UID, DomainRunning)
+	o.becomes(s.UID, domain.Running)
 	return nil
 }
 
@@ -245,11 +254,11 @@ func (o *outside) SaveTemplate(_ context.Context, uid, path string) error {
 	o.mu.Lock()
 	o.say("save")
 	o.mu.Unlock()
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	return os.WriteFile(path, []byte("template"), 0o644)
 }
 
-func (o *outside) TemplateKey(Spec) string { return o.template }
+func (o *outside) TemplateKey(domain.Spec) string { return o.template }
 
 func (o *outside) Destroy(_ context.Context, uid string) error {
 	o.mu.Lock()
@@ -259,7 +268,7 @@ func (o *outside) Destroy(_ context.Context, uid string) error {
 	}
 	o.mu.Unlock()
 	if was {
-		o.becomes(uid, DomainAbsent)
+		o.becomes(uid, domain.Absent)
 	}
 	return nil
 }
@@ -268,11 +277,11 @@ func (o *outside) Resume(_ context.Context, uid string) error {
 	o.mu.Lock()
 	o.say("resume " + uid)
 	o.mu.Unlock()
-	o.becomes(uid, DomainRunning)
+	o.becomes(uid, domain.Running)
 	return nil
 }
 
-func (o *outside) Migrate(ctx context.Context, uid string, _ MigrateOptions) error {
+func (o *outside) Migrate(ctx context.Context, uid string, _ domain.MigrateOptions) error {
 	o.mu.Lock()
 	o.say("migrate " + uid)
 	migrate := o.migrate
@@ -280,7 +289,7 @@ func (o *outside) Migrate(ctx context.Context, uid string, _ MigrateOptions) err
 	if migrate != nil {
 		return migrate(ctx, uid)
 	}
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	return nil
 }
 
@@ -296,7 +305,7 @@ func (o *outside) Busy(context.Context, string) (bool, error) {
 	return o.busy, nil
 }
 
-func (o *outside) Ended(string, string) Ending {
+func (o *outside) Ended(string, string) domain.End {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.ending
@@ -324,7 +333,7 @@ func (c stubChannel) RoundTrip(r *http.Request) (*http.Response, error) {
 	c.o.mu.Lock()
 	mute := c.o.mute
 	c.o.mu.Unlock()
-	if mute || c.o.state(c.uid) != DomainRunning {
+	if mute || c.o.state(c.uid) != domain.Running {
 		return nil, errors.New("nobody answers")
 	}
 	w := httptest.NewRecorder()
@@ -374,7 +383,7 @@ func (n stubNetwork) Problems() []string {
 	return n.o.networkProblems
 }
 
-func (n stubNetwork) PlugGuest(_ context.Context, g NetworkGuest, _ uint32) (string, error) {
+func (n stubNetwork) PlugGuest(_ context.Context, g machine.Tap, _ uint32) (string, error) {
 	n.o.mu.Lock()
 	defer n.o.mu.Unlock()
 	n.o.say("plug " + g.UID)
@@ -388,7 +397,7 @@ func (n stubNetwork) UnplugGuest(_ context.Context, uid string) error {
 	return nil
 }
 
-func (n stubNetwork) Apply(_ context.Context, _ *v1.NetworkWanted, local []NetworkGuest) error {
+func (n stubNetwork) Apply(_ context.Context, _ *v1.NetworkWanted, local []machine.Tap) error {
 	n.o.mu.Lock()
 	defer n.o.mu.Unlock()
 	var uids []string

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 	"watari/sharing"
 )
@@ -115,7 +116,7 @@ func (t *templates) report() []*v1.TemplateObserved {
 }
 
 // obtain makes a template whole, as sharing.NextStep says.
-func (t *templates) obtain(ctx context.Context, key string, spec Spec, m *making) error {
+func (t *templates) obtain(ctx context.Context, key string, spec domain.Spec, m *making) error {
 	begun := time.Now()
 	t.agent.publish() // the manager is to hear that it is wanted
 	t.mu.Lock()
@@ -168,7 +169,7 @@ func (m *making) enter(state v1.TemplateState) {
 }
 
 // fetch gets a template from other hosts of the trust group.
-func (t *templates) fetch(ctx context.Context, key string, spec Spec, order *v1.TemplateShare, group string, m *making) error {
+func (t *templates) fetch(ctx context.Context, key string, spec domain.Spec, order *v1.TemplateShare, group string, m *making) error {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, sharing.WaitPatience)
 	defer cancel()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 	"watari/sharing"
 )
@@ -130,7 +131,7 @@ func TestATemplateThatCannotBeFetchedIsMade(t *testing.T) {
 func TestAFetchedTemplateThatCannotBeRestoredIsMadeTheNextTime(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
-	o.fork = func() error { return ErrTemplateUnusable }
+	o.fork = func() error { return domain.ErrTemplateUnusable }
 	o.start()
 	o.takeSharing("g", shareOrder(orderFetch), forkedWish(uid, 1))
 	o.awaitReady(1)

@@ -17,9 +17,11 @@ import (
 
 	"connectrpc.com/connect"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/hostlink"
 )
 
 // templateTimeout bounds the making of a template: a boot and a save.
@@ -61,7 +63,7 @@ type making struct {
 type failedMaking struct {
 	at   time.Time
 	err  error
-	spec Spec // of a guest that was to be forked from it
+	spec domain.Spec // of a guest that was to be forked from it
 }
 
 func newTemplates(a *Agent) *templates {
@@ -69,13 +71,8 @@ func newTemplates(a *Agent) *templates {
 		making: map[string]*making{}, failed: map[string]failedMaking{}, unusable: map[string]bool{}, packing: map[string]bool{}, told: make(chan struct{})}
 }
 
-// templatePrefix begins the names of domains that templates are made of. No guest's name has a dot.
-const templatePrefix = "template."
-
-func isTemplate(name string) bool { return strings.HasPrefix(name, templatePrefix) }
-
 // ensure returns the path of the template for guests like spec.
-func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (string, error) {
+func (t *templates) ensure(ctx context.Context, spec domain.Spec, step func(string)) (string, error) {
 	key := t.agent.hypervisor.TemplateKey(spec)
 	if key == "" {
 		return "", errors.New("the hypervisor cannot restore templates")
@@ -115,7 +112,7 @@ func (t *templates) ensure(ctx context.Context, spec Spec, step func(string)) (s
 	}
 }
 
-func (t *templates) obtainShared(key string, spec Spec, m *making) {
+func (t *templates) obtainShared(key string, spec domain.Spec, m *making) {
 	m.err = t.obtain(t.agent.ctx, key, spec, m)
 	t.mu.Lock()
 	delete(t.making, key)
@@ -136,7 +133,7 @@ func (m *making) say(step string) {
 }
 
 // make boots a guest without identity up to the point where its agent answers, and saves it.
-func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) error {
+func (t *templates) make(ctx context.Context, key string, spec domain.Spec, m *making) error {
 	ctx, cancel := context.WithTimeout(ctx, templateTimeout)
 	defer cancel()
 	begun, a := time.Now(), t.agent
@@ -144,7 +141,7 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 		return fmt.Errorf("make a template: %w", err)
 	}
 	uid := templateUID(key)
-	spec.UID, spec.Name = uid, templatePrefix+uid[:8]
+	spec.UID, spec.Name = uid, domain.TemplatePrefix+uid[:8]
 	spec.Channel = a.channelSocket(uid)
 	spec.Console = filepath.Join(t.dir, key+".console.log")
 	if err := os.MkdirAll(a.guestRunDir(uid), 0o755); err != nil {
@@ -158,7 +155,7 @@ func (t *templates) make(ctx context.Context, key string, spec Spec, m *making) 
 	defer t.cleanOne(context.WithoutCancel(ctx), uid, mark)
 	a.hypervisor.Destroy(ctx, uid)
 	m.say("making a template: plugging it in")
-	tap, err := a.network.PlugGuest(ctx, NetworkGuest{UID: uid, Cluster: "template", Address: templateAddress,
+	tap, err := a.network.PlugGuest(ctx, machine.Tap{UID: uid, Cluster: "template", Address: templateAddress,
 		Prefix: templatePrefix4, MAC: templateMAC}, 0)
 	if err != nil {
 		return fmt.Errorf("make a template: plug its tap: %w", err)
@@ -195,7 +192,7 @@ const (
 func (t *templates) awaitAgent(ctx context.Context, uid, socket string) error {
 	channel := t.agent.config.Dial(uid, socket)
 	defer channel.Close()
-	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest", session.GuestLimit())
+	client := watariv1connect.NewGuestServiceClient(&http.Client{Transport: channel}, "http://guest", hostlink.GuestLimit())
 	for {
 		askCtx, cancel := context.WithTimeout(ctx, askTimeout)
 		_, err := client.Describe(askCtx, connect.NewRequest(&v1.DescribeRequest{}))
@@ -203,11 +200,9 @@ func (t *templates) awaitAgent(ctx context.Context, uid, socket string) error {
 		if err == nil {
 			return nil
 		}
-		if info, current := t.agent.domains.get(uid); current && info.State == DomainAbsent {
-			if t.agent.domains.refresh(ctx); ctx.Err() == nil {
-				if info, current := t.agent.domains.get(uid); current && info.State == DomainAbsent {
-					return errors.New("the booted guest ended by itself")
-				}
+		if t.agent.missing(uid) {
+			if list, err := t.agent.hypervisor.List(ctx); err == nil && !slices.ContainsFunc(list, func(d domain.Info) bool { return d.UID == uid }) {
+				return errors.New("the booted guest ended by itself")
 			}
 		}
 		select {
@@ -312,12 +307,12 @@ func (t *templates) keep(images []string) {
 
 // problems are those of templates that could not be made and that one of the guests needs. What nobody needs is no
 // problem, but is remembered for as long as it is not to be tried again.
-func (t *templates) problems(guests []*guest) []string {
+func (t *templates) problems(guests []machine.View) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []string
 	for key, f := range t.failed {
-		if slices.ContainsFunc(guests, func(g *guest) bool { return g.forksLike(f.spec) }) {
+		if slices.ContainsFunc(guests, func(g machine.View) bool { return forksLike(g, f.spec) }) {
 			list = append(list, "guests are booted plainly: "+f.err.Error())
 		} else if time.Since(f.at) > templateRetry {
 			delete(t.failed, key)
@@ -325,6 +320,13 @@ func (t *templates) problems(guests []*guest) []string {
 	}
 	slices.Sort(list)
 	return list
+}
+
+// forksLike tells whether a guest is wanted here, forked from the template that guests like spec are forked from.
+func forksLike(g machine.View, spec domain.Spec) bool {
+	w := g.Wanted
+	return w.GetRole() == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork && w.GetImage().GetDigest() == spec.ImageDigest &&
+		w.GetShape().GetVcpus() == spec.VCPUs && w.GetShape().GetMemoryBytes() == spec.MemoryBytes
 }
 
 // templateUID is the pseudo guest that a template is made of: a UUID (version 8, RFC 9562) made of its key.

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 )
 
@@ -57,7 +58,7 @@ func TestAGuestIsBootedPlainlyWhereNoTemplateCanBeMade(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
 	made := templateUID("key")
-	o.boot = func(_ context.Context, s Spec) error {
+	o.boot = func(_ context.Context, s domain.Spec) error {
 		if s.UID == made {
 			return errors.New("no room for it")
 		}
@@ -78,7 +79,7 @@ func TestAFailedTemplateIsNoProblemOnceNoGuestNeedsIt(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
 	made := templateUID("key")
-	o.boot = func(_ context.Context, s Spec) error {
+	o.boot = func(_ context.Context, s domain.Spec) error {
 		if s.UID == made {
 			return errors.New("no room for it")
 		}
@@ -108,7 +109,7 @@ func TestAGuestThatIsGivenUpWhileItWaitsForATemplateLeavesNoTap(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
 	booting := make(chan struct{})
-	o.boot = func(ctx context.Context, s Spec) error {
+	o.boot = func(ctx context.Context, s domain.Spec) error {
 		close(booting)
 		<-ctx.Done()
 		return ctx.Err()
@@ -125,7 +126,7 @@ func TestAGuestThatIsGivenUpWhileItWaitsForATemplateLeavesNoTap(t *testing.T) {
 func TestATemplateThatCannotBeRestoredIsDiscarded(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
-	o.fork = func() error { return fmt.Errorf("damaged: %w", ErrTemplateUnusable) }
+	o.fork = func() error { return fmt.Errorf("damaged: %w", domain.ErrTemplateUnusable) }
 	o.start()
 	o.take(forkedWish(uid, 1))
 	o.awaitReady(1)
@@ -149,7 +150,7 @@ func TestATemplateIsKeptWhereTheHostIsToBlame(t *testing.T) {
 func TestARestoreOfUnknownOutcomeIsNotRepeated(t *testing.T) {
 	o := newOutside(t)
 	o.template = "key"
-	o.fork = func() error { return ErrUncertain }
+	o.fork = func() error { return domain.ErrUnavailable }
 	o.start()
 	o.take(forkedWish(uid, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
@@ -176,11 +177,11 @@ func TestWhatACrashLeftOfATemplateIsTakenAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	o.domains[made] = DomainRunning
+	o.domains[made] = domain.Running
 	o.start()
 	o.take(forkedWish(uid, 1))
 	o.awaitReady(1)
-	if o.state(made) != DomainAbsent || o.count("save") != 1 {
+	if o.state(made) != domain.Absent || o.count("save") != 1 {
 		t.Errorf("done: %v", o.log)
 	}
 	entries, _ := os.ReadDir(dir)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -17,8 +19,8 @@ func TestAGuestIsSent(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	o.migrate = func(context.Context, string) error {
-		o.becomes(uid, DomainPaused)
-		o.becomes(uid, DomainAbsent)
+		o.becomes(uid, domain.Paused)
+		o.becomes(uid, domain.Absent)
 		return nil
 	}
 	o.take(guestWish(uid, outgoing, 1))
@@ -34,7 +36,7 @@ func TestASendThatFailsLeavesTheGuestAndRunResumesIt(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	o.migrate = func(context.Context, string) error {
-		o.becomes(uid, DomainPaused)
+		o.becomes(uid, domain.Paused)
 		return errors.New("the target died")
 	}
 	o.tunnelErr = errors.New("reach host there: no route to host")
@@ -73,8 +75,8 @@ func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
 	o.take(guestWish(uid, run, 1))
 	o.awaitReady(1)
 	o.migrate = func(context.Context, string) error {
-		o.becomes(uid, DomainAbsent)
-		return ErrUncertain
+		o.becomes(uid, domain.Absent)
+		return domain.ErrUnavailable
 	}
 	o.take(guestWish(uid, outgoing, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
@@ -82,10 +84,13 @@ func TestASendWhoseAnswerIsLostIsGoneNotSent(t *testing.T) {
 
 // What is sent must not be said to have failed, for then its only copy, the target's, would be ended.
 func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
-	for name, sendErr := range map[string]error{"confirmed": nil, "not confirmed": ErrUncertain} {
+	for name, sendErr := range map[string]error{"confirmed": nil, "not confirmed": domain.ErrUnavailable} {
 		t.Run(name, func(t *testing.T) {
+			defer func(was time.Duration) { sendEndWait = was }(sendEndWait)
+			sendEndWait = time.Millisecond
 			o := newOutside(t)
-			o.start()
+			stop := o.start()
+			defer stop()
 			o.take(guestWish(uid, run, 1))
 			o.awaitReady(1)
 			sent := make(chan struct{})
@@ -94,31 +99,24 @@ func TestASentGuestHasNotFailedWhileTheHypervisorIsAway(t *testing.T) {
 				delete(o.domains, uid)
 				o.down = true
 				o.mu.Unlock()
-				o.agent.domains.lost()
+				o.agent.feed((*machine.Machine).HypervisorLost)
 				close(sent)
 				return sendErr
 			}
 			o.take(guestWish(uid, outgoing, 1))
 			<-sent
-			g := o.agent.guest(uid)
-			if sendErr == nil {
-				o.await("the end of the operation", func(*v1.HostObserved) bool {
-					g.mu.Lock()
-					defer g.mu.Unlock()
-					return g.operation == OperationNone
-				})
-			} else { // as after sendEndWait
-				g.mu.Lock()
-				g.operation = OperationNone
-				g.mu.Unlock()
+			if sendErr != nil { // the wait for the hypervisor is given up
+				w := guestWish(uid, outgoing, 1)
+				w.Migration.Cancel = true
+				o.take(w)
 			}
-			if r := g.report(); r.Condition != v1.GuestCondition_GUEST_CONDITION_SENDING {
-				t.Errorf("reported %v", r)
-			}
+			o.never("it is said to be anything but on its way", func(h *v1.HostObserved) bool {
+				return find(h, uid).GetCondition() != v1.GuestCondition_GUEST_CONDITION_SENDING
+			})
 			o.mu.Lock()
 			o.down = false
 			o.mu.Unlock()
-			o.events <- DomainEvent{At: time.Now()}
+			o.events <- domain.Event{At: time.Now()}
 			if sendErr == nil {
 				o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENT)
 			} else {
@@ -139,9 +137,9 @@ func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
 	o.awaitReady(1)
 	o.migrate = func(context.Context, string) error {
 		o.mu.Lock()
-		o.domains[uid], o.busy, o.down = DomainPaused, true, true
+		o.domains[uid], o.busy, o.down = domain.Paused, true, true
 		o.mu.Unlock()
-		return ErrUncertain
+		return domain.ErrUnavailable
 	}
 	o.take(guestWish(uid, outgoing, 1))
 	o.await("the hypervisor is away", func(h *v1.HostObserved) bool { return len(h.Problems) > 0 })
@@ -149,24 +147,23 @@ func TestASendHasNotFailedWhileTheHypervisorIsStillAtIt(t *testing.T) {
 	o.mu.Lock()
 	o.down = false
 	o.mu.Unlock()
-	o.events <- DomainEvent{At: time.Now()}
+	o.events <- domain.Event{At: time.Now()}
 	o.await("the hypervisor is back", func(h *v1.HostObserved) bool { return len(h.Problems) == 0 })
 	if g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENDING); g == nil {
 		t.Error("not reported")
 	}
-	o.agent.refresh(t.Context())
-	if g := o.agent.guest(uid).report(); g.Condition != v1.GuestCondition_GUEST_CONDITION_SENDING {
-		t.Errorf("reported %v", g)
-	}
+	o.never("it is said to be anything but on its way", func(h *v1.HostObserved) bool {
+		return find(h, uid).GetCondition() != v1.GuestCondition_GUEST_CONDITION_SENDING
+	})
 	o.mu.Lock()
 	o.busy = false
 	o.mu.Unlock()
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_GONE)
 }
 
-// A report that began before the end of a transfer and is finished after it.
-func TestAReportThatIsInterruptedByTheEndOfATransferIsOfOneMoment(t *testing.T) {
+// A transfer whose domain is gone before its call has returned is not said to have failed at any moment.
+func TestATransferThatSucceedsIsNeverSaidToHaveFailed(t *testing.T) {
 	o := newOutside(t)
 	o.start()
 	o.take(guestWish(uid, run, 1))
@@ -175,17 +172,24 @@ func TestAReportThatIsInterruptedByTheEndOfATransferIsOfOneMoment(t *testing.T) 
 	o.migrate = func(context.Context, string) error { <-ended; return nil }
 	o.take(guestWish(uid, outgoing, 1))
 	o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_SENDING)
-	defer close(ended)
-	g := o.agent.guest(uid)
-	g.mu.Lock()
-	reported := make(chan *v1.GuestObserved)
-	go func() { reported <- g.report() }()
-	time.Sleep(50 * time.Millisecond) // it waits for the lock; a report that has not come so far proves nothing
-	o.agent.domains.set(uid, "", DomainAbsent)
-	g.operation = OperationNone
-	g.mu.Unlock()
-	if r := <-reported; r.Condition == v1.GuestCondition_GUEST_CONDITION_SEND_FAILED {
-		t.Errorf("reported %v", r)
+	failed := make(chan bool)
+	go func() {
+		for {
+			h, _ := o.agent.Observed()
+			switch find(h, uid).GetCondition() {
+			case v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
+				failed <- true
+				return
+			case v1.GuestCondition_GUEST_CONDITION_SENT:
+				failed <- false
+				return
+			}
+		}
+	}()
+	o.becomes(uid, domain.Absent)
+	close(ended)
+	if <-failed {
+		t.Error("it was said to have failed")
 	}
 }
 
@@ -205,9 +209,9 @@ func receive(o *outside) {
 		o.t.Fatal(err)
 	}
 	e.Changed()
-	o.becomes(uid, DomainIncoming)
+	o.becomes(uid, domain.Incoming)
 	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVING)
-	o.becomes(uid, DomainPaused)
+	o.becomes(uid, domain.Paused)
 	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVED)
 }
 
@@ -289,12 +293,12 @@ func TestATransferThatBreaksOffIsGone(t *testing.T) {
 	if err := e.Admit(); err != nil {
 		t.Fatal(err)
 	}
-	o.becomes(uid, DomainIncoming)
+	o.becomes(uid, domain.Incoming)
 	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_RECEIVING)
 	o.mu.Lock()
 	delete(o.active, "m")
 	o.mu.Unlock()
-	o.becomes(uid, DomainAbsent)
+	o.becomes(uid, domain.Absent)
 	e.Changed()
 	o.awaitCondition(uid, 2, v1.GuestCondition_GUEST_CONDITION_GONE)
 	if err := e.Admit(); err == nil {
@@ -319,7 +323,7 @@ func TestAnUnwantedCopyIsTakenAway(t *testing.T) {
 	receive(o)
 	o.take(guestWish(uid, absent, 2))
 	o.await("nothing of it", func(h *v1.HostObserved) bool { return find(h, uid) == nil && h.Generation == generation })
-	if o.state(uid) != DomainAbsent || len(o.expected) != 0 {
+	if o.state(uid) != domain.Absent || len(o.expected) != 0 {
 		t.Errorf("left: %v, %v", o.domains, o.expected)
 	}
 }

@@ -32,3 +32,7 @@ bench-pm: build ## PM, alone and under MPI, against other transports of three MP
 	@scripts/setup.sh build demo pm/packages bench-pm
 	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@$(GO) run ./bench/pm
+
+.PHONY: bench-scale
+bench-scale: build ## a manager with up to 3,000 simulated hosts and 30,000 guests: placing, filling, draining, CPU, memory
+	@$(GO) run ./bench/scale $(SCALE)

@@ -109,32 +109,56 @@ func machine(hosts map[string]*v1.HostInfo) string {
 // features to disable, then the one with the fewest features to add.
 func baseline(vendor string, hosts map[string]*v1.HostInfo) (*v1.CPU, string) {
 	order := slices.Sorted(maps.Keys(hosts))
-	common := slices.Clone(hosts[order[0]].GuestSupport.Cpu.Features)
-	for _, name := range order[1:] {
-		features := hosts[name].GuestSupport.Cpu.Features
-		common = slices.DeleteFunc(common, func(f string) bool { return !slices.Contains(features, f) })
-	}
-	slices.Sort(common)
-	cost := func(name string) []int {
+	common := featuresOfAll(hosts)
+	knowing := knownBy(hosts)
+	var best []int
+	var support *v1.GuestSupport
+	for _, name := range order {
 		s := hosts[name].GuestSupport
-		return []int{hostsWithout(hosts, s.Cpu.Model), len(Without(s.ModelFeatures, common)), len(Without(common, s.ModelFeatures))}
+		without := len(hosts) - knowing[s.Cpu.Model]
+		if best != nil && without > best[0] {
+			continue
+		}
+		cost := []int{without, len(Without(s.ModelFeatures, common)), len(Without(common, s.ModelFeatures))}
+		if best == nil || slices.Compare(cost, best) < 0 {
+			best, support = cost, s
+		}
 	}
-	best := slices.MinFunc(order, func(a, b string) int { return slices.Compare(cost(a), cost(b)) })
-	support := hosts[best].GuestSupport
 	return &v1.CPU{
 		Vendor: vendor, Model: support.Cpu.Model, Features: common, Disabled: Without(support.ModelFeatures, common),
 	}, explain(order, hosts, common)
 }
 
-// hostsWithout returns the number of hosts that do not know a model.
-func hostsWithout(hosts map[string]*v1.HostInfo, model string) int {
-	n := 0
+// featuresOfAll returns the features that all hosts have, sorted.
+func featuresOfAll(hosts map[string]*v1.HostInfo) []string {
+	having := map[string]int{}
 	for _, h := range hosts {
-		if !slices.ContainsFunc(h.GuestSupport.Models, func(m *v1.CPUModel) bool { return m.Name == model }) {
-			n++
+		for _, f := range slices.Compact(slices.Sorted(slices.Values(h.GuestSupport.Cpu.Features))) {
+			having[f]++
 		}
 	}
-	return n
+	var common []string
+	for _, f := range slices.Sorted(maps.Keys(having)) {
+		if having[f] == len(hosts) {
+			common = append(common, f)
+		}
+	}
+	return common
+}
+
+// knownBy returns how many hosts know a model, by its name.
+func knownBy(hosts map[string]*v1.HostInfo) map[string]int {
+	knowing := map[string]int{}
+	for _, h := range hosts {
+		counted := map[string]bool{}
+		for _, m := range h.GuestSupport.Models {
+			if !counted[m.Name] {
+				counted[m.Name] = true
+				knowing[m.Name]++
+			}
+		}
+	}
+	return knowing
 }
 
 // explain says which hosts have the features in common, which features some hosts have in addition, and which hosts

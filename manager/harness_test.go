@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"watari/ca"
-	"watari/manager/session"
+	"watari/hostlink"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -258,7 +258,7 @@ func (r *running) dial(name string, pair ca.KeyPair) {
 			r.mu.Lock()
 			r.cuts[name] = cut
 			r.mu.Unlock()
-			session.DialAgent(one, r.url, config, mux)
+			hostlink.Dial(one, r.url, config, mux)
 			cut()
 		}
 	}()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"watari/manager/controller"
+	"watari/manager/store"
 )
 
 // leadPause is how long a manager waits before it stands for election again after something went wrong.
@@ -32,7 +33,7 @@ func (m *Manager) leadAgainAndAgain(ctx context.Context) {
 func (m *Manager) leadOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil) // gives the office up: whatever went wrong here, another manager may do better
-	if err := m.store.Snapshot().Readable(); err != nil {
+	if err := store.Readable(m.store.Snapshot()); err != nil {
 		return err
 	}
 	term, lost, err := m.store.Lead(ctx, m.Advertise)

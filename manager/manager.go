@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/core"
+	"watari/hostlink"
 	"watari/internal/version"
 	"watari/manager/api"
 	"watari/manager/blob"
@@ -161,10 +163,10 @@ func (m *Manager) open(ctx context.Context) error {
 		Store: m.store, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
 		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
-			return controller.Feasible(s, m.sessions, spec, digest, time.Since(*m.led.Load())) // asked of a leader alone
+			return core.Feasible(s, m.sessions, spec, digest, time.Now(), *m.led.Load()) // asked of a leader alone
 		},
 		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
-			return controller.PlanMigration(s, m.sessions, g, toHost, toSite)
+			return core.PlanMove(s, m.sessions, g, toHost, toSite)
 		},
 	})
 	m.sessions = session.New(m.api.AcceptHost, m.Log)
@@ -226,7 +228,7 @@ func (m *Manager) serverTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the manager's certificate: %w", err)
 	}
-	config.NextProtos = []string{session.Protocol, "h2", "http/1.1"}
+	config.NextProtos = []string{hostlink.Protocol, "h2", "http/1.1"}
 	var current atomic.Pointer[tls.Certificate]
 	current.Store(&config.Certificates[0])
 	config.Certificates = nil

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"watari/ca"
-	"watari/manager/session"
+	"watari/hostlink"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -153,15 +153,15 @@ func TestStrangersAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var refusal *session.Refusal
-	if err := session.DialAgent(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "removed") {
+	var refusal *hostlink.Refusal
+	if err := hostlink.Dial(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) || !strings.Contains(refusal.Reason, "removed") {
 		t.Fatal(err)
 	}
 	// A later host of the same name does not make the old certificate good.
 	if _, _, err := r.join(r.hostToken(), "a1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := session.DialAgent(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) {
+	if err := hostlink.Dial(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) {
 		t.Fatal(err)
 	}
 }
@@ -340,8 +340,8 @@ func TestTheOtherManagerTakesOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var refusal *session.Refusal
-	if err := session.DialAgent(ctx, m2.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) || refusal.Leader != m1.url {
+	var refusal *hostlink.Refusal
+	if err := hostlink.Dial(ctx, m2.url, config, http.NotFoundHandler()); !errors.As(err, &refusal) || refusal.Leader != m1.url {
 		t.Fatal(err)
 	}
 	if err := m1.stop(); err != nil {
@@ -544,14 +544,14 @@ func TestARemovedHostIsToldToEndItsGuestsAndAnUnknownOneIsNot(t *testing.T) {
 		return pair
 	}
 	pair := join()
-	refusal := func(pair ca.KeyPair) *session.Refusal {
+	refusal := func(pair ca.KeyPair) *hostlink.Refusal {
 		t.Helper()
 		config, err := ca.ClientTLS(r.caPEM, pair.Certificate, pair.Key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var refused *session.Refusal
-		if err := session.DialAgent(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refused) {
+		var refused *hostlink.Refusal
+		if err := hostlink.Dial(ctx, r.url, config, http.NotFoundHandler()); !errors.As(err, &refused) {
 			t.Fatalf("not refused: %v", err)
 		}
 		return refused

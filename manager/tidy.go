@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/core"
 	"watari/manager/api"
 	"watari/manager/store"
-	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 
@@ -82,7 +82,7 @@ func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
 		if snap.Clusters[of.cluster] == nil {
 			of = kept{owner: r.Meta.Owner}
 		}
-		if view.RunEnded(r.State) {
+		if core.RunEnded(r.State) {
 			ended[of] = append(ended[of], r)
 		}
 	}

@@ -81,14 +81,24 @@ func (w *world) startHost(name string) {
 	w.hosts[name], w.keys[name] = h, key
 }
 
-// guest makes a guest of a cluster (1 or 2) and plugs it in on a host.
+// prefixes are the clusters' (1 and 2). Guests of the second lie in different /24 of theirs.
+var prefixes = []string{1: "10.77.1.0/24", 2: "10.77.4.0/22"}
+
+func guestAddress(cluster, number int) netip.Addr {
+	if cluster == 2 {
+		return netip.AddrFrom4([4]byte{10, 77, byte(4 + number), 10})
+	}
+	return netip.AddrFrom4([4]byte{10, 77, byte(cluster), byte(10 + number)})
+}
+
+// guest makes a guest of a cluster and plugs it in at a host.
 func (w *world) guest(cluster, number int, host string) *nethost.Guest {
 	w.t.Helper()
 	g := overlay.Guest{
 		UID:     fmt.Sprintf("%04x%04x-0000-4000-8000-000000000000", cluster, number),
 		Cluster: fmt.Sprintf("c%d", cluster),
-		Address: netip.AddrFrom4([4]byte{10, 77, byte(cluster), byte(10 + number)}),
-		Prefix:  netip.MustParsePrefix(fmt.Sprintf("10.77.%d.0/24", cluster)),
+		Address: guestAddress(cluster, number),
+		Prefix:  netip.MustParsePrefix(prefixes[cluster]),
 	}
 	guest, err := nethost.NewGuest(g, overlay.DefaultMTU)
 	w.must(err)
@@ -110,7 +120,7 @@ func (w *world) plug(g *nethost.Guest, host string) {
 func (w *world) wanted(host string) (*v1.NetworkWanted, []overlay.Guest) {
 	n := &v1.NetworkWanted{Generation: w.generation, Mtu: overlay.DefaultMTU}
 	for c := 1; c <= 2; c++ {
-		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprintf("c%d", c), Prefix: fmt.Sprintf("10.77.%d.0/24", c)})
+		n.Clusters = append(n.Clusters, &v1.ClusterNetwork{Name: fmt.Sprintf("c%d", c), Prefix: prefixes[c]})
 	}
 	for name, h := range w.hosts {
 		if name != host {

@@ -348,10 +348,10 @@ func TestAliasHoldsTheGuest(t *testing.T) {
 }
 
 func TestClustersAreReadFromNftsListing(t *testing.T) {
-	data := []byte(`{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "inet", "name": "clusters", "elem": [{"prefix": {"addr": "10.77.1.0", "len": 24}}, {"prefix": {"addr": "10.77.2.0", "len": 24}}]}}]}`)
+	data := []byte(`{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "inet", "name": "clusters", "elem": [{"prefix": {"addr": "10.77.1.0", "len": 24}}, {"prefix": {"addr": "10.77.4.0", "len": 22}}]}}]}`)
 	got := parseClusters(data)
 	slices.SortFunc(got, func(a, b netip.Prefix) int { return cmp.Compare(a.String(), b.String()) })
-	if fmt.Sprint(got) != "[10.77.1.0/24 10.77.2.0/24]" {
+	if fmt.Sprint(got) != "[10.77.1.0/24 10.77.4.0/22]" {
 		t.Errorf("got %v", got)
 	}
 	if got := parseClusters([]byte("nonsense")); got != nil {

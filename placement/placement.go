@@ -4,6 +4,7 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -151,6 +152,18 @@ func Choose(r *Request, hosts []Host) (chosen string, verdicts []Verdict) {
 	return chosen, verdicts
 }
 
+// Pick returns the index of the host that Choose ranks first, without explanations; -1: none fits.
+func Pick(r *Request, hosts []Host) int {
+	best := -1
+	sites := siteGuests(hosts)
+	for i := range hosts {
+		if (best < 0 || compare(r, &hosts[i], &hosts[best], sites) < 0) && check(r, &hosts[i]) == "" {
+			best = i
+		}
+	}
+	return best
+}
+
 func check(r *Request, h *Host) string {
 	for _, filter := range Filters {
 		if reason := filter.Check(r, h); reason != "" {
@@ -170,26 +183,23 @@ func siteGuests(hosts []Host) map[string]int {
 
 // compare orders two hosts that fit: negative where a is the better one.
 func compare(r *Request, a, b *Host, sites map[string]int) int {
-	var order []int
 	switch r.Spread {
 	case v1.Spread_SPREAD_SITE:
-		order = append(order, sites[a.Site]-sites[b.Site], a.ClusterGuests-b.ClusterGuests)
+		if order := cmp.Or(sites[a.Site]-sites[b.Site], a.ClusterGuests-b.ClusterGuests); order != 0 {
+			return order
+		}
 	case v1.Spread_SPREAD_HOST:
-		order = append(order, a.ClusterGuests-b.ClusterGuests)
+		if order := a.ClusterGuests - b.ClusterGuests; order != 0 {
+			return order
+		}
 	}
-	order = append(order,
+	return cmp.Or(
 		accelerationCost(a)-accelerationCost(b),
 		// Fewer vCPUs for each core first; cross-multiplied, so that nothing is rounded.
 		int(a.VCPUs*b.Cores)-int(b.VCPUs*a.Cores),
 		imageCost(a)-imageCost(b),
 		a.ClusterGuests-b.ClusterGuests,
 		strings.Compare(a.Name, b.Name))
-	for _, o := range order {
-		if o != 0 {
-			return o
-		}
-	}
-	return 0
 }
 
 func accelerationCost(h *Host) int {
@@ -218,13 +228,13 @@ func Plan(r *Request, n int, hosts []Host) ([]string, error) {
 	hosts = slices.Clone(hosts)
 	chosen := make([]string, 0, n)
 	for i := range n {
-		name, verdicts := Choose(r, hosts)
-		if name == "" {
+		at := Pick(r, hosts)
+		if at < 0 {
+			_, verdicts := Choose(r, hosts)
 			return nil, &NoHostError{Guest: i, Guests: n, Verdicts: verdicts}
 		}
-		at := slices.IndexFunc(hosts, func(h Host) bool { return h.Name == name })
 		hosts[at].Place(r.Shape)
-		chosen = append(chosen, name)
+		chosen = append(chosen, hosts[at].Name)
 	}
 	return chosen, nil
 }

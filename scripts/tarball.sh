@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tarball.sh - pack the programs in build/bin into a tarball in build/, for distributions without packages of Watari. watari
-# and watari-guest are static; watari-agent needs the machine's C library and libvirt's client library.
+# and the guest's programs are static; watari-agent needs the machine's C library and libvirt's client library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(git describe --tags --always --dirty)
@@ -11,7 +11,7 @@ mkdir -p "$folder"/{bin,libexec/watari,lib/systemd/system,lib/sysctl.d,share/man
 mkdir -p "$folder"/share/{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
 
 install -s build/bin/watari build/bin/watari-agent "$folder/bin"
-install build/bin/watari-guest build/bin/libpm-fi.so "$folder/libexec/watari"
+install build/bin/watari-guest build/bin/watari-guest-rsh build/bin/libpm-fi.so "$folder/libexec/watari"
 install -m 644 man/watari*.1 "$folder/share/man/man1"
 install -m 644 man/watari-agent.8 "$folder/share/man/man8"
 install -m 644 debian/60-watari-agent.conf "$folder/lib/sysctl.d"
@@ -26,7 +26,7 @@ licences=$folder/share/doc/watari/licences
 GO=build/bin/go debian/licences ./cmd/watari ./cmd/watari-agent ./cmd/watari-guest >"$licences"
 
 # A program that is not static by mistake would fail on a machine with another C library.
-for program in "$folder/bin/watari" "$folder/libexec/watari/watari-guest"; do
+for program in "$folder/bin/watari" "$folder"/libexec/watari/watari-guest{,-rsh}; do
     if readelf --program-headers "$program" | grep -q INTERP; then echo "tarball: $program is not static" >&2; exit 1; fi
 done
 tar -C build/tarball --owner=0 --group=0 --sort=name --mtime="@$(git log -1 --format=%ct)" -cJf "build/$name.tar.xz" "$name"

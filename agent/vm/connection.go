@@ -104,7 +104,7 @@ func (l *Libvirt) keep() {
 		}
 		wait = retryAtFirst
 		l.log.Info("connected to libvirt", "uri", l.uri)
-		l.events.push(Event{Kind: Connected})
+		l.events.push(Event{At: time.Now()})
 		select {
 		case reason := <-lost:
 			l.log.Warn("the connection to libvirt was lost", "uri", l.uri, "reason", reason)
@@ -112,7 +112,7 @@ func (l *Libvirt) keep() {
 		}
 		l.disconnect()
 		if l.ctx.Err() == nil {
-			l.events.push(Event{Kind: Disconnected})
+			l.events.push(Event{At: time.Now(), Lost: true})
 		}
 	}
 }
@@ -128,7 +128,7 @@ func (l *Libvirt) connect() (lost <-chan string, err error) {
 		select {
 		case o := <-made:
 			if o.err != nil {
-				return nil, o.err
+				return nil, plain(o.err)
 			}
 			l.lock.Lock()
 			l.conn, l.closeConn, l.host, l.last = o.conn, o.close, o.host, nil
@@ -326,7 +326,7 @@ func (l *Libvirt) Creating(uid string) bool {
 // await returns what fn does, or ErrUnavailable when ctx ends before it.
 func await(ctx context.Context, fn func() error) error {
 	ended := make(chan error, 1)
-	go func() { ended <- classify(fn()) }()
+	go func() { ended <- plain(classify(fn())) }()
 	select {
 	case err := <-ended:
 		return err

@@ -26,7 +26,7 @@ func Describe(ctx context.Context, uri string) (Description, error) {
 	answered := make(chan answer, 1)
 	go func() { // a daemon that hangs holds this goroutine
 		d, err := describe(uri)
-		answered <- answer{d, err}
+		answered <- answer{d, plain(err)}
 	}()
 	select {
 	case a := <-answered:

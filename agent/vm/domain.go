@@ -11,7 +11,7 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// List returns Watari's domains. It does not wait for domains that are busy.
+// List returns Watari's domains, but those that have ended. It does not wait for domains that are busy.
 func (l *Libvirt) List(ctx context.Context) ([]Domain, error) {
 	var domains []Domain
 	err := l.call(ctx, quickTime, func(conn *libvirt.Connect) error {
@@ -47,7 +47,7 @@ func list(conn *libvirt.Connect) ([]Domain, error) {
 		if !ours {
 			continue
 		}
-		d := Domain{Name: guest}
+		d := Domain{Name: guest, State: StateUnknown}
 		if d.UID, err = s.Domain.GetUUIDString(); err != nil {
 			return nil, err
 		}
@@ -63,7 +63,9 @@ func list(conn *libvirt.Connect) ([]Domain, error) {
 		if s.Balloon != nil {
 			d.MemoryBytes = s.Balloon.Rss * 1024
 		}
-		domains = append(domains, d)
+		if d.State != StateGone {
+			domains = append(domains, d)
+		}
 	}
 	return domains, nil
 }

@@ -157,15 +157,15 @@ func TestTheManagersPlatformGoesBeforeTheHostsOwn(t *testing.T) {
 	}
 }
 
-func TestEventsThatAreNotReadBecomeOneConnected(t *testing.T) {
+func TestEventsThatAreNotReadBecomeOneOfAllDomains(t *testing.T) {
 	q := newEventQueue()
 	for range 3 * eventRoom {
-		q.push(Event{UID: "u", Kind: Changed})
+		q.push(Event{UID: "u"})
 	}
 	q.close()
 	changed, connected := 0, 0
 	for e := range q.out {
-		if e.Kind == Connected {
+		if e.UID == "" {
 			connected++
 		} else {
 			changed++

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"libvirt.org/go/libvirt"
+
+	"watari/agent/domain"
 )
 
 // logDir is where libvirt keeps a log of each domain's QEMU.
@@ -111,7 +113,8 @@ func nextEnding(now Ending, event libvirt.DomainEventType, detail int) Ending {
 
 // Ended says how a guest's domain ended, as far as that is known, and what its QEMU wrote to its log in that life. It
 // asks libvirt nothing. What was heard of the ending is told once.
-func (l *Libvirt) Ended(uid, name string) (ending Ending, said []string) {
+func (l *Libvirt) Ended(uid, name string) domain.End {
+	var said []string
 	const most = 64 << 10
 	reason := ""
 	if file, err := os.Open(filepath.Join(logDir, NamePrefix+name+".log")); err == nil {
@@ -124,10 +127,14 @@ func (l *Libvirt) Ended(uid, name string) (ending Ending, said []string) {
 		n, _ := file.ReadAt(buf, offset)
 		reason, said = readLog(string(buf[:n]))
 	}
-	if ending = l.endings.take(uid); ending == EndingUnknown { // it ended while nobody listened
+	ending := l.endings.take(uid)
+	if ending == EndingUnknown { // it ended while nobody listened
 		ending = loggedEndings[reason]
 	}
-	return ending, said
+	if ending == EndingUnknown {
+		return domain.End{Said: said}
+	}
+	return domain.End{How: ending.String(), Said: said}
 }
 
 // loggedEndings are libvirt's words in the log.

@@ -4,11 +4,12 @@ package vm
 
 import (
 	"sync"
+	"time"
 
 	"libvirt.org/go/libvirt"
 )
 
-// eventRoom is how many events may wait for the reader before they are replaced by one Connected.
+// eventRoom is how many events may wait for the reader before they are replaced by one without a uid.
 const eventRoom = 1024
 
 // eventQueue hands events on. Pushing never blocks; when the reader is too slow, events are dropped and it is
@@ -29,11 +30,11 @@ func (q *eventQueue) push(e Event) {
 	if q.closed {
 		return
 	}
-	// One place is kept free for the Connected that stands for those dropped.
+	// One place is kept free for the event that stands for those dropped.
 	if len(q.out) >= cap(q.out)-1 {
 		if !q.dropped {
 			q.dropped = true
-			q.out <- Event{Kind: Connected}
+			q.out <- Event{At: e.At}
 		}
 		return
 	}
@@ -86,6 +87,6 @@ func (l *Libvirt) changed(d *libvirt.Domain) {
 		return
 	}
 	if uid, err := d.GetUUIDString(); err == nil {
-		l.events.push(Event{UID: uid, Kind: Changed})
+		l.events.push(Event{UID: uid, At: time.Now()})
 	}
 }

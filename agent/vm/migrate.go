@@ -23,20 +23,6 @@ const (
 	convergeStep    = 20
 )
 
-// MigrateOptions say where a domain is sent and how. Both URIs lead through Unix sockets on this host, which the
-// tunnel forwards to the target.
-type MigrateOptions struct {
-	// DestURI is the target's libvirt daemon, as this host's daemon is to reach it:
-	// "qemu+unix:///system?socket=/path".
-	DestURI string
-	// MigrateURI is the socket for QEMU's own stream: "unix:///path". The target's QEMU listens at that path.
-	MigrateURI string
-	// BandwidthBytes per second; 0: no limit. libvirt counts in MiB, so it is rounded up to those.
-	BandwidthBytes uint64
-	// DowntimeMillis the guest may stand still, by QEMU's reckoning; 0: the default of 300.
-	DowntimeMillis uint64
-}
-
 // Outcome is what a failed migration left at the source.
 type Outcome int
 
@@ -105,8 +91,8 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			_ = domain.MigrateSetMaxDowntime(options.downtime(), 0)
-			if err := domain.MigrateToURI3(options.DestURI, options.parameters(), migrateFlags); err != nil {
+			_ = domain.MigrateSetMaxDowntime(downtimeMillis, 0)
+			if err := domain.MigrateToURI3(options.DestURI, parameters(options), migrateFlags); err != nil {
 				return fmt.Errorf("%v", err) // its kind is that of either daemon, and so tells callers nothing
 			}
 			return nil
@@ -131,14 +117,7 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 const migrateFlags = libvirt.MIGRATE_LIVE | libvirt.MIGRATE_PEER2PEER | libvirt.MIGRATE_PAUSED |
 	libvirt.MIGRATE_AUTO_CONVERGE
 
-func (o MigrateOptions) downtime() uint64 {
-	if o.DowntimeMillis > 0 {
-		return o.DowntimeMillis
-	}
-	return downtimeMillis
-}
-
-func (o MigrateOptions) parameters() *libvirt.DomainMigrateParameters {
+func parameters(o MigrateOptions) *libvirt.DomainMigrateParameters {
 	p := &libvirt.DomainMigrateParameters{
 		URISet: true, URI: o.MigrateURI,
 		AutoConvergeInitialSet: true, AutoConvergeInitial: convergeInitial,

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"watari/agent"
+	"watari/agent/machine"
+	"watari/internal/qemuprocesses"
 )
 
 // cleanup lists the guests that go on running. With --guests it ends them and removes the network.
@@ -30,13 +32,13 @@ func cleanup(args []string) error {
 	if flags.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q; see watari-agent cleanup --help", flags.Arg(0))
 	}
-	running, err := guestProcesses()
+	running, err := qemuprocesses.List()
 	if err != nil {
 		return err
 	}
 	if !*guests {
 		for _, p := range running {
-			fmt.Printf("%s runs on (pid %d)\n", p.name, p.pid)
+			fmt.Printf("watari-%s runs on (pid %d)\n", p.Name, p.PID)
 		}
 		return nil
 	}
@@ -50,7 +52,7 @@ func cleanup(args []string) error {
 		if err := endProcess(p); err != nil {
 			return err
 		}
-		fmt.Printf("%s was ended\n", p.name)
+		fmt.Printf("watari-%s was ended\n", p.Name)
 	}
 	if err := recordEnds(o); err != nil {
 		return err
@@ -117,10 +119,10 @@ func recordEnds(o options) error {
 	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
 	records, _ := store.Load()
 	for _, r := range records {
-		if r.Phase == agent.PhaseEnded {
+		if r.Phase == machine.PhaseEnded {
 			continue
 		}
-		r.Phase, r.Outcome, r.Message = agent.PhaseEnded, agent.OutcomeGone, "ended by an administrator of the host"
+		r.Phase, r.Outcome, r.Message = machine.PhaseEnded, machine.OutcomeGone, "ended by an administrator of the host"
 		if err := store.Save(r, true); err != nil {
 			return err
 		}
@@ -128,20 +130,21 @@ func recordEnds(o options) error {
 	return nil
 }
 
-// endProcess ends a guest's process and waits until it has ended.
-func endProcess(p guestProcess) error {
-	syscall.Kill(p.pid, syscall.SIGTERM)
+// endProcess ends a guest's process, and waits until it has ended.
+func endProcess(p qemuprocesses.Process) error {
+	syscall.Kill(p.PID, syscall.SIGTERM)
 	for begun := time.Now(); ; time.Sleep(50 * time.Millisecond) {
-		processes, err := findProcesses()
+		list, err := qemuprocesses.List()
+		pids := qemuprocesses.ByGuest(list)[p.UID]
 		switch {
 		case err != nil:
-			return fmt.Errorf("end %s: %w", p.name, err)
-		case len(processes[p.uid]) == 0:
+			return fmt.Errorf("end watari-%s: %w", p.Name, err)
+		case len(pids) == 0:
 			return nil
 		case time.Since(begun) > 10*time.Second:
-			return fmt.Errorf("end %s: its process %d does not end", p.name, p.pid)
+			return fmt.Errorf("end watari-%s: its process %d does not end", p.Name, p.PID)
 		case time.Since(begun) > 3*time.Second:
-			for _, pid := range processes[p.uid] {
+			for _, pid := range pids {
 				syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}

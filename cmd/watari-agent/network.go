@@ -11,6 +11,8 @@ import (
 
 	"watari/agent"
 	"watari/agent/cache"
+	"watari/agent/domain"
+	"watari/agent/machine"
 	"watari/agent/tunnel"
 	v1 "watari/api/watariv1"
 	"watari/guest/link"
@@ -20,7 +22,7 @@ import (
 // network adapts the overlay.
 type network struct{ *overlay.Overlay }
 
-func overlayGuest(g agent.NetworkGuest) (overlay.Guest, error) {
+func overlayGuest(g machine.Tap) (overlay.Guest, error) {
 	o := overlay.Guest{UID: g.UID, Cluster: g.Cluster}
 	var err error
 	if o.Address, err = netip.ParseAddr(g.Address); err != nil {
@@ -37,7 +39,7 @@ func overlayGuest(g agent.NetworkGuest) (overlay.Guest, error) {
 	return o, nil
 }
 
-func (n network) PlugGuest(ctx context.Context, g agent.NetworkGuest, mtu uint32) (string, error) {
+func (n network) PlugGuest(ctx context.Context, g machine.Tap, mtu uint32) (string, error) {
 	o, err := overlayGuest(g)
 	if err != nil {
 		return "", err
@@ -45,7 +47,7 @@ func (n network) PlugGuest(ctx context.Context, g agent.NetworkGuest, mtu uint32
 	return n.Overlay.PlugGuest(ctx, o, int(mtu))
 }
 
-func (n network) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []agent.NetworkGuest) error {
+func (n network) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []machine.Tap) error {
 	guests := make([]overlay.Guest, 0, len(local))
 	for _, g := range local {
 		o, err := overlayGuest(g)
@@ -68,7 +70,7 @@ func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, migrateSock
 		return agent.Way{}, err
 	}
 	return agent.Way{
-		Options: agent.MigrateOptions{
+		Options: domain.MigrateOptions{
 			DestURI:        "qemu+unix:///system?socket=" + out.LibvirtSocket,
 			MigrateURI:     "unix://" + out.MigrateSocket,
 			BandwidthBytes: order.BandwidthBytes,

@@ -35,7 +35,7 @@ func runProbe(args []string, out io.Writer) error {
 	defer cancel()
 	described, err := vm.Describe(ctx, *uri)
 	if err != nil {
-		host.LibvirtError = plain(err).Error()
+		host.LibvirtError = err.Error()
 	}
 	host.Libvirt, host.QEMU, host.User, host.SecurityModel = described.Libvirt, described.QEMU, described.User, described.SecurityModel
 	return json.NewEncoder(out).Encode(host)

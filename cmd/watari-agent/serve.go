@@ -18,11 +18,12 @@ import (
 	"watari/agent/accel"
 	"watari/agent/cache"
 	"watari/agent/load"
-	"watari/agent/session"
 	"watari/agent/tunnel"
+	"watari/agent/uplink"
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
 	"watari/ca"
+	"watari/internal/qemuprocesses"
 	"watari/internal/version"
 	"watari/overlay"
 )
@@ -55,7 +56,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
 	var a *agent.Agent
-	tie, err := session.Open(ctx, session.Config{Managers: o.managers, Name: o.name,
+	tie, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
 		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,
 		Removed: func() { a.Evict() }}) // called only after Run, when a is set
 	if err != nil {
@@ -83,8 +84,8 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
-		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: findProcesses, AllowUnconfined: o.unconfined,
-		Hypervisor: newHypervisor(libvirt), Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
+		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
+		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func addressOf(name string) (string, error) {
 }
 
 // openTunnels listens for incoming migrations and for hosts that fetch blobs.
-func openTunnels(ctx context.Context, o options, tie *session.Session, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
+func openTunnels(ctx context.Context, o options, tie *uplink.Uplink, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
 	config, err := tie.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)

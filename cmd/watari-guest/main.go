@@ -8,13 +8,11 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"watari/guest/agent"
 	"watari/guest/initd"
-	"watari/guest/rsh"
 	"watari/internal/version"
 )
 
@@ -26,9 +24,6 @@ const usage = `usage: watari-guest init | agent | rsh [options] HOST COMMAND... 
 func main() {
 	if os.Getpid() == 1 {
 		initd.Run()
-	}
-	if filepath.Base(os.Args[0]) == "watari-guest-rsh" { // a symbolic link to this program
-		os.Exit(rsh.Main(os.Args[1:]))
 	}
 	verb := ""
 	if len(os.Args) > 1 {
@@ -44,7 +39,10 @@ func main() {
 			os.Exit(1)
 		}
 	case "rsh":
-		os.Exit(rsh.Main(os.Args[2:]))
+		// Another program does it, which takes far less memory: a launcher starts one for each guest.
+		err := unix.Exec(initd.Launcher, os.Args[1:], os.Environ())
+		fmt.Fprintf(os.Stderr, "watari-guest rsh: start %s: %v\n", initd.Launcher, err)
+		os.Exit(255) // as ssh, when it, and not the command, fails
 	case "version":
 		fmt.Println(version.Version)
 	default:

@@ -19,20 +19,20 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/guest/link"
 	"watari/guest/process"
+	"watari/guest/rsh"
 )
 
 // OverlayPort is the TCP port on which guests start processes in each other.
 const OverlayPort = 7078
 
-// SocketPath is where `watari-guest rsh` finds the agent of its own guest.
-const SocketPath = "/run/watari/agent.sock"
+// launcherSocket is where watari-guest-rsh finds the agent of its own guest, in the agent's directory.
+const launcherSocket = "rsh.sock"
 
 // Agent serves one guest.
 type Agent struct {
@@ -76,7 +76,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	// Programs may eat up the memory; the agent has to stay.
 	os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0)
 	unix.Umask(0o022)
-	stop, err := a.serveSocket(ctx, filepath.Join(a.runDirectory, "agent.sock"))
+	stop, err := a.serveLaunchers(ctx, filepath.Join(a.runDirectory, launcherSocket))
 	if err != nil {
 		return fmt.Errorf("serve programs: %w", err)
 	}
@@ -129,22 +129,20 @@ func (a *Agent) warmMPI(ctx context.Context) {
 	}
 }
 
-// serveSocket serves `watari-guest rsh` on a Unix socket.
-func (a *Agent) serveSocket(ctx context.Context, path string) (stop func(), err error) {
+// serveLaunchers serves watari-guest-rsh on a Unix socket. Every user of the guest may use it: what runs in other guests
+// runs as the cluster's ordinary user, whoever asks.
+func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
 		return nil, err
 	}
 	if err := os.Chmod(path, 0o666); err != nil {
 		return nil, err
 	}
-	handler := a.overlay.doorHandler()
-	go accept(listener, func(conn net.Conn) {
-		(&http2.Server{}).ServeConn(conn, &http2.ServeConnOpts{Context: ctx, Handler: handler})
-	})
+	go accept(listener, func(conn net.Conn) { rsh.Serve(ctx, conn.(*net.UnixConn), a.overlay.peerClient) })
 	return func() { listener.Close() }, nil
 }
 

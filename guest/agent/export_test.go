@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
 )
 
 // Join gives an agent its identity without touching the machine, and serves programs at the socket.
@@ -23,12 +25,23 @@ func (a *Agent) Join(t *testing.T, identity *v1.Identity, port int, socket strin
 	if err := a.overlay.use(c); err != nil {
 		t.Fatal(err)
 	}
-	stop, err := a.serveSocket(context.Background(), socket)
+	stop, err := a.serveLaunchers(context.Background(), socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stop(); a.overlay.listen.Close() })
 }
+
+// Peer calls another guest, as launchers do.
+func (a *Agent) Peer(host string) (watariv1connect.ProcessServiceClient, error) {
+	return a.overlay.peerClient(host)
+}
+
+// PeerTransport carries calls to other guests.
+func (a *Agent) PeerTransport() http.RoundTripper { return a.overlay.client }
+
+// PeerURL is where other guests call this one.
+func (a *Agent) PeerURL() string { return "https://" + a.overlay.target(a.identity.GetName()) }
 
 // Hang mounts a file system that does not answer until its end, as the shared home does while its server is away.
 func Hang(t *testing.T, path string) (end func()) {

@@ -167,7 +167,7 @@ func (a *Agent) resume() error {
 	return nil
 }
 
-// writeClusterFiles writes what launchers and `watari-guest rsh` look at.
+// writeClusterFiles writes the agent's keys, and the lists of guests that launchers read.
 func (a *Agent) writeClusterFiles(c checked) error {
 	pki := filepath.Join(a.runDirectory, "pki")
 	if err := os.MkdirAll(pki, 0o700); err != nil {

@@ -3,14 +3,12 @@ package agent
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -18,25 +16,28 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/net/http2"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
-	"watari/guest/link"
 )
 
-// ProcessHeader names, on a call through the door, the process that is to end when the caller does.
-const ProcessHeader = "Watari-Process"
-
-// peerLimit bounds a message of another guest, in bytes: the agent is the last one that memory is taken from.
-const peerLimit = 4 << 20
+const (
+	// peerLimit bounds a message of another guest, in bytes: the agent is the last one that memory is taken from.
+	peerLimit = 4 << 20
+	// peerBuffer is how many bytes of a peer's output wait in the agent's memory for a launcher that does not take them.
+	peerBuffer = 64 << 10
+	// peerFrame is the longest HTTP/2 frame that a guest takes from a peer: who sends keeps a buffer of that size.
+	peerFrame = 16 << 10
+	// peerIdle is how long a connection to a peer outlives its last call.
+	peerIdle = 30 * time.Second
+)
 
 // overlay is the agent's side towards other guests: it serves ProcessService to them, and lets programs of
 // this guest call theirs. Both ends show certificates of the cluster's authority, which programs never see.
 type overlay struct {
 	agent  *Agent
-	client *http2.Transport
+	client *http.Transport // to other guests
 
 	port int // OverlayPort, but for tests
 
@@ -48,13 +49,21 @@ type overlay struct {
 
 func newOverlay(a *Agent) *overlay {
 	o := &overlay{agent: a, port: OverlayPort}
-	o.client = &http2.Transport{
+	o.client = &http.Transport{
 		DialTLSContext:     o.dial,
 		DisableCompression: true,
-		// A peer that has vanished is noticed; a cut of a minute is not held for that.
-		ReadIdleTimeout: 20 * time.Second,
-		PingTimeout:     70 * time.Second,
+		Protocols:          new(http.Protocols),
+		IdleConnTimeout:    peerIdle,
+		HTTP2: &http.HTTP2Config{
+			MaxReceiveBufferPerStream:     peerBuffer,
+			MaxReceiveBufferPerConnection: peerBuffer,
+			MaxReadFrameSize:              peerFrame,
+			// A peer that has vanished is noticed; a cut of a minute is not held for that.
+			SendPingTimeout: 20 * time.Second,
+			PingTimeout:     70 * time.Second,
+		},
 	}
+	o.client.Protocols.SetHTTP2(true)
 	return o
 }
 
@@ -102,6 +111,7 @@ func (o *overlay) serve(listener net.Listener) {
 	server := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 20 * time.Second,
+		HTTP2:             &http.HTTP2Config{MaxReadFrameSize: peerFrame},
 		ErrorLog:          log.New(io.Discard, "", 0),
 		TLSConfig: &tls.Config{
 			MinVersion: tls.VersionTLS13,
@@ -119,7 +129,7 @@ func (o *overlay) serve(listener net.Listener) {
 }
 
 // dial connects to a peer by name.
-func (o *overlay) dial(ctx context.Context, _, target string, _ *tls.Config) (net.Conn, error) {
+func (o *overlay) dial(ctx context.Context, _, target string) (net.Conn, error) {
 	name, _, err := net.SplitHostPort(target)
 	if err != nil {
 		return nil, err
@@ -143,7 +153,11 @@ func (o *overlay) dial(ctx context.Context, _, target string, _ *tls.Config) (ne
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	dialer := &tls.Dialer{Config: config}
-	return dialer.DialContext(ctx, "tcp4", o.target(peer.GetAddress()))
+	conn, err := dialer.DialContext(ctx, "tcp4", o.target(peer.GetAddress()))
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, err) // also where our own time is over: callers try again
+	}
+	return conn, nil
 }
 
 // findPeer finds a guest of the cluster by name or address.
@@ -171,75 +185,15 @@ func (a *Agent) peerOfAddress(text string) *v1.Peer {
 	return nil
 }
 
-// Door is how a program of the guest calls other guests, through the agent's socket: ProcessService of a guest is
-// at http://guest/peer/<name>.
-func Door(socket string) *link.Client {
-	return link.NewClient(func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	})
-}
-
-// doorHandler passes calls of /peer/<name>/... on to that guest.
-func (o *overlay) doorHandler() http.Handler {
-	proxy := &httputil.ReverseProxy{
-		Transport:     link.EndingStreams{RoundTripper: o.client},
-		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0),
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme = "https"
-			r.Out.URL.Host = o.target(r.In.PathValue("peer"))
-			r.Out.URL.Path = "/" + r.In.PathValue("rest")
-			r.Out.Host = r.Out.URL.Host
-			r.Out.Header.Del(ProcessHeader)
-		},
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			refuse(w, http.StatusServiceUnavailable, connect.CodeUnavailable, err)
-		},
+// peerClient calls ProcessService of a guest of the cluster, which is named by its name or address.
+func (o *overlay) peerClient(host string) (watariv1connect.ProcessServiceClient, error) {
+	peer := o.agent.findPeer(host)
+	if peer == nil {
+		peer = o.agent.peerOfAddress(host)
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("/peer/{peer}/{rest...}", func(w http.ResponseWriter, r *http.Request) {
-		name := r.PathValue("peer")
-		peer := o.agent.findPeer(name)
-		if peer == nil {
-			peer = o.agent.peerOfAddress(name)
-		}
-		if peer == nil {
-			refuse(w, http.StatusNotFound, connect.CodeNotFound, fmt.Errorf("%s is no guest of this cluster", name))
-			return
-		}
-		r.SetPathValue("peer", peer.GetName())
-		defer o.endWith(r.Context(), peer.GetName(), r.Header.Get(ProcessHeader))
-		proxy.ServeHTTP(w, r)
-	})
-	return mux
-}
-
-// refuse answers as Connect does.
-func refuse(w http.ResponseWriter, status int, code connect.Code, err error) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(map[string]string{"code": code.String(), "message": err.Error()})
-}
-
-// endWith ends a peer's process if the call was left by its caller, who has died then.
-func (o *overlay) endWith(ctx context.Context, peer, id string) {
-	if id == "" || !errors.Is(ctx.Err(), context.Canceled) {
-		return
+	if peer == nil {
+		return nil, fmt.Errorf("%s is no guest of this cluster", host)
 	}
-	client := watariv1connect.NewProcessServiceClient(
-		&http.Client{Transport: o.client}, "https://"+o.target(peer))
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		for ctx.Err() == nil {
-			_, err := client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: id}))
-			if err == nil || connect.CodeOf(err) != connect.CodeUnavailable {
-				return
-			}
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-			}
-		}
-	}()
+	return watariv1connect.NewProcessServiceClient(
+		&http.Client{Transport: o.client}, "https://"+o.target(peer.GetName()), connect.WithReadMaxBytes(peerLimit)), nil
 }

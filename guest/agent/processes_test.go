@@ -9,7 +9,6 @@ import (
 	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
-	"watari/api/watariv1/watariv1connect"
 	"watari/guest/agent"
 )
 
@@ -36,12 +35,14 @@ func TestProcessesAreReachedWhileOneWaitsForItsDirectory(t *testing.T) {
 }
 
 func TestPeersCannotFillTheAgentsMemory(t *testing.T) {
-	socket, _ := cluster(t, "md-0", "md-1")
-	door := agent.Door(socket)
-	defer door.Close()
+	_, agents := cluster(t, "md-0", "md-1")
+	peer, err := agents[0].Peer("md-1")
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	_, err := watariv1connect.NewProcessServiceClient(door, "http://guest/peer/md-1").StartProcess(ctx,
+	_, err = peer.StartProcess(ctx,
 		connect.NewRequest(&v1.StartProcessRequest{Id: "x", Command: []string{"/bin/true", strings.Repeat("x", 8<<20)}}))
 	if connect.CodeOf(err) != connect.CodeResourceExhausted {
 		t.Errorf("a message of 8 MiB: %v", err)

@@ -7,21 +7,24 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
 	"watari/guest/agent"
-	"watari/guest/rsh"
 )
 
 func newAgent(t *testing.T) *agent.Agent {
@@ -189,8 +192,19 @@ func cluster(t *testing.T, names ...string) (socket string, agents []*agent.Agen
 	return socket, agents
 }
 
+// launcher builds watari-guest-rsh for the agent at a socket, and gives its path.
+func launcher(t *testing.T, socket string) string {
+	path := filepath.Join(t.TempDir(), "watari-guest-rsh")
+	if text, err := exec.Command("../../scripts/guest-rsh.sh", path, socket).CombinedOutput(); err != nil {
+		t.Fatalf("build watari-guest-rsh: %v: %s", err, text)
+	}
+	return path
+}
+
 func TestRemoteShell(t *testing.T) {
 	socket, _ := cluster(t, "md-0", "md-1")
+	program := launcher(t, socket)
+	long := strings.Repeat("0123456789", 6000)
 	for _, test := range []struct {
 		args        []string
 		stdin       string
@@ -200,23 +214,93 @@ func TestRemoteShell(t *testing.T) {
 		{[]string{"md-1", "echo", "out;", "echo err >&2; exit 4"}, "", "out\n", "err\n", 4},
 		{[]string{"127.0.0.3", "cat; kill -15 $$"}, strings.Repeat("line\n", 50000), strings.Repeat("line\n", 50000), "", 143},
 		{[]string{"-n", "md-1", "cat"}, "not passed", "", "", 0},
-		{[]string{"md-7", "true"}, "", "", "md-7", 255},
+		{[]string{"md-1", "echo", long}, "", long + "\n", "", 0},
+		{[]string{"md-1", "echo", long, long, long}, "", "", "longer than 128 KiB", 255},
+		{[]string{"md-7", "true"}, "", "", "watari-guest rsh: md-7: md-7 is no guest of this cluster", 255},
+		{[]string{}, "", "", "usage: watari-guest rsh", 255},
+		{[]string{"md-1", ""}, "", "", "usage: watari-guest rsh", 255},
 	} {
 		var out, errs bytes.Buffer
-		code := rsh.Run(test.args, socket, strings.NewReader(test.stdin), &out, &errs)
-		if code != test.code || out.String() != test.stdout || !strings.Contains(errs.String(), test.err) {
-			t.Errorf("%q: exit %d, %d bytes on stdout, stderr %q", test.args, code, out.Len(), errs.String())
+		command := exec.Command(program, test.args...)
+		command.Stdin, command.Stdout, command.Stderr = strings.NewReader(test.stdin), &out, &errs
+		command.Run()
+		if code := command.ProcessState.ExitCode(); code != test.code || out.String() != test.stdout || !strings.Contains(errs.String(), test.err) {
+			t.Errorf("%.50q: exit %d, %d bytes on stdout, stderr %q", test.args, code, out.Len(), errs.String())
 		}
 	}
 }
 
-func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
+// awaitProcess waits until the peer has a process that runs a shell command, or has none.
+func awaitProcess(t *testing.T, processes watariv1connect.ProcessServiceClient, command string, there bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		list, err := processes.ListProcesses(t.Context(), connect.NewRequest(&v1.ListProcessesRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		running := slices.ContainsFunc(list.Msg.GetProcesses(), func(p *v1.Process) bool {
+			return p.GetRunning() && slices.Contains(p.GetCommand(), command)
+		})
+		if running == there {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s runs: %v", command, running)
+		}
+	}
+}
+
+func TestWhatALauncherStartedEndsWithIt(t *testing.T) {
+	socket, agents := cluster(t, "md-0", "md-1")
+	program := launcher(t, socket)
+	_, processes := host(t, agents[1])
+	for _, test := range []struct {
+		signal os.Signal
+		code   int
+	}{{unix.SIGKILL, -1}, {unix.SIGTERM, 143}, {unix.SIGUSR1, 138}} {
+		launched := exec.Command(program, "md-1", "exec sleep 1001")
+		if err := launched.Start(); err != nil {
+			t.Fatal(err)
+		}
+		awaitProcess(t, processes, "exec sleep 1001", true)
+		launched.Process.Signal(test.signal)
+		launched.Wait()
+		if code := launched.ProcessState.ExitCode(); code != test.code {
+			t.Errorf("%v: exit %d", test.signal, code)
+		}
+		awaitProcess(t, processes, "exec sleep 1001", false)
+	}
+}
+
+func TestSignalsPassWhileNobodyTakesTheOutput(t *testing.T) {
 	socket, agents := cluster(t, "md-0", "md-1")
 	_, processes := host(t, agents[1])
-	door := agent.Door(socket)
-	defer door.Close()
-	peer := watariv1connect.NewProcessServiceClient(door, "http://guest/peer/md-1")
-	_, err := peer.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "a", Command: []string{"true"}, User: "daemon"}))
+	const command = "exec dd if=/dev/zero bs=64k"
+	launched := exec.Command(launcher(t, socket), "md-1", command)
+	out, err := launched.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := launched.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awaitProcess(t, processes, command, true)
+	launched.Process.Signal(unix.SIGTERM)
+	awaitProcess(t, processes, command, false)
+	go io.Copy(io.Discard, out)
+	if err := launched.Wait(); launched.ProcessState.ExitCode() != 143 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
+	_, agents := cluster(t, "md-0", "md-1")
+	_, processes := host(t, agents[1])
+	peer, err := agents[0].Peer("md-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = peer.StartProcess(t.Context(), connect.NewRequest(&v1.StartProcessRequest{Id: "a", Command: []string{"true"}, User: "daemon"}))
 	if connect.CodeOf(err) != connect.CodePermissionDenied {
 		t.Errorf("another user: %v", err)
 	}
@@ -231,7 +315,7 @@ func TestPeersMayNotBeRootNorOfAnotherCluster(t *testing.T) {
 		t.Errorf("signal the host's process: %v", err)
 	}
 	processes.ForgetProcess(t.Context(), connect.NewRequest(&v1.ForgetProcessRequest{Id: "b"}))
-	guests := watariv1connect.NewGuestServiceClient(door, "http://guest/peer/md-1")
+	guests := watariv1connect.NewGuestServiceClient(&http.Client{Transport: agents[0].PeerTransport()}, agents[1].PeerURL())
 	if _, err := guests.Describe(t.Context(), connect.NewRequest(&v1.DescribeRequest{})); err == nil {
 		t.Error("a peer was served GuestService")
 	}

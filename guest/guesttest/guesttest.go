@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -56,7 +57,7 @@ func Image(t testing.TB) string {
 	return directory
 }
 
-// Agent builds watari-guest and returns its path.
+// Agent builds watari-guest, with watari-guest-rsh beside it, and gives its path.
 func Agent(t testing.TB) string {
 	t.Helper()
 	agent := filepath.Join(t.TempDir(), "watari-guest")
@@ -64,6 +65,14 @@ func Agent(t testing.TB) string {
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build watari-guest: %v: %s", err, text)
+	}
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		t.Fatalf("find the sources: %v", err)
+	}
+	script := filepath.Join(strings.TrimSpace(string(root)), "scripts", "guest-rsh.sh")
+	if text, err := exec.Command(script, agent+"-rsh").CombinedOutput(); err != nil {
+		t.Fatalf("build watari-guest-rsh: %v: %s", err, text)
 	}
 	return agent
 }

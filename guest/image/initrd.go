@@ -22,10 +22,19 @@ const ModuleList = "/watari/modules"
 // Provider is the file name of PM's libfabric provider. libfabric looks for names of this form.
 const Provider = "libpm-fi.so"
 
-// writeInitrd writes an initial RAM file system with the guest agent as /init, the modules, a console device, and PM's
-// provider unless pm is "". It is not compressed: on an emulated CPU, unpacking takes longer than loading.
+// launcherOf is the path of watari-guest-rsh, which is built with the guest agent and lies beside it.
+func launcherOf(agent string) string {
+	return filepath.Join(filepath.Dir(agent), path.Base(initd.Launcher))
+}
+
+// writeInitrd writes an initial RAM file system with the guest agent as /init, watari-guest-rsh, the modules, a console
+// device, and PM's provider unless pm is "". It is not compressed: on an emulated CPU, unpacking takes longer than loading.
 func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 	program, err := readELF("guest agent", agent)
+	if err != nil {
+		return err
+	}
+	launcher, err := readELF("MPI launchers' program", launcherOf(agent))
 	if err != nil {
 		return err
 	}
@@ -37,6 +46,7 @@ func writeInitrd(target, agent, pm string, modules []moduleFile) error {
 		cpio.Directory("sys", 0o755),
 		cpio.Directory("run", 0o755),
 		cpio.StaticFile("init", program, 0o755),
+		cpio.StaticFile(strings.TrimPrefix(initd.LauncherInitrd, "/"), launcher, 0o755),
 	}
 	if pm != "" {
 		provider, err := readELF("PM's provider", pm)

@@ -48,7 +48,7 @@ func TestInitrdHoldsAgentModulesAndConsole(t *testing.T) {
 	module := filepath.Join(dir, "m.ko")
 	agent := filepath.Join(dir, "agent")
 	pm := filepath.Join(dir, "libpm-fi.so.new")
-	for path, text := range map[string]string{module: "module", agent: "\x7fELF agent", pm: "\x7fELF PM"} {
+	for path, text := range map[string]string{module: "module", agent: "\x7fELF agent", launcherOf(agent): "\x7fELF launcher", pm: "\x7fELF PM"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -61,6 +61,9 @@ func TestInitrdHoldsAgentModulesAndConsole(t *testing.T) {
 	records, order := readInitrd(t, target)
 	if init := records["init"]; content(t, init) != "\x7fELF agent" || init.Mode != cpio.S_IFREG|0o755 {
 		t.Errorf("init: mode %o", init.Mode)
+	}
+	if launcher := records["watari/watari-guest-rsh"]; content(t, launcher) != "\x7fELF launcher" || launcher.Mode != cpio.S_IFREG|0o755 {
+		t.Errorf("MPI launchers' program: mode %o", launcher.Mode)
 	}
 	if console := records["dev/console"]; console.Mode != cpio.S_IFCHR|0o600 || console.Rmajor != 5 || console.Rminor != 1 {
 		t.Errorf("console: %+v", console.Info)
@@ -93,7 +96,7 @@ func TestInitrdHoldsAgentModulesAndConsole(t *testing.T) {
 func TestScriptIsNeitherGuestAgentNorPM(t *testing.T) {
 	dir := t.TempDir()
 	script, program := filepath.Join(dir, "script"), filepath.Join(dir, "program")
-	for path, text := range map[string]string{script: "#!/bin/sh\n", program: "\x7fELF"} {
+	for path, text := range map[string]string{script: "#!/bin/sh\n", program: "\x7fELF", launcherOf(program): "\x7fELF"} {
 		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -108,8 +111,10 @@ func TestScriptIsNeitherGuestAgentNorPM(t *testing.T) {
 func TestInitrdWithoutPMHasNoFolderForIt(t *testing.T) {
 	dir := t.TempDir()
 	agent, target := filepath.Join(dir, "agent"), filepath.Join(dir, "initrd")
-	if err := os.WriteFile(agent, []byte("\x7fELF"), 0o755); err != nil {
-		t.Fatal(err)
+	for _, path := range []string{agent, launcherOf(agent)} {
+		if err := os.WriteFile(path, []byte("\x7fELF"), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := writeInitrd(target, agent, "", nil); err != nil {
 		t.Fatal(err)

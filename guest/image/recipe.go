@@ -62,7 +62,7 @@ type Recipe struct {
 	KernelArgs    string   // appended to the kernel's command line
 	Modules       []string // required modules; nil: initd.Modules
 	LateModules   []string // loaded later, if the kernel has them; nil: initd.LateModules
-	GuestAgent    string   // path of the statically linked watari-guest
+	GuestAgent    string   // path of the statically linked watari-guest; watari-guest-rsh lies beside it
 	PM            string   // path of PM's libfabric provider, libpm-fi.so; "": guests have no PM
 
 	// The remaining fields do not change the image.
@@ -147,7 +147,10 @@ func (r Recipe) validateFiles() error {
 	if r.GuestAgent == "" {
 		return errors.New("no guest agent given: name the watari-guest binary")
 	}
-	if err := checkFile("guest agent", r.GuestAgent); err != nil || r.PM == "" {
+	if err := checkFile("guest agent", r.GuestAgent); err != nil {
+		return err
+	}
+	if err := checkFile("MPI launchers' program", launcherOf(r.GuestAgent)); err != nil || r.PM == "" {
 		return err
 	}
 	return checkFile("PM's provider", r.PM)

@@ -13,8 +13,10 @@ import (
 func testRecipe(t *testing.T) Recipe {
 	t.Helper()
 	agent := filepath.Join(t.TempDir(), "watari-guest")
-	if err := os.WriteFile(agent, []byte("\x7fELF guest agent"), 0o755); err != nil {
-		t.Fatal(err)
+	for path, text := range map[string]string{agent: "\x7fELF guest agent", launcherOf(agent): "\x7fELF launchers' program"} {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return Recipe{GuestAgent: agent, Cache: t.TempDir()}
 }
@@ -36,6 +38,7 @@ func TestRecipeIsRefusedWithTheReason(t *testing.T) {
 		"missing addition":  {func(r *Recipe) { r.Tree, r.Additions = t.TempDir(), []Addition{{missing, "/x"}} }, "no such file"},
 		"root as addition":  {func(r *Recipe) { r.Tree, r.Additions = t.TempDir(), []Addition{{"/etc", "/"}, {"/", "/.."}} }, "not an absolute path below the root"},
 		"missing agent":     {func(r *Recipe) { r.Tree, r.GuestAgent = t.TempDir(), missing }, "guest agent"},
+		"missing launcher":  {func(r *Recipe) { r.Tree = t.TempDir(); os.Remove(launcherOf(r.GuestAgent)) }, "launchers' program"},
 		"missing PM":        {func(r *Recipe) { r.Tree, r.PM = t.TempDir(), missing }, "PM's provider"},
 		"odd kernel":        {func(r *Recipe) { r.Tree, r.KernelPackage = t.TempDir(), "-o" }, "not the name of a Debian package with a kernel"},
 		"broken arguments":  {func(r *Recipe) { r.Tree, r.KernelArgs = t.TempDir(), "a\nb" }, "line break"},

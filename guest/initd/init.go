@@ -17,6 +17,13 @@ import (
 // Program is the path of the guest program after the root is mounted.
 const Program = "/run/watari/watari-guest"
 
+// Launcher is where watari-guest-rsh lies then, by which MPI's launchers reach other guests, and LauncherInitrd where it
+// lies in the initrd.
+const (
+	Launcher       = Program + "-rsh"
+	LauncherInitrd = "/watari/watari-guest-rsh"
+)
+
 // ModulesLoaded is a file that is created after all modules have been loaded or have failed to load.
 const ModulesLoaded = "/run/watari/modules-loaded"
 
@@ -169,7 +176,8 @@ func waitForFile(path string, limit time.Duration) error {
 	}
 }
 
-// switchRoot makes newRoot the root. It moves the kernel's file systems there and binds this program to Program.
+// switchRoot makes newRoot the root. It moves the kernel's file systems there and binds the guest's programs below
+// /run/watari.
 func switchRoot() error {
 	for _, directory := range []string{"/proc", "/sys", "/dev"} {
 		if err := (mount{directory, newRoot + directory, "", unix.MS_MOVE, ""}).do(); err != nil {
@@ -186,8 +194,11 @@ func switchRoot() error {
 			return err
 		}
 	}
-	if err := moveProgram(newRoot + Program); err != nil {
+	if err := moveProgram("/init", newRoot+Program); err != nil {
 		return fmt.Errorf("move guest program into the root: %w", err)
+	}
+	if err := moveProgram(LauncherInitrd, newRoot+Launcher); err != nil {
+		return fmt.Errorf("move the launchers' program into the root: %w", err)
 	}
 	if err := moveProviders(newRoot + Providers); err != nil {
 		return fmt.Errorf("move PM into the root: %w", err)
@@ -204,8 +215,8 @@ func switchRoot() error {
 	return os.Chdir("/")
 }
 
-// moveProgram binds this program to path. It is not copied: its memory stays that of the initrd.
-func moveProgram(path string) error {
+// moveProgram binds a program of the initrd to path. It is not copied: its memory stays that of the initrd.
+func moveProgram(program, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -214,7 +225,7 @@ func moveProgram(path string) error {
 		return err
 	}
 	file.Close()
-	return mount{"/init", path, "", unix.MS_BIND, ""}.do()
+	return mount{program, path, "", unix.MS_BIND, ""}.do()
 }
 
 // moveProviders binds the initrd's directory with PM to path, if there is one.
@@ -265,7 +276,7 @@ func tune() {
 	unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	unix.Sethostname([]byte("watari"))
 	os.Symlink(Program, "/usr/bin/watari-guest") // for launchers and the daemons that they start
-	os.Symlink(Program, Program+"-rsh")          // for launchers that cannot pass a subcommand
+	os.Symlink(Launcher, "/usr/bin/watari-guest-rsh")
 	os.Symlink("/proc/self/fd", "/dev/fd")
 	os.Symlink("/proc/self/fd/0", "/dev/stdin")
 	os.Symlink("/proc/self/fd/1", "/dev/stdout")

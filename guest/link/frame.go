@@ -37,7 +37,7 @@ const (
 
 var magic = []byte("WtL1")
 
-// castagnoli is computed on first use: it takes long under emulation, and `watari-guest rsh` does not need it.
+// castagnoli is computed on first use: it takes long under emulation, and not every use of the program needs it.
 var castagnoli = sync.OnceValue(func() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) })
 
 // frame is one unit on the wire. seq and ack are offsets in the byte streams. seq is the offset of payload's first

@@ -1,39 +1,92 @@
 package rsh
 
 import (
-	"io"
 	"net"
-	"os"
-	"strings"
+	"net/http"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"watari/api/watariv1/watariv1connect"
 )
 
-func TestASignalEndsWhatHasNotBegun(t *testing.T) {
-	socket := t.TempDir() + "/s"
-	listener, err := net.Listen("unix", socket)
+// deaf is a peer that answers nothing.
+type deaf struct{}
+
+func (deaf) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// connected gives both ends of a socket of watari-guest-rsh.
+func connected(t *testing.T) (launcher, agent *net.UnixConn) {
+	address := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"}
+	listener, err := net.ListenUnix(address.Net, address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	ended := make(chan int, 1)
-	go func() { ended <- Run([]string{"md-1", "true"}, socket, strings.NewReader(""), io.Discard, io.Discard) }()
-	conn, err := listener.Accept() // and answers nothing
-	if err != nil {
+	if launcher, err = net.DialUnix(address.Net, nil, address); err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
+	t.Cleanup(func() { launcher.Close() })
+	if agent, err = listener.AcceptUnix(); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case code := <-ended:
-		if code != 128+int(unix.SIGTERM) {
-			t.Errorf("exit status %d", code)
+	return launcher, agent
+}
+
+func TestASignalEndsWhatHasNotBegun(t *testing.T) {
+	launcher, agent := connected(t)
+	go Serve(t.Context(), agent, func(string) (watariv1connect.ProcessServiceClient, error) {
+		return watariv1connect.NewProcessServiceClient(&http.Client{Transport: deaf{}}, "http://guest"), nil
+	})
+	for _, packet := range []string{"Amd-1\x00tr", "Aue\x00", "R", "S" + string(rune(unix.SIGTERM))} {
+		if _, err := launcher.Write([]byte(packet)); err != nil {
+			t.Fatal(err)
 		}
-	case <-time.After(20 * time.Second):
-		t.Fatal("it goes on")
+	}
+	launcher.SetReadDeadline(time.Now().Add(20 * time.Second))
+	packet := make([]byte, packetSize)
+	n, err := launcher.Read(packet)
+	if err != nil || string(packet[:n]) != "X\x8f" {
+		t.Errorf("%q, %v", packet[:n], err)
+	}
+}
+
+func TestInputThatWasNotAskedForIsDropped(t *testing.T) {
+	asked := 0
+	i := newInput(func() { asked++ })
+	i.take([]byte("early"))
+	i.want()
+	i.want()
+	i.take([]byte("one"))
+	i.take([]byte("two"))
+	if m := i.next(0); string(m.GetStdin()) != "one" || asked != 1 {
+		t.Errorf("%v, asked %d times", m, asked)
+	}
+}
+
+func TestInputIsBounded(t *testing.T) {
+	asked := 0
+	i := newInput(func() { asked++ })
+	for last := -1; last < asked; {
+		last = asked
+		if i.want(); asked > last {
+			i.take(make([]byte, packetSize-1))
+		}
+	}
+	if len(i.kept) > inputLimit || len(i.kept) < inputLimit-2*packetSize {
+		t.Errorf("%d bytes are kept", len(i.kept))
+	}
+	i.had(uint64(len(i.kept)))
+	if i.want(); i.kept != nil || !i.asked {
+		t.Errorf("%d bytes are kept of what the peer had", len(i.kept))
+	}
+	i.take(nil)
+	if m := i.next(i.sent); !m.GetStdinClosed() {
+		t.Errorf("at the end: %v", m)
 	}
 }

@@ -33,10 +33,10 @@ func underAny(name string, paths []string) bool {
 
 // deciders are pure packages: no files, no network, no processes, no clock.
 var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility",
-	"watari/manager/lifecycle"}
+	"watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
 
 // pureImports are the packages that deciders may import in addition to each other.
-var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode",
+var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",
 	"github.com/dustin/go-humanize", "watari/api/watariv1", "google.golang.org/protobuf"}
 
 // forbidden lists packages that some packages must not depend on, even indirectly.
@@ -46,7 +46,9 @@ var forbidden = []struct {
 }{
 	{"watari/cmd/watari", "the command line is pure Go", []string{"libvirt.org/go/libvirt", "watari/agent"}},
 	{"watari/manager", "the manager knows no hypervisor", []string{"libvirt.org/go/libvirt", "watari/agent", "watari/overlay", "watari/cmd"}},
-	{"watari/cmd/watari-agent", "an agent keeps no store", []string{"go.etcd.io", "watari/manager/store", "watari/manager/controller", "watari/manager/api"}},
+	{"watari/agent", "an agent knows its end of the connection, not the manager", []string{"go.etcd.io", "watari/manager", "watari/cmd"}},
+	{"watari/cmd/watari-agent", "an agent knows its end of the connection, not the manager", []string{"go.etcd.io", "watari/manager"}},
+	{"watari/hostlink", "both ends of the connection use it", []string{"libvirt.org", "go.etcd.io", "watari/manager", "watari/agent", "watari/guest", "watari/cmd"}},
 	{"watari/cmd/watari-guest", "a guest knows neither hosts nor managers", []string{"libvirt.org", "go.etcd.io", "watari/manager", "watari/agent", "watari/overlay", "watari/lab"}},
 	{"watari/guest", "a guest knows neither hosts nor managers", []string{"libvirt.org", "go.etcd.io", "watari/manager", "watari/agent", "watari/overlay", "watari/lab", "watari/cmd"}},
 	{"watari/overlay", "the overlay knows addresses, not guests' machines", []string{"libvirt.org", "go.etcd.io", "watari/manager", "watari/agent", "watari/cmd"}},

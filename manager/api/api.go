@@ -23,7 +23,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// DefaultPrefix is what clusters' prefixes, a /24 each, are taken from.
+// DefaultPrefix is what clusters' prefixes, a /24 or larger each, are taken from.
 var DefaultPrefix = netip.MustParsePrefix("10.77.0.0/16")
 
 // Options is what the API works with. All but Prefix, Version and Log are needed.

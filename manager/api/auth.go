@@ -8,7 +8,7 @@ import (
 	"net/http"
 
 	"watari/ca"
-	"watari/manager/session"
+	"watari/hostlink"
 	"watari/manager/store"
 
 	v1 "watari/api/watariv1"
@@ -92,10 +92,10 @@ func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 func (s *Server) AcceptHost(id ca.Identity) error {
 	snap := s.Store.Snapshot()
 	if !s.Leading() {
-		return &session.Refusal{Reason: "this manager does not lead", Leader: snap.Leader}
+		return &hostlink.Refusal{Reason: "this manager does not lead", Leader: snap.Leader}
 	}
 	if why := hostRefused(snap, id); why != "" {
-		return &session.Refusal{Reason: why, Removed: snap.Removed[id.UID] != nil}
+		return &hostlink.Refusal{Reason: why, Removed: snap.Removed[id.UID] != nil}
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (s *Server) mustLead() error {
 	if s.Leading() {
 		return nil
 	}
-	if err := s.Store.Snapshot().Readable(); err != nil {
+	if err := store.Readable(s.Store.Snapshot()); err != nil {
 		return fail(connect.CodeUnavailable, "this manager does not lead: %v", err)
 	}
 	if leader := s.Store.Snapshot().Leader; leader != "" {

@@ -21,8 +21,8 @@ import (
 
 // Bounds of what can be asked for.
 const (
-	// maxGuests of a cluster: a /24 holds more, but a cluster is made in one etcd transaction, which holds 128.
-	maxGuests      = 120
+	// maxGuests of a cluster, which is made in one etcd transaction. The embedded etcd takes twice as many.
+	maxGuests      = 1000
 	maxVCPUs       = 512
 	minMemoryBytes = 64 << 20
 	maxMemoryBytes = 16 << 40
@@ -30,7 +30,6 @@ const (
 	maxRunSpec     = 256 << 10 // bytes: a run's record is rewritten whole at each change
 	maxUnended     = 200       // runs of a cluster, each of which is driven by itself
 	maxRequestID   = 64        // bytes
-	firstAddress   = 10        // guest 0's last byte
 )
 
 var nameRule = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)

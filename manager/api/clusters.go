@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"watari/ca"
@@ -37,6 +36,9 @@ func (s *Server) CreateCluster(ctx context.Context, r *connect.Request[v1.Create
 	}
 	if err := checkSpec(spec); err != nil {
 		return nil, err
+	}
+	if most := s.Store.MaxOps() - 2; int(spec.Guests) > most { // the cluster and its event are the other two
+		return nil, fail(connect.CodeFailedPrecondition, "%d guests: the manager's etcd lets a cluster have %d; start etcd with --max-txn-ops=2048 for more", spec.Guests, most)
 	}
 	existed := false
 	err := s.change(ctx, func(snap *store.Snapshot) ([]store.Op, error) {
@@ -144,7 +146,7 @@ func overQuota(owner, limit, used, more, flag string) error {
 
 // newCluster makes the objects of a cluster.
 func (s *Server) newCluster(snap *store.Snapshot, name string, owner caller, spec *v1.ClusterSpec, image *v1.Image) (*v1.Cluster, []*v1.Guest, error) {
-	prefix, err := freePrefix(s.Prefix, snap)
+	prefix, err := freePrefix(s.Prefix, snap, int(spec.Guests))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -157,40 +159,13 @@ func (s *Server) newCluster(snap *store.Snapshot, name string, owner caller, spe
 		Mtu: clusterMTU(snap), CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM(),
 	}
 	guests := make([]*v1.Guest, spec.Guests)
-	base := prefix.Addr().As4()
 	for i := range guests {
-		address := base
-		address[3] = byte(firstAddress + i)
 		guests[i] = &v1.Guest{
 			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Owner: owner.name, OwnerUid: owner.uid}, Cluster: name, Index: uint32(i),
-			Shape: proto.CloneOf(spec.Shape), ImageDigest: image.Digest, Address: netip.AddrFrom4(address).String(), NoFork: spec.NoFork,
+			Shape: proto.CloneOf(spec.Shape), ImageDigest: image.Digest, Address: guestAddress(prefix, i).String(), NoFork: spec.NoFork,
 		}
 	}
 	return cluster, guests, nil
-}
-
-// freePrefix is the first /24 of the whole that no cluster has. The prefix of a cluster that is being deleted
-// stays taken until nothing of it is left.
-func freePrefix(whole netip.Prefix, snap *store.Snapshot) (netip.Prefix, error) {
-	taken := map[string]bool{}
-	for _, c := range snap.Clusters {
-		taken[c.Prefix] = true
-	}
-	at := whole.Masked().Addr()
-	for whole.Contains(at) {
-		p := netip.PrefixFrom(at, 24)
-		if !taken[p.String()] {
-			return p, nil
-		}
-		b := at.As4()
-		if b[2]++; b[2] == 0 {
-			if b[1]++; b[1] == 0 {
-				b[0]++
-			}
-		}
-		at = netip.AddrFrom4(b)
-	}
-	return netip.Prefix{}, fail(connect.CodeResourceExhausted, "all of %s is given to clusters; delete some", whole)
 }
 
 // clusterMTU is what fits between any two of the hosts.

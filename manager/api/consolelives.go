@@ -15,7 +15,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/hostlink"
 )
 
 // listTime is how long a host may take to list the consoles that it keeps.
@@ -60,7 +60,7 @@ func (s *Server) keptOn(ctx context.Context, host, uid string) ([]*v1.KeptConsol
 	if err != nil {
 		return nil, err
 	}
-	r, err := watariv1connect.NewAgentServiceClient(client, session.BaseURL).ListConsoles(ctx,
+	r, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL).ListConsoles(ctx,
 		connect.NewRequest(&v1.ListConsolesRequest{GuestUid: uid}))
 	if err != nil {
 		return nil, err

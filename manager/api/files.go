@@ -8,8 +8,8 @@ import (
 	"io"
 	"path"
 
+	"watari/core"
 	"watari/manager/store"
-	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 
@@ -53,7 +53,7 @@ func (s *Server) locate(ctx context.Context, guest, run, file string) (place, er
 		p.user = defaultUser
 	}
 	if !path.IsAbs(file) {
-		p.path = path.Join(view.RunDirectory(r), file)
+		p.path = path.Join(core.RunDirectory(r), file)
 	}
 	p.guest, err = s.headGuest(ctx, snap, r)
 	return p, err
@@ -61,7 +61,7 @@ func (s *Server) locate(ctx context.Context, guest, run, file string) (place, er
 
 // headGuest is the guest that a run's files are in.
 func (s *Server) headGuest(ctx context.Context, snap *store.Snapshot, r *v1.Run) (*v1.Guest, error) {
-	name, uid := view.RunHead(snap, r)
+	name, uid := core.RunHead(snap, r)
 	if name == "" {
 		return nil, fail(connect.CodeFailedPrecondition, "cluster %s of run %s has no guest", r.Spec.GetCluster(), r.Meta.Name)
 	}
@@ -97,7 +97,7 @@ func (s *Server) PutFile(ctx context.Context, in *connect.ClientStream[v1.Contro
 	}
 	if to.run != nil {
 		made := client.PutFile(ctx)
-		err := made.Send(&v1.PutFileRequest{Path: view.RunDirectory(to.run), Mode: 0o755, User: to.user, Directory: true, Last: true})
+		err := made.Send(&v1.PutFileRequest{Path: core.RunDirectory(to.run), Mode: 0o755, User: to.user, Directory: true, Last: true})
 		if _, closeErr := made.CloseAndReceive(); err == nil || errors.Is(err, io.EOF) {
 			err = closeErr
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"watari/core"
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
@@ -120,7 +121,7 @@ func (s *Server) RemoveHost(ctx context.Context, r *connect.Request[v1.RemoveHos
 		_, _, connected := s.Sessions.Observed(name)
 		guests := HostGuests(snap, name)
 		if !lost {
-			for _, stranger := range view.Strangers(snap, s.Sessions) {
+			for _, stranger := range core.Strangers(snap, s.Sessions) {
 				if stranger.Host == name {
 					return nil, fail(connect.CodeFailedPrecondition, "host %s would end a guest that may be the only copy: %v", name, stranger)
 				}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"watari/core"
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
@@ -82,7 +83,7 @@ func sameMove(snap *store.Snapshot, m *v1.Migration, r *v1.MigrateRequest) error
 		return nil
 	}
 	return fail(connect.CodeFailedPrecondition, "guest %s is moving to %s (%s, %s); wait for its end, or cancel it",
-		m.Guest, m.Target, m.Meta.Name, view.StateName(m.State.String()))
+		m.Guest, m.Target, m.Meta.Name, core.StateName(m.State.String()))
 }
 
 // CancelMigration asks for a move to be given up. The guest stays where it is, unless the move is past the
@@ -96,7 +97,7 @@ func (s *Server) CancelMigration(ctx context.Context, r *connect.Request[v1.Canc
 		}
 		name = m.Meta.Name
 		if migration.Ended(m.State) {
-			return nil, fail(connect.CodeFailedPrecondition, "migration %s has ended: %s", name, view.StateName(m.State.String()))
+			return nil, fail(connect.CodeFailedPrecondition, "migration %s has ended: %s", name, core.StateName(m.State.String()))
 		}
 		if m.Cancel {
 			return nil, nil

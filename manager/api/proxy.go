@@ -8,7 +8,8 @@ import (
 	"fmt"
 	"time"
 
-	"watari/manager/session"
+	"watari/core"
+	"watari/hostlink"
 	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
@@ -64,7 +65,7 @@ func passing(s v1.GuestState) bool {
 
 // describe is a guest's state and its reason.
 func describe(g *v1.Guest) string {
-	text := view.StateName(g.State.String())
+	text := core.StateName(g.State.String())
 	if g.Message != "" {
 		text += ", " + g.Message
 	}
@@ -80,7 +81,7 @@ func (s *Server) reach(g *v1.Guest) (connect.HTTPClient, string, error) {
 	if err != nil {
 		return nil, "", connect.NewError(connect.CodeUnavailable, fmt.Errorf("reach guest %s: %w", g.Meta.Name, err))
 	}
-	return client, session.BaseURL + "/guest/" + g.Meta.Uid, nil
+	return client, hostlink.BaseURL + "/guest/" + g.Meta.Uid, nil
 }
 
 func (s *Server) processes(g *v1.Guest) (watariv1connect.ProcessServiceClient, error) {
@@ -88,7 +89,7 @@ func (s *Server) processes(g *v1.Guest) (watariv1connect.ProcessServiceClient, e
 	if err != nil {
 		return nil, err
 	}
-	return watariv1connect.NewProcessServiceClient(client, url, session.GuestLimit()), nil
+	return watariv1connect.NewProcessServiceClient(client, url, hostlink.GuestLimit()), nil
 }
 
 func (s *Server) files(g *v1.Guest) (watariv1connect.GuestServiceClient, error) {
@@ -96,7 +97,7 @@ func (s *Server) files(g *v1.Guest) (watariv1connect.GuestServiceClient, error) 
 	if err != nil {
 		return nil, err
 	}
-	return watariv1connect.NewGuestServiceClient(client, url, session.GuestLimit()), nil
+	return watariv1connect.NewGuestServiceClient(client, url, hostlink.GuestLimit()), nil
 }
 
 // final is an error that is not to be tried again and is told as it is.

@@ -17,8 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"watari/core"
 	"watari/manager/store"
-	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 
@@ -48,7 +48,7 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		}
 		name = cmp.Or(r.Msg.Name, runOfRequest(c, snap, r.Msg.RequestId), freeRunName(snap, spec.Cluster))
 		if have := snap.Runs[name]; have != nil {
-			if !c.owns(have.Meta) || !view.IsRunOf(have, cluster) || !sameRun(have.Spec, spec) {
+			if !c.owns(have.Meta) || !core.IsRunOf(have, cluster) || !sameRun(have.Spec, spec) {
 				return nil, fail(connect.CodeAlreadyExists, "there is another run %s; take another name", name)
 			}
 			return nil, nil
@@ -65,7 +65,7 @@ func (s *Server) CreateRun(ctx context.Context, r *connect.Request[v1.CreateRunR
 		}
 		run := &v1.Run{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner, OwnerUid: cluster.Meta.OwnerUid}, Spec: proto.CloneOf(spec), State: v1.RunState_RUN_STATE_PENDING,
 			RequestId: r.Msg.RequestId, ClusterUid: cluster.Meta.Uid}
-		run.Directory = view.RunDirectory(run)
+		run.Directory = core.RunDirectory(run)
 		return []store.Op{store.Create(run), audit(ctx, "run", name, "created on cluster %s: %s", spec.Cluster, strings.Join(spec.Command, " "))}, nil
 	})
 	if err != nil {
@@ -94,7 +94,7 @@ func sameRun(a, b *v1.RunSpec) bool {
 // unended counts a cluster's runs that have not ended.
 func unended(snap *store.Snapshot, cluster string) (n int) {
 	for _, run := range snap.Runs {
-		if run.Spec.GetCluster() == cluster && !view.RunEnded(run.State) {
+		if run.Spec.GetCluster() == cluster && !core.RunEnded(run.State) {
 			n++
 		}
 	}
@@ -103,7 +103,7 @@ func unended(snap *store.Snapshot, cluster string) (n int) {
 
 // noneHalted is an error where the cluster has guests that a run would wait for in vain.
 func noneHalted(snap *store.Snapshot, cluster string) error {
-	if halted := view.Halted(snap, cluster); halted != "" {
+	if halted := core.Halted(core.GuestsOf(snap, cluster)); halted != "" {
 		return fail(connect.CodeFailedPrecondition, "a run needs all guests of cluster %s: %s", cluster, halted)
 	}
 	return nil
@@ -174,7 +174,7 @@ func (s *Server) StartRun(ctx context.Context, r *connect.Request[v1.StartRunReq
 		if !run.Spec.GetHold() {
 			return false, nil
 		}
-		if view.RunEnded(run.State) || run.Cancel {
+		if core.RunEnded(run.State) || run.Cancel {
 			return false, fail(connect.CodeFailedPrecondition, "run %s was cancelled", run.Meta.Name)
 		}
 		if err := noneHalted(snap, run.Spec.Cluster); err != nil {
@@ -212,7 +212,7 @@ func (s *Server) CancelRun(ctx context.Context, r *connect.Request[v1.CancelRunR
 		}
 	}
 	run, err := s.changeRun(ctx, r.Msg.Name, "to be cancelled", func(_ *store.Snapshot, run *v1.Run) (bool, error) {
-		if view.RunEnded(run.State) || run.Cancel {
+		if core.RunEnded(run.State) || run.Cancel {
 			return false, nil
 		}
 		if signal := syscall.Signal(r.Msg.Signal); signal != 0 && !slices.Contains(endingSignals, signal) {
@@ -314,7 +314,7 @@ func (s *Server) RunOutput(ctx context.Context, r *connect.Request[v1.RunOutputR
 		if err := sendOutput(out, errs, stream); err != nil {
 			return err
 		}
-		if view.RunEnded(run.State) {
+		if core.RunEnded(run.State) {
 			return stream.Send(&v1.RunOutputResponse{Ended: run})
 		}
 		if !r.Msg.Follow {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"watari/core"
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
@@ -26,7 +27,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 	}
 	s.hostStatus(c, snap, resp)
 	if c.admin {
-		strangers := view.Strangers(snap, s.Sessions)
+		strangers := core.Strangers(snap, s.Sessions)
 		for _, uid := range slices.Sorted(maps.Keys(strangers)) {
 			resp.Problems = append(resp.Problems, strangers[uid].String())
 		}
@@ -40,7 +41,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 		case v1.GuestState_GUEST_STATE_RUNNING, v1.GuestState_GUEST_STATE_MIGRATING:
 			resp.GuestsRunning++
 		case v1.GuestState_GUEST_STATE_FAILED, v1.GuestState_GUEST_STATE_UNKNOWN, v1.GuestState_GUEST_STATE_PENDING:
-			resp.Problems = append(resp.Problems, fmt.Sprintf("guest %s: %s: %s", g.Meta.Name, view.StateName(g.State.String()), g.Message))
+			resp.Problems = append(resp.Problems, fmt.Sprintf("guest %s: %s: %s", g.Meta.Name, core.StateName(g.State.String()), g.Message))
 		}
 	}
 	for _, m := range own(c, snap.Migrations) {
@@ -49,7 +50,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 		}
 	}
 	for _, r := range own(c, snap.Runs) {
-		if !view.RunEnded(r.State) {
+		if !core.RunEnded(r.State) {
 			resp.RunsActive++
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 	"watari/manager/store"
 )
 
@@ -49,7 +50,7 @@ func TestADrainInAMixedFleetFindsTheHostThatFits(t *testing.T) {
 	if w := f.hosts.hosts["a1"].wanted.Guests[0]; !proto.Equal(w.Platform, g.Platform) {
 		t.Errorf("its host was told %v", w)
 	}
-	_, explanation, err := PlanMigration(s, f.hosts, g, "b1", "")
+	_, explanation, err := core.PlanMove(s, f.hosts, g, "b1", "")
 	want := "guest md-0 cannot be moved: b1: refused: it lacks CPU feature avx2, which the guest was started with"
 	if err == nil || err.Error() != want {
 		t.Errorf("to b1: %v (%q)\nwant   %s", err, explanation, want)
@@ -63,7 +64,7 @@ func TestADrainInAMixedFleetFindsTheHostThatFits(t *testing.T) {
 	}
 	// Nothing fits now: it stays, and no move is begun.
 	f.drain("c1")
-	if _, _, err := PlanMigration(f.store.Snapshot(), f.hosts, f.store.Snapshot().Guests["md-0"], "", ""); err == nil ||
+	if _, _, err := core.PlanMove(f.store.Snapshot(), f.hosts, f.store.Snapshot().Guests["md-0"], "", ""); err == nil ||
 		!strings.Contains(err.Error(), "b1: refused: it lacks CPU feature avx2") {
 		t.Errorf("away from c1: %v", err)
 	}
@@ -83,12 +84,12 @@ func TestTheBaselineMovesEverywhere(t *testing.T) {
 func TestAClusterThatNoHostCanRunIsRefused(t *testing.T) {
 	f := mixedFixture(t)
 	spec := &v1.ClusterSpec{Guests: 1, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 512 << 20}, Cpu: "EPYC-Milan"}
-	_, err := Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Hour)
+	_, err := core.Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Now(), time.Now().Add(-time.Hour))
 	if err == nil || !strings.Contains(err.Error(), "a1: its libvirt  does not offer CPU model EPYC-Milan, which the cluster's guests have") {
 		t.Errorf("%v", err)
 	}
 	spec.Cpu = "EPYC"
-	if platforms, err := Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Hour); err != nil || platforms[0].Cpu.Model != "EPYC" {
+	if platforms, err := core.Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Now(), time.Now().Add(-time.Hour)); err != nil || platforms[0].Cpu.Model != "EPYC" {
 		t.Errorf("%v, %v", platforms, err)
 	}
 }

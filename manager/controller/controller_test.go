@@ -16,7 +16,8 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/ca"
-	"watari/manager/lifecycle"
+	"watari/core"
+	"watari/core/lifecycle"
 	"watari/manager/store"
 	"watari/manager/view"
 )
@@ -117,7 +118,7 @@ func (f *fakeHosts) run(name, uid string) {
 }
 
 func (f *fakeHosts) guest(name string, h *fakeHost, w *v1.GuestWanted) {
-	seen := view.GuestOn(h.report, w.Uid)
+	seen := core.GuestOn(h.report, w.Uid)
 	switch w.Role {
 	case v1.GuestRole_GUEST_ROLE_RUN:
 		switch {
@@ -242,7 +243,7 @@ func (f *fixture) clusterIs(name string, state v1.ClusterState) func(*store.Snap
 func (f *fixture) migrate(guest, to string) string {
 	f.t.Helper()
 	s := f.store.Snapshot()
-	m, _, err := PlanMigration(s, f.hosts, s.Guests[guest], to, "")
+	m, _, err := core.PlanMove(s, f.hosts, s.Guests[guest], to, "")
 	if err != nil {
 		f.t.Fatal(err)
 	}

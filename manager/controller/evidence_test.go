@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 	"watari/manager/store"
-	"watari/manager/view"
 )
 
 // reboots starts a host anew, as far as its report tells.
@@ -122,7 +122,7 @@ func TestGuestsThatAnOlderStoreDoesNotKnowAreLeftAlone(t *testing.T) {
 	if at := f.hosts.running; at[g.Meta.Uid] != other || at[unknown] != other {
 		t.Errorf("guests were ended: %v", at)
 	}
-	strangers := view.Strangers(f.store.Snapshot(), f.hosts)
+	strangers := core.Strangers(f.store.Snapshot(), f.hosts)
 	if s := strangers[g.Meta.Uid]; len(strangers) != 2 || s.Host != other || s.LastEpoch != g.LastEpoch || strangers[unknown].LastEpoch != 0 {
 		t.Errorf("strangers: %v", strangers)
 	}

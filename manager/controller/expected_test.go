@@ -5,6 +5,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 	"watari/manager/store"
 )
 
@@ -29,7 +30,7 @@ func TestAHostThatIsExpectedBackCountsAsThere(t *testing.T) {
 				h.since = time.Now().Add(-c.away)
 			}
 		})
-		if _, err := Feasible(f.store.Snapshot(), f.hosts, spec, "", c.led); (err == nil) != c.want {
+		if _, err := core.Feasible(f.store.Snapshot(), f.hosts, spec, "", time.Now(), time.Now().Add(-c.led)); (err == nil) != c.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -3,18 +3,14 @@ package controller
 // identity.go - what makes a restored template into one guest.
 
 import (
-	"cmp"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"net/netip"
-	"slices"
 	"strings"
-
-	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 	"watari/ca"
-	"watari/manager/store"
 )
 
 // The gateway is the same on every host, address and MAC, so that nothing has to be learnt anew after a move.
@@ -34,28 +30,26 @@ type identityKey struct {
 	epoch uint64
 }
 
-// identity makes the guest's identity for an epoch once and remembers it; entropy and key are nowhere else. A
-// manager started anew makes another, which is as good. Peers are as they are now.
-func (c *Controller) identity(s *store.Snapshot, g *v1.Guest, epoch uint64) *v1.Identity {
+// identify makes the guest's identity for an epoch once and remembers it; entropy and key are nowhere else. A manager
+// started anew makes another, which is as good.
+func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
 	key := identityKey{g.Meta.Uid, epoch}
-	id := c.identities[key]
-	if id == nil {
-		made, err := newIdentity(s.Clusters[g.Cluster], g, epoch)
-		if err != nil {
-			c.Log.Error("a guest's identity could not be made", "guest", g.Meta.Name, "error", err)
-			return nil
-		}
-		for old := range c.identities {
-			if old.uid == key.uid && old.epoch+1 < epoch {
-				delete(c.identities, old)
-			}
-		}
-		id = made
-		c.identities[key] = id
+	if id := c.identities[key]; id != nil {
+		return id
 	}
-	id = proto.CloneOf(id) // what was handed out before stays as it was
-	setPeers(id, s, g.Cluster)
+	id, err := newIdentity(cluster, g, epoch)
+	if err != nil {
+		c.Log.Error("a guest's identity could not be made", "guest", g.Meta.Name, "error", err)
+		return nil
+	}
+	c.identities[key] = id
+	delete(c.identities, identityKey{g.Meta.Uid, epoch - 2})
 	return id
+}
+
+// forgetIdentities forgets the identities of a guest that was deleted.
+func (c *Controller) forgetIdentities(uid string) {
+	maps.DeleteFunc(c.identities, func(key identityKey, _ *v1.Identity) bool { return key.uid == uid })
 }
 
 func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, error) {
@@ -83,23 +77,4 @@ func newIdentity(cluster *v1.Cluster, g *v1.Guest, epoch uint64) (*v1.Identity, 
 		CaCertificate: cluster.CaCertificate, Certificate: pair.Certificate, Key: pair.Key,
 		User: GuestUser, Uid: guestUserID,
 	}, nil
-}
-
-// setPeers fills in the cluster's guests, by index, and the one that serves the shared home.
-func setPeers(id *v1.Identity, s *store.Snapshot, cluster string) {
-	var guests []*v1.Guest
-	for _, g := range s.Guests {
-		if g.Cluster == cluster {
-			guests = append(guests, g)
-		}
-	}
-	slices.SortFunc(guests, func(a, b *v1.Guest) int { return cmp.Compare(a.Index, b.Index) })
-	peers := make([]*v1.Peer, len(guests))
-	for i, g := range guests {
-		peers[i] = &v1.Peer{Name: g.Meta.Name, Address: g.Address, Slots: g.Shape.GetVcpus()}
-	}
-	id.Peers = peers
-	if len(guests) > 0 {
-		id.HomeServer = guests[0].Address
-	}
 }

@@ -11,22 +11,22 @@ import (
 	"strconv"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 	"watari/manager/store"
-	"watari/manager/view"
 )
 
-// Where the guest agent is in every guest, and the file of hosts and slots that it keeps.
+// Where every guest has the program by which launchers reach other guests, and the file of hosts and slots.
 const (
-	guestAgent = "/run/watari/watari-guest"
-	hostfile   = "/run/watari/hostfile"  // with .hydra: as MPICH reads it
-	providers  = "/run/watari/libfabric" // folder with PM's libfabric provider, where the image brings it
+	launcher  = "/run/watari/watari-guest-rsh"
+	hostfile  = "/run/watari/hostfile"  // with .hydra: as MPICH reads it
+	providers = "/run/watari/libfabric" // folder with PM's libfabric provider, where the image brings it
 )
 
 // openMPI are defaults for Open MPI's parameters, as environment, so that a user's own arguments win. The
-// launcher is the guest agent; transports that a guest does not have are not looked for, which under emulation
+// launcher is the guest's; transports that a guest does not have are not looked for, which under emulation
 // takes longer than the whole rest of the start.
 var openMPI = map[string]string{
-	"OMPI_MCA_plm_rsh_agent":         guestAgent + " rsh",
+	"OMPI_MCA_plm_rsh_agent":         launcher,
 	"OMPI_MCA_orte_default_hostfile": hostfile,
 	"OMPI_MCA_pml":                   "ob1",
 	"OMPI_MCA_btl":                   "self,vader,tcp",
@@ -37,7 +37,7 @@ var openMPI = map[string]string{
 
 // prrte are the same parameters for Open MPI's launcher from 5.0 on, which is a program of its own.
 var prrte = map[string]string{
-	"PRTE_MCA_plm_ssh_agent":         guestAgent + " rsh",
+	"PRTE_MCA_plm_ssh_agent":         launcher,
 	"PRTE_MCA_prte_default_hostfile": hostfile,
 	"PRTE_MCA_prte_if_exclude":       "lo",
 }
@@ -61,7 +61,7 @@ var pm = map[string]string{
 // mpich are the same for MPICH, whose launcher is Hydra and whose messages go by UCX.
 var mpich = map[string]string{
 	"HYDRA_LAUNCHER":      "rsh",
-	"HYDRA_LAUNCHER_EXEC": guestAgent + "-rsh", // Hydra takes one word
+	"HYDRA_LAUNCHER_EXEC": launcher, // Hydra takes one word
 	"HYDRA_HOST_FILE":     hostfile + ".hydra",
 	"UCX_TLS":             "self,sm,tcp",
 	"UCX_NET_DEVICES":     "eth0",
@@ -82,8 +82,18 @@ func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, erro
 		user = GuestUser
 	}
 	// Where the process is started twice, for the answer was lost, the guest takes the first and its key.
-	command, env := launch(imageByDigest(s, cluster.ImageDigest).GetMpi(), run.Spec, ranks, newJobKey())
-	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: view.RunDirectory(run), User: user}, nil
+	command, env := launch(mpiOf(s, cluster.ImageDigest), run.Spec, ranks, newJobKey())
+	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: core.RunDirectory(run), User: user}, nil
+}
+
+// mpiOf returns the MPI libraries of an image.
+func mpiOf(s *store.Snapshot, digest string) []string {
+	for _, image := range s.Images {
+		if image.Digest == digest {
+			return image.Mpi
+		}
+	}
+	return nil
 }
 
 // newJobKey makes the secret by which PM's processes of a run know each other: 32 bytes, in hexadecimal digits.

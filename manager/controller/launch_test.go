@@ -15,11 +15,11 @@ func TestLaunchersAndTheirEnvironment(t *testing.T) {
 		mpi          []string
 		command, env string
 	}{
-		{[]string{"openmpi"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_plm_rsh_agent=" + guestAgent + " rsh"},
+		{[]string{"openmpi"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_plm_rsh_agent=" + launcher},
 		{[]string{"mpich", "openmpi"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_orte_default_hostfile=" + hostfile},
 		{[]string{"openmpi", "prrte"}, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "PRTE_MCA_prte_default_hostfile=" + hostfile},
 		{nil, "mpirun -n 4 --tag-output -x OMP_NUM_THREADS -x UCX_TLS -v lmp -in a b", "OMPI_MCA_pml=ob1"},
-		{[]string{"mpich"}, "mpiexec.hydra -n 4 -prepend-rank -v lmp -in a b", "HYDRA_LAUNCHER_EXEC=" + guestAgent + "-rsh"},
+		{[]string{"mpich"}, "mpiexec.hydra -n 4 -prepend-rank -v lmp -in a b", "HYDRA_LAUNCHER_EXEC=" + launcher},
 	} {
 		command, env := launch(test.mpi, spec, 4, "")
 		if got := strings.Join(command, " "); got != test.command {

@@ -1,66 +1,103 @@
 package controller
 
-// runs.go - drives each run from its creation to its end: a goroutine a run, which may be ended at any point
-// and begun again by the next manager, since the process in the guest has the run's uid and its output is read
-// by offset.
+// runs.go - does for runs what core asks for: a goroutine for each run that has begun starts its process and follows its
+// output. It may be ended at any point and begun again by the next manager, since the process in the guest has the run's
+// uid and its output is read by offset.
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/cenkalti/backoff/v5"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-	"watari/manager/session"
+	"watari/core"
+	"watari/hostlink"
 	"watari/manager/store"
-	"watari/manager/view"
 )
 
-// Signals sent to a run that is cancelled, one after the other while it does not end. One that has lost a guest
-// begins with the second: its launcher waits for the lost one at the first.
-var cancelSignals = []int32{2, 15, 9}
-
-// cancelPatience is how long a run may take to end after each of them.
-const cancelPatience = 5 * time.Second
-
-// runnerPause is how long a run is let be after what drives it has failed.
-const runnerPause = time.Second
-
+// runner follows one run.
 type runner struct {
 	c    *Controller
 	name string
 	uid  string
+	stop context.CancelFunc
+
+	mu        sync.Mutex
+	seen      core.RunSeen
+	signaling bool
+	over      bool // its goroutine has ended
 }
 
-// startRunners begins to drive the runs that nobody drives yet.
-func (c *Controller) startRunners(ctx context.Context, s *store.Snapshot) {
-	for name, run := range s.Runs {
-		if view.RunEnded(run.State) || c.runs[run.Meta.Uid] != nil {
-			continue
+// runsSeen is what the runners know.
+func (c *Controller) runsSeen() map[string]core.RunSeen {
+	seen := make(map[string]core.RunSeen, len(c.runners))
+	for uid, r := range c.runners {
+		r.mu.Lock()
+		seen[uid] = r.seen
+		r.mu.Unlock()
+	}
+	return seen
+}
+
+// drive begins to follow the runs that core orders to be followed, and ends the following of others.
+func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core.RunOrder) {
+	ordered := map[string]bool{}
+	for _, order := range orders {
+		uid := order.Run.Meta.Uid
+		ordered[uid] = true
+		r := c.runners[uid]
+		if r == nil {
+			ctx, stop := context.WithCancel(ctx)
+			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, stop: stop}
+			c.runners[uid] = r
+			c.driving.Go(func() { r.follow(ctx) })
 		}
-		r := &runner{c: c, name: name, uid: run.Meta.Uid}
-		c.runs[r.uid] = r
-		c.driving.Go(func() {
-			if err := r.drive(ctx); err != nil && ctx.Err() == nil {
-				c.Log.Error("run", "name", r.name, "error", err)
-				// It is begun again at once when it is done; a full disk, say, lasts longer.
-				select {
-				case <-time.After(runnerPause):
-				case <-ctx.Done():
-				}
+		if order.Signal != 0 {
+			r.signal(ctx, order)
+		}
+	}
+	for uid, r := range c.runners {
+		stored := s.Runs[r.name]
+		gone := stored == nil || stored.Meta.Uid != uid
+		if ordered[uid] || !gone && !core.RunEnded(stored.State) {
+			continue // core has not ended it, or that it has is not written yet
+		}
+		r.stop()
+		r.mu.Lock()
+		over := r.over
+		r.mu.Unlock()
+		if over {
+			delete(c.runners, uid)
+			if !gone {
+				c.driving.Go(func() { r.forget(ctx, stored) })
 			}
-			select {
-			case c.done <- r.uid:
-			case <-ctx.Done():
-			}
-		})
+		}
+	}
+}
+
+// tell changes what is known of the run, and wakes the loop.
+func (r *runner) tell(change func(*core.RunSeen)) {
+	r.mu.Lock()
+	before := r.seen
+	change(&r.seen)
+	changed := r.seen != before
+	r.mu.Unlock()
+	if changed {
+		r.wake()
+	}
+}
+
+func (r *runner) wake() {
+	select {
+	case r.c.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -71,105 +108,6 @@ func (r *runner) run() *v1.Run {
 		return nil
 	}
 	return run
-}
-
-// update changes the stored record, on top of whatever else changed it.
-func (r *runner) update(ctx context.Context, change func(*v1.Run)) error {
-	for {
-		stored := r.run()
-		if stored == nil {
-			return store.ErrNotFound
-		}
-		update := proto.CloneOf(stored)
-		change(update)
-		err := r.c.Store.Txn(ctx, store.Update(update))
-		if !errors.Is(err, store.ErrConflict) {
-			return err
-		}
-	}
-}
-
-func (r *runner) end(ctx context.Context, state v1.RunState, exitCode int32, format string, a ...any) error {
-	message := fmt.Sprintf(format, a...)
-	err := r.update(ctx, func(run *v1.Run) {
-		run.State, run.ExitCode, run.Message, run.Ended = state, exitCode, message, timestamppb.Now()
-	})
-	if err == nil {
-		severity := v1.Severity_SEVERITY_INFO
-		if state == v1.RunState_RUN_STATE_FAILED {
-			severity = v1.Severity_SEVERITY_ERROR
-		}
-		r.c.event(ctx, severity, "run", r.name, "%s, status %d %s", view.StateName(state.String()), exitCode, message)
-	}
-	return err
-}
-
-func (r *runner) drive(ctx context.Context) error {
-	changes := r.c.Store.Subscribe(ctx)
-	for {
-		run := r.run()
-		if run == nil || view.RunEnded(run.State) {
-			return nil
-		}
-		s := r.c.Store.Snapshot()
-		cluster, halted := view.Cluster(s, r.c.Sessions, run.Spec.Cluster), view.Halted(s, run.Spec.Cluster)
-		switch {
-		case run.State == v1.RunState_RUN_STATE_STARTING || run.State == v1.RunState_RUN_STATE_RUNNING:
-			return r.execute(ctx, run)
-		case run.Cancel:
-			return r.end(ctx, v1.RunState_RUN_STATE_CANCELLED, 0, "cancelled before it was started")
-		case cluster == nil || cluster.State == v1.ClusterState_CLUSTER_STATE_DELETING || !view.IsRunOf(run, cluster):
-			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "cluster %s exists no more", run.Spec.Cluster)
-		case !run.Spec.Hold && halted != "": // since it was asked for; a person has to act, and may not for days
-			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted)
-		case !run.Spec.Hold && allReady(cluster):
-			err := r.update(ctx, func(run *v1.Run) {
-				run.State, run.Message, run.Directory = v1.RunState_RUN_STATE_STARTING, "", view.RunDirectory(run)
-				run.Head, run.HeadUid = view.RunHead(s, run)
-				run.StartedEpochs = startedEpochs(s, run.Spec.Cluster)
-			})
-			if err != nil {
-				return fmt.Errorf("take up: %w", err)
-			}
-			continue
-		}
-		if err := r.explain(ctx, run, cluster); err != nil {
-			return err
-		}
-		// Readiness is an observation, not a stored change: it is looked at again after a while. A run that is held waits
-		// for a change of its record alone, and may do so for days.
-		var later <-chan time.Time
-		if !run.Spec.Hold {
-			later = time.After(200 * time.Millisecond)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-changes:
-		case <-later:
-		}
-	}
-}
-
-// allReady: every guest of the cluster answers. A guest that is on the move counts.
-func allReady(cluster *v1.Cluster) bool {
-	return cluster.ReadyGuests == cluster.Spec.Guests || cluster.State == v1.ClusterState_CLUSTER_STATE_READY
-}
-
-func (r *runner) explain(ctx context.Context, run *v1.Run, cluster *v1.Cluster) error {
-	message := "waits for cluster " + run.Spec.Cluster + ": " + cluster.Message
-	if run.Spec.Hold {
-		message = "waits for its files"
-	}
-	return r.say(ctx, message)
-}
-
-// say puts a message into the record, where it is another one.
-func (r *runner) say(ctx context.Context, message string) error {
-	if run := r.run(); run == nil || run.Message == message {
-		return nil
-	}
-	return r.update(ctx, func(run *v1.Run) { run.Message = message })
 }
 
 // processes calls the head guest's ProcessService, wherever the guest is now.
@@ -187,56 +125,46 @@ func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (wa
 	if err != nil {
 		return nil, fmt.Errorf("reach guest %s: %w", guest, err)
 	}
-	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, session.GuestLimit()), nil
+	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, hostlink.GuestLimit()), nil
 }
 
-var errRunOver = errors.New("the run is over")
-
-// execute starts the process where that was not done, and follows it to its end through moves, lost connections
-// and restarts of anything.
-func (r *runner) execute(ctx context.Context, run *v1.Run) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	go r.endEarly(ctx)
+// follow starts the process where that was not done, and follows it to its end through moves, lost connections and
+// restarts of anything, until ctx ends.
+func (r *runner) follow(ctx context.Context) {
+	defer func() {
+		r.mu.Lock()
+		r.over = true
+		r.mu.Unlock()
+		r.wake()
+	}()
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = 50*time.Millisecond, 2*time.Second
-	for {
-		err := r.attempt(ctx)
-		if errors.Is(err, errRunOver) {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		run := r.run()
-		if run == nil {
-			return nil
-		}
-		g := r.c.Store.Snapshot().Guests[run.Head]
-		if g == nil || g.Meta.Uid != run.HeadUid {
-			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "its head guest %s exists no more", run.Head)
-		}
-		if lost := lostGuest(r.c.Store.Snapshot(), run); lost == run.Head {
-			return r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "%s", lostMessage(lost))
+	for ctx.Err() == nil {
+		begun := time.Now()
+		settled, err := r.attempt(ctx)
+		if settled {
+			return
 		}
 		r.c.Log.Debug("run: connection to the head guest ended", "run", r.name, "error", err)
+		if time.Since(begun) > wait.MaxInterval {
+			wait.Reset()
+		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
 		case <-time.After(wait.NextBackOff()):
 		}
 	}
 }
 
-// attempt is one connection's worth of following; errRunOver once the run has its end.
-func (r *runner) attempt(ctx context.Context) error {
+// attempt is one connection's worth of following. settled: what is known of the run is final.
+func (r *runner) attempt(ctx context.Context) (settled bool, err error) {
 	run := r.run()
 	if run == nil {
-		return errRunOver
+		return true, nil
 	}
 	client, err := r.processes(run)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if run.State == v1.RunState_RUN_STATE_STARTING {
 		start, err := startRequest(r.c.Store.Snapshot(), run)
@@ -244,25 +172,15 @@ func (r *runner) attempt(ctx context.Context) error {
 			_, err = client.StartProcess(ctx, connect.NewRequest(start))
 		}
 		if code := connect.CodeOf(err); err != nil && (code == connect.CodeInvalidArgument || code == connect.CodeFailedPrecondition) {
-			return r.over(ctx, r.end(ctx, v1.RunState_RUN_STATE_FAILED, 127, "could not be started on %s: %s", run.Head, message(err)))
+			r.tell(func(seen *core.RunSeen) { seen.Refused = message(err) })
+			return true, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
-		err = r.update(ctx, func(run *v1.Run) { run.State, run.Started = v1.RunState_RUN_STATE_RUNNING, timestamppb.Now() })
-		if err != nil {
-			return err
-		}
-		r.c.event(ctx, v1.Severity_SEVERITY_INFO, "run", r.name, "started on cluster %s: %q", run.Spec.Cluster, run.Spec.Command)
+		r.tell(func(seen *core.RunSeen) { seen.Started = true })
 	}
-	return r.follow(ctx, client, run)
-}
-
-func (r *runner) over(ctx context.Context, err error) error {
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return err
-	}
-	return errRunOver
+	return r.attach(ctx, client)
 }
 
 func message(err error) string {
@@ -273,102 +191,83 @@ func message(err error) string {
 	return err.Error()
 }
 
-// follow copies output to the run's files until the process has ended.
-func (r *runner) follow(ctx context.Context, client watariv1connect.ProcessServiceClient, run *v1.Run) error {
+// attach copies output to the run's files until the process has ended.
+func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServiceClient) (settled bool, err error) {
 	out, err := openOutput(filepath.Join(r.c.RunsDir, r.uid))
 	if err != nil {
-		return fmt.Errorf("keep the output of run %s: %w", r.name, err)
+		r.tell(func(seen *core.RunSeen) { seen.Message = fmt.Sprintf("its output cannot be kept: %v", err) })
+		return false, fmt.Errorf("keep the output of run %s: %w", r.name, err)
 	}
 	defer out.close()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	stream := client.Attach(ctx)
 	if err := stream.Send(&v1.AttachRequest{Id: r.uid, StdoutOffset: out.size(0), StderrOffset: out.size(1)}); err != nil {
-		return err
+		return false, err
 	}
 	if err := stream.CloseRequest(); err != nil {
-		return err
+		return false, err
 	}
 	for {
 		m, err := stream.Receive()
 		if connect.CodeOf(err) == connect.CodeNotFound && err != nil {
-			return r.over(ctx, r.end(ctx, v1.RunState_RUN_STATE_FAILED, 0, "its head guest %s was started anew, and the run ended with it", run.Head))
+			r.tell(func(seen *core.RunSeen) { seen.Unknown = true })
+			return true, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		err = out.write(m)
 		full := ""
 		if errors.Is(err, errOutputFull) {
 			full = err.Error()
 		}
-		if err := r.say(ctx, full); err != nil {
-			return err
-		}
+		r.tell(func(seen *core.RunSeen) { seen.Message = full })
 		if err != nil {
-			return fmt.Errorf("keep the output of run %s: %w", r.name, err)
+			return false, fmt.Errorf("keep the output of run %s: %w", r.name, err)
 		}
 		if m.Ended != nil {
-			return r.ended(ctx, client, m.Ended)
+			r.tell(func(seen *core.RunSeen) { seen.Ended = m.Ended })
+			return true, nil
 		}
 	}
 }
 
-func (r *runner) ended(ctx context.Context, client watariv1connect.ProcessServiceClient, p *v1.Process) error {
-	state, message := v1.RunState_RUN_STATE_EXITED, p.Message
-	if run := r.run(); run != nil {
-		lost := lostGuest(r.c.Store.Snapshot(), run)
-		switch {
-		case run.Cancel:
-			state = v1.RunState_RUN_STATE_CANCELLED
-		case lost != "" && p.ExitCode != 0:
-			state, message = v1.RunState_RUN_STATE_FAILED, lostMessage(lost)
+// signal sends the process a signal, beside the following of its output; one at a time.
+func (r *runner) signal(ctx context.Context, order core.RunOrder) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.signaling {
+		return
+	}
+	r.signaling = true
+	r.seen.Signalled = time.Now()
+	r.c.driving.Go(func() {
+		client, err := r.processes(order.Run)
+		if err == nil {
+			_, err = client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: r.uid, Signal: order.Signal}))
 		}
+		r.mu.Lock()
+		r.signaling = false
+		r.mu.Unlock()
+		if err == nil {
+			r.tell(func(seen *core.RunSeen) { seen.Signals = order.Sent })
+		}
+	})
+}
+
+// forgetWithin is how long the guest of a run that has ended is tried to be reached.
+const forgetWithin = 10 * time.Second
+
+// forget has the guest forget the process of a run that has ended.
+func (r *runner) forget(ctx context.Context, run *v1.Run) {
+	ctx, cancel := context.WithTimeout(ctx, forgetWithin)
+	defer cancel()
+	client, err := r.processes(run)
+	if err == nil {
+		_, err = client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: r.uid}))
 	}
-	if err := r.over(ctx, r.end(ctx, state, p.ExitCode, "%s", message)); !errors.Is(err, errRunOver) {
-		return err
-	}
-	_, err := client.ForgetProcess(ctx, connect.NewRequest(&v1.ForgetProcessRequest{Id: r.uid}))
 	if err != nil {
 		r.c.Log.Debug("a run's process was not forgotten", "run", r.name, "error", err)
-	}
-	return errRunOver
-}
-
-// endEarly ends a run that is cancelled, or has lost a guest, by signals, harsher ones after a while. Its launcher
-// may not notice a lost guest for as long as nobody sends to it.
-func (r *runner) endEarly(ctx context.Context) {
-	changes := r.c.Store.Subscribe(ctx)
-	i := 0
-	for {
-		run := r.run()
-		if run == nil || run.Cancel {
-			break
-		}
-		if lostGuest(r.c.Store.Snapshot(), run) != "" {
-			i = 1
-			break
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-changes:
-		}
-	}
-	for ctx.Err() == nil {
-		run := r.run()
-		if run == nil {
-			return
-		}
-		if client, err := r.processes(run); err == nil && run.State == v1.RunState_RUN_STATE_RUNNING {
-			_, err = client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: r.uid, Signal: cancelSignals[i]}))
-			if err == nil {
-				i = min(i+1, len(cancelSignals)-1)
-			}
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(cancelPatience):
-		}
 	}
 }

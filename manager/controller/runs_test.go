@@ -115,10 +115,10 @@ func TestARunThatCannotBeTakenUpIsLetBeForAWhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	counter := &errorCounter{Handler: slog.DiscardHandler}
-	ctx, cancel := context.WithTimeout(t.Context(), runnerPause/2)
+	ctx, cancel := context.WithTimeout(t.Context(), restPause/2)
 	defer cancel()
 	Run(ctx, Deps{Store: f.store, Sessions: f.hosts, SessionChanges: f.hosts.changed, RunsDir: t.TempDir(), Term: f.term + 1, Log: slog.New(counter)})
 	if n := counter.n.Load(); n != 1 {
-		t.Errorf("it failed %d times in %v", n, runnerPause/2)
+		t.Errorf("it failed %d times in %v", n, restPause/2)
 	}
 }

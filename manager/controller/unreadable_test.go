@@ -12,7 +12,7 @@ func TestNothingIsDecidedWhileAnObjectCannotBeRead(t *testing.T) {
 	c := &Controller{}
 	again, err := c.decide(t.Context(), &store.Snapshot{Unreadable: map[string]error{"/watari/guests/md-0": errors.New("damaged")}})
 	var unreadable *store.UnreadableError
-	if again || !errors.As(err, &unreadable) {
+	if !again.IsZero() || !errors.As(err, &unreadable) {
 		t.Errorf("%v, %v", again, err)
 	}
 }

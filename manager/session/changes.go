@@ -2,7 +2,31 @@ package session
 
 // changes.go - telling others that something observed changed.
 
-import "context"
+import (
+	"context"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// sameButFigures compares a new report, which nobody else has yet, with the one before, without the figures that always
+// change and on which nothing is decided: the host's load, and the processor time and memory of its guests.
+func sameButFigures(observed, before *v1.HostObserved) bool {
+	if len(observed.Guests) != len(before.GetGuests()) {
+		return false
+	}
+	load := observed.Load
+	defer func() { observed.Load = load }()
+	observed.Load = before.GetLoad()
+	for i, g := range observed.Guests {
+		had := before.Guests[i]
+		cpuTime, memory := g.CpuTimeNs, g.MemoryBytes
+		defer func() { g.CpuTimeNs, g.MemoryBytes = cpuTime, memory }()
+		g.CpuTimeNs, g.MemoryBytes = had.CpuTimeNs, had.MemoryBytes
+	}
+	return proto.Equal(observed, before)
+}
 
 // tell calls the watchers and fills the subscriptions. s.mu is not held.
 func (s *Sessions) tell(host string) {
@@ -20,7 +44,7 @@ func (s *Sessions) tell(host string) {
 	}
 }
 
-// OnChange has f called after a host reported something new (its load apart), connected or disconnected. f
+// OnChange has f called after a host reported something new (figures of load apart), connected or disconnected. f
 // must not block; it stays registered.
 func (s *Sessions) OnChange(f func(host string)) {
 	s.mu.Lock()

@@ -1,6 +1,5 @@
-// Package session holds the manager's connections to agents. An agent dials the manager (so that it works
-// behind NAT), TLS with the ALPN protocol watari-agent/1, and then serves HTTP/2 on the connection it dialled:
-// the manager is the client of AgentService, and of the guests behind it.
+// Package session holds the manager's connections to agents (see package hostlink): orders go out, reports come in, and
+// agents and guests are called.
 package session
 
 import (
@@ -8,38 +7,20 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"watari/ca"
+	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
-
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
+	"watari/ca"
+	"watari/hostlink"
 )
-
-const (
-	// Protocol is the ALPN protocol of an agent's connection.
-	Protocol = "watari-agent/1"
-	// BaseURL is what requests through Sessions.HTTPClient are addressed to; a guest is at BaseURL/guest/<uid>.
-	BaseURL = "http://agent"
-
-	// A connection on which nothing was heard for pingAfter is pinged, and given up pingTimeout later.
-	pingAfter   = 2 * time.Second
-	pingTimeout = 3 * time.Second
-)
-
-// GuestLimit bounds one message that is taken of a guest: what is in it is its owner's, who may have put anything in
-// the place of its agent. More than any request to a guest may hold, which answers repeat.
-func GuestLimit() connect.ClientOption { return connect.WithReadMaxBytes(16 << 20) }
 
 var errClosed = errors.New("this manager is ending")
 
@@ -48,7 +29,7 @@ var errClosed = errors.New("this manager is ending")
 type Sessions struct {
 	// Accept says whether a host may connect now; its error is told to the agent. It is called at each
 	// connection, and must not call Sessions: nothing is dropped or reset between its answer and the session.
-	// A *Refusal tells the agent where to go instead.
+	// A *hostlink.Refusal tells the agent where to go instead.
 	Accept func(ca.Identity) error
 	// Log is nil for slog.Default().
 	Log *slog.Logger
@@ -87,10 +68,10 @@ func New(accept func(ca.Identity) error, log *slog.Logger) *Sessions {
 }
 
 // TLSNextProto is for http.Server.TLSNextProto: it serves agents' connections until they end. The server's TLS
-// configuration must offer Protocol.
+// configuration must offer hostlink.Protocol.
 func (s *Sessions) TLSNextProto() map[string]func(*http.Server, *tls.Conn, http.Handler) {
 	return map[string]func(*http.Server, *tls.Conn, http.Handler){
-		Protocol: func(_ *http.Server, conn *tls.Conn, _ http.Handler) { s.serve(conn) },
+		hostlink.Protocol: func(_ *http.Server, conn *tls.Conn, _ http.Handler) { s.serve(conn) },
 	}
 }
 
@@ -106,7 +87,7 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	transport := newTransport(conn)
+	transport := hostlink.NewTransport(conn)
 	defer transport.CloseIdleConnections()
 	ses := &session{name: id.Name, conn: conn, client: &http.Client{Transport: transport}, wake: make(chan struct{}, 1), cancel: cancel}
 	if err == nil {
@@ -117,7 +98,7 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	}
 	if err != nil {
 		s.Log.Warn("an agent was refused", "identity", id.String(), "address", conn.RemoteAddr().String(), "reason", err)
-		refuse(transport, err)
+		hostlink.Refuse(transport, err)
 		return
 	}
 	s.Log.Info("agent connected", "host", id.Name, "address", conn.RemoteAddr().String())
@@ -139,30 +120,6 @@ func explain(err error) string {
 		return text
 	}
 }
-
-// newTransport is an HTTP/2 client on exactly this connection.
-func newTransport(conn net.Conn) *http.Transport {
-	var once sync.Once
-	dial := func(context.Context, string, string) (c net.Conn, err error) {
-		err = fmt.Errorf("the agent's connection has ended: %w", net.ErrClosed)
-		once.Do(func() { c, err = plainConn{conn}, nil })
-		return c, err
-	}
-	t := &http.Transport{
-		DialContext: dial,
-		Protocols:   new(http.Protocols),
-		HTTP2: &http.HTTP2Config{
-			SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: pingTimeout,
-			StrictMaxConcurrentRequests: true,
-		},
-		DisableCompression: true,
-	}
-	t.Protocols.SetUnencryptedHTTP2(true) // the encryption is below
-	return t
-}
-
-// plainConn hides from net/http that a connection is a *tls.Conn whose ALPN it would look at.
-type plainConn struct{ net.Conn }
 
 // begin makes ses the host's session, if that is accepted; an older one ends. It refuses when all is being closed.
 func (s *Sessions) begin(ses *session, id ca.Identity) error {
@@ -217,7 +174,7 @@ func (s *Sessions) host(name string) *host {
 func (s *Sessions) sync(ctx context.Context, ses *session) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream := watariv1connect.NewAgentServiceClient(ses.client, BaseURL).Sync(ctx)
+	stream := watariv1connect.NewAgentServiceClient(ses.client, hostlink.BaseURL).Sync(ctx)
 	defer stream.CloseResponse()
 	// The request's headers go out at once, so that the agent reports before anything is wanted of it.
 	if err := stream.Send(nil); err != nil {
@@ -277,7 +234,7 @@ func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 		s.mu.Unlock()
 		return
 	}
-	changed := !h.connected || !sameButLoad(observed, h.observed)
+	changed := !h.connected || !sameButFigures(observed, h.observed)
 	h.observed = observed
 	if !h.connected {
 		h.connected, h.since = true, time.Now()
@@ -286,15 +243,6 @@ func (s *Sessions) heard(ses *session, observed *v1.HostObserved) {
 	if changed {
 		s.tell(ses.name)
 	}
-}
-
-// sameButLoad compares a new report, which nobody else has yet, with the one before, without the load, which always
-// changes and about which nobody acts.
-func sameButLoad(observed, before *v1.HostObserved) bool {
-	load := observed.Load
-	defer func() { observed.Load = load }()
-	observed.Load = before.GetLoad()
-	return proto.Equal(observed, before)
 }
 
 // Send hands a host what is wanted of it; a later one replaces one that has not left yet. One of an older term than the
@@ -329,7 +277,7 @@ func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.
 	return h.observed, h.since, h.connected
 }
 
-// HTTPClient calls what the host's agent serves (base URL BaseURL) on its present connection.
+// HTTPClient calls what the host's agent serves (base URL hostlink.BaseURL) on its present connection.
 func (s *Sessions) HTTPClient(name string) (connect.HTTPClient, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,25 +315,4 @@ func (s *Sessions) reset(close bool) {
 	}
 	s.hosts = map[string]*host{}
 	s.closed = s.closed || close
-}
-
-// refuse tells an agent why it is not served, by one request that DialAgent answers.
-func refuse(t *http.Transport, reason error) {
-	defer t.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, BaseURL+refusalPath, strings.NewReader(reason.Error()))
-	if err != nil {
-		return
-	}
-	if to, ok := reason.(*Refusal); ok {
-		r.Header.Set(leaderHeader, to.Leader)
-		r.Header.Set(removedHeader, strconv.FormatBool(to.Removed))
-	}
-	resp, err := t.RoundTrip(r)
-	if err != nil {
-		return
-	}
-	io.Copy(io.Discard, resp.Body)
-	resp.Body.Close()
 }

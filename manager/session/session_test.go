@@ -16,6 +16,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
+	"watari/hostlink"
 
 	"connectrpc.com/connect"
 )
@@ -43,7 +44,7 @@ func newLab(t *testing.T, accept func(ca.Identity) error) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.NextProtos = []string{Protocol}
+	config.NextProtos = []string{hostlink.Protocol}
 	l := &lab{t: t, authority: a, sessions: New(accept, nil), changed: make(chan string, 1000)}
 	l.sessions.OnChange(func(host string) { l.changed <- host })
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,7 +137,7 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	f := newFakeAgent()
 	ended := make(chan error, 1)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
-	go func() { ended <- DialAgent(ctx, l.url, config, f.handler()) }()
+	go func() { ended <- hostlink.Dial(ctx, l.url, config, f.handler()) }()
 	l.await("a1 connects", l.connected("a1"))
 	if o, _, _ := l.sessions.Observed("a1"); o.Info.GetBootId() != "b1" {
 		t.Fatalf("observed %v", o)
@@ -149,7 +150,7 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := http.NewRequest("GET", BaseURL+"/guest/u1", nil)
+	r, _ := http.NewRequest("GET", hostlink.BaseURL+"/guest/u1", nil)
 	resp, err := client.Do(r)
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +179,7 @@ func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	l := newLab(t, nil)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
 	ctx, stop := context.WithCancel(t.Context())
-	go DialAgent(ctx, l.url, config, newFakeAgent().handler())
+	go hostlink.Dial(ctx, l.url, config, newFakeAgent().handler())
 	l.await("a1 connects", l.connected("a1"))
 	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 1})
 	stop()
@@ -187,7 +188,7 @@ func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	again := newFakeAgent()
 	reached, goOn := make(chan bool), make(chan bool)
 	again.first = func() { reached <- true; <-goOn }
-	go DialAgent(t.Context(), l.url, config, again.handler())
+	go hostlink.Dial(t.Context(), l.url, config, again.handler())
 	<-reached
 	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 2})
 	close(goOn)
@@ -202,10 +203,10 @@ func TestNewestSessionWins(t *testing.T) {
 	l := newLab(t, nil)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
 	ended := make(chan error, 1)
-	go func() { ended <- DialAgent(t.Context(), l.url, config, newFakeAgent().handler()) }()
+	go func() { ended <- hostlink.Dial(t.Context(), l.url, config, newFakeAgent().handler()) }()
 	l.await("the first connects", l.connected("a1"))
 	f := newFakeAgent()
-	go DialAgent(t.Context(), l.url, config, f.handler())
+	go hostlink.Dial(t.Context(), l.url, config, f.handler())
 	if err := <-ended; err == nil {
 		t.Fatal("no error")
 	}
@@ -219,7 +220,7 @@ func TestConnectedOnlyOnceReported(t *testing.T) {
 	f := newFakeAgent()
 	reached, goOn := make(chan bool), make(chan bool)
 	f.first = func() { reached <- true; <-goOn }
-	go DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
 	<-reached
 	if l.connected("a1")() {
 		t.Fatal("connected before it reported")
@@ -231,25 +232,25 @@ func TestConnectedOnlyOnceReported(t *testing.T) {
 func TestRefusalIsTold(t *testing.T) {
 	l := newLab(t, func(id ca.Identity) error {
 		if id.Name == "a1" {
-			return &Refusal{Reason: "m2 leads", Leader: "https://m2:7070"}
+			return &hostlink.Refusal{Reason: "m2 leads", Leader: "https://m2:7070"}
 		}
 		return fmt.Errorf("host %s was removed", id.Name)
 	})
 	f := newFakeAgent()
-	var to *Refusal
-	err := DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+	var to *hostlink.Refusal
+	err := hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
 	if !errors.As(err, &to) || to.Leader != "https://m2:7070" {
 		t.Fatalf("%v", err)
 	}
-	err = DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a2"}), f.handler())
+	err = hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a2"}), f.handler())
 	if !errors.As(err, &to) || to.Reason != "host a2 was removed" {
 		t.Fatalf("%v", err)
 	}
-	err = DialAgent(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindUser, Name: "a1"}), f.handler())
+	err = hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindUser, Name: "a1"}), f.handler())
 	if !errors.As(err, &to) {
 		t.Fatalf("a user passed for a host: %v", err)
 	}
-	if err := DialAgent(t.Context(), "http://x", &tls.Config{}, nil); err == nil {
+	if err := hostlink.Dial(t.Context(), "http://x", &tls.Config{}, nil); err == nil {
 		t.Fatal("a plain URL was dialled")
 	}
 }
@@ -262,7 +263,7 @@ func TestAnAgentAcceptedJustBeforeAllIsResetDoesNotStay(t *testing.T) {
 		return nil
 	})
 	ended, config := make(chan error, 1), l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
-	go func() { ended <- DialAgent(t.Context(), l.url, config, newFakeAgent().handler()) }()
+	go func() { ended <- hostlink.Dial(t.Context(), l.url, config, newFakeAgent().handler()) }()
 	<-asked
 	reset := make(chan bool)
 	go func() {
@@ -309,7 +310,7 @@ func TestSilenceIsNoticed(t *testing.T) {
 	ended := make(chan error, 1)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
 	go func() {
-		ended <- DialAgent(t.Context(), "https://"+proxy.Addr().String(), config, newFakeAgent().handler())
+		ended <- hostlink.Dial(t.Context(), "https://"+proxy.Addr().String(), config, newFakeAgent().handler())
 	}()
 	l.await("a1 connects", l.connected("a1"))
 	cut.Store(true)

@@ -10,38 +10,14 @@ import (
 	"sync"
 	"time"
 
-	v1 "watari/api/watariv1"
+	"watari/core"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Snapshot is all objects at one revision, by name. It is shared and never changes.
-type Snapshot struct {
-	Revision   int64
-	Term       uint64 // of the manager that leads or led last; 0: none ever did
-	Leader     string // what that manager calls itself (see Lead)
-	Hosts      map[string]*v1.Host
-	Images     map[string]*v1.Image
-	Clusters   map[string]*v1.Cluster
-	Guests     map[string]*v1.Guest
-	Migrations map[string]*v1.Migration
-	Runs       map[string]*v1.Run
-	Users      map[string]*v1.User
-	Tokens     map[string]*v1.Token
-	Removed    map[string]*v1.RemovedHost // by uid
-	// Unreadable are objects whose value cannot be read, by key. What was read of them before stays in force.
-	Unreadable map[string]error
-}
-
-func emptySnapshot() *Snapshot {
-	return &Snapshot{
-		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
-		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
-		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{},
-		Removed: map[string]*v1.RemovedHost{},
-	}
-}
+// Snapshot is all objects at one revision. It is shared and never changes.
+type Snapshot = core.Objects
 
 type subscriber struct {
 	ch  chan struct{}
@@ -57,7 +33,7 @@ type cache struct {
 }
 
 func newCache(maxEvents int) *cache {
-	return &cache{snap: emptySnapshot(), moved: make(chan struct{}), history: newHistory(maxEvents)}
+	return &cache{snap: core.NoObjects(), moved: make(chan struct{}), history: newHistory(maxEvents)}
 }
 
 func (c *cache) current() *Snapshot {
@@ -175,7 +151,7 @@ func (s *Store) load(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	c := s.cache
-	b := newBuilder(emptySnapshot())
+	b := newBuilder(core.NoObjects())
 	events := newHistory(s.cfg.MaxEvents)
 	for _, kv := range resp.Kvs {
 		if strings.HasPrefix(string(kv.Key), eventsDir) {

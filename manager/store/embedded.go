@@ -26,9 +26,10 @@ const (
 	reserveBytes = 96 << 20
 	// quotaBytes bounds etcd's database; when it is reached etcd raises its NOSPACE alarm.
 	quotaBytes = 1 << 30
-	// maxTxnOps bounds the objects of one transaction in the embedded etcd. An outside etcd has 128 unless
-	// told otherwise, so callers stay below that.
-	maxTxnOps = 1024
+	// maxTxnOps bounds the operations of one transaction in the embedded etcd: a cluster of 1,000 guests fits.
+	maxTxnOps = 2048
+	// outsideTxnOps is the bound of an outside etcd that was not told --max-txn-ops.
+	outsideTxnOps = 128
 )
 
 func quietLogger() *zap.Logger { return zap.NewNop() }
@@ -57,6 +58,7 @@ func (s *Store) startEmbedded(ctx context.Context) error {
 	}
 	s.server = server
 	s.client = v3client.New(server.Server)
+	s.maxOps = maxTxnOps
 	return nil
 }
 

@@ -16,6 +16,20 @@ import (
 
 const eventsDir = root + "events/"
 
+// eventIndexBits is how many low bits of an event's id tell events of one revision apart.
+const eventIndexBits = 10
+
+// eventID is the id of the index-th event that was written at a revision.
+func eventID(revision int64, index uint64) uint64 { return uint64(revision)<<eventIndexBits | index }
+
+// encodeEvent marshals an event with its index in the place of its id; etcd knows the rest.
+func encodeEvent(e *v1.Event, index uint64) ([]byte, error) {
+	id := e.Id
+	defer func() { e.Id = id }()
+	e.Id = index
+	return proto.Marshal(e)
+}
+
 // trimSlack is by how many events the history may exceed its bound before the oldest are removed together.
 const trimSlack = 100
 
@@ -24,7 +38,11 @@ type keptEvent struct {
 	event *v1.Event
 }
 
-// history holds events by id, which is the revision they were written at.
+// dropSlack is by how many it may exceed its bound before they are forgotten without being removed, since nobody
+// here removes them: this manager does not lead. More than a few of the largest batches may add before trimEvents.
+const dropSlack = 4 * maxBatchChanges
+
+// history holds events by id: the revision they were written at, then their index among that revision's.
 type history struct {
 	max    int
 	events []keptEvent
@@ -37,9 +55,9 @@ func (h *history) add(kv *mvccpb.KeyValue) {
 	if proto.Unmarshal(kv.Value, e) != nil {
 		return
 	}
-	e.Id = uint64(kv.ModRevision)
+	e.Id = eventID(kv.ModRevision, e.Id&(1<<eventIndexBits-1))
 	h.events = append(h.events, keptEvent{string(kv.Key), e})
-	if len(h.events) > h.max+2*trimSlack {
+	if len(h.events) > h.max+dropSlack {
 		h.events = slices.Clone(h.events[len(h.events)-h.max:])
 	}
 }
@@ -75,7 +93,7 @@ func (s *Store) trimEvents(ctx context.Context) {
 		h.events = slices.Clone(h.events[n:])
 	}
 	s.cache.mu.Unlock()
-	for chunk := range slices.Chunk(old, 100) {
+	for chunk := range slices.Chunk(old, s.MaxOps()) {
 		var ops []clientv3.Op
 		for _, k := range chunk {
 			ops = append(ops, clientv3.OpDelete(k.key))

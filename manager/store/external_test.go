@@ -5,8 +5,10 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,8 +20,14 @@ import (
 // outside starts an etcd of its own and returns its endpoint.
 func outside(t *testing.T) (endpoint string, server *embed.Etcd) {
 	t.Helper()
+	return outsideWith(t, maxTxnOps)
+}
+
+func outsideWith(t *testing.T, ops uint) (endpoint string, server *embed.Etcd) {
+	t.Helper()
 	dir := t.TempDir()
 	cfg := embeddedConfig(dir)
+	cfg.MaxTxnOps = ops
 	socket := url.URL{Scheme: "unix", Path: filepath.Join(dir, "etcd.sock")}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socket}, []url.URL{socket}
 	server, err := embed.StartEtcd(cfg)
@@ -172,5 +180,36 @@ func TestTwoManagersShareOneAuthority(t *testing.T) {
 	}
 	if certificate, _, err := m2.Authority(ctx, make("m2's")); err != nil || string(certificate) != "m1's" {
 		t.Fatalf("%s %v", certificate, err)
+	}
+}
+
+// TestABatchFitsIntoAnyEtcd uses an etcd whose transactions are small.
+func TestABatchFitsIntoAnyEtcd(t *testing.T) {
+	endpoint, _ := outsideWith(t, outsideTxnOps)
+	ctx := testContext(t)
+	s := connectTo(t, endpoint)
+	defer s.Close()
+	if _, _, err := s.Lead(ctx, "https://m"); err != nil {
+		t.Fatal(err)
+	}
+	var changes []Change
+	for i, size := range []int{1, s.MaxOps(), 60, 64, 65, 1, s.MaxOps() + 1} {
+		var change Change
+		for j := range size {
+			change = append(change, Create(&v1.Guest{Meta: named(fmt.Sprintf("md%d-%d", i, j))}))
+		}
+		changes = append(changes, change)
+	}
+	for i := range 300 {
+		changes = append(changes, Change{Create(&v1.Run{Meta: named(fmt.Sprintf("r%d", i))}), Record(&v1.Event{Message: "made"})})
+	}
+	errs := s.Batch(ctx, changes)
+	for i, err := range errs {
+		if (err == nil) != (i != 6) {
+			t.Errorf("change %d: %v", i, err)
+		}
+	}
+	if errs[6] == nil || !strings.Contains(errs[6].Error(), "operations") {
+		t.Error(errs[6])
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/proto"
@@ -16,10 +17,7 @@ import (
 const root = "/watari/"
 
 // Object is anything the store keeps.
-type Object interface {
-	proto.Message
-	GetMeta() *v1.Meta
-}
+type Object = core.Object
 
 // Kind is one sort of objects.
 type Kind[T Object] struct {

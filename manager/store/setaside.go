@@ -43,8 +43,8 @@ func restsOn(key string) bool {
 	})
 }
 
-// Readable returns an *UnreadableError where an object cannot be read.
-func (s *Snapshot) Readable() error {
+// Readable returns an *UnreadableError where an object of a snapshot cannot be read.
+func Readable(s *Snapshot) error {
 	if len(s.Unreadable) > 0 {
 		return &UnreadableError{s.Unreadable}
 	}

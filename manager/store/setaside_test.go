@@ -34,10 +34,10 @@ func TestAnObjectThatCannotBeReadIsNotAbsent(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	named(s.Snapshot().Readable())
+	named(Readable(s.Snapshot()))
 	s.Close()
 	s = open(t, dir)
-	named(s.Snapshot().Readable())
+	named(Readable(s.Snapshot()))
 	s.Close()
 
 	rested := &UnreadableError{map[string]error{Hosts.dir + "a1": errors.New("damaged")}}
@@ -53,7 +53,7 @@ func TestAnObjectThatCannotBeReadIsNotAbsent(t *testing.T) {
 	}
 	s = open(t, dir)
 	defer s.Close()
-	if err := s.Snapshot().Readable(); err != nil || s.Snapshot().Guests["md-0"] != nil || s.Snapshot().Guests["md-1"] == nil {
+	if err := Readable(s.Snapshot()); err != nil || s.Snapshot().Guests["md-0"] != nil || s.Snapshot().Guests["md-1"] == nil {
 		t.Errorf("after it was set aside: %v, %v", err, s.Snapshot().Guests)
 	}
 	if got, err := s.client.Get(ctx, kept); err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "\xff damaged" {
@@ -74,7 +74,7 @@ func TestAnObjectThatIsMendedCanBeReadAgain(t *testing.T) {
 	if err := s.cache.wait(ctx, gone.Header.Revision); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Snapshot().Readable(); err != nil {
+	if err := Readable(s.Snapshot()); err != nil {
 		t.Error(err)
 	}
 }

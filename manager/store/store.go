@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 )
@@ -52,6 +53,7 @@ type Store struct {
 	log    *slog.Logger
 	server *embed.Etcd // nil: an outside etcd
 	client *clientv3.Client
+	maxOps int // that etcd takes in one transaction
 	cache  *cache
 	life   context.Context // ends with Close
 	stop   context.CancelFunc
@@ -98,8 +100,30 @@ func (s *Store) connect(ctx context.Context) error {
 		return fmt.Errorf("connect to etcd at %v: %w", s.cfg.Endpoints, err)
 	}
 	s.client = client
+	return s.askMaxOps(ctx)
+}
+
+// askMaxOps finds out whether an outside etcd takes as many operations in a transaction as the embedded one, by a
+// transaction that compares as much and does nothing.
+func (s *Store) askMaxOps(ctx context.Context) error {
+	compares := make([]clientv3.Cmp, maxTxnOps)
+	for i := range compares {
+		compares[i] = clientv3.Compare(clientv3.CreateRevision(termKey), "=", -1)
+	}
+	s.maxOps = maxTxnOps
+	_, err := s.client.Txn(ctx).If(compares...).Commit()
+	if errors.Is(err, rpctypes.ErrTooManyOps) {
+		s.maxOps, err = outsideTxnOps, nil
+	}
+	if err != nil {
+		s.client.Close()
+		return fmt.Errorf("ask etcd at %v how large a transaction may be: %w", s.cfg.Endpoints, err)
+	}
 	return nil
 }
+
+// MaxOps is how many operations a Change may hold, its event among them.
+func (s *Store) MaxOps() int { return s.maxOps - 1 }
 
 func (s *Store) disconnect() {
 	if s.server == nil {

@@ -52,65 +52,32 @@ func Record(e *v1.Event) Op { return Op{action: record, event: e} }
 // Txn makes all changes or none. When it returns nil, Snapshot shows them and the objects' meta.revision is
 // the new one. Its errors wrap ErrExists, ErrNotFound, ErrConflict, ErrNotLeader or ErrNoSpace where one of
 // these is why nothing was written; after another error (a timeout) it is unknown whether it was.
-func (s *Store) Txn(ctx context.Context, ops ...Op) error {
-	if len(ops) == 0 {
-		return nil
-	}
-	if err := s.roomToWrite(); err != nil {
-		return err
-	}
-	t := txn{fence: s.fence()}
-	for _, op := range ops {
-		if err := t.add(op); err != nil {
-			return err
-		}
-	}
-	resp, err := s.client.Txn(ctx).If(t.compares...).Then(t.puts...).Else(t.looks...).Commit()
-	if isNoSpace(err) {
-		return fmt.Errorf("write to etcd: %w", ErrNoSpace)
-	}
-	if err != nil {
-		return fmt.Errorf("write to etcd: %w", err)
-	}
-	if !resp.Succeeded {
-		// What refused it is to be in the snapshot on which the caller decides anew.
-		if err := s.cache.wait(ctx, latest(resp.Responses)); err != nil {
-			return err
-		}
-		return t.explain(resp.Responses)
-	}
-	for _, op := range ops {
-		if op.action == create || op.action == update {
-			op.object.GetMeta().Revision = resp.Header.Revision
-		}
-		if op.action == record {
-			op.event.Id = uint64(resp.Header.Revision)
-		}
-	}
-	if t.recorded {
-		s.trimEvents(ctx)
-	}
-	return s.cache.wait(ctx, resp.Header.Revision)
-}
+func (s *Store) Txn(ctx context.Context, ops ...Op) error { return s.Batch(ctx, []Change{ops})[0] }
 
-// txn gathers what one etcd transaction is made of.
+// txn gathers what one change becomes in etcd.
 type txn struct {
-	fence    int64 // ModRevision the term record must have; 0: not fenced
-	fenced   bool
-	recorded bool
-	ops      []Op
-	names    []string
+	event    *v1.Event // nil: none
+	ops      []Op      // all but the event
+	keys     []string  // of ops
+	names    []string  // of ops, for messages
 	compares []clientv3.Cmp
 	puts     []clientv3.Op
-	looks    []clientv3.Op // to explain a refusal; the fence's first, then one per object
+	looks    []clientv3.Op // to explain a refusal, one for each of ops
+	bytes    int           // about what etcd's request holds of it
+}
+
+// newTxn encodes a change. The revisions that it compares are those that the objects have now.
+func newTxn(change Change) (*txn, error) {
+	t := &txn{}
+	for _, op := range change {
+		if err := t.add(op); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 func (t *txn) add(op Op) error {
-	if t.fence != 0 && !t.fenced {
-		t.fenced = true
-		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(termKey), "=", t.fence))
-		t.looks = append(t.looks, clientv3.OpGet(termKey, clientv3.WithKeysOnly()))
-	}
 	if op.action == record {
 		return t.addEvent(op.event)
 	}
@@ -146,32 +113,40 @@ func (t *txn) add(op Op) error {
 			return fmt.Errorf("encode %s %s: %w", kind, meta.Name, err)
 		}
 		t.puts = append(t.puts, clientv3.OpPut(key, string(value)))
+		t.bytes += len(value)
 	}
 	t.ops = append(t.ops, op)
+	t.keys = append(t.keys, key)
 	t.names = append(t.names, kind+" "+meta.Name)
 	t.looks = append(t.looks, clientv3.OpGet(key, clientv3.WithKeysOnly()))
+	t.bytes += 3*len(key) + 64
 	return nil
+}
+
+// size is how many operations etcd counts for the change: its longest list, with the event that is added later.
+func (t *txn) size() int {
+	size := max(len(t.compares), len(t.puts))
+	if t.event != nil {
+		size = max(size, len(t.puts)+1)
+	}
+	return size
 }
 
 // maxEventText bounds an event's message, bytes: it may hold a command of any length, and all events are in memory.
 const maxEventText = 2000
 
 func (t *txn) addEvent(e *v1.Event) error {
-	if t.recorded {
+	if t.event != nil {
 		return fmt.Errorf("store: two events in one transaction")
 	}
-	t.recorded = true
+	t.event = e
 	if len(e.Message) > maxEventText {
 		e.Message = strings.ToValidUTF8(e.Message[:maxEventText], "") + " ..."
 	}
 	if e.At == nil {
 		e.At = timestamppb.Now()
 	}
-	value, err := proto.Marshal(e)
-	if err != nil {
-		return fmt.Errorf("encode an event: %w", err)
-	}
-	t.puts = append(t.puts, clientv3.OpPut(eventsDir+NewUID(), string(value)))
+	t.bytes += proto.Size(e) + 64
 	return nil
 }
 
@@ -196,13 +171,6 @@ func encode(o Object) ([]byte, error) {
 
 // explain turns a refused transaction into the error of the first comparison that failed.
 func (t *txn) explain(looks []*etcdserverpb.ResponseOp) error {
-	if t.fenced {
-		kvs := looks[0].GetResponseRange().Kvs
-		if len(kvs) == 0 || kvs[0].ModRevision != t.fence {
-			return ErrNotLeader
-		}
-		looks = looks[1:]
-	}
 	for i, op := range t.ops {
 		kvs := looks[i].GetResponseRange().Kvs
 		switch {

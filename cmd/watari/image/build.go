@@ -51,7 +51,7 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or directory into the root; may be repeated")
 	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own kernel, or else "+image.DefaultKernelPackage+")")
 	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "arguments to append to the kernel's command line")
-	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "path of watari-guest (default: beside this program)")
+	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "path of watari-guest, which has watari-guest-rsh beside it (default: beside this program)")
 	flags.StringVar(&o.recipe.PM, "pm", "", "path of PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, if it exists); none: without PM")
 	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "directory in which packages, roots and kernels are kept for later builds")
 	flags.BoolVar(&o.recipe.Force, "force", false, "ignore cached results and use the latest versions of packages")

@@ -3,7 +3,6 @@ package local
 // guests.go - finds the guests that run on this machine without the agent.
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,8 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+
+	"watari/internal/qemuprocesses"
 )
 
 // machine is a QEMU process that runs a guest of this machine's agent.
@@ -40,42 +40,17 @@ func findGuests(agentState string) ([]machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for guests: %w", err)
 	}
-	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	processes, err := qemuprocesses.List()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("look for guests: %w", err)
 	}
-	own, _ := os.Readlink("/proc/self/ns/pid")
 	var found []machine
-	for _, path := range processes {
-		name, uid := guestOf(path)
-		namespace, _ := os.Readlink(filepath.Join(filepath.Dir(path), "ns", "pid"))
-		if uid == "" || namespace != own {
-			continue
-		}
-		if slices.ContainsFunc(records, func(record os.DirEntry) bool { return record.Name() == uid }) {
-			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			found = append(found, machine{name, pid})
+	for _, p := range processes {
+		if slices.ContainsFunc(records, func(record os.DirEntry) bool { return record.Name() == p.UID }) {
+			found = append(found, machine{p.Name, p.PID})
 		}
 	}
 	return found, nil
-}
-
-// guestOf returns a guest's name and UUID from a QEMU command line; "" if the process is not one of Watari's guests.
-func guestOf(path string) (name, uid string) {
-	text, err := os.ReadFile(path)
-	if err != nil || !bytes.Contains(text, []byte("guest=watari-")) {
-		return "", ""
-	}
-	words := strings.Split(string(text), "\x00")
-	for i, word := range words[:len(words)-1] {
-		switch word {
-		case "-name":
-			name, _, _ = strings.Cut(strings.TrimPrefix(words[i+1], "guest=watari-"), ",")
-		case "-uuid":
-			uid = words[i+1]
-		}
-	}
-	return name, uid
 }
 
 // endGuests runs the agent's program to end this machine's guests and to remove the overlay from this machine.

@@ -49,7 +49,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.config.Name, "name", "", "this manager's name (default: the host name)")
 	set.StringVar(&f.config.AdminConfig, "admin-config", "", "path of the client config that is written for the first administrator (default: admin.json beside --state)")
 	set.StringVar(&f.config.Blobs, "blobs", "", "directory with the content of images, shared by several managers (default: blobs in --state)")
-	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix from which each cluster gets a /24")
+	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix from which each cluster gets a /24 or larger")
 	set.BoolVar(&f.config.NoSharing, "no-sharing", false, "do not share images and templates between hosts")
 	set.StringSliceVar(&f.config.EtcdEndpoints, "etcd-endpoints", nil, "URLs of an etcd cluster (default: etcd is embedded)")
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")

@@ -1,0 +1,126 @@
+package agent
+
+// driver.go - feeds the machine, and begins what it decides on.
+
+import (
+	"context"
+	"time"
+
+	"watari/agent/machine"
+)
+
+// feed gives the machine an input, and begins the acts that it decides on.
+func (a *Agent) feed(input func(m *machine.Machine, now time.Time)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	input(a.machine, time.Now())
+	a.keepGuestsLocked()
+	if a.ctx.Err() != nil {
+		return // no act begins any more
+	}
+	for _, act := range a.machine.Acts() {
+		a.beginLocked(act)
+	}
+	wait := time.Hour
+	if wake := a.machine.Wake(); !wake.IsZero() {
+		wait = max(time.Until(wake), 0)
+	}
+	a.timer.Reset(wait)
+	a.publishLocked()
+}
+
+// keepGuestsLocked has the agent's own part of each guest that the machine knows, and of no other.
+func (a *Agent) keepGuestsLocked() {
+	known := map[string]bool{}
+	for _, view := range a.machine.Guests() {
+		known[view.UID] = true
+		g := a.guests[view.UID]
+		if g == nil {
+			g = a.newGuest(view.UID, view.Name)
+			a.guests[view.UID] = g
+		}
+		if g.told != view.Identity {
+			g.told = view.Identity
+			g.identity.poke()
+		}
+	}
+	for uid, g := range a.guests {
+		if !known[uid] {
+			g.end()
+			delete(a.guests, uid)
+		}
+	}
+}
+
+// beginLocked begins an act, beside all others.
+func (a *Agent) beginLocked(act machine.Act) {
+	switch act.Kind {
+	case machine.Obey:
+		a.obey(act.Orders)
+		return
+	case machine.LetIn:
+		a.waiting[act.Connection] <- act.Err // there is room for it
+		delete(a.waiting, act.Connection)
+		return
+	case machine.Interrupt:
+		if cut := a.running[act.Of]; cut != nil {
+			cut()
+		}
+		return
+	}
+	ctx, cut := context.WithCancel(a.ctx)
+	a.running[act.ID] = cut
+	g := a.guests[act.Guest]
+	a.acting.Add(1)
+	go func() {
+		defer a.acting.Done()
+		defer cut()
+		begun := time.Now()
+		result := a.carryOut(ctx, g, act)
+		a.logAct(g, act, result, time.Since(begun))
+		a.feed(func(m *machine.Machine, now time.Time) {
+			delete(a.running, act.ID)
+			m.Ended(now, act.ID, result)
+		})
+	}()
+}
+
+func (a *Agent) logAct(g *guest, act machine.Act, result machine.Result, took time.Duration) {
+	log, attributes := a.log, []any{"act", act.Kind, "took", took}
+	if g != nil {
+		log = g.log
+	}
+	if r := act.Record; r != nil {
+		attributes = append(attributes, "phase", r.Phase, "epoch", r.Epoch, "outcome", r.Outcome)
+	}
+	if act.Term != 0 {
+		attributes = append(attributes, "term", act.Term)
+	}
+	if result.Err != nil && !result.Cut {
+		log.Warn("an act failed", append(attributes, "error", result.Err)...)
+		return
+	}
+	log.Debug("acted", attributes...)
+}
+
+// admit asks the machine whether a connection of a transfer is let in. It returns when a record of that is on disk.
+func (a *Agent) admit(uid, migration string) error {
+	answer := make(chan error, 1)
+	a.feed(func(m *machine.Machine, now time.Time) {
+		a.connections++
+		a.waiting[a.connections] = answer
+		m.Admit(now, uid, migration, a.connections)
+	})
+	select {
+	case err := <-answer:
+		return err
+	case <-a.ctx.Done():
+		return a.ctx.Err()
+	}
+}
+
+// tunnelChanged tells the machine whether a transfer's tunnel is open. It is looked at under the lock: what is told last is
+// so.
+func (a *Agent) tunnelChanged(uid, migration string) {
+	a.feed(func(m *machine.Machine, now time.Time) { m.Tunnel(now, uid, migration, a.tunnels.Active(migration)) })
+}

@@ -1,0 +1,257 @@
+// Package machine decides all that the agent of a host does. It is pure: orders, listings of the hypervisor, ends of acts
+// and time go in; acts and reports come out. It has no clock, no lock, no goroutine and no randomness, and the same calls
+// in the same order have the same results.
+//
+// Its owner calls one method at a time. After each call it carries out what Acts returns, each act beside all others, and
+// tells the end of each by Ended. It calls Tick at the time that Wake returns, or later.
+package machine
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"watari/agent/domain"
+	v1 "watari/api/watariv1"
+)
+
+// Config says which host is decided for.
+type Config struct {
+	Host   string // its name
+	BootID string // changes whenever the host is started anew; empty: not known
+
+	// LateCreate is for how long a hypervisor that answers may still carry out an earlier request to create a domain. A
+	// daemon that hung reads its sockets as soon as it goes on; the time allows for a busy host. 0: 20 s.
+	LateCreate time.Duration
+	// SendEndWait is how long a transfer that was interrupted is waited for to end in the hypervisor. 0: a minute.
+	SendEndWait time.Duration
+}
+
+// Loaded is what a new agent finds on disk.
+type Loaded struct {
+	Term uint64
+	// Records are those that could be read, by uid. One that could not is read when its guest is first heard of.
+	Records  map[string]*Record
+	Problems []string // of reading, for people
+}
+
+// Machine is the state of a host's agent.
+type Machine struct {
+	config  Config
+	now     time.Time // of the latest call
+	terms   terms
+	domains domains
+	guests  map[string]*guest
+
+	taken    mark // the latest orders in force
+	full     mark // the latest ones that every guest has taken a step for
+	problems []string
+	refused  string // why the latest orders are not in force, or some of them
+
+	acts   []Act
+	lastID uint64
+}
+
+// mark orders what a manager wants: by term, then by generation.
+type mark struct{ term, generation uint64 }
+
+func (m mark) before(n mark) bool {
+	return m.term < n.term || m.term == n.term && m.generation < n.generation
+}
+
+// New is the machine of an agent that has just started.
+func New(now time.Time, config Config, loaded Loaded) *Machine {
+	if config.LateCreate == 0 {
+		config.LateCreate = 20 * time.Second
+	}
+	if config.SendEndWait == 0 {
+		config.SendEndWait = time.Minute
+	}
+	m := &Machine{config: config, now: now, domains: newDomains(), guests: map[string]*guest{},
+		terms: terms{term: loaded.Term}, problems: slices.Clone(loaded.Problems)}
+	m.requestList()
+	var uids []string
+	for uid, r := range loaded.Records {
+		if r.Outcome != OutcomeForgotten {
+			uids = append(uids, uid)
+		}
+	}
+	slices.Sort(uids)
+	for _, uid := range uids {
+		g := &guest{uid: uid, name: loaded.Records[uid].Name}
+		m.guests[uid] = g
+		m.adopt(g, loaded.Records[uid])
+	}
+	m.settle()
+	return m
+}
+
+// Tick says that time has passed.
+func (m *Machine) Tick(now time.Time) {
+	m.now = now
+	m.tickTerm()
+	if m.domains.current == nil && !now.Before(m.nextList()) {
+		m.requestList()
+	}
+	for _, g := range m.sorted() {
+		m.tickGuest(g)
+	}
+	m.settle()
+}
+
+// HypervisorLost says that the hypervisor cannot be reached. It is asked again and again.
+func (m *Machine) HypervisorLost(now time.Time) {
+	m.now = now
+	m.domains.reached, m.domains.err = false, errLost
+	m.settle()
+}
+
+// DomainEvent says that a domain changed at a time; an empty uid: any may have.
+func (m *Machine) DomainEvent(now time.Time, uid string, at time.Time) {
+	m.now = now
+	if g := m.guests[uid]; g != nil {
+		g.noteEvent(at)
+	}
+	m.requestList()
+	m.settle()
+}
+
+// Ended says how an act ended. What has not been handed out, or has ended already, is ignored.
+func (m *Machine) Ended(now time.Time, id uint64, o Result) {
+	m.now = now
+	switch {
+	case m.domains.current != nil && m.domains.current.act == id:
+		m.listed(o)
+	case m.terms.keeping == id && id != 0:
+		m.termKept(o.Err)
+	default:
+		for _, g := range m.sorted() {
+			if m.guestEnded(g, id, o) {
+				break
+			}
+		}
+	}
+	m.settle()
+}
+
+// Acts returns the acts to be carried out now, each once.
+func (m *Machine) Acts() []Act {
+	acts := m.acts
+	m.acts = nil
+	if l := m.domains.current; l != nil && !l.handedOut {
+		m.domains.clock++
+		l.handedOut, l.begun, l.begunAt = true, m.domains.clock, m.now
+		for i := range acts {
+			if acts[i].ID == l.act {
+				acts[i].Late = m.lateGuests()
+			}
+		}
+	}
+	return acts
+}
+
+// Wake is when Tick is next of use; zero: not before something else happens.
+func (m *Machine) Wake() time.Time {
+	var wake time.Time
+	at := func(t time.Time) {
+		if !t.IsZero() && (wake.IsZero() || t.Before(wake)) {
+			wake = t
+		}
+	}
+	at(m.terms.retry)
+	if m.domains.current == nil {
+		at(m.nextList())
+	}
+	for _, g := range m.guests {
+		at(g.backoff)
+		at(g.readAgain)
+		if g.op != nil {
+			at(g.op.next)
+			at(g.op.deadline)
+		}
+	}
+	return wake
+}
+
+// act adds an act to be carried out.
+func (m *Machine) act(g *guest, a Act) uint64 {
+	m.lastID++
+	a.ID = m.lastID
+	if g != nil {
+		a.Guest, a.Name = g.uid, g.name
+	}
+	m.acts = append(m.acts, a)
+	return a.ID
+}
+
+// settle has every guest take the steps that it can take now.
+func (m *Machine) settle() {
+	guests := m.sorted()
+	for _, g := range guests {
+		m.advance(g)
+	}
+	// Nothing is said to be so while it is not known which guests are here. One whose record cannot be read is reported as
+	// such.
+	all := m.domains.listed
+	for _, g := range guests {
+		all = all && (g.unread != nil || !g.seen.before(m.taken))
+	}
+	if all && m.full.before(m.taken) {
+		m.full = m.taken
+	}
+}
+
+// sorted are the guests, by uid.
+func (m *Machine) sorted() []*guest {
+	guests := make([]*guest, 0, len(m.guests))
+	for _, g := range m.guests {
+		guests = append(guests, g)
+	}
+	slices.SortFunc(guests, func(x, y *guest) int { return strings.Compare(x.uid, y.uid) })
+	return guests
+}
+
+// View is what others may know of a guest.
+type View struct {
+	UID, Name string
+	Wanted    *v1.GuestWanted // nil: not mentioned
+	Record    *Record         // nil: none is known
+	Plugged   bool            // it has a tap
+	Tap       Tap
+	// Identity is what the guest is to be told that it is; nil: it does not run, or is not to be told now.
+	Identity *v1.Identity
+}
+
+// Guests are the guests, by uid.
+func (m *Machine) Guests() []View {
+	var views []View
+	for _, g := range m.sorted() {
+		views = append(views, m.view(g))
+	}
+	return views
+}
+
+// Guest is one guest; false: it is not known.
+func (m *Machine) Guest(uid string) (View, bool) {
+	g := m.guests[uid]
+	if g == nil {
+		return View{}, false
+	}
+	return m.view(g), true
+}
+
+func (m *Machine) view(g *guest) View {
+	return View{UID: g.uid, Name: g.name, Wanted: g.wanted, Record: g.record, Plugged: g.plugged, Tap: g.tap(), Identity: m.identity(g)}
+}
+
+// Domain is what the hypervisor said last of a domain; current is false where it cannot be asked now.
+func (m *Machine) Domain(uid string) (state domain.State, current bool) {
+	info, current := m.domains.get(uid)
+	return info.State, current
+}
+
+// Ordered tells whether any orders are in force.
+func (m *Machine) Ordered() bool { return m.taken != mark{} }
+
+// Listed tells whether the hypervisor has listed its domains once.
+func (m *Machine) Listed() bool { return m.domains.listed }

@@ -1,0 +1,64 @@
+package machine
+
+// record.go - what a host remembers of a guest over crashes. Package agent keeps it on disk.
+
+// Phase is how far an epoch has come on this host. It is written to disk before the step that it names is taken.
+type Phase string
+
+const (
+	// PhaseReserved: room is made for an incoming guest; no byte of it was let in.
+	PhaseReserved Phase = "reserved"
+	// PhaseReceiving: its tunnel was opened; a domain may exist.
+	PhaseReceiving Phase = "receiving"
+	// PhaseReceived: all of it was seen here, paused.
+	PhaseReceived Phase = "received"
+	// PhaseStarted: it was, or was about to be, started or resumed. This happens once for an epoch.
+	PhaseStarted Phase = "started"
+	// PhaseSending: its transfer to another host was, or was about to be, begun.
+	PhaseSending Phase = "sending"
+	// PhaseEnded: nothing of it exists here, and this epoch is not started here again.
+	PhaseEnded Phase = "ended"
+)
+
+// Outcome says how an ended epoch ended.
+type Outcome string
+
+const (
+	OutcomeGone   Outcome = "gone"   // it ran here, or may have, and is no more
+	OutcomeFailed Outcome = "failed" // it never ran here
+	OutcomeSent   Outcome = "sent"   // it was passed on to another host
+	// OutcomeForgotten: the manager wants nothing of it here. Kept for a while, so that no late order starts it.
+	OutcomeForgotten Outcome = "forgotten"
+)
+
+// Record is what a host remembers of a guest over crashes.
+type Record struct {
+	UID         string  `json:"uid"`
+	Name        string  `json:"name"`
+	Cluster     string  `json:"cluster,omitempty"`
+	Epoch       uint64  `json:"epoch"`
+	Phase       Phase   `json:"phase"`
+	Migration   string  `json:"migration,omitempty"` // uid; reserved to received, sending, sent
+	Source      string  `json:"source,omitempty"`    // host it is received from
+	Target      string  `json:"target,omitempty"`    // host it is, or was, sent to
+	Outcome     Outcome `json:"outcome,omitempty"`
+	Message     string  `json:"message,omitempty"`
+	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
+	BeganAt     string  `json:"began_at,omitempty"`   // RFC 3339: when the epoch began here
+	BootID      string  `json:"boot_id,omitempty"`    // of the host then; empty: an older agent wrote it
+	Address     string  `json:"address,omitempty"`
+	Prefix      string  `json:"prefix,omitempty"`
+	MAC         string  `json:"mac,omitempty"`
+	MTU         uint32  `json:"mtu,omitempty"`
+	MemoryBytes uint64  `json:"memory_bytes,omitempty"`
+	Image       string  `json:"image,omitempty"`      // digest
+	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for clearing away old ones
+}
+
+// bootID is the boot in which the record's epoch began; empty: there is no record, or it does not say.
+func (r *Record) bootID() string {
+	if r == nil {
+		return ""
+	}
+	return r.BootID
+}

@@ -1,0 +1,400 @@
+package machine
+
+// step.go - the next acts for one guest.
+
+import (
+	"fmt"
+
+	"watari/agent/domain"
+	v1 "watari/api/watariv1"
+)
+
+// Operation is the long-running act on a guest that is under way. There is at most one.
+type Operation string
+
+const (
+	OperationNone      Operation = ""
+	OperationPreparing Operation = "preparing" // image, template, memory, tap
+	OperationStarting  Operation = "starting"
+	OperationSending   Operation = "sending"
+)
+
+// Failure is how the last operation on a guest failed.
+type Failure struct {
+	Epoch uint64
+	// NeverRan: it is certain that no instruction of the guest was executed.
+	NeverRan bool
+	// Final: trying again under this epoch is of no use, or not allowed.
+	Final   bool
+	Message string
+}
+
+// Observed is all that the next step for a guest depends on.
+type Observed struct {
+	Host      string          // this one's name
+	Wanted    *v1.GuestWanted // nil: not mentioned
+	Record    *Record         // nil: none
+	Damaged   bool            // there was a record, and it could not be read
+	Domain    domain.State
+	Stale     bool // the hypervisor cannot be asked; Domain, where it is not unknown, is what it said last
+	Operation Operation
+	Prepared  uint64  // the epoch that everything is prepared for
+	Failure   Failure // of this agent's life; a zero epoch: none
+	Backoff   bool    // preparing failed a moment ago
+	Tunnel    bool    // a tunnel of the record's incoming migration is open
+	SendDone  bool    // libvirt has confirmed the transfer
+	// EarlierBoot: the record's epoch began in an earlier boot of the host, so that nothing of it runs by itself.
+	EarlierBoot bool
+	Unread      error // the record is there and cannot be read now
+}
+
+// ActionKind is what an agent can do about a guest.
+type ActionKind string
+
+const (
+	ActionRecord    ActionKind = "record"    // write Action.Record; nothing after it is done if that fails
+	ActionPrepare   ActionKind = "prepare"   // begin to make everything ready for the wanted epoch
+	ActionStart     ActionKind = "start"     // begin to create the domain
+	ActionResume    ActionKind = "resume"    // let the paused domain run
+	ActionDestroy   ActionKind = "destroy"   // end the domain
+	ActionSend      ActionKind = "send"      // begin the transfer
+	ActionInterrupt ActionKind = "interrupt" // end the operation under way and wait for it
+	ActionForget    ActionKind = "forget"    // take away tap, sockets and reservation
+	ActionConfirm   ActionKind = "confirm"   // make sure that no process of the guest is left before going on
+)
+
+// Action is one act. Every act may be repeated.
+type Action struct {
+	Kind   ActionKind
+	Record *Record
+}
+
+// Decision is the outcome of a step.
+type Decision struct {
+	Actions []Action
+	// Problem says why a wanted state is not followed.
+	Problem string
+}
+
+// Step decides what to do next about one guest. It is pure. What it keeps (docs/design/lifecycle.md): an epoch is
+// started or resumed at most once on this host, only under RUN for just that epoch, and only after a record of
+// it is on disk; a copy of an older epoch is ended before a newer one is started.
+func Step(o Observed) Decision {
+	if o.Domain == domain.Unknown || o.Domain == domain.Starting || o.Domain == domain.Ending || o.Unread != nil {
+		return Decision{}
+	}
+	if d, settled := settle(o); settled {
+		return d
+	}
+	if o.Wanted == nil {
+		return Decision{}
+	}
+	if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {
+		if o.Wanted.Role == v1.GuestRole_GUEST_ROLE_ABSENT {
+			return Decision{} // epochs above the given one are not touched
+		}
+		return refuse("guest %s: %s for epoch %d is not followed: epoch %d is known here",
+			o.Wanted.Name, RoleName(o.Wanted.Role), o.Wanted.Epoch, o.Record.Epoch)
+	}
+	switch o.Wanted.Role {
+	case v1.GuestRole_GUEST_ROLE_RUN:
+		return stepRun(o)
+	case v1.GuestRole_GUEST_ROLE_ABSENT:
+		return stepAbsent(o)
+	case v1.GuestRole_GUEST_ROLE_INCOMING:
+		return stepIncoming(o)
+	case v1.GuestRole_GUEST_ROLE_OUTGOING:
+		return stepOutgoing(o)
+	}
+	return Decision{}
+}
+
+// settle follows what happened by itself: a domain that ended, a transfer that came to its end.
+func settle(o Observed) (Decision, bool) {
+	r := o.Record
+	if r == nil || o.Operation == OperationStarting || o.Operation == OperationSending {
+		return Decision{}, false
+	}
+	if r.Phase == PhaseEnded {
+		if o.Domain == domain.Absent {
+			return Decision{}, false
+		}
+		// It came into being after its end was established: the hypervisor did late what it was asked for.
+		return act(Action{Kind: ActionDestroy}), true
+	}
+	if o.Domain == domain.Absent {
+		if o.EarlierBoot {
+			return confirmEnd(o, OutcomeGone, "the host was started anew"), true
+		}
+		switch r.Phase {
+		case PhaseStarted:
+			if o.Failure.Epoch == r.Epoch && o.Failure.NeverRan {
+				return confirmEnd(o, OutcomeFailed, o.Failure.Message), true
+			}
+			message := "it ended"
+			if o.Failure.Epoch == r.Epoch && o.Failure.Message != "" {
+				message = o.Failure.Message
+			}
+			return confirmEnd(o, OutcomeGone, message), true
+		case PhaseSending:
+			if o.SendDone {
+				return confirmEnd(o, OutcomeSent, ""), true
+			}
+			return confirmEnd(o, OutcomeGone, "it ended while it was being sent"), true
+		case PhaseReceived:
+			return confirmEnd(o, OutcomeGone, "its received copy ended"), true
+		case PhaseReceiving:
+			if !o.Tunnel {
+				return confirmEnd(o, OutcomeGone, "the transfer broke off"), true
+			}
+		}
+		return Decision{}, false
+	}
+	if o.Domain == domain.Paused && (r.Phase == PhaseReceiving || r.Phase == PhaseReserved) {
+		return act(record(r, PhaseReceived)), true
+	}
+	if o.Domain != domain.Absent && r.Phase == PhaseReserved {
+		return act(record(r, PhaseReceiving)), true
+	}
+	if o.Domain == domain.Running && (r.Phase == PhaseReserved || r.Phase == PhaseReceiving || r.Phase == PhaseReceived) {
+		if w := o.Wanted; w != nil && w.Role == v1.GuestRole_GUEST_ROLE_RUN && w.Epoch == r.Epoch {
+			return act(record(r, PhaseStarted)), true
+		}
+		// Nobody was to let it run: the source's copy may be running as well.
+		return act(Action{Kind: ActionDestroy}), true
+	}
+	return Decision{}, false
+}
+
+func stepRun(o Observed) Decision {
+	r, w := o.Record, o.Wanted
+	if r == nil || w.Epoch > r.Epoch {
+		return stepStart(o)
+	}
+	switch r.Phase {
+	case PhaseReserved:
+		if o.Domain == domain.Absent {
+			return act(end(r, OutcomeFailed, "the grant came before anything was received"))
+		}
+	case PhaseReceived:
+		if o.Domain == domain.Paused {
+			return act(record(r, PhaseStarted), Action{Kind: ActionResume})
+		}
+	case PhaseStarted:
+		if o.Operation == OperationNone && o.Domain == domain.Paused {
+			return act(Action{Kind: ActionResume})
+		}
+	case PhaseSending:
+		if o.Operation == OperationSending {
+			return act(Action{Kind: ActionInterrupt})
+		}
+		if o.Operation == OperationNone && o.Domain == domain.Paused {
+			return act(record(r, PhaseStarted), Action{Kind: ActionResume})
+		}
+		if o.Operation == OperationNone && o.Domain == domain.Running {
+			return act(record(r, PhaseStarted))
+		}
+	}
+	return Decision{}
+}
+
+// stepStart brings a guest from nothing, or from an older epoch, to being started.
+func stepStart(o Observed) Decision {
+	w := o.Wanted
+	if o.Operation == OperationStarting || o.Operation == OperationSending {
+		return act(Action{Kind: ActionInterrupt}) // of an older epoch
+	}
+	if d, stale := endStale(o); stale {
+		return d
+	}
+	if o.Damaged && o.Record == nil {
+		return act(end(newRecord(w, PhaseEnded), OutcomeGone, "the host's record of it was damaged; whether it was started here is not known"))
+	}
+	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
+		return fail(o)
+	}
+	if o.Prepared != w.Epoch {
+		if o.Operation == OperationPreparing || o.Backoff {
+			return Decision{}
+		}
+		return act(Action{Kind: ActionPrepare})
+	}
+	return act(Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)}, Action{Kind: ActionStart})
+}
+
+// fail ends an epoch that could not begin. It is on disk before it is told: the manager gives the grant to another host
+// then, and an agent that is started anew must not begin this epoch by a repeated order.
+func fail(o Observed) Decision {
+	return act(end(newRecord(o.Wanted, PhaseEnded), OutcomeFailed, o.Failure.Message))
+}
+
+// endStale ends a domain that is not of the wanted epoch.
+func endStale(o Observed) (Decision, bool) {
+	if o.Domain == domain.Absent {
+		return Decision{}, false
+	}
+	if o.Record == nil {
+		// The domain's epoch is not known. It may be a copy from long ago, so that it may not go on, and it may
+		// be the wanted epoch's, so that this is not started again.
+		return act(Action{Kind: ActionDestroy},
+			end(newRecord(o.Wanted, PhaseEnded), OutcomeGone, "a copy that the host had no record of was ended")), true
+	}
+	return act(Action{Kind: ActionDestroy}), true
+}
+
+func stepAbsent(o Observed) Decision {
+	if o.Operation != OperationNone {
+		return act(Action{Kind: ActionInterrupt})
+	}
+	var actions []Action
+	if o.Domain != domain.Absent {
+		actions = append(actions, Action{Kind: ActionDestroy})
+	}
+	if o.Record == nil || o.Record.Outcome == OutcomeForgotten {
+		if o.Prepared != 0 {
+			actions = append(actions, Action{Kind: ActionForget})
+		}
+		return act(actions...)
+	}
+	actions = append(actions, Action{Kind: ActionConfirm}, Action{Kind: ActionForget}, end(o.Record, OutcomeForgotten, ""))
+	return act(actions...)
+}
+
+func stepIncoming(o Observed) Decision {
+	r, w := o.Record, o.Wanted
+	if w.Migration == nil {
+		return refuse("guest %s: asked to receive it without a migration", w.Name)
+	}
+	if w.Migration.SourceHost == o.Host {
+		return refuse("guest %s: asked to receive it from this very host", w.Name)
+	}
+	if r != nil && r.Epoch == w.Epoch {
+		if r.Phase == PhaseEnded {
+			return Decision{}
+		}
+		if r.Migration != w.Migration.Id {
+			return refuse("guest %s: asked to receive epoch %d by migration %s, but that epoch is %s by migration %q",
+				w.Name, w.Epoch, w.Migration.Id, r.Phase, r.Migration)
+		}
+		if r.Phase == PhaseStarted || r.Phase == PhaseSending {
+			return refuse("guest %s: asked to receive epoch %d, which already runs here", w.Name, w.Epoch)
+		}
+		return Decision{}
+	}
+	if o.Operation == OperationStarting || o.Operation == OperationSending {
+		return act(Action{Kind: ActionInterrupt})
+	}
+	if d, stale := endStale(o); stale {
+		return d
+	}
+	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
+		return fail(o)
+	}
+	if w.Migration.Cancel {
+		return Decision{}
+	}
+	if o.Prepared != w.Epoch {
+		if o.Operation == OperationPreparing || o.Backoff {
+			return Decision{}
+		}
+		return act(Action{Kind: ActionPrepare})
+	}
+	reserved := newRecord(w, PhaseReserved)
+	reserved.Migration, reserved.Source = w.Migration.Id, w.Migration.SourceHost
+	return act(Action{Kind: ActionRecord, Record: reserved})
+}
+
+func stepOutgoing(o Observed) Decision {
+	r, w := o.Record, o.Wanted
+	if w.Migration == nil {
+		return refuse("guest %s: asked to send it without a migration", w.Name)
+	}
+	if r == nil {
+		if o.Domain != domain.Absent {
+			d, _ := endStale(o)
+			return d
+		}
+		return act(end(newRecord(w, PhaseEnded), OutcomeGone, "asked to send it, but there is no record of it here"))
+	}
+	if w.Epoch > r.Epoch {
+		return refuse("guest %s: asked to send epoch %d, but only epoch %d is known here", w.Name, w.Epoch, r.Epoch)
+	}
+	switch r.Phase {
+	case PhaseStarted:
+		if o.Operation != OperationNone || w.Migration.Cancel {
+			return Decision{}
+		}
+		if o.Domain == domain.Paused {
+			return act(Action{Kind: ActionResume})
+		}
+		if o.Domain == domain.Running {
+			return act(sending(r, w), Action{Kind: ActionSend})
+		}
+	case PhaseSending:
+		another := r.Migration != w.Migration.Id
+		if o.Operation == OperationSending && (w.Migration.Cancel || another) {
+			return act(Action{Kind: ActionInterrupt})
+		}
+		if o.Operation == OperationNone && another && !w.Migration.Cancel && o.Domain == domain.Running {
+			return act(sending(r, w), Action{Kind: ActionSend})
+		}
+	case PhaseEnded:
+		return Decision{}
+	default:
+		return refuse("guest %s: asked to send epoch %d, which is only %s here", w.Name, w.Epoch, r.Phase)
+	}
+	return Decision{}
+}
+
+func act(actions ...Action) Decision { return Decision{Actions: actions} }
+
+func refuse(format string, a ...any) Decision { return Decision{Problem: fmt.Sprintf(format, a...)} }
+
+func record(r *Record, phase Phase) Action {
+	next := *r
+	next.Phase, next.Outcome, next.Message, next.Target = phase, "", "", ""
+	return Action{Kind: ActionRecord, Record: &next}
+}
+
+func end(r *Record, outcome Outcome, message string) Action {
+	next := *r
+	next.Phase, next.Outcome, next.Message = PhaseEnded, outcome, message
+	return Action{Kind: ActionRecord, Record: &next}
+}
+
+// confirmEnd: a process that the hypervisor has lost sight of keeps an end from being established. Where the guest is to
+// be ended, so is that process; otherwise it is left to run.
+func confirmEnd(o Observed, outcome Outcome, message string) Decision {
+	actions := []Action{{Kind: ActionConfirm}, end(o.Record, outcome, message)}
+	if w := o.Wanted; w != nil && w.Role == v1.GuestRole_GUEST_ROLE_ABSENT && w.Epoch >= o.Record.Epoch {
+		actions = append([]Action{{Kind: ActionDestroy}}, actions...)
+	}
+	return act(actions...)
+}
+
+func sending(r *Record, w *v1.GuestWanted) Action {
+	a := record(r, PhaseSending)
+	a.Record.Migration, a.Record.Target = w.Migration.Id, w.Migration.TargetHost
+	return a
+}
+
+func newRecord(w *v1.GuestWanted, phase Phase) *Record {
+	return &Record{UID: w.Uid, Name: w.Name, Cluster: w.Cluster, Epoch: w.Epoch, Phase: phase,
+		Address: w.Identity.GetAddress(), Prefix: w.Identity.GetPrefix(), MAC: w.Identity.GetMac(),
+		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest()}
+}
+
+// RoleName is a role as people write it.
+func RoleName(role v1.GuestRole) string {
+	switch role {
+	case v1.GuestRole_GUEST_ROLE_RUN:
+		return "RUN"
+	case v1.GuestRole_GUEST_ROLE_ABSENT:
+		return "ABSENT"
+	case v1.GuestRole_GUEST_ROLE_INCOMING:
+		return "INCOMING"
+	case v1.GuestRole_GUEST_ROLE_OUTGOING:
+		return "OUTGOING"
+	}
+	return "UNSPECIFIED"
+}

@@ -1,0 +1,86 @@
+package machine
+
+// term.go - the managers' terms. A term is on disk before an order of it is in force, so that no older manager's orders are
+// followed after a crash.
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// ErrStale is why orders are refused for good.
+var ErrStale = errors.New("they are not meant for this host as it is now")
+
+// keepAgainAfter is the pause before a term that could not be written is written again. The manager does not send its
+// orders again, and what the disk refused it for may pass.
+const keepAgainAfter = 2 * time.Second
+
+// terms is the term in force, and the orders that wait for theirs.
+type terms struct {
+	term    uint64         // in force, and on disk
+	held    *v1.HostWanted // the latest orders of a newer term; nil: none
+	keeping uint64         // the act that writes a term; 0: none
+	kept    uint64         // the term that it writes
+	retry   time.Time      // when the term is written again; zero: it is not to be
+}
+
+// check says why orders are refused.
+func (m *Machine) check(w *v1.HostWanted) error {
+	if w.BootId != "" && w.BootId != m.config.BootID {
+		return fmt.Errorf("%w: orders for boot %s of the host were refused, which is in boot %s", ErrStale, w.BootId, m.config.BootID)
+	}
+	newest := max(m.terms.term, m.terms.held.GetTerm())
+	if w.Term < newest {
+		m.refused = fmt.Sprintf("a manager of term %d gave orders, but term %d has begun; they were refused", w.Term, newest)
+		return fmt.Errorf("%w: %s", ErrStale, m.refused)
+	}
+	return nil
+}
+
+// hold keeps orders of a newer term back until that is on disk; false: they are in force already.
+func (m *Machine) hold(w *v1.HostWanted) bool {
+	t := &m.terms
+	if w.Term <= t.term {
+		return false
+	}
+	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
+		t.held = w
+	}
+	if t.keeping == 0 {
+		m.keepTerm()
+	}
+	return true
+}
+
+func (m *Machine) keepTerm() {
+	t := &m.terms
+	t.retry, t.kept = time.Time{}, t.held.Term
+	t.keeping = m.act(nil, Act{Kind: KeepTerm, Term: t.kept})
+}
+
+func (m *Machine) termKept(err error) {
+	t := &m.terms
+	t.keeping = 0
+	if err != nil {
+		m.refused = fmt.Sprintf("orders of the manager were refused, for its term could not be written: %v", err)
+		t.retry = m.now.Add(keepAgainAfter)
+		return
+	}
+	t.term = t.kept
+	if t.held.Term > t.term { // a newer one came meanwhile
+		m.keepTerm()
+		return
+	}
+	held := t.held
+	t.held = nil
+	m.obey(held)
+}
+
+func (m *Machine) tickTerm() {
+	if t := &m.terms; !t.retry.IsZero() && !m.now.Before(t.retry) {
+		m.keepTerm()
+	}
+}

@@ -1,0 +1,141 @@
+package uplink
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/pem"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+	"watari/ca"
+)
+
+// issuer is a JoinService that certifies any key as host a1's.
+type issuer struct {
+	authority *ca.Authority
+	asked     chan *v1.JoinRequest
+}
+
+func (i *issuer) Join(_ context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
+	i.asked <- r.Msg
+	certificate, err := i.authority.Sign(r.Msg.Request, ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	return connect.NewResponse(&v1.JoinResponse{Certificate: certificate, CaCertificate: i.authority.CertificatePEM(), Name: "a1", Site: "nara"}), err
+}
+
+func startIssuer(t *testing.T) (*issuer, string) {
+	t.Helper()
+	authority, err := ca.New("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := authority.IssueServer("m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := ca.ServerTLS(authority.CertificatePEM(), pair.Certificate, pair.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &issuer{authority, make(chan *v1.JoinRequest, 10)}
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewJoinServiceHandler(i))
+	server := httptest.NewUnstartedServer(mux)
+	server.TLS = config
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return i, server.URL
+}
+
+func TestJoinKeepsItsKeyForAnotherTry(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	first, _, err := joinKey(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, _, err := joinKey(dir)
+	if err != nil || !bytes.Equal(first, again) {
+		t.Fatal("another key", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "key.pem"), []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if key, _, err := joinKey(dir); err != nil || bytes.Equal(key, first) || len(key) < 100 {
+		t.Fatal(string(key), err)
+	}
+}
+
+func TestCertificateIsRenewedInTime(t *testing.T) {
+	manager, url := startIssuer(t)
+	dir := t.TempDir()
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte(manager.authority.NewToken().String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := Config{Managers: []string{url}, Name: "a1", PKIDir: filepath.Join(dir, "pki"), TokenFile: token, Log: slog.New(slog.DiscardHandler)}
+	s, err := Open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := <-manager.asked; r.Token == "" {
+		t.Fatal("joined without the token")
+	}
+	if s.Site() != "nara" {
+		t.Fatalf("site %q", s.Site())
+	}
+	before := s.PEM()
+	s.renew(t.Context(), url)
+	if !bytes.Equal(before.Certificate, s.PEM().Certificate) {
+		t.Fatal("a new certificate was asked for long before it was due")
+	}
+	old := s.clientTLS()
+	peer, err := s.PeerTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown(t, peer, before.Certificate)
+	s.renewAt(t.Context(), url, time.Now().AddDate(0, 7, 0))
+	if r := <-manager.asked; r.Token != "" {
+		t.Fatal("renewed by a token")
+	}
+	after := s.PEM()
+	if bytes.Equal(before.Certificate, after.Certificate) || !bytes.Equal(before.Key, after.Key) || s.clientTLS() == old {
+		t.Fatal("not renewed")
+	}
+	shown(t, peer, after.Certificate)
+	kept, err := readPKI(config.PKIDir)
+	if err != nil || !bytes.Equal(kept.Certificate, after.Certificate) {
+		t.Fatal("the new certificate was not kept", err)
+	}
+}
+
+// shown checks that both ends of a connection between hosts show a certificate, PEM.
+func shown(t *testing.T, config *tls.Config, want []byte) {
+	t.Helper()
+	a, b := net.Pipe()
+	server, client := tls.Server(a, config), tls.Client(b, config)
+	defer a.Close()
+	defer b.Close()
+	failed := make(chan error, 1)
+	go func() { failed <- server.HandshakeContext(t.Context()) }()
+	if err := errors.Join(client.HandshakeContext(t.Context()), <-failed); err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []*tls.Conn{server, client} {
+		got := end.ConnectionState().PeerCertificates[0].Raw
+		if block, _ := pem.Decode(want); !bytes.Equal(got, block.Bytes) {
+			t.Error("another certificate was shown")
+		}
+	}
+}

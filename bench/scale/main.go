@@ -1,0 +1,190 @@
+// Scale measures how the manager bears many hosts and guests. A real manager with its embedded etcd has simulated
+// agents, each with a certificate, a connection and a Sync stream of its own; they have no guests but in their memory.
+// For each number of hosts it measures the time to place 64 guests, to fill the hosts with guests, to drain hosts, and
+// what the manager takes while nothing happens, and from all of them how these figures grow. It writes
+// build/reports/bench-scale.json, and what it prints last to bench-scale.txt beside it.
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"watari/bench/report"
+)
+
+// guestsPerHost is how many guests there are for each host unless told otherwise.
+const guestsPerHost = 10
+
+// goalHosts is the number of hosts that the goals are for.
+const goalHosts = 1000
+
+type scaleReport struct {
+	report.Header
+	Simulated map[string]float64 `json:"simulated_ms"` // how long the hosts take for things
+	Results   []*result          `json:"results"`
+	Growth    map[string]float64 `json:"growth_exponents,omitempty"` // of each figure with the number of hosts, and the guests with them
+	NLogN     float64            `json:"n_log_n_exponent,omitempty"` // over the same numbers of hosts
+	Goals     []report.Goal      `json:"goals"`
+}
+
+// options are the command's.
+type options struct {
+	sizes   []int
+	guests  int
+	manager string
+	out     string
+	plan    plan
+}
+
+func main() {
+	o, err := parse()
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		err = bench(ctx, o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-scale:", err)
+		os.Exit(1)
+	}
+}
+
+func parse() (options, error) {
+	hosts := flag.String("hosts", "100,300,1000,3000", "numbers of hosts, each measured by itself")
+	guests := flag.Int("guests", 0, "guests (default: 10 for each host)")
+	quick := flag.Bool("quick", false, "100 hosts and 1,000 guests alone, and fewer repetitions: less than two minutes")
+	manager := flag.String("manager", "build/bin/watari", "program that is the manager")
+	limit := flag.Duration("limit", 10*time.Minute, "time after which a phase is given up")
+	out := flag.String("out", "build/reports/bench-scale.json", "the report")
+	flag.Parse()
+	o := options{guests: *guests, manager: *manager, out: *out, plan: plan{
+		limit: *limit, creations: 30, samples: 6, sample: 10 * time.Second, quiet: 10 * time.Second, drained: 50, concurrency: 4,
+	}}
+	if *quick {
+		*hosts = "100"
+		o.plan.creations, o.plan.samples, o.plan.sample, o.plan.quiet, o.plan.limit = 5, 3, 5*time.Second, 5*time.Second, min(*limit, time.Minute)
+	}
+	for _, text := range strings.Split(*hosts, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return o, fmt.Errorf("-hosts %s: not numbers of hosts", *hosts)
+		}
+		o.sizes = append(o.sizes, n)
+	}
+	return o, nil
+}
+
+func bench(ctx context.Context, o options) error {
+	r := scaleReport{Header: report.NewHeader("bench-scale", "make bench-scale"), Simulated: map[string]float64{
+		"start": milliseconds(startTime), "ready": milliseconds(readyTime), "reserve": milliseconds(reserveTime),
+		"transfer": milliseconds(transferTime), "resume": milliseconds(resumeTime), "end": milliseconds(endTime),
+		"report_every": milliseconds(reportEvery),
+	}}
+	for _, hosts := range o.sizes {
+		guests := o.guests
+		if guests == 0 {
+			guests = guestsPerHost * hosts
+		}
+		one, err := measure(ctx, o.manager, hosts, guests, o.plan)
+		if err != nil {
+			return fmt.Errorf("%d hosts: %w", hosts, err)
+		}
+		r.Results = append(r.Results, one)
+		// What was measured is kept if a larger number fails.
+		if err := report.Write(o.out, r); err != nil {
+			return err
+		}
+	}
+	r.grow()
+	r.judge()
+	if err := report.Write(o.out, r); err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	r.print(&text)
+	os.Stdout.Write(text.Bytes())
+	if err := os.WriteFile(strings.TrimSuffix(o.out, filepath.Ext(o.out))+".txt", text.Bytes(), 0o644); err != nil {
+		return err
+	}
+	return report.Tell(r.Goals, o.out)
+}
+
+// grow finds the exponents of growth, of figures that were reached with each number of hosts.
+func (r *scaleReport) grow() {
+	var x []float64
+	y := map[string][]float64{}
+	for _, one := range r.Results {
+		x = append(x, float64(one.Hosts))
+		y["place_64_without_etcd"] = append(y["place_64_without_etcd"], one.Deciding.P50)
+		y["place_64_by_api"] = append(y["place_64_by_api"], one.Placing.P50)
+		if one.Fill.Done {
+			y["fill"] = append(y["fill"], one.Fill.Seconds)
+			y["fill_manager_cpu"] = append(y["fill_manager_cpu"], one.Fill.CPU)
+			y["steady_cpu"] = append(y["steady_cpu"], one.CPU.Median)
+			y["steady_memory"] = append(y["steady_memory"], one.Memory.Median)
+		}
+	}
+	if len(x) < 2 {
+		return
+	}
+	r.Growth, r.NLogN = map[string]float64{}, nLogN(x)
+	for name, figures := range y {
+		if len(figures) < len(x) {
+			continue // it was not reached with each number of hosts
+		}
+		if b := exponent(x, figures); !math.IsNaN(b) && !math.IsInf(b, 0) {
+			r.Growth[name] = b
+		}
+	}
+}
+
+// judge compares the figures with the goals, which are for 1,000 hosts, and the growth with n log n.
+func (r *scaleReport) judge() {
+	for _, one := range r.Results {
+		if one.Hosts != goalHosts {
+			continue
+		}
+		filled := []report.Goal{report.AtMost("all guests ready, s", one.Fill.Seconds, 180),
+			report.AtMost("steady state, % of a core", one.CPU.Median, 20), report.AtMost("steady state, MiB", one.Memory.Max, 1024)}
+		for i := range filled {
+			filled[i].Met = filled[i].Met && one.Fill.Done
+		}
+		r.Goals = append(append(r.Goals, report.AtMost("place 64 without etcd, p99, ms", one.Deciding.P99, 50)), filled...)
+	}
+	for _, name := range []string{"place_64_without_etcd", "fill", "steady_cpu", "steady_memory"} {
+		if r.NLogN == 0 {
+			break
+		}
+		b, known := r.Growth[name]
+		goal := report.AtMost("exponent of "+name, b, math.Round(100*r.NLogN)/100)
+		goal.Met = goal.Met && known
+		r.Goals = append(r.Goals, goal)
+	}
+}
+
+func (r *scaleReport) print(out io.Writer) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nhosts\tguests\tplace 64, no etcd\tplace 64, by API\tall guests ready\tdrain\tsteady CPU\tsteady memory\n")
+	for _, one := range r.Results {
+		fmt.Fprintf(w, "%d\t%d\tp50 %.3g, p99 %.3g ms\tp50 %.3g, p99 %.3g ms\t%s\t%d guests: %s\t%s\t%s\n", one.Hosts, one.Guests,
+			one.Deciding.P50, one.Deciding.P99, one.Placing.P50, one.Placing.P99, one.Fill, one.Moved, one.Drain, one.CPU, one.Memory)
+	}
+	w.Flush()
+	for _, name := range []string{"place_64_without_etcd", "place_64_by_api", "fill", "fill_manager_cpu", "steady_cpu", "steady_memory"} {
+		if b, known := r.Growth[name]; known {
+			fmt.Fprintf(out, "%s grows with exponent %.2f (n log n: %.2f)\n", name, b, r.NLogN)
+		}
+	}
+}

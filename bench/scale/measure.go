@@ -1,0 +1,284 @@
+package main
+
+// measure.go - what is measured with one number of hosts.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/bench/report"
+)
+
+// placed is how many guests a cluster has whose placing is timed.
+const placed = 64
+
+// guestShape is every simulated guest's.
+func guestShape() *v1.GuestShape { return &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 30} }
+
+// plan is how long and how often things are measured.
+type plan struct {
+	limit       time.Duration // of each phase
+	creations   int           // of clusters whose placing is timed
+	samples     int           // of the steady state
+	sample      time.Duration
+	drained     int // hosts
+	quiet       time.Duration
+	concurrency int // clusters that are created at once
+}
+
+// result is what was measured with one number of hosts.
+type result struct {
+	Hosts  int `json:"hosts"`
+	Guests int `json:"guests"`
+	// Deciding is the choice of hosts for 64 guests alone, without etcd.
+	Deciding latency `json:"place_64_without_etcd"`
+	// Placing is from CreateCluster of 64 guests until the last host has its order to start one.
+	Placing latency `json:"place_64_by_api"`
+	// Creating is the call of CreateCluster alone.
+	Creating latency `json:"create_64_call"`
+	// Connect is how long it took until all hosts had joined and counted as ready.
+	Connect phase `json:"connect_hosts"`
+	Fill    phase `json:"fill"`
+	Drain   phase `json:"drain"`
+	Drained int   `json:"drained_hosts"`
+	Moved   int   `json:"drain_moves"`
+	// CPU and Memory are the manager's while all hosts report and nothing else happens: that is, if Fill is done.
+	CPU    report.Stat `json:"steady_cpu"`
+	Memory report.Stat `json:"steady_memory"`
+}
+
+// phase is something that is waited for once.
+type phase struct {
+	Seconds float64 `json:"s"`
+	CPU     float64 `json:"manager_cpu_s"` // meanwhile
+	Done    bool    `json:"done"`          // false: it was given up after so many seconds
+	Reached int     `json:"reached"`       // how many guests or hosts were where they were to be at the end
+}
+
+func (p phase) String() string {
+	text := fmt.Sprintf("%.1f s, manager's CPU %.1f s", p.Seconds, p.CPU)
+	if !p.Done {
+		text += fmt.Sprintf(", GIVEN UP at %d", p.Reached)
+	}
+	return text
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// bed is a manager and its simulated hosts.
+type bed struct {
+	*process
+	fleet *fleet
+	plan  plan
+}
+
+// measure measures all with one number of hosts.
+func measure(ctx context.Context, binary string, hosts, guests int, p plan) (r *result, err error) {
+	r = &result{Hosts: hosts, Guests: guests}
+	fmt.Printf("== %d hosts, %d guests\n", hosts, guests)
+	if r.Deciding, err = measureDeciding(hosts, guests); err != nil {
+		return nil, err
+	}
+	fmt.Printf("place 64 without etcd: %s\n", r.Deciding)
+	manager, err := startManager(ctx, binary)
+	if err != nil {
+		return nil, err
+	}
+	defer manager.stop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // the hosts' connections end before the manager does
+	b := &bed{manager, newFleet(hosts), p}
+	if err := manager.register(ctx); err != nil {
+		return nil, err
+	}
+	for _, step := range []func(context.Context, *result) error{b.connectHosts, b.fill, b.steady, b.place, b.drain} {
+		if err := step(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// timed waits for a condition, and says how long that took and what it cost the manager.
+func (b *bed) timed(ctx context.Context, what string, done func() bool, reached func() int) (phase, error) {
+	cpu, _ := b.usage()
+	begin := time.Now()
+	err := b.until(ctx, b.plan.limit, what, done)
+	p := phase{Seconds: time.Since(begin).Seconds(), Done: err == nil, Reached: reached()}
+	after, _ := b.usage()
+	p.CPU = after - cpu
+	if errors.Is(err, errLate) {
+		err = nil
+	}
+	fmt.Printf("%s: %s\n", what, p)
+	return p, err
+}
+
+func (b *bed) connectHosts(ctx context.Context, r *result) (err error) {
+	joined := make(chan error, 1)
+	go func() { joined <- b.fleet.connect(ctx, b.url, b.join) }()
+	ready := 0
+	var failed error
+	looked := time.Now()
+	r.Connect, err = b.timed(ctx, "connect hosts", func() bool {
+		select {
+		case failed = <-joined:
+		default:
+		}
+		if time.Since(looked) > 500*time.Millisecond {
+			ready = b.known(ctx)
+			looked = time.Now()
+		}
+		return failed != nil || ready == r.Hosts
+	}, func() int { return ready })
+	return errors.Join(err, failed)
+}
+
+// known counts the hosts that are connected, and of which the manager has stored what they say of themselves.
+func (b *bed) known(ctx context.Context) (n int) {
+	list, err := b.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
+	if err != nil {
+		return 0
+	}
+	for _, h := range list.Msg.Hosts {
+		if h.State == v1.HostState_HOST_STATE_READY && h.Info != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// fill creates clusters of 64 to 100 guests until there are as many as wanted, and waits until all are ready.
+func (b *bed) fill(ctx context.Context, r *result) error {
+	sizes := clusterSizes(r.Guests)
+	errs := make(chan error, len(sizes))
+	slots := make(chan struct{}, b.plan.concurrency)
+	var making sync.WaitGroup
+	defer making.Wait()
+	making.Go(func() {
+		for i, size := range sizes {
+			slots <- struct{}{}
+			making.Go(func() {
+				defer func() { <-slots }()
+				if err := b.create(ctx, fmt.Sprintf("fill-%d", i), size); err != nil {
+					errs <- err
+				}
+			})
+		}
+	})
+	var failed error
+	ready := func() int { return int(b.fleet.ready.Load()) }
+	var err error
+	r.Fill, err = b.timed(ctx, "all guests ready", func() bool {
+		select {
+		case failed = <-errs:
+		default:
+		}
+		return failed != nil || ready() == r.Guests
+	}, ready)
+	return errors.Join(err, failed)
+}
+
+// clusterSizes divides guests into clusters of 64 to 100; the last one may be smaller.
+func clusterSizes(guests int) (sizes []int) {
+	for i := 0; guests > 0; i++ {
+		size := min(guests, 64+i*17%37)
+		sizes, guests = append(sizes, size), guests-size
+	}
+	return sizes
+}
+
+// steady samples the manager while nothing changes.
+func (b *bed) steady(ctx context.Context, r *result) error {
+	var cpu, memory []float64
+	select {
+	case <-time.After(b.plan.quiet):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for range b.plan.samples {
+		begin := time.Now()
+		before, _ := b.usage()
+		select {
+		case <-time.After(b.plan.sample):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		after, resident := b.usage()
+		cpu = append(cpu, 100*(after-before)/time.Since(begin).Seconds())
+		memory = append(memory, float64(resident)/(1<<20))
+	}
+	r.CPU, r.Memory = report.Summarize("% of a core", cpu...), report.Summarize("MiB", memory...)
+	fmt.Printf("steady state: CPU %s, memory %s\n", r.CPU, r.Memory)
+	return nil
+}
+
+// place times clusters of 64 guests, one after the other, beside all that runs already.
+func (b *bed) place(ctx context.Context, r *result) error {
+	var placing, creating []float64
+	deadline := time.Now().Add(b.plan.limit)
+	for i := 0; i < b.plan.creations && time.Now().Before(deadline); i++ {
+		name := fmt.Sprintf("timed-%d", i)
+		all := b.fleet.await(name, placed)
+		begin := time.Now()
+		if err := b.create(ctx, name, placed); err != nil {
+			return err
+		}
+		creating = append(creating, milliseconds(time.Since(begin)))
+		select {
+		case last := <-all:
+			placing = append(placing, milliseconds(last.Sub(begin)))
+		case <-time.After(b.plan.limit):
+			placing = append(placing, milliseconds(b.plan.limit))
+			fmt.Printf("cluster %s: not all guests were placed within %s\n", name, b.plan.limit)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := b.remove(ctx, name, b.plan.limit); err != nil && !errors.Is(err, errLate) {
+			return err
+		}
+	}
+	r.Placing, r.Creating = summarize(placing), summarize(creating)
+	fmt.Printf("place 64 by API: %s\ncall to create them: %s\n", r.Placing, r.Creating)
+	return nil
+}
+
+// drain drains some hosts at once and waits until they have no guests.
+func (b *bed) drain(ctx context.Context, r *result) (err error) {
+	r.Drained = min(b.plan.drained, r.Hosts/4)
+	hosts := b.fleet.hosts[:r.Drained]
+	left := func() (n int) {
+		for _, h := range hosts {
+			n += h.count("")
+		}
+		return n
+	}
+	r.Moved = left()
+	asked := make(chan error, 1)
+	go func() {
+		for _, h := range hosts {
+			if _, err := b.DrainHost(ctx, connect.NewRequest(&v1.DrainHostRequest{Name: h.name})); err != nil {
+				asked <- fmt.Errorf("drain host %s: %w", h.name, err)
+				return
+			}
+		}
+		asked <- nil
+	}()
+	var failed error
+	done := false
+	r.Drain, err = b.timed(ctx, fmt.Sprintf("drain %d hosts of %d guests", r.Drained, r.Moved), func() bool {
+		select {
+		case failed = <-asked:
+			done = true
+		default:
+		}
+		return failed != nil || done && left() == 0
+	}, func() int { return r.Moved - left() })
+	return errors.Join(err, failed)
+}

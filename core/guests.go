@@ -1,0 +1,130 @@
+package core
+
+// guests.go - carries out what package lifecycle decides about guests that do not move.
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/core/lifecycle"
+	"watari/internal/printable"
+)
+
+// guests decides about each guest of which something has changed, and about those that no host holds.
+func (p *pass) guests() {
+	for _, name := range p.index.guestNames() {
+		g := p.working.Guests[name]
+		if p.full() {
+			return
+		}
+		if g == nil || p.changed(g) {
+			continue
+		}
+		if _, is := p.index.strangers[g.Meta.Uid]; is {
+			continue
+		}
+		if m := p.index.moves[g.Meta.Uid]; m != nil && m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
+			continue // the move decides
+		}
+		p.guest(g)
+	}
+}
+
+func (p *pass) guest(g *v1.Guest) {
+	key := "guest/" + g.Meta.Name
+	if g.BootId != "" && g.BootId != BootID(p.Objects, p, g.Host) && livesInAnotherBoot(p, g) && granted(p.Objects, p, g, g.Host) {
+		p.rebind(key, g)
+		return
+	}
+	cluster := p.Clusters[g.Cluster]
+	d := lifecycle.Step(g, p.lifecycleHost(g), cluster == nil || cluster.Meta.Deleting != nil)
+	switch d.Act {
+	case lifecycle.Remove:
+		delete(p.avoid, g.Meta.Uid)
+		var c Change
+		c.write(Delete, proto.CloneOf(g))
+		p.propose(key, c)
+	case lifecycle.Place:
+		p.place(key, g)
+	case lifecycle.Release, lifecycle.Fail:
+		p.release(key, g, d)
+	}
+}
+
+// rebind has a grant name the boot in which its copy lives.
+func (p *pass) rebind(key string, g *v1.Guest) {
+	update := proto.CloneOf(g)
+	update.BootId = BootID(p.Objects, p, g.Host)
+	var c Change
+	c.write(Update, update)
+	c.event(v1.Severity_SEVERITY_WARNING, "guest", g.Meta.Name, "goes on on %s, which reports another boot though the guest's process is there", g.Host)
+	p.propose(key, c)
+}
+
+func (p *pass) lifecycleHost(g *v1.Guest) lifecycle.Host {
+	h := p.Hosts[g.Host]
+	report, _, connected := p.Observed(g.Host)
+	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: Dead(p.Objects, p, g.Host, g.BootId, g.Meta.Uid),
+		Fenced:  h != nil && h.FencedBootId != "" && h.FencedBootId == g.BootId,
+		Alive:   Alive(p, g.Host, g.Meta.Uid),
+		Bound:   report.GetTerm() == p.Core.Term,
+		Current: p.current(g.Host), Lived: p.lived(g), Guest: GuestOn(report, g.Meta.Uid)}
+}
+
+// lived is how long ago a guest's present copy was first granted; 0: not known.
+func (p *pass) lived(g *v1.Guest) time.Duration {
+	if g.Started == nil {
+		return 0
+	}
+	return p.Now.Sub(g.Started.AsTime())
+}
+
+func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
+	update := proto.CloneOf(g)
+	update.Host, update.BootId, update.Message, update.Platform = "", "", d.Message, nil
+	severity := v1.Severity_SEVERITY_INFO
+	if d.Restarts > 0 {
+		update.Restarts = d.Restarts
+		severity = v1.Severity_SEVERITY_WARNING
+	}
+	if d.Act == lifecycle.Fail {
+		update.Failure = d.Message
+		severity = v1.Severity_SEVERITY_ERROR
+	}
+	if d.Avoid {
+		p.avoid[g.Meta.Uid] = append(p.avoid[g.Meta.Uid], g.Host)
+	}
+	var c Change
+	c.write(Update, update)
+	c.event(severity, "guest", g.Meta.Name, "ended on %s: %s%s", g.Host, d.Message, p.lastLines(g, d))
+	p.propose(key, c)
+}
+
+// quotedCharacters bounds each line that is quoted of a console.
+const quotedCharacters = 200
+
+// lastLines quotes the console of a guest that ended though it was wanted.
+func (p *pass) lastLines(g *v1.Guest, d lifecycle.Decision) string {
+	report, _, _ := p.Observed(g.Host)
+	seen := GuestOn(report, g.Meta.Uid)
+	if d.Restarts == 0 && d.Act != lifecycle.Fail || seen.GetEpoch() != g.Epoch || seen.GetLastLines() == "" {
+		return ""
+	}
+	return "; its console ended with:\n" + printable.Lines(seen.LastLines, quotedCharacters)
+}
+
+// clusters removes the clusters of which nothing is left.
+func (p *pass) clusters() {
+	for _, name := range sortedKeys(p.Clusters) {
+		cluster := p.Clusters[name]
+		if cluster.Meta.Deleting == nil || len(p.index.ofCluster[name]) > 0 || p.changed(cluster) {
+			continue
+		}
+		var c Change
+		c.write(Delete, proto.CloneOf(cluster))
+		c.event(v1.Severity_SEVERITY_INFO, "cluster", name, "deleted")
+		p.propose("cluster/"+name, c)
+	}
+}

@@ -1,0 +1,344 @@
+package core
+
+// index.go - objects and reports by what decisions ask for, and which of them have changed since the last decision.
+
+import (
+	"slices"
+
+	v1 "watari/api/watariv1"
+	"watari/migration"
+)
+
+// index follows objects and reports by their differences: an object that has not changed has the same pointer.
+type index struct {
+	objects *Objects
+	reports map[string]Seen
+
+	onHost     map[string]set[*v1.Guest] // by the host that holds the grant
+	ofCluster  map[string]set[*v1.Guest]
+	byUID      map[string]*v1.Guest
+	unplaced   map[string]bool // names of guests that no host holds the grant of
+	moves      Moves
+	movesByUID map[string]bool               // active ones, by their own uid
+	ended      map[string][]*v1.Migration    // by guest uid, in no order
+	movesAt    map[string]set[*v1.Migration] // active ones, by source and by target
+	reporting  map[string]map[string]bool    // hosts that report a guest, by its uid
+	strangers  map[string]Stranger
+
+	// What is to be decided again. everything: all.
+	everything  bool
+	guests      map[string]bool // names
+	hosts       map[string]bool // names: their orders, and what their agents say of them
+	shareAgain  bool
+	moved       bool                   // a move was stored or changed
+	ordered     map[string][]*v1.Guest // ofCluster by index, made on demand
+	networks    map[string]*clusterNetwork
+	imageDigest map[string]*v1.Image
+}
+
+type set[T comparable] map[T]bool
+
+func newIndex() *index {
+	return &index{objects: NoObjects(), reports: map[string]Seen{}, onHost: map[string]set[*v1.Guest]{}, ofCluster: map[string]set[*v1.Guest]{},
+		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, movesByUID: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
+		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
+		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}}
+}
+
+func add[T comparable](m map[string]set[T], key string, v T) {
+	if key == "" {
+		return
+	}
+	if m[key] == nil {
+		m[key] = set[T]{}
+	}
+	m[key][v] = true
+}
+
+func remove[T comparable](m map[string]set[T], key string, v T) {
+	delete(m[key], v)
+	if len(m[key]) == 0 {
+		delete(m, key)
+	}
+}
+
+// differences calls change for each name whose object is another one than before; a nil object is missing.
+func differences[T comparable](before, now map[string]T, change func(name string, before, now T)) {
+	var none T
+	for name, old := range before {
+		if o, is := now[name]; !is {
+			change(name, old, none)
+		} else if o != old {
+			change(name, old, o)
+		}
+	}
+	for name, o := range now {
+		if _, was := before[name]; !was {
+			change(name, none, o)
+		}
+	}
+}
+
+// see takes up a world, and marks what has to be decided again for it.
+func (x *index) see(w *World) {
+	before := x.objects
+	x.objects = w.Objects
+	differences(before.Guests, w.Guests, x.seeGuest)
+	differences(before.Migrations, w.Migrations, x.seeMove)
+	differences(before.Clusters, w.Clusters, func(name string, _, _ *v1.Cluster) { x.markCluster(name) })
+	differences(before.Hosts, w.Hosts, x.seeHost)
+	if !sameMap(before.Images, w.Images) {
+		x.imageDigest, x.everything = nil, true
+	}
+	reports := x.reports
+	x.reports = w.Reports
+	differences(reports, w.Reports, x.seeReport)
+}
+
+func sameMap[T comparable](a, b map[string]T) bool {
+	same := len(a) == len(b)
+	for name, o := range b {
+		same = same && a[name] == o
+	}
+	return same
+}
+
+// settled: everything that was marked is decided.
+func (x *index) settled() {
+	x.everything, x.guests, x.hosts = false, map[string]bool{}, map[string]bool{}
+}
+
+func (x *index) seeGuest(name string, before, now *v1.Guest) {
+	x.guests[name] = true
+	var uids []string
+	for _, g := range []*v1.Guest{before, now} {
+		if g == nil {
+			continue
+		}
+		x.hosts[g.Host] = true
+		if m := x.moves[g.Meta.Uid]; m != nil {
+			x.hosts[m.Source], x.hosts[m.Target] = true, true
+		}
+		delete(x.ordered, g.Cluster)
+		uids = append(uids, g.Meta.Uid)
+	}
+	if before != nil {
+		remove(x.onHost, before.Host, before)
+		remove(x.ofCluster, before.Cluster, before)
+		delete(x.byUID, before.Meta.Uid)
+		delete(x.unplaced, name)
+	}
+	if now != nil {
+		add(x.onHost, now.Host, now)
+		add(x.ofCluster, now.Cluster, now)
+		x.byUID[now.Meta.Uid] = now
+		if now.Host == "" {
+			x.unplaced[name] = true
+		}
+	}
+	if before == nil || now == nil || before.Host != now.Host || before.Address != now.Address || before.Index != now.Index {
+		x.markNetwork(before.GetCluster())
+		x.markNetwork(now.GetCluster())
+	}
+	for _, uid := range uids {
+		x.findStranger(uid)
+	}
+}
+
+func (x *index) seeMove(_ string, before, now *v1.Migration) {
+	x.moved = true
+	for _, m := range []*v1.Migration{before, now} {
+		if m == nil {
+			continue
+		}
+		x.guests[m.Guest] = true
+		x.hosts[m.Source], x.hosts[m.Target] = true, true
+	}
+	if before != nil && !migration.Ended(before.State) {
+		if x.moves[before.GuestUid] == before {
+			delete(x.moves, before.GuestUid)
+		}
+		delete(x.movesByUID, before.Meta.Uid)
+		remove(x.movesAt, before.Source, before)
+		remove(x.movesAt, before.Target, before)
+	}
+	if before != nil && migration.Ended(before.State) {
+		x.ended[before.GuestUid] = slices.DeleteFunc(x.ended[before.GuestUid], func(m *v1.Migration) bool { return m == before })
+		if len(x.ended[before.GuestUid]) == 0 {
+			delete(x.ended, before.GuestUid)
+		}
+	}
+	if now != nil && migration.Ended(now.State) {
+		x.ended[now.GuestUid] = append(x.ended[now.GuestUid], now)
+	}
+	if now != nil && !migration.Ended(now.State) {
+		x.moves[now.GuestUid], x.movesByUID[now.Meta.Uid] = now, true
+		add(x.movesAt, now.Source, now)
+		add(x.movesAt, now.Target, now)
+	}
+	for _, m := range []*v1.Migration{before, now} {
+		if g := x.objects.Guests[m.GetGuest()]; g != nil {
+			x.markNetwork(g.Cluster)
+		}
+	}
+}
+
+func (x *index) seeHost(name string, before, now *v1.Host) {
+	x.hosts[name] = true
+	x.markGuestsAt(name)
+	x.shareAgain = true
+	if before.GetInfo() != now.GetInfo() {
+		x.markPeers(name)
+	}
+	if before == nil || now == nil {
+		for _, g := range x.reports[name].Report.GetGuests() {
+			x.findStranger(g.Uid)
+		}
+	}
+}
+
+// markPeers has the networks of all clusters decided again that have a part on a host.
+func (x *index) markPeers(host string) {
+	for g := range x.onHost[host] {
+		x.markNetwork(g.Cluster)
+	}
+	for m := range x.movesAt[host] {
+		if g := x.objects.Guests[m.Guest]; g != nil {
+			x.markNetwork(g.Cluster)
+		}
+	}
+}
+
+func (x *index) markGuestsAt(host string) {
+	for g := range x.onHost[host] {
+		x.guests[g.Meta.Name] = true
+	}
+	for m := range x.movesAt[host] {
+		x.guests[m.Guest] = true
+	}
+}
+
+func (x *index) markCluster(name string) {
+	for g := range x.ofCluster[name] {
+		x.guests[g.Meta.Name] = true
+	}
+	x.markNetwork(name)
+}
+
+// markNetwork has the orders of all hosts decided again that have, had, or are about to have a part in a cluster.
+func (x *index) markNetwork(cluster string) {
+	if n := x.networks[cluster]; n != nil {
+		for host := range n.parts {
+			x.hosts[host] = true
+		}
+		delete(x.networks, cluster)
+	}
+	for g := range x.ofCluster[cluster] {
+		x.hosts[g.Host] = true
+		if m := x.moves[g.Meta.Uid]; m != nil {
+			x.hosts[m.Source], x.hosts[m.Target] = true, true
+		}
+	}
+}
+
+func (x *index) seeReport(host string, before, now Seen) {
+	x.hosts[host] = true
+	if before.Connected != now.Connected || before.Report == nil || now.Report == nil {
+		x.markGuestsAt(host)
+		x.shareAgain = true
+	} else if !sameSharing(before.Report, now.Report) {
+		x.shareAgain = true
+	}
+	x.markGuestsAt(host)
+	uids := map[string]bool{}
+	for _, g := range before.Report.GetGuests() {
+		delete(x.reporting[g.Uid], host)
+		uids[g.Uid] = true
+	}
+	if now.Connected {
+		for _, g := range now.Report.GetGuests() {
+			if x.reporting[g.Uid] == nil {
+				x.reporting[g.Uid] = map[string]bool{}
+			}
+			x.reporting[g.Uid][host] = true
+			uids[g.Uid] = true
+		}
+	}
+	for uid := range uids {
+		if g := x.byUID[uid]; g != nil {
+			x.guests[g.Meta.Name] = true
+		}
+		x.findStranger(uid)
+		if len(x.reporting[uid]) == 0 {
+			delete(x.reporting, uid)
+		}
+	}
+}
+
+// findStranger looks whether a guest is a stranger, by the reports of all hosts.
+func (x *index) findStranger(uid string) {
+	g := x.byUID[uid]
+	last := max(g.GetLastEpoch(), g.GetEpoch())
+	stranger, is := Stranger{}, false
+	for _, host := range sortedKeys(x.reporting[uid]) {
+		seen := GuestOn(x.reports[host].Report, uid)
+		if seen != nil && x.objects.Hosts[host] != nil && runs(seen) && (g == nil || seen.Epoch > last) {
+			stranger, is = Stranger{Host: host, Name: seen.Name, Epoch: seen.Epoch, LastEpoch: last}, true
+		}
+	}
+	before, was := x.strangers[uid]
+	if is == was && before == stranger {
+		return
+	}
+	delete(x.strangers, uid)
+	if is {
+		x.strangers[uid] = stranger
+	}
+	for host := range x.reporting[uid] {
+		x.hosts[host] = true
+	}
+	if g != nil {
+		x.guests[g.Meta.Name], x.hosts[g.Host] = true, true
+		x.markNetwork(g.Cluster)
+	}
+}
+
+// guestsOf returns a cluster's guests by index. The caller does not change it.
+func (x *index) guestsOf(cluster string) []*v1.Guest {
+	if list, is := x.ordered[cluster]; is {
+		return list
+	}
+	list := make([]*v1.Guest, 0, len(x.ofCluster[cluster]))
+	for g := range x.ofCluster[cluster] {
+		list = append(list, g)
+	}
+	byIndex(list)
+	x.ordered[cluster] = list
+	return list
+}
+
+// guestNames returns the guests to be decided about, by name.
+func (x *index) guestNames() []string {
+	if x.everything {
+		return sortedKeys(x.objects.Guests)
+	}
+	names := make([]string, 0, len(x.guests)+len(x.unplaced))
+	for name := range x.guests {
+		names = append(names, name)
+	}
+	for name := range x.unplaced {
+		if !x.guests[name] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// hostNames returns the hosts to be decided about, by name.
+func (x *index) hostNames() []string {
+	if x.everything {
+		return sortedKeys(x.objects.Hosts)
+	}
+	return sortedKeys(x.hosts)
+}

@@ -1,0 +1,228 @@
+package core
+
+// moves.go - carries out what package migration decides about moves.
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/core/lifecycle"
+	"watari/migration"
+)
+
+// MovesPerHost is how many moves a host takes part in at once. More would share its network and, without hardware
+// acceleration, its processors, so that each takes longer and dirties more.
+const MovesPerHost = 2
+
+// moves takes each move one step on.
+func (p *pass) moves() {
+	active := sortedMoves(p.index.moves)
+	busy := map[string]int{} // moves under way, by host
+	for _, m := range active {
+		if m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
+			busy[m.Source]++
+			busy[m.Target]++
+			p.again = earlier(p.again, p.Now.Add(movePass))
+		}
+	}
+	for _, m := range active {
+		if _, is := p.index.strangers[m.GuestUid]; is {
+			continue
+		}
+		if p.full() {
+			return
+		}
+		pending := m.State == v1.MigrationState_MIGRATION_STATE_PENDING
+		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost
+		if p.move(m, turn) && pending {
+			busy[m.Source]++
+			busy[m.Target]++
+		}
+	}
+}
+
+// move takes a move one step on. It returns whether the move's state changed.
+func (p *pass) move(m *v1.Migration, turn bool) bool {
+	key := "migration/" + m.Meta.Name
+	g := p.working.Guests[m.Guest]
+	if g == nil || g.Meta.Uid != m.GuestUid {
+		p.endMove(key, m, v1.MigrationState_MIGRATION_STATE_CANCELLED, "the guest exists no more")
+		return true
+	}
+	if p.changed(g) {
+		return false
+	}
+	o := migration.Observed{
+		Source: p.moveHost(m, m.Source, m.SourceBootId), Target: p.moveHost(m, m.Target, m.TargetBootId),
+		InState: p.since(m), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
+	}
+	// A grant of another epoch means that the copy this move is about was given up meanwhile.
+	if g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
+		o.Source.Dead = true
+	}
+	d := migration.Step(m, o)
+	if d.State == m.State && d.Message == m.Message {
+		return false
+	}
+	update, grant := p.nextMove(m, g, d, o)
+	var c Change
+	c.write(Update, update)
+	if grant != nil {
+		c.write(Update, grant)
+	}
+	if d.State != m.State {
+		moveEvent(&c, update)
+	}
+	p.propose(key, c)
+	return d.State != m.State
+}
+
+// nextMove is the record, and where the grant changes the guest, after a decision.
+func (p *pass) nextMove(m *v1.Migration, g *v1.Guest, d migration.Decision, o migration.Observed) (*v1.Migration, *v1.Guest) {
+	update := proto.CloneOf(m)
+	update.State, update.Message = d.State, d.Message
+	var grant *v1.Guest
+	now := timestamppb.New(p.Now)
+	if d.State != m.State {
+		switch d.State {
+		case v1.MigrationState_MIGRATION_STATE_RESERVING:
+			// The target's epoch is set aside in the same write that lets the target hear of it.
+			grant = proto.CloneOf(g)
+			grant.LastEpoch++
+			update.TargetEpoch, update.Started = grant.LastEpoch, now
+		case v1.MigrationState_MIGRATION_STATE_SWITCHING:
+			update.Switched = now
+			update.StoppedUnixNs = o.Source.Guest.GetStoppedUnixNs()
+		}
+	}
+	if progress := o.Source.Guest.GetProgress(); progress != nil && o.Source.Guest.GetMigrationId() == m.Meta.Uid {
+		update.Progress = progress
+	}
+	switch d.Grant {
+	case migration.GrantToTarget:
+		grant = proto.CloneOf(g)
+		grant.Host, grant.Epoch, grant.BootId = m.Target, m.TargetEpoch, m.TargetBootId
+	case migration.GrantLost:
+		grant = proto.CloneOf(g)
+		grant.Host, grant.BootId, grant.Message, grant.Platform = "", "", d.Message, nil
+		grant.Restarts = lifecycle.Restarts(g, p.lived(g))
+	}
+	if migration.Ended(d.State) {
+		closeMove(update, o, now)
+	}
+	return update, grant
+}
+
+func closeMove(m *v1.Migration, o migration.Observed, now *timestamppb.Timestamp) {
+	m.Ended = now
+	if m.Started != nil {
+		m.TotalMs = uint32(now.AsTime().Sub(m.Started.AsTime()).Milliseconds())
+	}
+	m.DowntimeMs = m.GetProgress().GetDowntimeMs()
+	if resumed := o.Target.Guest.GetResumedUnixNs(); m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.StoppedUnixNs != 0 && resumed > m.StoppedUnixNs {
+		m.DowntimeMs = uint32((resumed - m.StoppedUnixNs) / int64(time.Millisecond))
+	}
+}
+
+// endMove ends a move whose guest is gone.
+func (p *pass) endMove(key string, m *v1.Migration, state v1.MigrationState, message string) {
+	update := proto.CloneOf(m)
+	update.State, update.Message = state, message
+	closeMove(update, migration.Observed{}, timestamppb.New(p.Now))
+	var c Change
+	c.write(Update, update)
+	moveEvent(&c, update)
+	p.propose(key, c)
+}
+
+func moveEvent(c *Change, m *v1.Migration) {
+	switch m.State {
+	case v1.MigrationState_MIGRATION_STATE_RESERVING:
+		c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "begins to move from %s to %s: %s", m.Source, m.Target, m.Reason)
+	case v1.MigrationState_MIGRATION_STATE_DONE:
+		c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "moved from %s to %s in %d ms, stopped for %d ms", m.Source, m.Target, m.TotalMs, m.DowntimeMs)
+	case v1.MigrationState_MIGRATION_STATE_FAILED:
+		c.event(v1.Severity_SEVERITY_ERROR, "guest", m.Guest, "did not move from %s to %s: %s", m.Source, m.Target, m.Message)
+	case v1.MigrationState_MIGRATION_STATE_CANCELLED, v1.MigrationState_MIGRATION_STATE_ROLLING_BACK:
+		c.event(v1.Severity_SEVERITY_WARNING, "guest", m.Guest, "move from %s to %s, %s: %s", m.Source, m.Target, StateName(m.State.String()), m.Message)
+	}
+}
+
+// moveHost is one end of a move.
+func (p *pass) moveHost(m *v1.Migration, name, boot string) migration.Host {
+	report, since, connected := p.Observed(name)
+	end := migration.Host{Connected: connected, Dead: p.Hosts[name] == nil || Dead(p.Objects, p, name, boot, m.GuestUid), Current: p.current(name),
+		Guest: GuestOn(report, m.GuestUid)}
+	if !connected {
+		// A manager that has just begun to lead gives the agents time to find it.
+		end.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
+	}
+	return end
+}
+
+// since is for how long a move has been in its state, as far as this Core has seen.
+func (p *pass) since(m *v1.Migration) time.Duration {
+	at, found := p.inState[m.Meta.Uid]
+	if !found || at.state != m.State {
+		at = stateSince{m.State, p.Now}
+		p.inState[m.Meta.Uid] = at
+	}
+	return p.Now.Sub(at.since)
+}
+
+const (
+	// keepMoves is how many ended moves of a guest are kept for `watari migrate list`.
+	keepMoves = 10
+	// keepGoneMoves is how many are kept of all guests together that exist no more.
+	keepGoneMoves = 100
+	// pruneAtOnce bounds how many are deleted by one decision.
+	pruneAtOnce = 100
+)
+
+// prune deletes the oldest ended moves, and forgets since when moves were in their state that have ended.
+func (p *pass) prune() {
+	for uid := range p.inState {
+		if !p.index.movesByUID[uid] {
+			delete(p.inState, uid)
+		}
+	}
+	if !p.index.moved && !p.index.everything {
+		return
+	}
+	p.index.moved = false
+	for _, m := range tooOld(p.Objects) {
+		var c Change
+		c.write(Delete, proto.CloneOf(m))
+		p.propose("migration/"+m.Meta.Name, c)
+	}
+}
+
+// tooOld returns the ended moves beyond those that are kept.
+func tooOld(s *Objects) (old []*v1.Migration) {
+	ended := map[string][]*v1.Migration{} // by guest; "": those that exist no more
+	for _, name := range sortedKeys(s.Migrations) {
+		m := s.Migrations[name]
+		if !migration.Ended(m.State) {
+			continue
+		}
+		uid := m.GuestUid
+		if s.Guests[m.Guest].GetMeta().GetUid() != uid {
+			uid = ""
+		}
+		ended[uid] = append(ended[uid], m)
+	}
+	for _, uid := range sortedKeys(ended) {
+		keep, list := keepMoves, ended[uid]
+		if uid == "" {
+			keep = keepGoneMoves
+		}
+		if len(list) > keep && len(old) < pruneAtOnce {
+			oldestFirst(list)
+			old = append(old, list[:len(list)-keep]...)
+		}
+	}
+	return old
+}

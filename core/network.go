@@ -1,0 +1,117 @@
+package core
+
+// network.go - which host a guest's messages are sent to, and what each host has to know of a cluster's network.
+
+import (
+	"cmp"
+	"slices"
+
+	v1 "watari/api/watariv1"
+	"watari/migration"
+)
+
+// clusterNetwork is what all hosts of a cluster are told of it.
+type clusterNetwork struct {
+	routes     []*v1.GuestRoute
+	peers      map[string]bool // hosts that a guest is on, or that a move involves
+	parts      map[string]bool // hosts that have, or are about to have, a guest of the cluster
+	identities []*v1.Peer      // what guests are told of each other, by index
+	homeServer string          // address of the guest that serves the shared home
+}
+
+// whereabouts is the host that a guest's messages are sent to; empty: none.
+func whereabouts(g *v1.Guest, m *v1.Migration) string {
+	if m != nil && migration.RoutedToTarget(m.State) {
+		return m.Target
+	}
+	return g.Host
+}
+
+// network is what hosts are told of a cluster, made once while nothing of it changes.
+func (p *pass) network(cluster string) *clusterNetwork {
+	x := p.index
+	if n := x.networks[cluster]; n != nil {
+		return n
+	}
+	n := &clusterNetwork{peers: map[string]bool{}, parts: map[string]bool{}}
+	guests := x.guestsOf(cluster)
+	for _, g := range guests {
+		n.identities = append(n.identities, &v1.Peer{Name: g.Meta.Name, Address: g.Address, Slots: g.Shape.GetVcpus()})
+		m := x.moves[g.Meta.Uid]
+		at := whereabouts(g, m)
+		if at != "" {
+			n.routes = append(n.routes, &v1.GuestRoute{Address: g.Address, Host: at})
+			n.peers[at] = true
+		}
+		for _, host := range []string{g.Host, at} {
+			if host != "" {
+				n.parts[host] = true
+			}
+		}
+		if m != nil {
+			// A source whose guest has just left is still a peer: what is under way to it is passed on.
+			n.peers[m.Source], n.peers[m.Target], n.parts[m.Target] = true, true, true
+		}
+	}
+	if len(guests) > 0 {
+		n.homeServer = guests[0].Address
+	}
+	x.networks[cluster] = n
+	return n
+}
+
+// networkOrder holds the routes of all guests of all clusters that have a part on the host, and the other hosts among
+// them. guests are those that have a grant or a move there.
+func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.NetworkWanted {
+	w := &v1.NetworkWanted{}
+	clusters, peers := map[string]bool{}, map[string]bool{}
+	for _, g := range guests {
+		if p.network(g.Cluster).parts[host] {
+			clusters[g.Cluster] = true
+		}
+	}
+	for _, cluster := range sortedKeys(clusters) {
+		n := p.network(cluster)
+		w.Routes = append(w.Routes, n.routes...)
+		for peer := range n.peers {
+			if peer != host {
+				peers[peer] = true
+			}
+		}
+		if c := p.Clusters[cluster]; c != nil {
+			w.Clusters = append(w.Clusters, &v1.ClusterNetwork{Name: cluster, Prefix: c.Prefix})
+			if w.Mtu == 0 || c.Mtu < w.Mtu {
+				w.Mtu = c.Mtu
+			}
+		}
+	}
+	for _, name := range sortedKeys(peers) {
+		if peer := peerHost(p.Objects, name, host); peer != nil {
+			w.Peers = append(w.Peers, peer)
+		}
+	}
+	slices.SortFunc(w.Routes, func(a, b *v1.GuestRoute) int { return cmp.Compare(a.Address, b.Address) })
+	return w
+}
+
+func peerHost(s *Objects, name, host string) *v1.PeerHost {
+	info := s.Hosts[name].GetInfo()
+	if info == nil {
+		return nil
+	}
+	return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: info.Site == s.Hosts[host].GetInfo().GetSite(),
+		WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort}
+}
+
+// routesSet tells whether every connected host that has a part in the cluster's network has the present routes in force.
+func (p *pass) routesSet(cluster string) bool {
+	for host := range p.network(cluster).parts {
+		told := p.Core.orders.told[host].wanted
+		hasPart := slices.ContainsFunc(told.GetNetwork().GetClusters(), func(n *v1.ClusterNetwork) bool { return n.Name == cluster })
+		report, _, connected := p.Observed(host)
+		if hasPart && connected && (report.GetTerm() != p.Core.Term || report.GetNetworkGeneration() < told.Network.Generation) {
+			return false
+		}
+	}
+	return true
+}

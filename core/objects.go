@@ -1,0 +1,143 @@
+package core
+
+// objects.go - the stored objects that decisions rest on.
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// Objects are all stored objects at one revision, by name. They are shared and never change: an object that is written
+// gets a new pointer, and its map is copied.
+type Objects struct {
+	Revision   int64
+	Term       uint64 // of the manager that leads or led last; 0: none ever did
+	Leader     string // what that manager calls itself, its URL
+	Hosts      map[string]*v1.Host
+	Images     map[string]*v1.Image
+	Clusters   map[string]*v1.Cluster
+	Guests     map[string]*v1.Guest
+	Migrations map[string]*v1.Migration
+	Runs       map[string]*v1.Run
+	Users      map[string]*v1.User
+	Tokens     map[string]*v1.Token
+	Removed    map[string]*v1.RemovedHost // by uid
+	// Unreadable are objects whose value cannot be read, by key. What was read of them before stays in force.
+	Unreadable map[string]error
+}
+
+// NoObjects returns a set of objects that is empty, with maps that can be written.
+func NoObjects() *Objects {
+	return &Objects{
+		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
+		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
+		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
+	}
+}
+
+// Object is anything that is stored.
+type Object interface {
+	proto.Message
+	GetMeta() *v1.Meta
+}
+
+// OpKind is what an Op does to its object.
+type OpKind int
+
+// The kinds of Op.
+const (
+	// Create adds an object that must not exist.
+	Create OpKind = iota
+	// Update replaces an object that must still be at the revision of the given one.
+	Update
+	// Delete removes an object that must still be at the revision of the given one.
+	Delete
+	// Expect changes nothing. The others are only made if the object is still at the revision of the given one.
+	Expect
+)
+
+// Op is one write.
+type Op struct {
+	Kind   OpKind
+	Object Object
+}
+
+// Change is a decision: writes that are made all together or not at all, and what the history says of them once they are
+// made. Changes are independent of each other; one that fails is decided anew.
+type Change struct {
+	Ops    []Op
+	Events []*v1.Event
+	// Key names the object that the change is about, for Core.Rest.
+	Key string
+}
+
+func (c *Change) write(kind OpKind, o Object) { c.Ops = append(c.Ops, Op{kind, o}) }
+
+func (c *Change) event(severity v1.Severity, kind, name, format string, a ...any) {
+	c.Events = append(c.Events, &v1.Event{Severity: severity, Kind: kind, Name: name, Actor: "manager", Message: fmt.Sprintf(format, a...)})
+}
+
+// Apply returns the objects as they are after a change. It does not check revisions, and keeps those of the objects.
+func (o *Objects) Apply(c Change) *Objects {
+	w := newWorking(o)
+	w.apply(c)
+	return w.Objects
+}
+
+// working is a copy of objects in which the changes of one decision show. A map is copied when it is first written.
+type working struct {
+	*Objects
+	copied  map[string]bool
+	touched map[Object]bool // objects of the original that were changed or deleted
+}
+
+func newWorking(o *Objects) *working {
+	objects := *o
+	return &working{&objects, map[string]bool{}, map[Object]bool{}}
+}
+
+func (w *working) apply(c Change) {
+	for _, op := range c.Ops {
+		switch o := op.Object.(type) {
+		case *v1.Host:
+			applyTo(w, "host", &w.Hosts, op.Kind, o)
+		case *v1.Cluster:
+			applyTo(w, "cluster", &w.Clusters, op.Kind, o)
+		case *v1.Guest:
+			applyTo(w, "guest", &w.Guests, op.Kind, o)
+		case *v1.Migration:
+			applyTo(w, "migration", &w.Migrations, op.Kind, o)
+		case *v1.Run:
+			applyTo(w, "run", &w.Runs, op.Kind, o)
+		default:
+			panic(fmt.Sprintf("core: a decision writes a %T", o))
+		}
+	}
+}
+
+func applyTo[T Object](w *working, kind string, m *map[string]T, what OpKind, o T) {
+	if what == Expect {
+		return
+	}
+	if !w.copied[kind] {
+		w.copied[kind] = true
+		*m = maps.Clone(*m)
+	}
+	name := o.GetMeta().GetName()
+	if before, was := (*m)[name]; was {
+		w.touched[before] = true
+	}
+	if what == Delete {
+		delete(*m, name)
+		return
+	}
+	(*m)[name] = o
+	w.touched[o] = true
+}
+
+func sortedKeys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }

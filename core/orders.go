@@ -1,0 +1,240 @@
+package core
+
+// orders.go - what each host is ordered to do.
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
+	"watari/migration"
+)
+
+// orderBook is what hosts were told last, and what their orders are made of.
+type orderBook struct {
+	told map[string]told
+	base map[string]*v1.HostWanted // orders without what package sharing decides
+	// share is what package sharing decided, by host; nil: the host's agent cannot share.
+	share map[string]*shareOrders
+}
+
+// told is what a host was told last.
+type told struct {
+	wanted *v1.HostWanted
+	since  time.Time // of the connection on which it was sent
+}
+
+func newOrderBook() orderBook {
+	return orderBook{told: map[string]told{}, base: map[string]*v1.HostWanted{}, share: map[string]*shareOrders{}}
+}
+
+func (b orderBook) clone() orderBook {
+	return orderBook{told: maps.Clone(b.told), base: map[string]*v1.HostWanted{}, share: map[string]*shareOrders{}}
+}
+
+// tell makes the orders of each connected host whose orders may have changed.
+func (p *pass) tell() {
+	p.orders = map[string]*v1.HostWanted{}
+	book := &p.Core.orders
+	again := map[string]bool{}
+	for _, name := range p.index.hostNames() {
+		_, _, connected := p.Observed(name)
+		if p.Hosts[name] == nil || !connected {
+			delete(book.base, name)
+			if p.Hosts[name] == nil {
+				delete(book.told, name)
+			}
+			continue
+		}
+		before := book.base[name]
+		book.base[name] = p.baseOrders(name)
+		if before == nil || !slices.EqualFunc(before.Images, book.base[name].Images, sameImage) {
+			p.index.shareAgain = true
+		}
+		again[name] = true
+	}
+	if !p.NoSharing {
+		for _, name := range p.share() {
+			again[name] = true
+		}
+	}
+	for _, name := range sortedKeys(again) {
+		if base := book.base[name]; base != nil {
+			p.send(name, base)
+		}
+	}
+}
+
+func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
+
+// send puts a host's orders together, and sends them if they are new or the host has connected anew. The numbers of
+// generations grow with every difference.
+func (p *pass) send(host string, base *v1.HostWanted) {
+	book := &p.Core.orders
+	last := book.told[host]
+	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images}
+	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
+		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu}
+	if s := book.share[host]; s != nil {
+		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, s.blobs, s.templates
+	}
+	_, since, _ := p.Observed(host)
+	if last.wanted != nil && proto.Equal(w, last.wanted) {
+		if !since.Equal(last.since) {
+			book.told[host] = told{last.wanted, since}
+			p.orders[host] = last.wanted
+		}
+		return
+	}
+	if last.wanted == nil || !proto.Equal(w.Network, last.wanted.Network) {
+		w.Network.Generation++
+	}
+	w.Generation++
+	book.told[host] = told{w, since}
+	p.orders[host] = w
+}
+
+// baseOrders are all that is wanted of a host, without term and generations and what package sharing decides.
+func (p *pass) baseOrders(host string) *v1.HostWanted {
+	w := &v1.HostWanted{BootId: BootID(p.Objects, p, host), Protocol: protocol.Version}
+	guests := map[string]*v1.Guest{}
+	for g := range p.index.onHost[host] {
+		guests[g.Meta.Uid] = g
+	}
+	for m := range p.index.movesAt[host] {
+		if g := p.Guests[m.Guest]; g != nil && g.Meta.Uid == m.GuestUid {
+			guests[g.Meta.Uid] = g
+		}
+	}
+	for uid, g := range guests {
+		if _, is := p.index.strangers[uid]; is {
+			continue // nothing that the store says of it can be relied on
+		}
+		if wanted := p.guestOrder(g, host); wanted != nil {
+			w.Guests = append(w.Guests, wanted)
+		}
+	}
+	w.Guests = append(w.Guests, p.leftovers(host, w.Guests)...)
+	slices.SortFunc(w.Guests, func(a, b *v1.GuestWanted) int { return cmp.Compare(a.Uid, b.Uid) })
+	w.Network = p.networkOrder(host, guests)
+	w.Images = imagesOf(w.Guests)
+	return w
+}
+
+// leftovers are the guests that a host reports though nothing of them is wanted there: copies of an older epoch, guests
+// of deleted clusters, remains of a move. They are ended at the epoch they are reported with. Strangers are left alone.
+func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWanted {
+	mentioned := map[string]bool{}
+	for _, w := range wanted {
+		mentioned[w.Uid] = true
+	}
+	var list []*v1.GuestWanted
+	report, _, _ := p.Observed(host)
+	for _, seen := range report.GetGuests() {
+		if _, is := p.index.strangers[seen.Uid]; !is && !mentioned[seen.Uid] {
+			list = append(list, &v1.GuestWanted{Uid: seen.Uid, Name: seen.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: seen.Epoch})
+		}
+	}
+	return list
+}
+
+// guestOrder is what is wanted of a guest on a host; nil: nothing.
+func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
+	m := p.index.moves[g.Meta.Uid]
+	role, epoch := v1.GuestRole_GUEST_ROLE_UNSPECIFIED, g.Epoch
+	granted := granted(p.Objects, p, g, host)
+	switch {
+	case granted && unwanted(p.Objects, g):
+		return &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: g.Epoch}
+	case unwanted(p.Objects, g):
+		return nil
+	case granted:
+		role = v1.GuestRole_GUEST_ROLE_RUN
+	}
+	// While a move has not passed the grant on, both hosts are told their part; afterwards the grant tells.
+	if m != nil && m.State != v1.MigrationState_MIGRATION_STATE_RESUMING {
+		source, target := migration.Roles(m.State)
+		switch host {
+		case m.Source:
+			if granted {
+				role = source
+			}
+		case m.Target:
+			if target == v1.GuestRole_GUEST_ROLE_INCOMING {
+				role, epoch = target, m.TargetEpoch
+			}
+		}
+	}
+	if role == v1.GuestRole_GUEST_ROLE_UNSPECIFIED {
+		return nil
+	}
+	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
+		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, epoch), Platform: g.Platform}
+	if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
+		w.Migration = moveOrder(p.Objects, m)
+	}
+	return w
+}
+
+// identity adds to a guest's identity the cluster's guests and the one that serves the shared home.
+func (p *pass) identity(g *v1.Guest, epoch uint64) *v1.Identity {
+	made := p.Identify(p.Clusters[g.Cluster], g, epoch)
+	if made == nil {
+		return nil
+	}
+	id := proto.CloneOf(made)
+	n := p.network(g.Cluster)
+	id.Peers, id.HomeServer = n.identities, n.homeServer
+	return id
+}
+
+func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {
+	return &v1.MigrationOrder{
+		Id: m.Meta.Uid, SourceHost: m.Source, TargetHost: m.Target, BandwidthBytes: m.BandwidthBytes, Cancel: m.Cancel,
+		TargetAddress: tunnelAddress(s.Hosts[m.Target]),
+		SourceUid:     s.Hosts[m.Source].GetMeta().GetUid(), TargetUid: s.Hosts[m.Target].GetMeta().GetUid(),
+	}
+}
+
+// tunnelAddress is where a host's tunnel listens, host:port; empty: not known.
+func tunnelAddress(h *v1.Host) string {
+	address, err := netip.ParseAddr(h.GetInfo().GetLanAddress())
+	if err != nil {
+		return ""
+	}
+	return netip.AddrPortFrom(address, uint16(h.Info.TunnelPort)).String()
+}
+
+// image is an image by digest, without its name: the host needs the content alone, and a renamed image is the same one.
+func (p *pass) image(digest string) *v1.Image {
+	x := p.index
+	if x.imageDigest == nil {
+		x.imageDigest = map[string]*v1.Image{}
+		for _, name := range sortedKeys(p.Images) {
+			i := proto.CloneOf(p.Images[name])
+			i.Meta = nil
+			x.imageDigest[i.Digest] = i
+		}
+	}
+	return x.imageDigest[digest]
+}
+
+func imagesOf(guests []*v1.GuestWanted) []*v1.Image {
+	seen := map[string]*v1.Image{}
+	for _, g := range guests {
+		if g.Image != nil {
+			seen[g.Image.Digest] = g.Image
+		}
+	}
+	var images []*v1.Image
+	for _, digest := range sortedKeys(seen) {
+		images = append(images, seen[digest])
+	}
+	return images
+}

@@ -1,0 +1,290 @@
+package core
+
+// placing.go - hosts as package placement sees them, and the grants that follow from its choices.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/compatibility"
+	"watari/placement"
+)
+
+// ExpectedWithin is how long a host that is not connected is expected back, since it was lost or since the manager began
+// to lead: its agent dials again within seconds, and guests wait for it.
+const ExpectedWithin = 15 * time.Second
+
+// room is what guests take of hosts: those that are granted, those that arrive, and those that this decision places.
+type room struct {
+	hosts []placement.Host // by name; without ClusterGuests and HasImage
+	at    map[string]int   // where a host is in hosts
+
+	// Of the cluster that was asked for last.
+	cluster string
+	image   string
+	view    []placement.Host
+	refused string // why its guests fit nowhere; empty: they do, or that was not asked yet
+	request *placement.Request
+	asked   *v1.Cluster // by request
+	fleet   map[string]*v1.HostInfo
+}
+
+// newRoom counts what is taken.
+func newRoom(s *Objects, r Reports, moves Moves) *room {
+	room := &room{at: map[string]int{}}
+	for _, name := range sortedKeys(s.Hosts) {
+		h := s.Hosts[name]
+		_, _, connected := r.Observed(name)
+		room.at[name] = len(room.hosts)
+		room.hosts = append(room.hosts, placement.Host{
+			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining,
+			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
+			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), Info: h.GetInfo(),
+		})
+	}
+	for _, g := range s.Guests {
+		room.take(g.Host, g.Shape)
+		// A move under way has its room at both ends.
+		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {
+			room.take(m.Target, g.Shape)
+		}
+	}
+	return room
+}
+
+func (r *room) take(host string, shape *v1.GuestShape) {
+	if i, is := r.at[host]; is {
+		r.hosts[i].MemoryUsed += shape.GetMemoryBytes()
+		r.hosts[i].VCPUs += shape.GetVcpus()
+	}
+}
+
+// forCluster returns the hosts as they are for a guest of a cluster. guests are the cluster's. The caller may change them.
+func (r *room) forCluster(reports Reports, moves Moves, guests []*v1.Guest, image string) []placement.Host {
+	hosts := slices.Clone(r.hosts)
+	for i := range hosts {
+		report, _, _ := reports.Observed(hosts[i].Name)
+		hosts[i].HasImage = slices.Contains(report.GetImages(), image)
+	}
+	count := func(host string) {
+		if i, is := r.at[host]; is {
+			hosts[i].ClusterGuests++
+		}
+	}
+	for _, g := range guests {
+		count(g.Host)
+		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {
+			count(m.Target)
+		}
+	}
+	return hosts
+}
+
+// fleet returns the hosts that a cluster's guests may be placed on, by name, whether or not they can be reached now.
+func fleet(s *Objects, spec *v1.ClusterSpec) map[string]*v1.HostInfo {
+	hosts := map[string]*v1.HostInfo{}
+	for name, h := range s.Hosts {
+		if h.Info != nil && h.Meta.GetDeleting() == nil && (len(spec.GetSites()) == 0 || slices.Contains(spec.Sites, h.Info.Site)) {
+			hosts[name] = h.Info
+		}
+	}
+	return hosts
+}
+
+// request asks for a host on which a guest of the cluster can be started. Its shape is still to be filled in.
+func request(cluster *v1.Cluster) *placement.Request {
+	answers := map[*v1.HostInfo]string{} // a cluster of many guests asks each host many times
+	return &placement.Request{
+		Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(),
+		Compatible: func(h *v1.HostInfo) string {
+			answer, known := answers[h]
+			if !known {
+				answer = compatibility.RefuseStart(cluster, h)
+				answers[h] = answer
+			}
+			return answer
+		},
+	}
+}
+
+// place chooses a host for a guest and gives it the grant, under an epoch that was never used.
+func (p *pass) place(key string, g *v1.Guest) {
+	room := p.openRoom(g)
+	cluster := p.working.Clusters[g.Cluster]
+	if room.request == nil || room.asked != cluster {
+		room.request, room.asked = request(cluster), cluster
+	}
+	r := room.request
+	r.Shape, r.Exclude = g.Shape, p.avoid[g.Meta.Uid]
+	if room.refused != "" && len(r.Exclude) == 0 {
+		p.refuse(key, g, room.refused)
+		return
+	}
+	chosen := placement.Pick(r, room.view)
+	if chosen < 0 && len(r.Exclude) > 0 {
+		// Every host that is left was refused: those that failed before may try again.
+		delete(p.avoid, g.Meta.Uid)
+		r.Exclude = nil
+		chosen = placement.Pick(r, room.view)
+	}
+	if chosen < 0 {
+		_, verdicts := placement.Choose(r, room.view)
+		room.refused = (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
+		p.refuse(key, g, room.refused)
+		return
+	}
+	p.grant(key, g, cluster, room.view[chosen].Name)
+	room.view[chosen].Place(g.Shape)
+	room.take(room.view[chosen].Name, g.Shape)
+}
+
+// openRoom returns the room, as it is for the guest's cluster.
+func (p *pass) openRoom(g *v1.Guest) *room {
+	if p.room == nil {
+		p.room = newRoom(p.working.Objects, p, p.index.moves)
+	}
+	r := p.room
+	if r.cluster != g.Cluster || r.image != g.ImageDigest {
+		var guests []*v1.Guest
+		for _, other := range p.index.guestsOf(g.Cluster) {
+			if now := p.working.Guests[other.Meta.Name]; now != nil {
+				guests = append(guests, now)
+			}
+		}
+		r.cluster, r.image, r.refused = g.Cluster, g.ImageDigest, ""
+		r.view = r.forCluster(p, p.index.moves, guests, g.ImageDigest)
+		r.fleet = fleet(p.Objects, p.Clusters[g.Cluster].GetSpec())
+	}
+	return r
+}
+
+// refuse says why a guest has no host.
+func (p *pass) refuse(key string, g *v1.Guest, why string) {
+	if why == g.Message {
+		return
+	}
+	update := proto.CloneOf(g)
+	update.Message = why
+	var c Change
+	c.write(Update, update)
+	p.propose(key, c)
+}
+
+// grant gives a host the grant for a guest.
+func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) {
+	h := p.Hosts[host]
+	update := proto.CloneOf(g)
+	update.LastEpoch++
+	update.Epoch, update.StartedEpoch, update.Host, update.Message = update.LastEpoch, update.LastEpoch, host, ""
+	update.Started = timestamppb.New(p.Now)
+	update.BootId = h.GetInfo().GetBootId()
+	var added *v1.Platform
+	update.Platform, added = compatibility.Start(cluster, h.GetInfo(), p.room.fleet)
+	var c Change
+	c.write(Update, update)
+	// A host that is being removed meanwhile would never hear of it.
+	c.write(Expect, h)
+	if added != nil {
+		extended := proto.CloneOf(cluster)
+		extended.Platforms = append(extended.Platforms, added)
+		c.write(Update, extended)
+	}
+	c.event(v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", host, update.Epoch)
+	p.propose(key, c)
+}
+
+// expected tells whether a host is connected, or expected back within seconds.
+func expected(r Reports, host string, now, began time.Time) bool {
+	_, since, connected := r.Observed(host)
+	switch {
+	case connected:
+		return true
+	case since.IsZero():
+		return now.Sub(began) < ExpectedWithin
+	}
+	return now.Sub(since) < ExpectedWithin
+}
+
+// Feasible says whether a new cluster could be placed now, or on hosts that are expected back within seconds; the error
+// names each host's reason. It returns what the cluster's guests are to be started in. began is since when the manager leads.
+func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, now, began time.Time) ([]*v1.Platform, error) {
+	cluster := &v1.Cluster{Spec: spec, Platforms: compatibility.Platforms(spec, fleet(s, spec))}
+	req := request(cluster)
+	req.Shape = spec.Shape
+	moves := ActiveMoves(s)
+	hosts := newRoom(s, r, moves).forCluster(r, moves, nil, imageDigest)
+	for i, h := range hosts {
+		hosts[i].Connected = h.Info != nil && expected(r, h.Name, now, began)
+	}
+	_, err := placement.Plan(req, int(spec.Guests), hosts)
+	return cluster.Platforms, err
+}
+
+// PlanMove chooses where a guest moves to and makes the record, which is not stored yet. The explanation has a line for
+// each host. Errors say why the guest cannot be moved there.
+func PlanMove(s *Objects, r Reports, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
+	moves := ActiveMoves(s)
+	return planMove(s, r, newRoom(s, r, moves), moves, GuestsOf(s, g.Cluster), g, toHost, toSite)
+}
+
+func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1.Guest, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
+	if g.Host == "" {
+		return nil, nil, fmt.Errorf("guest %s does not run", g.Meta.Name)
+	}
+	if toHost == g.Host {
+		return nil, nil, fmt.Errorf("guest %s is on host %s already", g.Meta.Name, toHost)
+	}
+	if toHost != "" && s.Hosts[toHost] == nil {
+		return nil, nil, fmt.Errorf("there is no host %s; there are %s", toHost, strings.Join(sortedKeys(s.Hosts), ", "))
+	}
+	cluster := s.Clusters[g.Cluster]
+	source := s.Hosts[g.Host].GetInfo()
+	req := &placement.Request{
+		Shape: g.Shape, Spread: cluster.GetSpec().GetSpread(), Exclude: []string{g.Host},
+		Compatible: func(target *v1.HostInfo) string { return compatibility.RefuseMove(g, source, target) },
+	}
+	if toSite != "" {
+		req.Sites = []string{toSite}
+	} else if toHost == "" {
+		req.Sites = cluster.GetSpec().GetSites()
+	}
+	hosts := room.forCluster(reports, moves, guests, g.ImageDigest)
+	// The guest is left out of its host's count, so that scores are of the cluster after the move.
+	if i, is := room.at[g.Host]; is && hosts[i].ClusterGuests > 0 {
+		hosts[i].ClusterGuests--
+	}
+	if toHost != "" {
+		hosts = slices.DeleteFunc(hosts, func(h placement.Host) bool { return h.Name != toHost })
+	}
+	chosen, verdicts := placement.Choose(req, hosts)
+	explanation := make([]string, len(verdicts))
+	for i, v := range verdicts {
+		explanation[i] = v.String()
+	}
+	if chosen == "" {
+		return nil, explanation, fmt.Errorf("guest %s cannot be moved: %s", g.Meta.Name, strings.Join(explanation, "; "))
+	}
+	return &v1.Migration{
+		Meta:  &v1.Meta{Name: freeMoveName(s, g), Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid},
+		Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Source: g.Host, Target: chosen,
+		SourceBootId: g.BootId, TargetBootId: s.Hosts[chosen].GetInfo().GetBootId(),
+		SourceEpoch: g.Epoch, State: v1.MigrationState_MIGRATION_STATE_PENDING,
+	}, explanation, nil
+}
+
+// freeMoveName is <guest>-m<n>, n being the epoch the move would have, or above where a move that never left pending has
+// that name.
+func freeMoveName(s *Objects, g *v1.Guest) string {
+	for n := g.LastEpoch + 1; ; n++ {
+		name := fmt.Sprintf("%s-m%d", g.Meta.Name, n)
+		if s.Migrations[name] == nil {
+			return name
+		}
+	}
+}

@@ -1,0 +1,210 @@
+package core
+
+// runs.go - what becomes of runs. A run is PENDING until all guests of its cluster answer, STARTING until its head guest
+// has begun its process, RUNNING until that has ended, and then EXITED, FAILED or CANCELLED.
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+// cancelSignals are sent to a run that is to end, one after the other while it does not end. A run that has lost a guest
+// begins with the second: its launcher waits for the lost guest at the first.
+var cancelSignals = []int32{2, 15, 9}
+
+// cancelPatience is how long a run may take to end after each of them.
+const cancelPatience = 5 * time.Second
+
+// RunSeen is what is known of a run's process, by what its head guest's agent has said.
+type RunSeen struct {
+	Started bool
+	Refused string      // why the guest will never start it; empty: it may
+	Unknown bool        // the guest does not know the process, though it was started
+	Ended   *v1.Process // nil: not yet. All of its output is kept
+	Message string      // what keeps its output from being kept
+	// Signals is how many of the signals that end it were delivered, and Signalled when one was sent last.
+	Signals   int
+	Signalled time.Time
+}
+
+// RunOrder is what is to be done about a run that has begun and not ended: its process is started if it was not, and its
+// output followed.
+type RunOrder struct {
+	Run    *v1.Run
+	Signal int32 // to be sent now; 0: none
+	// Sent is what RunSeen.Signals is once the signal is delivered.
+	Sent int
+}
+
+// runs decides about each run that has not ended.
+func (p *pass) runs() {
+	for _, name := range sortedKeys(p.Objects.Runs) {
+		run := p.Objects.Runs[name]
+		if RunEnded(run.State) || p.full() {
+			continue
+		}
+		switch run.State {
+		case v1.RunState_RUN_STATE_STARTING, v1.RunState_RUN_STATE_RUNNING:
+			p.begunRun(run)
+		default:
+			p.pendingRun(run)
+		}
+	}
+}
+
+func (p *pass) pendingRun(run *v1.Run) {
+	cluster := p.Clusters[run.Spec.GetCluster()]
+	guests := p.index.guestsOf(run.Spec.GetCluster())
+	halted := ""
+	if !run.Spec.GetHold() {
+		halted = Halted(guests)
+	}
+	switch {
+	case run.Cancel:
+		p.endRun(run, v1.RunState_RUN_STATE_CANCELLED, 0, "cancelled before it was started")
+	case cluster == nil || cluster.Meta.Deleting != nil || !IsRunOf(run, cluster):
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("cluster %s exists no more", run.Spec.GetCluster()))
+	case run.Spec.Hold:
+		p.say(run, "waits for its files")
+	case halted != "": // since it was asked for; a person has to act, and may not for days
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted))
+	default:
+		status := p.status(cluster, guests)
+		if !allReady(cluster, status) {
+			p.say(run, "waits for cluster "+run.Spec.Cluster+": "+status.Message)
+			return
+		}
+		update := proto.CloneOf(run)
+		update.State, update.Message, update.Directory = v1.RunState_RUN_STATE_STARTING, "", RunDirectory(run)
+		update.Head, update.HeadUid = RunHead(p.Objects, run)
+		update.StartedEpochs = startedEpochs(guests)
+		var c Change
+		c.write(Update, update)
+		p.propose("run/"+run.Meta.Name, c)
+	}
+}
+
+// status is a cluster's, found out once for a decision.
+func (p *pass) status(c *v1.Cluster, guests []*v1.Guest) ClusterStatus {
+	status, known := p.statuses[c.Meta.Name]
+	if !known {
+		status = StatusOf(p, p.index.moves, c, guests)
+		p.statuses[c.Meta.Name] = status
+	}
+	return status
+}
+
+// allReady tells whether every guest of a cluster answers. A guest that moves counts.
+func allReady(c *v1.Cluster, status ClusterStatus) bool {
+	return status.Ready == c.Spec.GetGuests() || status.State == v1.ClusterState_CLUSTER_STATE_READY
+}
+
+// startedEpochs tells the present copies of guests from later ones.
+func startedEpochs(guests []*v1.Guest) map[string]uint64 {
+	epochs := map[string]uint64{}
+	for _, g := range guests {
+		epochs[g.Meta.Name] = g.StartedEpoch
+	}
+	return epochs
+}
+
+// lostGuest is a guest that ran a part of the run and does not any more; empty: there is none. Launchers span all guests of
+// a cluster, however few ranks they start.
+func lostGuest(s *Objects, run *v1.Run) string {
+	for _, name := range sortedKeys(run.StartedEpochs) {
+		if g := s.Guests[name]; g == nil || g.Host == "" || g.StartedEpoch != run.StartedEpochs[name] {
+			return name
+		}
+	}
+	return ""
+}
+
+func lostMessage(guest string) string {
+	return fmt.Sprintf("guest %s ended while the program ran, and its part of the program with it; `watari events` says why", guest)
+}
+
+// begunRun decides about a run whose process was started, or is to be.
+func (p *pass) begunRun(run *v1.Run) {
+	seen, lost := p.World.Runs[run.Meta.Uid], lostGuest(p.Objects, run)
+	head := p.Guests[run.Head]
+	starting := run.State == v1.RunState_RUN_STATE_STARTING
+	switch {
+	case seen.Ended != nil:
+		state, message := v1.RunState_RUN_STATE_EXITED, seen.Ended.Message
+		switch {
+		case run.Cancel:
+			state = v1.RunState_RUN_STATE_CANCELLED
+		case lost != "" && seen.Ended.ExitCode != 0:
+			state, message = v1.RunState_RUN_STATE_FAILED, lostMessage(lost)
+		}
+		p.endRun(run, state, seen.Ended.ExitCode, message)
+	case starting && seen.Refused != "":
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 127, fmt.Sprintf("could not be started on %s: %s", run.Head, seen.Refused))
+	case seen.Unknown:
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s was started anew, and the run ended with it", run.Head))
+	case head == nil || head.Meta.Uid != run.HeadUid:
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s exists no more", run.Head))
+	case lost == run.Head && lost != "":
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, lostMessage(lost))
+	case starting && seen.Started:
+		update := proto.CloneOf(run)
+		update.State, update.Started = v1.RunState_RUN_STATE_RUNNING, timestamppb.New(p.Now)
+		var c Change
+		c.write(Update, update)
+		c.event(v1.Severity_SEVERITY_INFO, "run", run.Meta.Name, "started on cluster %s: %q", run.Spec.Cluster, run.Spec.Command)
+		p.propose("run/"+run.Meta.Name, c)
+		p.follow(run, seen, lost)
+	default:
+		p.say(run, seen.Message)
+		p.follow(run, seen, lost)
+	}
+}
+
+// follow orders a run to be followed, and, where it is cancelled or has lost a guest, the next signal. Its launcher may not
+// notice a lost guest for as long as nobody sends to it.
+func (p *pass) follow(run *v1.Run, seen RunSeen, lost string) {
+	order := RunOrder{Run: run}
+	if run.State == v1.RunState_RUN_STATE_RUNNING && (run.Cancel || lost != "") {
+		next := seen.Signals
+		if !run.Cancel {
+			next = max(next, 1)
+		}
+		next = min(next, len(cancelSignals)-1)
+		if due := seen.Signalled.Add(cancelPatience); seen.Signalled.IsZero() || !p.Now.Before(due) {
+			order.Signal, order.Sent = cancelSignals[next], next+1
+		} else {
+			p.again = earlier(p.again, due)
+		}
+	}
+	p.runOrders = append(p.runOrders, order)
+}
+
+func (p *pass) endRun(run *v1.Run, state v1.RunState, exitCode int32, message string) {
+	update := proto.CloneOf(run)
+	update.State, update.ExitCode, update.Message, update.Ended = state, exitCode, message, timestamppb.New(p.Now)
+	severity := v1.Severity_SEVERITY_INFO
+	if state == v1.RunState_RUN_STATE_FAILED {
+		severity = v1.Severity_SEVERITY_ERROR
+	}
+	var c Change
+	c.write(Update, update)
+	c.event(severity, "run", run.Meta.Name, "%s, status %d %s", StateName(state.String()), exitCode, message)
+	p.propose("run/"+run.Meta.Name, c)
+}
+
+// say puts a message into a run's record.
+func (p *pass) say(run *v1.Run, message string) {
+	if run.Message == message {
+		return
+	}
+	update := proto.CloneOf(run)
+	update.Message = message
+	var c Change
+	c.write(Update, update)
+	p.propose("run/"+run.Meta.Name, c)
+}

@@ -1,0 +1,361 @@
+package core
+
+// sharing.go - who fetches which image and template from whom. Package sharing decides; its answers become part of
+// hosts' orders.
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/sharing"
+)
+
+// shareMemory is what the deciders have to know of earlier decisions. All of it can be lost.
+type shareMemory struct {
+	chosen map[siteBlob]chosen           // who fetches a blob from outside the site
+	states map[hostTemplate]stateOfShare // since when a host is in a state with a template
+}
+
+// siteBlob is a blob in one site. For a template's, group is the trust group; images are everybody's.
+type siteBlob struct{ site, group, digest string }
+
+type chosen struct {
+	host  string
+	got   uint64    // sharer.got
+	since time.Time // of its last byte, or of its being chosen
+}
+
+type hostTemplate struct{ host, key string }
+
+type stateOfShare struct {
+	state v1.TemplateState
+	since time.Time
+}
+
+// shareOrders is the part of a host's orders that package sharing decides.
+type shareOrders struct {
+	group     string
+	blobs     []*v1.BlobShare
+	templates []*v1.TemplateShare
+}
+
+func (a *shareOrders) equal(b *shareOrders) bool {
+	return a != nil && b != nil && a.group == b.group &&
+		slices.EqualFunc(a.blobs, b.blobs, func(x, y *v1.BlobShare) bool { return proto.Equal(x, y) }) &&
+		slices.EqualFunc(a.templates, b.templates, func(x, y *v1.TemplateShare) bool { return proto.Equal(x, y) })
+}
+
+// sharer is one host as package sharing sees it.
+type sharer struct {
+	name, site, group string
+	wants             map[string]bool             // blobs of its images, by digest
+	blobs             map[string]*v1.BlobObserved // by digest
+	report            *v1.HostObserved
+	// got changes whenever the host gets a byte of any blob: it fetches an image's blobs one after the other.
+	got    uint64
+	shares map[string]*v1.BlobShare // its answer, by digest
+	out    *shareOrders
+}
+
+// sameSharing tells whether two reports of a host say the same of what it holds and fetches.
+func sameSharing(a, b *v1.HostObserved) bool {
+	return a.Sharing == b.Sharing && slices.Equal(a.Images, b.Images) && a.FetchBytesPerSecond == b.FetchBytesPerSecond &&
+		slices.EqualFunc(a.Blobs, b.Blobs, func(x, y *v1.BlobObserved) bool { return proto.Equal(x, y) }) &&
+		slices.EqualFunc(a.Templates, b.Templates, func(x, y *v1.TemplateObserved) bool { return proto.Equal(x, y) })
+}
+
+// share decides how each connected host comes by images and templates, and returns the hosts for which that changed. Hosts
+// whose agents cannot share are left out: they fetch images from the manager. It decides again only when reports or
+// orders have changed, or while something is under way, for hosts that stall are relieved.
+func (p *pass) share() (changed []string) {
+	if !p.index.shareAgain && !p.index.everything && !p.shared.active() {
+		return nil
+	}
+	hosts := p.sharers()
+	next := shareMemory{chosen: map[siteBlob]chosen{}, states: map[hostTemplate]stateOfShare{}}
+	s := sharePass{world: p.World, hosts: hosts, last: p.shared, next: next}
+	for _, site := range sitesOf(hosts) {
+		s.images(site)
+	}
+	s.templates(p.wasToldToMake)
+	orders := map[string]*shareOrders{}
+	for _, h := range hosts {
+		for _, digest := range sortedKeys(h.shares) {
+			h.out.blobs = append(h.out.blobs, h.shares[digest])
+		}
+		orders[h.name] = h.out
+		if before := p.Core.orders.share[h.name]; !before.equal(h.out) {
+			changed = append(changed, h.name)
+		}
+	}
+	for name := range p.Core.orders.share {
+		if orders[name] == nil {
+			changed = append(changed, name)
+		}
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(next.chosen), compareSiteBlobs) {
+		if before, was := p.shared.chosen[at]; was && before.host != next.chosen[at].host {
+			p.notes = append(p.notes, fmt.Sprintf("another host fetches a blob for its site: site %s, digest %s, before %s, now %s",
+				at.site, at.digest, before.host, next.chosen[at].host))
+		}
+	}
+	p.Core.shared, p.Core.orders.share = next, orders
+	p.index.shareAgain = false
+	return changed
+}
+
+// active tells whether a blob or template is on its way somewhere.
+func (m shareMemory) active() bool {
+	for _, state := range m.states {
+		if state.state != v1.TemplateState_TEMPLATE_STATE_HELD {
+			return true
+		}
+	}
+	return len(m.chosen) > 0
+}
+
+// sharers are the connected hosts that can share, by name.
+func (p *pass) sharers() []*sharer {
+	var hosts []*sharer
+	for _, name := range sortedKeys(p.Core.orders.base) {
+		report, _, _ := p.Observed(name)
+		if !report.GetSharing() {
+			continue
+		}
+		h := &sharer{name: name, site: report.GetInfo().GetSite(), group: p.Hosts[name].GetTrustGroup(), wants: map[string]bool{},
+			blobs: map[string]*v1.BlobObserved{}, report: report, shares: map[string]*v1.BlobShare{}}
+		h.out = &shareOrders{group: h.group}
+		for _, image := range p.Core.orders.base[name].Images {
+			for _, blob := range []*v1.Blob{image.Kernel, image.Initrd, image.Root} {
+				h.wants[blob.GetDigest()] = true
+			}
+		}
+		for _, blob := range report.Blobs {
+			h.blobs[blob.Digest] = blob
+			h.got += blob.HaveBytes
+			if blob.Whole {
+				h.got += 1 << 48 // more than any blob has bytes
+			}
+		}
+		hosts = append(hosts, h)
+	}
+	return hosts
+}
+
+// wasToldToMake tells whether a host's last orders had it make a template.
+func (p *pass) wasToldToMake(host, key string) bool {
+	for _, t := range p.Core.orders.told[host].wanted.GetTemplates() {
+		if t.Key == key {
+			return t.Order == v1.TemplateOrder_TEMPLATE_ORDER_MAKE
+		}
+	}
+	return false
+}
+
+func sitesOf(hosts []*sharer) []string {
+	sites := map[string]bool{}
+	for _, h := range hosts {
+		sites[h.site] = true
+	}
+	return slices.Sorted(maps.Keys(sites))
+}
+
+// sharePass is one asking of the deciders.
+type sharePass struct {
+	world      *World
+	hosts      []*sharer
+	last, next shareMemory
+}
+
+// images decides about the blobs of images that hosts of a site lack.
+func (p *sharePass) images(site string) {
+	lacking := map[string]bool{}
+	for _, h := range p.hosts {
+		for digest := range h.wants {
+			if h.site == site && !h.blobs[digest].GetWhole() {
+				lacking[digest] = true
+			}
+		}
+	}
+	for _, digest := range slices.Sorted(maps.Keys(lacking)) {
+		var hosts []sharing.Host
+		for _, h := range p.hosts {
+			if h.site == site {
+				hosts = append(hosts, h.asHost(digest, h.wants[digest]))
+			}
+		}
+		p.routes(siteBlob{site: site, digest: digest}, hosts, nil)
+	}
+}
+
+func (h *sharer) asHost(digest string, wants bool) sharing.Host {
+	blob := h.blobs[digest]
+	return sharing.Host{Name: h.name, Wants: wants, Whole: blob.GetWhole(), Outside: blob.GetFromOutside(), Have: blob.GetHaveBytes()}
+}
+
+// routes decides about one blob in one site. remote are the hosts of other sites that have it; none: the manager has it.
+func (p *sharePass) routes(at siteBlob, hosts []sharing.Host, remote []string) {
+	last, known := p.last.chosen[at]
+	if i := slices.IndexFunc(hosts, func(h sharing.Host) bool { return known && h.Name == last.host }); i >= 0 {
+		if got := p.host(last.host).got; got != last.got {
+			last.got, last.since = got, p.world.Now
+		}
+		hosts[i].Idle = p.world.Now.Sub(last.since)
+	}
+	routes, root := sharing.Routes(hosts, last.host)
+	if root != "" {
+		if root != last.host {
+			last = chosen{host: root, got: p.host(root).got, since: p.world.Now}
+		}
+		p.next.chosen[at] = last
+	}
+	for _, h := range p.hosts {
+		route, ok := routes[h.name]
+		if !ok || !route.Outside && len(route.Sources) == 0 && len(route.Readers) == 0 {
+			continue
+		}
+		sources := route.Sources
+		if route.Outside {
+			sources = remote
+		}
+		p.add(h, &v1.BlobShare{Digest: at.digest, FromManager: route.Outside && len(remote) == 0,
+			Sources: p.peers(sources), Readers: p.peers(route.Readers), Reason: route.Reason})
+		if route.Outside {
+			p.admit(remote, h.name, at.digest)
+		}
+	}
+}
+
+// host is one of the hosts that take part.
+func (p *sharePass) host(name string) *sharer {
+	i := slices.IndexFunc(p.hosts, func(h *sharer) bool { return h.name == name })
+	return p.hosts[i]
+}
+
+// add gives a host a share. A template's may have come before: by a reader of another site.
+func (p *sharePass) add(h *sharer, share *v1.BlobShare) {
+	if before := h.shares[share.Digest]; before != nil {
+		share.Readers = append(share.Readers, before.Readers...)
+	}
+	h.shares[share.Digest] = share
+}
+
+// admit lets a host of another site fetch a blob from those that have it.
+func (p *sharePass) admit(holders []string, reader, digest string) {
+	for _, h := range p.hosts {
+		if !slices.Contains(holders, h.name) {
+			continue
+		}
+		if h.shares[digest] == nil {
+			h.shares[digest] = &v1.BlobShare{Digest: digest, Reason: "has it"}
+		}
+		h.shares[digest].Readers = append(h.shares[digest].Readers, p.peers([]string{reader})...)
+	}
+}
+
+func (p *sharePass) peers(names []string) []*v1.BlobPeer {
+	var peers []*v1.BlobPeer
+	for _, name := range names {
+		host := p.world.Hosts[name]
+		peers = append(peers, &v1.BlobPeer{Name: name, Uid: host.GetMeta().GetUid(), Address: tunnelAddress(host)})
+	}
+	return peers
+}
+
+// templates decides about the templates that hosts ask for.
+func (p *sharePass) templates(wasToldToMake func(host, key string) bool) {
+	byKey := map[string][]sharing.TemplateHost{}
+	for _, h := range p.hosts {
+		for _, t := range h.report.Templates {
+			byKey[t.Key] = append(byKey[t.Key], p.templateHost(h, t, wasToldToMake(h.name, t.Key)))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		routes := sharing.Templates(byKey[key])
+		fetched := map[siteBlob][]string{} // hosts of other sites that have it
+		for _, h := range p.hosts {
+			route, ok := routes[h.name]
+			if !ok {
+				continue
+			}
+			order := &v1.TemplateShare{Key: key, Order: templateOrders[route.Order], Reason: route.Reason}
+			if route.Order == sharing.Fetch {
+				order.Blob = &v1.Blob{Digest: route.Digest, Size: route.Size}
+				fetched[siteBlob{h.site, h.group, route.Digest}] = route.Remote
+			}
+			h.out.templates = append(h.out.templates, order)
+		}
+		for _, at := range slices.SortedFunc(maps.Keys(fetched), compareSiteBlobs) {
+			p.templateRoutes(at, byKey[key], routes, fetched[at])
+		}
+	}
+}
+
+var templateOrders = map[sharing.TemplateOrder]v1.TemplateOrder{
+	sharing.Make:  v1.TemplateOrder_TEMPLATE_ORDER_MAKE,
+	sharing.Wait:  v1.TemplateOrder_TEMPLATE_ORDER_WAIT,
+	sharing.Fetch: v1.TemplateOrder_TEMPLATE_ORDER_FETCH,
+}
+
+var templateStates = map[v1.TemplateState]sharing.TemplateState{
+	v1.TemplateState_TEMPLATE_STATE_WANTED: sharing.Wanted,
+	v1.TemplateState_TEMPLATE_STATE_MAKING: sharing.Making,
+	v1.TemplateState_TEMPLATE_STATE_HELD:   sharing.Held,
+	v1.TemplateState_TEMPLATE_STATE_FAILED: sharing.Failed,
+}
+
+func compareSiteBlobs(a, b siteBlob) int {
+	return cmp.Or(cmp.Compare(a.site, b.site), cmp.Compare(a.group, b.group), cmp.Compare(a.digest, b.digest))
+}
+
+// templateHost is a host as sharing.Templates sees it, for one of its templates.
+func (p *sharePass) templateHost(h *sharer, t *v1.TemplateObserved, maker bool) sharing.TemplateHost {
+	at := hostTemplate{h.name, t.Key}
+	state, known := p.last.states[at]
+	if !known || state.state != t.State {
+		state = stateOfShare{t.State, p.world.Now}
+	}
+	p.next.states[at] = state
+	seen := sharing.TemplateHost{Name: h.name, Site: h.site, Group: h.group, State: templateStates[t.State], Digest: t.Blob.GetDigest(),
+		Size: t.Blob.GetSize(), FetchedIn: t.TrustGroup, Maker: maker, Since: p.world.Now.Sub(state.since), Rate: p.siteRate(h.site)}
+	for _, other := range h.report.Templates {
+		seen.Took = max(seen.Took, time.Duration(other.MakingMs)*time.Millisecond)
+	}
+	return seen
+}
+
+// siteRate is how fast content comes to a site from outside, bytes per second; 0: not known. Most of its hosts got theirs from
+// each other and do not know, and the one that does may not have asked for a template yet.
+func (p *sharePass) siteRate(site string) (rate uint64) {
+	for _, h := range p.hosts {
+		if h.site == site {
+			rate = max(rate, h.report.FetchBytesPerSecond)
+		}
+	}
+	return rate
+}
+
+// templateRoutes decides who fetches a template from whom, among the hosts of one site and trust group. A template does
+// not reach any other.
+func (p *sharePass) templateRoutes(at siteBlob, seen []sharing.TemplateHost, routes map[string]sharing.TemplateRoute, remote []string) {
+	var hosts []sharing.Host
+	for _, h := range p.hosts {
+		if h.site != at.site || h.group != at.group {
+			continue
+		}
+		seeks := routes[h.name].Order == sharing.Fetch && routes[h.name].Digest == at.digest
+		holds := slices.ContainsFunc(seen, func(t sharing.TemplateHost) bool { return t.Name == h.name && t.Offers() && t.Digest == at.digest })
+		host := h.asHost(at.digest, seeks)
+		host.Whole = holds // a blob of which the template was not made yet is of no use
+		if seeks || holds {
+			hosts = append(hosts, host)
+		}
+	}
+	p.routes(at, hosts, remote)
+}

@@ -1,0 +1,80 @@
+package api
+
+// prefixes.go - network prefixes of new clusters, and the addresses in them.
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"watari/manager/store"
+
+	"connectrpc.com/connect"
+)
+
+const (
+	// firstAddress is guest 0's, counted from the first of the prefix.
+	firstAddress = 10
+	// longestPrefix is that of small clusters, bits.
+	longestPrefix = 24
+)
+
+// prefixBits is the length of the smallest prefix for so many guests, none of which has the last address.
+func prefixBits(guests int) int {
+	return min(longestPrefix, 32-bits.Len(uint(firstAddress+guests)))
+}
+
+// guestAddress is the address of a cluster's i-th guest.
+func guestAddress(prefix netip.Prefix, i int) netip.Addr {
+	return addressOf(number(prefix.Addr()) + firstAddress + uint64(i))
+}
+
+// freePrefix is the first prefix of the whole for so many guests in which no cluster has addresses. The prefix of a
+// cluster that is being deleted stays taken until nothing of it is left.
+func freePrefix(whole netip.Prefix, snap *store.Snapshot, guests int) (netip.Prefix, error) {
+	length := prefixBits(guests)
+	size := uint64(1) << (32 - length)
+	at, end := number(whole.Masked().Addr()), lastOf(whole)+1
+	for _, taken := range takenPrefixes(snap) {
+		first, last := number(taken.Addr()), lastOf(taken)
+		if first >= at+size {
+			break
+		}
+		if last >= at {
+			at = (last + size) / size * size // the next multiple of size
+		}
+	}
+	if at+size > end {
+		return netip.Prefix{}, fail(connect.CodeResourceExhausted, "no /%d of %s is free for %d guests; delete some clusters, or start the manager with a larger --prefix",
+			length, whole, guests)
+	}
+	return netip.PrefixFrom(addressOf(at), length), nil
+}
+
+// takenPrefixes are the clusters' prefixes, by address.
+func takenPrefixes(snap *store.Snapshot) []netip.Prefix {
+	taken := make([]netip.Prefix, 0, len(snap.Clusters))
+	for _, c := range snap.Clusters {
+		if p, err := netip.ParsePrefix(c.Prefix); err == nil && p.Addr().Is4() {
+			taken = append(taken, p.Masked())
+		}
+	}
+	slices.SortFunc(taken, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return taken
+}
+
+// number is an IPv4 address as a number, which leaves room to count beyond the last one.
+func number(a netip.Addr) uint64 {
+	b := a.As4()
+	return uint64(binary.BigEndian.Uint32(b[:]))
+}
+
+func addressOf(n uint64) netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], uint32(n))
+	return netip.AddrFrom4(b)
+}
+
+// lastOf is the number of a prefix's last address.
+func lastOf(p netip.Prefix) uint64 { return number(p.Masked().Addr()) + 1<<(32-p.Bits()) - 1 }

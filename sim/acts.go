@@ -1,0 +1,328 @@
+package sim
+
+// acts.go - what an agent's acts do to the host.
+
+import (
+	"errors"
+	"time"
+
+	"watari/agent/domain"
+	"watari/agent/machine"
+)
+
+var (
+	errFull      = errors.New("no space left on device")
+	errTable     = errors.New("the process table cannot be read")
+	errHyper     = errors.New("libvirt cannot be reached")
+	errLibvirt   = errors.New("libvirt failed")
+	errInput     = errors.New("input/output error")
+	errCut       = errors.New("interrupted")
+	errDuplicate = errors.New("a domain of that name exists")
+)
+
+// libvirtTimeout is after what time an agent gives a call of libvirt up that hangs.
+const libvirtTimeout = 10 * time.Second
+
+// carryOut does an act. Its effect comes after a while; its end is told to the agent after another, if that lives.
+func (h *host) carryOut(a machine.Act) {
+	life := h.life
+	end := func(r machine.Result) { h.ended(life, a.ID, r) }
+	switch a.Kind {
+	case machine.KeepTerm:
+		h.onDisk(2*time.Millisecond, func(ok bool) {
+			if !ok {
+				end(machine.Result{Err: errFull})
+				return
+			}
+			h.term = max(h.term, a.Term)
+			end(machine.Result{})
+		}, false)
+	case machine.Obey:
+		if n := a.Orders.GetNetwork(); n != nil {
+			h.sim.after(h.sim.latency(5*time.Millisecond), func() {
+				if h.life == life {
+					h.network = max(h.network, n.Generation)
+					h.report()
+				}
+			})
+		}
+	case machine.List:
+		h.list(a, end)
+	case machine.ReadRecord:
+		h.sim.after(h.sim.latency(time.Millisecond), func() { end(h.readRecord(a.Guest)) })
+	case machine.WriteRecord:
+		h.onDisk(2*time.Millisecond, func(ok bool) {
+			if !ok {
+				end(machine.Result{Err: errFull})
+				return
+			}
+			record := *a.Record
+			h.records[a.Guest] = &record
+			h.sim.tell(h.name, "record of %s: epoch %d %s %s", a.Name, record.Epoch, record.Phase, record.Outcome)
+			end(machine.Result{})
+		}, a.Vital)
+	case machine.Prepare:
+		h.prepare(a, end)
+	case machine.Start:
+		h.start(a, end)
+	case machine.Send:
+		h.sim.send(h, a, end)
+	case machine.Busy:
+		h.busy(a, end, h.sim.now.Add(time.Minute))
+	case machine.Resume:
+		h.resume(a, end)
+	case machine.Destroy:
+		h.destroy(a, end)
+	case machine.Confirm:
+		h.sim.after(h.sim.latency(time.Millisecond), func() {
+			if h.sim.faulty && h.sim.chance(1) {
+				end(machine.Result{Err: errTable})
+				return
+			}
+			var pids []int
+			if h.copies[a.Guest] != nil {
+				pids = []int{1}
+			}
+			end(machine.Result{PIDs: pids})
+		})
+	case machine.Expect:
+		h.expected[a.Guest] = a.Migration
+		h.sim.after(0, func() { end(machine.Result{}) })
+	case machine.Unexpect:
+		delete(h.expected, a.Guest)
+		h.sim.after(0, func() { end(machine.Result{}) })
+	case machine.LetIn:
+		h.sim.letIn(h, a)
+	case machine.Forget:
+		delete(h.expected, a.Guest)
+		h.sim.after(h.sim.latency(2*time.Millisecond), func() { end(machine.Result{Unplugged: true}) })
+	case machine.Interrupt:
+		if cut := h.cuttable[a.Of]; cut != nil {
+			h.sim.after(h.sim.latency(time.Millisecond), cut)
+		}
+	case machine.Route:
+		h.sim.after(h.sim.latency(2*time.Millisecond), func() { end(machine.Result{}) })
+	default: // Explain, Plug
+		h.sim.after(h.sim.latency(time.Millisecond), func() { end(machine.Result{}) })
+	}
+}
+
+// onDisk writes something after a while, unless the disk is full or the host has lost power. A write that is under way when
+// the agent is killed may still be made.
+func (h *host) onDisk(usual time.Duration, written func(ok bool), vital bool) {
+	boot := h.boot
+	h.sim.after(h.sim.latency(usual), func() {
+		if !h.up || h.boot != boot {
+			return
+		}
+		ok := !h.full
+		if !ok && vital && h.setAside > 0 {
+			h.setAside--
+			ok = true
+		}
+		written(ok)
+	})
+}
+
+func (h *host) readRecord(uid string) machine.Result {
+	if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {
+		return machine.Result{Err: errInput}
+	}
+	if r := h.records[uid]; r != nil {
+		record := *r
+		return machine.Result{Record: &record}
+	}
+	return machine.Result{}
+}
+
+// fate is how a call of libvirt ended for its caller.
+type fate struct {
+	err       error
+	uncertain bool
+}
+
+// call has libvirt do something. If it hangs, the caller gives up after a time, and the effect comes when it goes on.
+func (h *host) call(usual time.Duration, do func() error, end func(fate), over ...func()) {
+	boot, told := h.boot, false
+	answer := func(f fate) {
+		if !told {
+			told = true
+			end(f)
+		}
+	}
+	var attempt func()
+	attempt = func() {
+		if !h.up || h.boot != boot {
+			return
+		}
+		if h.libvirt == libvirtHangs {
+			h.waiting = append(h.waiting, attempt)
+			h.sim.after(libvirtTimeout, func() { answer(fate{errHyper, true}) })
+			return
+		}
+		for _, f := range over {
+			f()
+		}
+		switch {
+		case h.libvirt == libvirtDown:
+			answer(fate{err: errHyper})
+		case h.sim.faulty && h.sim.chance(2):
+			answer(fate{err: errLibvirt})
+		default:
+			err := do()
+			if h.sim.faulty && h.sim.chance(1) { // it was done, and the answer is lost
+				answer(fate{errHyper, true})
+				return
+			}
+			answer(fate{err: err})
+		}
+	}
+	h.sim.after(h.sim.latency(usual), attempt)
+}
+
+// setLibvirt changes how libvirt is. Calls that hung are made when it goes on.
+func (h *host) setLibvirt(state libvirtState) {
+	if !h.up || h.libvirt == state {
+		return
+	}
+	h.sim.tell(h.name, "libvirt: %s", []string{"goes on", "is down", "hangs"}[state])
+	h.libvirt = state
+	if state == libvirtUp {
+		waiting := h.waiting
+		h.waiting = nil
+		for _, call := range waiting {
+			call()
+		}
+	} else if h.agent != nil {
+		h.agent.HypervisorLost(h.now())
+		h.pump()
+	}
+}
+
+func (h *host) list(a machine.Act, end func(machine.Result)) {
+	var r machine.Result
+	h.call(2*time.Millisecond, func() error {
+		for _, c := range h.live() {
+			if !c.hidden {
+				r.Domains = append(r.Domains, domain.Info{UID: c.uid, Name: c.name, State: c.state})
+			}
+		}
+		for _, uid := range a.Late {
+			if h.creating(uid) {
+				r.Creating = append(r.Creating, uid)
+			}
+		}
+		return nil
+	}, func(f fate) {
+		if f.err != nil {
+			r = machine.Result{Err: f.err}
+		}
+		h.sim.after(h.sim.latency(time.Millisecond), func() { end(r) })
+	})
+}
+
+// creating tells whether libvirt is at a call to create a guest's domain.
+func (h *host) creating(uid string) bool { return h.sim.creates[h.name+"/"+h.boot+"/"+uid] > 0 }
+
+func (h *host) prepare(a machine.Act, end func(machine.Result)) {
+	done := false
+	finish := func(r machine.Result) {
+		if !done {
+			done = true
+			end(r)
+		}
+	}
+	h.cuttable[a.ID] = func() { finish(machine.Result{Err: errCut, Cut: true, Unplugged: true}) }
+	h.sim.after(h.sim.latency(50*time.Millisecond), func() {
+		switch {
+		case h.sim.faulty && h.sim.chance(3):
+			finish(machine.Result{Err: errLibvirt, Unplugged: true})
+		case h.sim.faulty && h.sim.chance(2):
+			finish(machine.Result{Err: errFull, Final: true, Unplugged: true})
+		default:
+			finish(machine.Result{})
+		}
+	})
+}
+
+// start creates the domain.
+func (h *host) start(a machine.Act, end func(machine.Result)) {
+	key := h.name + "/" + h.boot + "/" + a.Guest
+	h.sim.checkStart(h, a)
+	h.sim.creates[key]++
+	h.call(100*time.Millisecond, func() error {
+		if h.copies[a.Guest] != nil {
+			return errDuplicate
+		}
+		h.sim.begins(h, &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Running, whole: true})
+		return nil
+	}, func(f fate) {
+		r := machine.Result{Err: f.err, Uncertain: f.uncertain}
+		if f.err != nil && !f.uncertain && !a.Plain && h.sim.chance(30) {
+			r.Unforked = true
+		}
+		end(r)
+	}, func() { h.sim.creates[key]-- })
+}
+
+func (h *host) busy(a machine.Act, end func(machine.Result), until time.Time) {
+	boot := h.boot
+	h.sim.after(h.sim.latency(2*time.Millisecond), func() {
+		if !h.up || h.boot != boot {
+			return
+		}
+		busy := h.sim.transferOf(h, a.Guest) != nil
+		switch {
+		case h.libvirt != libvirtUp:
+			end(machine.Result{Err: errHyper})
+		case busy && a.Patience == machine.UntilDone && h.sim.now.Before(until):
+			h.busy(a, end, until)
+		default:
+			end(machine.Result{Busy: busy})
+		}
+	})
+}
+
+func (h *host) resume(a machine.Act, end func(machine.Result)) {
+	h.call(5*time.Millisecond, func() error {
+		c := h.copies[a.Guest]
+		switch {
+		case c == nil || c.hidden:
+			return errLibvirt
+		case c.state == domain.Running:
+			return nil
+		case c.state != domain.Paused:
+			return errLibvirt
+		}
+		if r := h.records[a.Guest]; r != nil {
+			c.epoch = r.Epoch
+		}
+		h.sim.runs(h, c)
+		h.event(a.Guest)
+		return nil
+	}, func(f fate) { end(machine.Result{Err: f.err}) })
+}
+
+func (h *host) destroy(a machine.Act, end func(machine.Result)) {
+	h.call(10*time.Millisecond, func() error {
+		if c := h.copies[a.Guest]; c != nil {
+			h.sim.endTransferOf(h, a.Guest, "a domain was ended")
+			h.sim.destroyed(h, c)
+			delete(h.copies, a.Guest)
+			h.event(a.Guest)
+		}
+		return nil
+	}, func(f fate) { end(machine.Result{Err: f.err}) })
+}
+
+// event tells the agent that a domain has changed.
+func (h *host) event(uid string) {
+	life := h.life
+	at := h.now()
+	h.sim.after(h.sim.latency(time.Millisecond), func() {
+		if h.life == life && h.agent != nil && h.libvirt == libvirtUp {
+			h.agent.DomainEvent(h.now(), uid, at)
+			h.pump()
+		}
+	})
+}

@@ -1,0 +1,267 @@
+package sim
+
+// check.go - what must hold at every step.
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"watari/agent/domain"
+	"watari/agent/machine"
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/migration"
+)
+
+// violate notes that something does not hold. The run ends.
+func (s *Sim) violate(format string, a ...any) {
+	if s.violation == "" {
+		s.violation = fmt.Sprintf(format, a...)
+		s.tell("VIOLATED", "%s", s.violation)
+	}
+}
+
+// begins adds a copy that runs.
+func (s *Sim) begins(h *host, c *copyOf) {
+	h.copies[c.uid] = c
+	s.runs(h, c)
+	h.event(c.uid)
+}
+
+// runs lets a copy run. No other copy of the guest may run then. A host of which a person has said wrongly that it is lost
+// is left out: there the copy ends once the host is reached (checkEvicted).
+func (s *Sim) runs(h *host, c *copyOf) {
+	c.state, c.since = domain.Running, s.now
+	s.tell(h.name, "guest %s runs, epoch %d", c.name, c.epoch)
+	if h.vouched {
+		return
+	}
+	for _, name := range s.names {
+		other := s.hosts[name]
+		if o := other.copies[c.uid]; other != h && o != nil && o.state == domain.Running && !other.vouched {
+			s.violate("guest %s runs twice: on %s at epoch %d, and on %s at epoch %d", c.name, name, o.epoch, h.name, c.epoch)
+		}
+	}
+}
+
+// died notes that a copy has ended by a fault.
+func (s *Sim) died(h *host, c *copyOf, why string) {
+	s.tell(h.name, "guest %s ends: %s", c.name, why)
+}
+
+// sent notes that a copy has ended because all of it is elsewhere.
+func (s *Sim) sent(h *host, c *copyOf) { s.tell(h.name, "guest %s was sent", c.name) }
+
+// destroyed looks at a copy that the agent ends. It must not be the last whole one of a guest that is wanted.
+func (s *Sim) destroyed(h *host, c *copyOf) {
+	s.tell(h.name, "guest %s is ended by the agent, epoch %d, %s", c.name, c.epoch, c.state)
+	if !c.whole || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
+		return
+	}
+	for _, name := range s.names {
+		if o := s.hosts[name].copies[c.uid]; o != nil && o != c && o.whole && !s.hosts[name].vouched {
+			return
+		}
+	}
+	s.violate("guest %s is lost: host %s ended its only copy, epoch %d", c.name, h.name, c.epoch)
+}
+
+// wanted tells whether users want a guest to run.
+func (s *Sim) wanted(uid string) bool {
+	for _, g := range s.store.objects.Guests {
+		if g.Meta.Uid == uid {
+			c := s.store.objects.Clusters[g.Cluster]
+			return !g.Stopped && c != nil && c.Meta.Deleting == nil
+		}
+	}
+	return false
+}
+
+// checkStart looks at a start: the record of its epoch is on disk, and this epoch was started nowhere else.
+func (s *Sim) checkStart(h *host, a machine.Act) {
+	r := h.records[a.Guest]
+	if r == nil || r.Phase != machine.PhaseStarted || r.Epoch != a.Wanted.Epoch {
+		s.violate("host %s starts guest %s at epoch %d without a record of it: %+v", h.name, a.Name, a.Wanted.Epoch, r)
+	}
+	key := fmt.Sprintf("%s/%d", a.Guest, a.Wanted.Epoch)
+	if at, was := s.started[key]; was && (at != h.name+"/"+h.boot || !a.Plain) {
+		s.violate("epoch %d of guest %s is started on %s, and was started on %s", a.Wanted.Epoch, a.Name, h.name+"/"+h.boot, at)
+	}
+	s.started[key] = h.name + "/" + h.boot
+}
+
+// checkCommit looks at what a change has done to the objects.
+func (s *Sim) checkCommit(before, now *core.Objects) {
+	addresses := map[string]string{}
+	for name, g := range now.Guests {
+		if other, is := addresses[g.Address]; is {
+			s.violate("guests %s and %s have address %s", name, other, g.Address)
+		}
+		addresses[g.Address] = name
+		if was := before.Guests[name]; was != g {
+			s.checkGrant(now, was, g)
+		}
+	}
+	s.checkRoom(now)
+}
+
+// checkGrant looks at a guest that was changed.
+func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
+	if was != nil && was.Meta.Uid == g.Meta.Uid && g.LastEpoch < was.LastEpoch {
+		s.violate("guest %s: its last epoch falls from %d to %d", g.Meta.Name, was.LastEpoch, g.LastEpoch)
+	}
+	if g.Host != "" {
+		key := fmt.Sprintf("%s/%d", g.Meta.Uid, g.Epoch)
+		if at, is := s.granted[key]; is && at != g.Host {
+			s.violate("guest %s: epoch %d is granted to %s, and was granted to %s", g.Meta.Name, g.Epoch, g.Host, at)
+		}
+		s.granted[key] = g.Host
+	}
+	if was == nil || was.Host == "" || was.Host == g.Host && was.Epoch == g.Epoch {
+		return
+	}
+	h := s.hosts[was.Host]
+	if h == nil || h.vouched {
+		return
+	}
+	c := h.copies[was.Meta.Uid]
+	if c == nil || c.state != domain.Running || c.epoch != was.Epoch {
+		return
+	}
+	s.violate("guest %s: its grant of epoch %d leaves host %s, where that copy runs", g.Meta.Name, was.Epoch, was.Host)
+}
+
+// checkRoom looks whether a host was given more guests than it has memory for.
+func (s *Sim) checkRoom(now *core.Objects) {
+	used := map[string]uint64{}
+	moves := map[string]*v1.Migration{}
+	for _, m := range now.Migrations {
+		if !migration.Ended(m.State) {
+			moves[m.GuestUid] = m
+		}
+	}
+	for _, g := range now.Guests {
+		if g.Host != "" {
+			used[g.Host] += g.Shape.GetMemoryBytes()
+		}
+		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {
+			used[m.Target] += g.Shape.GetMemoryBytes()
+		}
+	}
+	for name, bytes := range used {
+		if h := now.Hosts[name]; h.GetInfo() != nil && bytes > h.Info.MemoryBytes {
+			s.violate("host %s was given guests of %d MiB, and has %d MiB", name, bytes>>20, h.Info.MemoryBytes>>20)
+		}
+	}
+}
+
+// decide has a manager's core decide, and compares that with what a core decides that has to look at everything.
+func (s *Sim) decide(m *manager, w core.World) core.Decision {
+	if !s.oracle {
+		return m.core.Decide(w)
+	}
+	whole := m.core.Fresh().Decide(w)
+	d := m.core.Decide(w)
+	if diff := difference(d, whole); diff != "" {
+		s.violate("%s decides otherwise about what has changed than about everything: %s", m.name, diff)
+	}
+	return d
+}
+
+// difference says in what two decisions differ.
+func difference(a, b core.Decision) string {
+	if len(a.Changes) != len(b.Changes) {
+		return fmt.Sprintf("%d changes and %d: %v and %v", len(a.Changes), len(b.Changes), keys(a), keys(b))
+	}
+	for i := range a.Changes {
+		if a.Changes[i].Key != b.Changes[i].Key || len(a.Changes[i].Ops) != len(b.Changes[i].Ops) {
+			return fmt.Sprintf("change %d: %s and %s", i, a.Changes[i].Key, b.Changes[i].Key)
+		}
+		for k, op := range a.Changes[i].Ops {
+			if other := b.Changes[i].Ops[k]; op.Kind != other.Kind || !proto.Equal(op.Object, other.Object) {
+				return fmt.Sprintf("%s: %v and %v", a.Changes[i].Key, op.Object, other.Object)
+			}
+		}
+	}
+	for host, w := range a.Orders {
+		if !proto.Equal(w, b.Orders[host]) {
+			return fmt.Sprintf("orders of %s: %v and %v", host, w, b.Orders[host])
+		}
+	}
+	for host, w := range b.Orders {
+		if a.Orders[host] == nil {
+			return fmt.Sprintf("orders of %s: none, and %v", host, w)
+		}
+	}
+	return ""
+}
+
+func keys(d core.Decision) (list []string) {
+	for _, c := range d.Changes {
+		list = append(list, c.Key)
+	}
+	return list
+}
+
+// unsettled says what has not settled though nothing breaks any more; empty: all has.
+func (s *Sim) unsettled() string {
+	o := s.store.objects
+	for name, m := range o.Migrations {
+		if !migration.Ended(m.State) {
+			return fmt.Sprintf("move %s is %s: %s", name, core.StateName(m.State.String()), m.Message)
+		}
+	}
+	for name, c := range o.Clusters {
+		if c.Meta.Deleting != nil {
+			return fmt.Sprintf("cluster %s is being deleted", name)
+		}
+	}
+	for name, g := range o.Guests {
+		if why := s.unsettledGuest(g); why != "" {
+			return fmt.Sprintf("guest %s: %s", name, why)
+		}
+	}
+	for _, name := range s.names {
+		h := s.hosts[name]
+		for _, c := range h.live() {
+			g := s.guestByUID(c.uid)
+			if h.evicted || g == nil || g.Host != name || g.Epoch != c.epoch {
+				return fmt.Sprintf("host %s has a copy of guest %s, epoch %d, %s, which is not granted to it", name, c.name, c.epoch, c.state)
+			}
+		}
+	}
+	return ""
+}
+
+func (s *Sim) unsettledGuest(g *v1.Guest) string {
+	switch {
+	case g.Stopped && g.Host != "":
+		return "it is to be stopped, and has a host"
+	case g.Stopped || g.Failure != "":
+		return ""
+	case g.Host == "":
+		if strings.HasPrefix(g.Message, "no host for guest") {
+			return "" // there is no room
+		}
+		return "it has no host: " + g.Message
+	}
+	h := s.hosts[g.Host]
+	if h == nil || h.copies[g.Meta.Uid] == nil || h.copies[g.Meta.Uid].state != domain.Running || h.copies[g.Meta.Uid].epoch != g.Epoch {
+		return fmt.Sprintf("it does not run on %s at epoch %d", g.Host, g.Epoch)
+	}
+	if _, message, ready := core.GuestState(s.manager, nil, g); !ready {
+		return "it is not ready: " + message
+	}
+	return ""
+}
+
+func (s *Sim) guestByUID(uid string) *v1.Guest {
+	for _, g := range s.store.objects.Guests {
+		if g.Meta.Uid == uid {
+			return g
+		}
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package sim
+
+// host.go - a host: its power, disk, hypervisor and agent.
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"watari/agent/domain"
+	"watari/agent/machine"
+	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
+)
+
+// host is one machine.
+type host struct {
+	sim  *Sim
+	name string
+	uid  string // of its object, and in its certificate
+	site string
+
+	up     bool
+	boots  int
+	boot   string
+	offset time.Duration // of its clock
+	cut    bool          // it cannot reach managers
+
+	// On disk.
+	term     uint64
+	records  map[string]*machine.Record
+	damaged  map[string]bool
+	full     bool // writes fail, and what is set aside is used up
+	setAside int  // vital writes that a full disk takes all the same
+
+	// The hypervisor.
+	copies  map[string]*copyOf
+	libvirt libvirtState
+	waiting []func() // calls that hang until libvirt goes on
+
+	// The agent. life grows with each one.
+	agent    *machine.Machine
+	life     int
+	link     *connection
+	network  uint64 // generation in force
+	evicted  bool   // it was told that it was removed
+	planned  bool   // a report is planned
+	ticking  time.Time
+	expected map[string]string // guest uid: the migration that is admitted
+	cuttable map[uint64]func() // acts under way that can be interrupted
+	vouched  bool              // a person has said that it is lost, and it was not
+}
+
+// libvirtState says how libvirt's daemon is.
+type libvirtState int
+
+const (
+	libvirtUp libvirtState = iota
+	libvirtDown
+	libvirtHangs
+)
+
+// copyOf is a copy of a guest: a QEMU process.
+type copyOf struct {
+	uid, name string
+	epoch     uint64
+	state     domain.State
+	// whole: all of the guest's memory is here.
+	whole bool
+	// lost: libvirt does not list it, though its process is there.
+	hidden bool
+	since  time.Time
+}
+
+func newHost(s *Sim, name string) *host {
+	return &host{sim: s, name: name, site: name[:1], records: map[string]*machine.Record{}, damaged: map[string]bool{}, copies: map[string]*copyOf{}}
+}
+
+func (h *host) now() time.Time { return h.sim.now.Add(h.offset) }
+
+// power switches the host on.
+func (h *host) power() {
+	if h.up {
+		return
+	}
+	h.boots++
+	h.up, h.boot, h.libvirt = true, fmt.Sprintf("%s-boot-%d", h.name, h.boots), libvirtUp
+	h.sim.tell(h.name, "boots, boot id %s", h.boot)
+	h.startAgent()
+}
+
+// crash switches the host off.
+func (h *host) crash() {
+	if !h.up {
+		return
+	}
+	h.sim.tell(h.name, "loses power")
+	h.killAgent()
+	h.up = false
+	h.waiting = nil
+	for _, uid := range slices.Sorted(maps.Keys(h.copies)) {
+		h.sim.died(h, h.copies[uid], "its host lost power")
+	}
+	h.copies = map[string]*copyOf{}
+	h.sim.breakTransfers(h, "a host lost power")
+}
+
+// startAgent starts an agent that finds what is on disk.
+func (h *host) startAgent() {
+	if !h.up || h.agent != nil {
+		return
+	}
+	h.life++
+	loaded := machine.Loaded{Term: h.term, Records: map[string]*machine.Record{}}
+	for uid, r := range h.records {
+		if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {
+			continue // read again when it matters
+		}
+		copied := *r
+		loaded.Records[uid] = &copied
+	}
+	h.expected, h.cuttable, h.network = map[string]string{}, map[uint64]func(){}, 0
+	h.ticking = time.Time{}
+	h.agent = machine.New(h.now(), machine.Config{Host: h.name, BootID: h.boot}, loaded)
+	h.sim.tell(h.name, "its agent starts")
+	h.dial()
+	h.pump()
+	h.heartbeat(h.life)
+}
+
+// killAgent ends the agent. Acts that are under way may still come true.
+func (h *host) killAgent() {
+	if h.agent == nil {
+		return
+	}
+	h.sim.tell(h.name, "its agent is killed")
+	h.agent = nil
+	h.life++
+	if h.link != nil {
+		h.link.cut("the agent was killed")
+		h.link = nil
+	}
+	h.sim.breakTransfers(h, "an agent was killed")
+}
+
+// heartbeat reports every few seconds.
+func (h *host) heartbeat(life int) {
+	h.sim.after(5*time.Second, func() {
+		if h.life == life && h.agent != nil {
+			h.report()
+			h.heartbeat(life)
+		}
+	})
+}
+
+// take hands orders to the agent.
+func (h *host) take(w *v1.HostWanted) {
+	if h.agent == nil {
+		return
+	}
+	if err := h.agent.Take(h.now(), w); err != nil {
+		h.sim.tell(h.name, "refuses orders: %v", err)
+	}
+	h.pump()
+}
+
+// pump carries out the acts that the machine asks for, plans its next tick, and a report.
+func (h *host) pump() {
+	for h.agent != nil {
+		acts := h.agent.Acts()
+		if len(acts) == 0 {
+			break
+		}
+		for _, a := range acts {
+			h.carryOut(a)
+		}
+	}
+	if h.agent == nil {
+		return
+	}
+	if wake := h.agent.Wake(); !wake.IsZero() {
+		at := wake.Add(-h.offset)
+		if at.Before(h.sim.now.Add(time.Millisecond)) {
+			at = h.sim.now.Add(time.Millisecond)
+		}
+		if h.ticking.Before(h.sim.now.Add(time.Microsecond)) || at.Before(h.ticking) {
+			h.ticking = at
+			life := h.life
+			h.sim.at(at, func() {
+				if h.life == life && h.agent != nil {
+					h.ticking = time.Time{}
+					h.agent.Tick(h.now())
+					h.pump()
+				}
+			})
+		}
+	}
+	h.report()
+}
+
+// ended tells the machine that an act has ended, unless its agent has ended first.
+func (h *host) ended(life int, id uint64, r machine.Result) {
+	if h.life != life || h.agent == nil {
+		return
+	}
+	delete(h.cuttable, id)
+	h.agent.Ended(h.now(), id, r)
+	h.pump()
+}
+
+// report plans a report, if one is not planned already.
+func (h *host) report() {
+	if h.planned || h.link == nil {
+		return
+	}
+	h.planned = true
+	h.sim.after(h.sim.latency(time.Millisecond), func() {
+		h.planned = false
+		if h.agent == nil || h.link == nil || h.link.life != h.life {
+			return
+		}
+		h.link.send(h.observed())
+	})
+}
+
+// observed is what the host reports now.
+func (h *host) observed() *v1.HostObserved {
+	o := h.agent.Report(h.now())
+	pids := map[string][]int{}
+	for uid := range h.copies {
+		pids[uid] = []int{1}
+	}
+	var err error
+	if h.sim.faulty && h.sim.chance(1) {
+		err, pids = errTable, nil
+	}
+	machine.SeeProcesses(o, pids, err)
+	o.Protocol = protocol.Version
+	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071}
+	o.NetworkGeneration = h.network
+	return proto.CloneOf(o)
+}
+
+// live are the copies that execute guest code or may be let to, by uid.
+func (h *host) live() []*copyOf {
+	var list []*copyOf
+	for _, uid := range slices.Sorted(maps.Keys(h.copies)) {
+		list = append(list, h.copies[uid])
+	}
+	return list
+}

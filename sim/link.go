@@ -1,0 +1,158 @@
+package sim
+
+// link.go - connections of agents to managers. A connection is ordered. It may break at any moment; what is on its way then
+// is lost, or comes late, after a newer connection has begun.
+
+import (
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+)
+
+// connection is one connection that an agent has dialled.
+type connection struct {
+	sim     *Sim
+	host    *host
+	life    int // of the agent that dialled
+	manager *manager
+	broken  bool
+	heard   bool // the manager has had a report on it
+	pending *v1.HostWanted
+	sending bool
+	// Times before which nothing that was sent later arrives, one for each direction.
+	toHost, toManager time.Time
+}
+
+// dial connects an agent to the manager that leads, or to one that believes it does.
+func (h *host) dial() {
+	s := h.sim
+	if !h.up || h.agent == nil {
+		return
+	}
+	life := h.life
+	again := func() {
+		s.after(s.between(100*time.Millisecond, 2*time.Second), func() {
+			if h.life == life {
+				h.dial()
+			}
+		})
+	}
+	m := s.manager
+	if s.zombie != nil && !s.zombie.dead && s.chance(30) {
+		m = s.zombie
+	}
+	if m == nil || m.dead || h.cut {
+		again()
+		return
+	}
+	if stored := m.objects().Hosts[h.name]; stored == nil || stored.Meta.Deleting != nil || stored.Meta.Uid != h.uid {
+		if m.objects().Removed[h.uid] != nil {
+			s.tell(h.name, "is told that it was removed")
+			h.evicted = true
+			h.agent.Evict(h.now())
+			h.pump()
+		}
+		again()
+		return
+	}
+	if old := m.hosts[h.name]; old != nil {
+		old.cut("the agent dials anew")
+	}
+	if was := m.seen[h.name]; was.Connected {
+		m.seen[h.name] = core.Seen{Report: was.Report, Since: m.now()}
+	}
+	c := &connection{sim: s, host: h, life: life, manager: m}
+	m.hosts[h.name] = c
+	h.link = c
+	s.tell(h.name, "connects to %s", m.name)
+	h.report()
+}
+
+func (m *manager) objects() *core.Objects {
+	if m.stale != nil {
+		return m.stale
+	}
+	return m.sim.store.objects
+}
+
+// cut breaks a connection. Both ends notice after a while of their own.
+func (c *connection) cut(why string) {
+	if c.broken {
+		return
+	}
+	s := c.sim
+	c.broken = true
+	s.tell(c.host.name, "its connection to %s breaks: %s", c.manager.name, why)
+	s.after(s.between(0, 3*time.Second), func() {
+		if c.manager.hosts[c.host.name] == c {
+			delete(c.manager.hosts, c.host.name)
+			if was := c.manager.seen[c.host.name]; was.Connected {
+				c.manager.seen[c.host.name] = core.Seen{Report: was.Report, Since: c.manager.now()}
+				c.manager.poke()
+			}
+		}
+	})
+	s.after(s.between(0, 3*time.Second), func() {
+		if c.host.link == c && c.host.life == c.life {
+			c.host.link = nil
+			c.host.dial()
+		}
+	})
+}
+
+// order sends a host its orders. Later ones replace those that have not left, and nothing leaves before the first report.
+func (c *connection) order(w *v1.HostWanted) {
+	c.pending = w
+	if c.broken || c.sending || !c.heard {
+		return
+	}
+	c.sending = true
+	s := c.sim
+	s.after(s.latency(time.Millisecond), func() {
+		c.sending = false
+		w := c.pending
+		if c.broken && !s.chance(20) || w == nil {
+			return
+		}
+		c.pending = nil
+		at := c.arrival(&c.toHost)
+		s.at(at, func() {
+			if c.broken && !s.chance(50) || c.host.life != c.life || !c.host.up {
+				return
+			}
+			c.host.take(w)
+		})
+	})
+}
+
+// arrival is when something arrives that is sent now, after all that was sent before.
+func (c *connection) arrival(last *time.Time) time.Time {
+	at := c.sim.now.Add(c.sim.latency(2 * time.Millisecond))
+	if at.Before(*last) {
+		at = *last
+	}
+	*last = at
+	return at
+}
+
+// send carries a report to the manager.
+func (c *connection) send(report *v1.HostObserved) {
+	if c.broken {
+		return
+	}
+	c.sim.at(c.arrival(&c.toManager), func() {
+		m := c.manager
+		if c.broken || m.dead || m.hosts[c.host.name] != c {
+			return
+		}
+		seen := m.seen[c.host.name]
+		if !c.heard {
+			c.heard = true
+			seen = core.Seen{Since: m.now(), Connected: true}
+		}
+		seen.Report, seen.Connected = report, true
+		m.seen[c.host.name] = seen
+		m.poke()
+	})
+}

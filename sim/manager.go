@@ -1,0 +1,140 @@
+package sim
+
+// manager.go - a manager: the real core in a loop like the controller's, and its sessions with agents.
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+)
+
+// manager is one manager process.
+type manager struct {
+	sim  *Sim
+	name string
+	term uint64
+	core *core.Core
+	dead bool // killed
+	// stale: another manager leads, and this one has not noticed. It sees an old snapshot, and writes nothing.
+	stale   *core.Objects
+	offset  time.Duration // of its clock
+	hosts   map[string]*connection
+	planned bool // a pass is planned
+	busy    bool // changes are being written
+	wake    time.Time
+	seen    map[string]core.Seen
+}
+
+// lead starts a manager, which leads at once.
+func (s *Sim) lead() {
+	s.managers++
+	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}}
+	m.term = s.beginTerm(m.name)
+	m.core = core.New(core.Config{Term: m.term, Began: m.now(), Identify: identify})
+	s.manager = m
+	s.tell(m.name, "leads, term %d", m.term)
+	m.poke()
+}
+
+// identify makes identities without certificates.
+func identify(_ *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
+	return &v1.Identity{GuestUid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Epoch: epoch, Address: g.Address}
+}
+
+func (m *manager) now() time.Time { return m.sim.now.Add(m.offset) }
+
+// kill ends a manager, and all its connections.
+func (m *manager) kill() {
+	m.dead = true
+	m.sim.tell(m.name, "killed")
+	for _, host := range slices.Sorted(maps.Keys(m.hosts)) {
+		m.hosts[host].cut("the manager was killed")
+	}
+}
+
+// poke has the manager decide soon.
+func (m *manager) poke() {
+	if m.planned || m.busy || m.dead {
+		return
+	}
+	m.planned = true
+	m.sim.after(m.sim.latency(time.Millisecond), func() {
+		m.planned = false
+		m.pass()
+	})
+}
+
+// pass decides, sends orders, and writes changes, one after the other.
+func (m *manager) pass() {
+	if m.dead || m.busy {
+		return
+	}
+	objects := m.sim.store.objects
+	if m.stale != nil {
+		objects = m.stale
+	}
+	reports := map[string]core.Seen{}
+	for name := range objects.Hosts {
+		reports[name] = m.seen[name]
+	}
+	w := core.World{Objects: objects, Reports: reports, Now: m.now()}
+	d := m.sim.decide(m, w)
+	for _, host := range slices.Sorted(maps.Keys(d.Orders)) {
+		if c := m.hosts[host]; c != nil {
+			c.order(d.Orders[host])
+		}
+	}
+	wait := max(d.Again.Sub(w.Now), time.Millisecond)
+	wake := m.sim.now.Add(wait)
+	if m.wake.Before(m.sim.now.Add(time.Millisecond)) || wake.Before(m.wake) {
+		m.wake = wake
+		m.sim.at(wake, m.poke)
+	}
+	m.write(d.Changes)
+}
+
+// write commits the changes in their order. The manager may be killed between any two, and a write whose answer is lost was
+// made, or was not.
+func (m *manager) write(changes []core.Change) {
+	if len(changes) == 0 {
+		return
+	}
+	m.busy = true
+	m.sim.after(m.sim.latency(2*time.Millisecond), func() {
+		if m.dead {
+			return
+		}
+		var err error
+		switch {
+		case m.stale != nil:
+			err = errTimeout // etcd cannot be reached
+			if m.sim.chance(50) {
+				err = errNotLeader
+			}
+		case m.sim.faulty && m.sim.chance(1):
+			err = errTimeout
+			if m.sim.chance(50) {
+				m.sim.commit(m.term, changes[0])
+			}
+		default:
+			err = m.sim.commit(m.term, changes[0])
+		}
+		switch {
+		case errors.Is(err, errNotLeader):
+			m.kill()
+			return
+		case err != nil && !errors.Is(err, errConflict):
+			m.core.Rest(changes[0].Key, m.now().Add(200*time.Millisecond))
+		}
+		m.busy = false
+		if len(changes) > 1 {
+			m.write(changes[1:])
+			return
+		}
+		m.poke()
+	})
+}

@@ -1,0 +1,196 @@
+package sim
+
+// sim.go - one run: from a seed and a plan to a violation, or none.
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"watari/core"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	// chaosFor is for how long users act and things break.
+	chaosFor = 60 * time.Second
+	// settleWithin is how long everything may take to settle afterwards.
+	settleWithin = 5 * time.Minute
+	// maxEvents bounds a run: one that has more goes round in circles.
+	maxEvents = 2_000_000
+)
+
+// Sim is a simulated Watari.
+type Sim struct {
+	engine
+	store    *store
+	manager  *manager // that leads
+	zombie   *manager // that led before, and has not noticed; nil: none
+	managers int
+	hosts    map[string]*host
+	names    []string // of hosts, in order
+
+	faulty     bool // calls fail now and then
+	oracle     bool // each decision is compared with a full one
+	unreadable map[string]bool
+	partitions map[string]bool // "a b": these hosts cannot reach each other
+	creates    map[string]int  // calls under way that create a domain, by host, boot and guest
+
+	transfers   []*transfer
+	connections uint64
+
+	started   map[string]string // where an epoch was started
+	granted   map[string]string // to whom an epoch was granted
+	tainted   map[string]bool   // guests whose host was wrongly said to be lost
+	stopped   map[string]uint64 // the last epoch that a guest had when users stopped it
+	clusters  int
+	violation string
+}
+
+// Result is how a run ended.
+type Result struct {
+	Seed      uint64
+	Violation string // empty: everything held
+	Simulated time.Duration
+	Events    uint64
+	Plan      []Step
+	Dialogue  []string // only where it was asked for
+}
+
+// Run runs the plan of a seed.
+func Run(seed uint64) Result { return run(seed, planOf(seed), nil) }
+
+// Replay runs a plan with the chance of a seed, and keeps the dialogue.
+func Replay(seed uint64, plan []Step) Result {
+	var lines []string
+	r := run(seed, plan, func(format string, a ...any) { lines = append(lines, fmt.Sprintf(format, a...)) })
+	r.Dialogue = lines
+	return r
+}
+
+func run(seed uint64, plan []Step, log func(string, ...any)) Result {
+	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}}
+	s.oracle = seed%4 == 0
+	s.begin(seed)
+	for _, step := range plan {
+		s.at(start.Add(step.At), func() {
+			s.tell("plan", "%s", step)
+			s.perform(step)
+		})
+	}
+	s.faulty = true
+	s.until(start.Add(chaosFor))
+	s.heal()
+	deadline := s.now.Add(settleWithin)
+	why := "not looked at"
+	for s.violation == "" && s.now.Before(deadline) {
+		s.until(s.now.Add(time.Second))
+		if why = s.unsettled(); why == "" {
+			break
+		}
+	}
+	if why != "" {
+		s.violate("it has not settled within %v: %s", settleWithin, why)
+	}
+	return Result{Seed: seed, Violation: s.violation, Simulated: s.now.Sub(start), Events: s.serial, Plan: plan}
+}
+
+// until lets everything happen up to a time, or to the first violation.
+func (s *Sim) until(t time.Time) {
+	for s.violation == "" && len(s.queue) > 0 && !s.queue[0].at.After(t) {
+		s.step()
+		if s.serial > maxEvents {
+			s.violate("it goes round in circles: %d events", s.serial)
+		}
+	}
+	if s.violation == "" {
+		s.now = t
+	}
+}
+
+// begin switches hosts on, and starts a manager.
+func (s *Sim) begin(seed uint64) {
+	sizes := rand.New(rand.NewPCG(seed, 2))
+	for i := range 2 + sizes.IntN(4) {
+		name := fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)
+		s.names = append(s.names, name)
+		h := newHost(s, name)
+		s.hosts[name] = h
+		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}}))
+		h.uid = s.store.objects.Hosts[name].Meta.Uid
+	}
+	s.lead()
+	for _, name := range s.names {
+		s.hosts[name].power()
+	}
+	s.tidy()
+}
+
+// tidy deletes hosts that are being removed once nothing depends on them, again and again.
+func (s *Sim) tidy() {
+	o := s.store.objects
+	for _, name := range s.names {
+		if h := o.Hosts[name]; h != nil && h.Meta.Deleting != nil && !depends(o, name) {
+			s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Delete, Object: h}}})
+			s.wake()
+		}
+	}
+	s.after(2*time.Second, s.tidy)
+}
+
+// wake has managers see what was written.
+func (s *Sim) wake() { s.manager.poke() }
+
+// apart tells whether two hosts cannot reach each other.
+func (s *Sim) apart(a, b *host) bool {
+	return s.partitions[a.name+" "+b.name] || s.partitions[b.name+" "+a.name]
+}
+
+func create(o core.Object) core.Change {
+	return core.Change{Ops: []core.Op{{Kind: core.Create, Object: o}}}
+}
+
+// Observed makes a manager a core.Reports.
+func (m *manager) Observed(host string) (*v1.HostObserved, time.Time, bool) {
+	seen := m.seen[host]
+	return seen.Report, seen.Since, seen.Connected
+}
+
+// heal ends all faults.
+func (s *Sim) heal() {
+	s.tell("sim", "nothing breaks any more")
+	s.faulty = false
+	s.unreadable, s.partitions = map[string]bool{}, map[string]bool{}
+	if s.zombie != nil && !s.zombie.dead {
+		s.zombie.kill()
+	}
+	if s.manager.dead {
+		s.lead()
+	}
+	for _, name := range s.names {
+		h := s.hosts[name]
+		h.full, h.cut, h.setAside = false, false, ballast
+		for _, c := range h.live() {
+			c.hidden = false
+		}
+		h.power()
+		h.setLibvirt(libvirtUp)
+		h.startAgent()
+		if o := s.store.objects.Hosts[name]; o != nil && o.Draining && o.Meta.Deleting == nil {
+			s.undrain(name)
+		}
+	}
+}
+
+// String is the plan's step as text.
+func (step Step) String() string {
+	text := fmt.Sprintf("%s %s", step.Kind, strings.TrimSpace(step.On+" "+step.Other))
+	if step.For > 0 {
+		text += " for " + step.For.String()
+	}
+	return text
+}

@@ -1,0 +1,199 @@
+package sim
+
+// transfer.go - the memory of a guest on its way from one host's hypervisor to another's, through their agents' tunnel.
+
+import (
+	"errors"
+	"time"
+
+	"watari/agent/domain"
+	"watari/agent/machine"
+)
+
+var errBroken = errors.New("the transfer broke off")
+
+// transferStage is how far a transfer has come.
+type transferStage int
+
+const (
+	asking   transferStage = iota // for admission
+	carrying                      // the source runs, the target's domain is incoming
+	finished                      // the target is whole; the source does not know yet
+	over
+)
+
+// transfer is one. It is libvirt's: it goes on while neither agent, nor host, nor the line between them fails.
+type transfer struct {
+	source, target *host
+	uid, name, id  string
+	epoch          uint64 // of the target's copy
+	connection     uint64
+	stage          transferStage
+	end            func(machine.Result)
+}
+
+// send begins a transfer.
+func (s *Sim) send(h *host, a machine.Act, end func(machine.Result)) {
+	order := a.Wanted.GetMigration()
+	t := &transfer{source: h, target: s.hosts[order.GetTargetHost()], uid: a.Guest, name: a.Name, id: order.GetId(), end: end}
+	h.cuttable[a.ID] = func() { s.breakOff(t, "it was interrupted") }
+	s.transfers = append(s.transfers, t)
+	s.after(s.latency(5*time.Millisecond), func() {
+		if t.stage != asking {
+			return
+		}
+		target := t.target
+		switch {
+		case target == nil || !target.up || target.agent == nil || s.apart(h, target) || target.expected[t.uid] != t.id:
+			s.breakOff(t, "the target's tunnel refuses it")
+			return
+		}
+		s.connections++
+		t.connection = s.connections
+		target.agent.Admit(target.now(), t.uid, t.id, t.connection)
+		target.pump()
+	})
+}
+
+// letIn answers a transfer that asked for admission.
+func (s *Sim) letIn(h *host, a machine.Act) {
+	for _, t := range s.transfers {
+		if t.target != h || t.connection != a.Connection || t.stage != asking {
+			continue
+		}
+		if a.Err != nil {
+			s.after(0, func() { s.breakOff(t, a.Err.Error()) })
+			return
+		}
+		t.stage = carrying
+		s.after(s.latency(5*time.Millisecond), func() { s.carry(t) })
+	}
+}
+
+func (s *Sim) carry(t *transfer) {
+	if t.stage != carrying {
+		return
+	}
+	from := t.source.copies[t.uid]
+	if from == nil || from.state != domain.Running || t.target.copies[t.uid] != nil || t.target.libvirt != libvirtUp || t.source.libvirt != libvirtUp {
+		s.breakOff(t, "libvirt refuses it")
+		return
+	}
+	t.target.copies[t.uid] = &copyOf{uid: t.uid, name: t.name, state: domain.Incoming, since: s.now}
+	t.target.event(t.uid)
+	s.after(s.between(20*time.Millisecond, 3*time.Second), func() {
+		if t.stage != carrying {
+			return
+		}
+		if c := t.source.copies[t.uid]; c != nil {
+			c.state = domain.Paused // for the last of its memory
+			t.source.event(t.uid)
+		}
+		s.after(s.latency(10*time.Millisecond), func() { s.finish(t) })
+	})
+}
+
+// finish: the target has all of it.
+func (s *Sim) finish(t *transfer) {
+	to := t.target.copies[t.uid]
+	if t.stage != carrying || to == nil || t.source.copies[t.uid] == nil {
+		return
+	}
+	t.stage = finished
+	to.state, to.whole = domain.Paused, true
+	t.target.event(t.uid)
+	s.after(s.latency(5*time.Millisecond), func() { s.confirm(t) })
+}
+
+// confirm: the source's libvirt ends its copy.
+func (s *Sim) confirm(t *transfer) {
+	if t.stage != finished {
+		return
+	}
+	t.stage = over
+	if c := t.source.copies[t.uid]; c != nil {
+		s.sent(t.source, c)
+		delete(t.source.copies, t.uid)
+		t.source.event(t.uid)
+	}
+	s.drop(t)
+	t.end(machine.Result{})
+}
+
+// breakOff ends a transfer that is under way. Both hypervisors clean up; once the target is whole it stays so, and the source
+// either knows of it or goes on.
+func (s *Sim) breakOff(t *transfer, why string) {
+	if t.stage == over {
+		return
+	}
+	s.tell(t.source.name, "transfer of %s to %s breaks off: %s", t.name, t.target.named(), why)
+	was := t.stage
+	if was == finished && s.chance(50) {
+		s.confirm(t)
+		return
+	}
+	t.stage = over
+	if was == carrying {
+		if c := t.target.copies[t.uid]; c != nil && c.state == domain.Incoming {
+			delete(t.target.copies, t.uid)
+			t.target.event(t.uid)
+		}
+	}
+	if c := t.source.copies[t.uid]; c != nil && c.state == domain.Paused && c.whole {
+		s.runs(t.source, c)
+		t.source.event(t.uid)
+	}
+	s.drop(t)
+	t.end(machine.Result{Err: errBroken})
+}
+
+func (h *host) named() string {
+	if h == nil {
+		return "nowhere"
+	}
+	return h.name
+}
+
+// drop forgets a transfer; its connection is closed.
+func (s *Sim) drop(t *transfer) {
+	for i, other := range s.transfers {
+		if other == t {
+			s.transfers = append(s.transfers[:i:i], s.transfers[i+1:]...)
+			break
+		}
+	}
+	if h := t.target; t.connection != 0 && h.agent != nil {
+		life := h.life
+		s.after(s.latency(2*time.Millisecond), func() {
+			if h.life == life && h.agent != nil {
+				h.agent.Tunnel(h.now(), t.uid, t.id, false)
+				h.pump()
+			}
+		})
+	}
+}
+
+// transferOf is the transfer that a host's hypervisor is at with a guest; nil: none.
+func (s *Sim) transferOf(h *host, uid string) *transfer {
+	for _, t := range s.transfers {
+		if t.uid == uid && (t.source == h || t.target == h) && t.stage != asking {
+			return t
+		}
+	}
+	return nil
+}
+
+func (s *Sim) endTransferOf(h *host, uid, why string) {
+	if t := s.transferOf(h, uid); t != nil {
+		s.breakOff(t, why)
+	}
+}
+
+// breakTransfers breaks off all transfers that a host takes part in.
+func (s *Sim) breakTransfers(h *host, why string) {
+	for _, t := range append([]*transfer(nil), s.transfers...) {
+		if t.source == h || t.target == h {
+			s.breakOff(t, why)
+		}
+	}
+}
