@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -289,6 +290,36 @@ func TestAFullDiskRefusesTheStart(t *testing.T) {
 	o.agent.records.Write = write
 	o.take(guestWish(uid, run, 2))
 	o.awaitReady(2)
+}
+
+// The disk takes no record at all, not even in the space that is set aside.
+func TestAFailureThatTheDiskRefusesIsReportedFromMemory(t *testing.T) {
+	o := newOutside(t)
+	o.start()
+	o.take()
+	o.await("taken up", func(h *v1.HostObserved) bool { return h.Generation == generation })
+	var full atomic.Bool
+	full.Store(true)
+	write := o.agent.records.Write
+	o.agent.records.Write = func(path string, data []byte) error {
+		if full.Load() {
+			return syscall.ENOSPC
+		}
+		return write(path, data)
+	}
+	o.take(guestWish(uid, run, 1))
+	g := o.awaitCondition(uid, 1, v1.GuestCondition_GUEST_CONDITION_FAILED)
+	if !strings.Contains(g.Message, "takes no record of that") {
+		t.Errorf("message %q", g.Message)
+	}
+	full.Store(false)
+	o.await("the record", func(*v1.HostObserved) bool {
+		r, err := o.agent.records.read(uid)
+		return err == nil && r != nil && r.Outcome == machine.OutcomeFailed
+	})
+	if o.count("boot "+uid) != 0 {
+		t.Errorf("done: %v", o.log)
+	}
 }
 
 func TestAHostThatDoesNotConfineGuestsRefusesTheStart(t *testing.T) {

@@ -1,5 +1,6 @@
-// Package agent reconciles one host: it makes of guests and network what the manager wants, and reports what is.
+// Package agent carries out for one host what package machine decides: it makes of guests and network what the manager
+// wants, and reports what is.
 //
-// Deciding (reconcile.go, condition.go) is pure and apart from doing (guest.go and what it calls). Each guest has
-// one goroutine that owns its record; long acts on a guest run beside it, so that no guest waits for another.
+// driver.go feeds the machine and begins its acts. Each act runs in a goroutine of its own, and its end is the machine's
+// next input.
 package agent

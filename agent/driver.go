@@ -59,8 +59,10 @@ func (a *Agent) beginLocked(act machine.Act) {
 		a.obey(act.Orders)
 		return
 	case machine.LetIn:
-		a.waiting[act.Connection] <- act.Err // there is room for it
-		delete(a.waiting, act.Connection)
+		if answer := a.waiting[act.Connection]; answer != nil {
+			answer <- act.Err // the channel has room for it
+			delete(a.waiting, act.Connection)
+		}
 		return
 	case machine.Interrupt:
 		if cut := a.running[act.Of]; cut != nil {
@@ -96,11 +98,14 @@ func (a *Agent) logAct(g *guest, act machine.Act, result machine.Result, took ti
 	if act.Term != 0 {
 		attributes = append(attributes, "term", act.Term)
 	}
-	if result.Err != nil && !result.Cut {
+	switch {
+	case result.Err == nil:
+		log.Debug("acted", attributes...)
+	case act.Kind == machine.List || result.Cut: // the first is tried every 2 s, and its reason is a problem that is reported
+		log.Debug("an act failed", append(attributes, "error", result.Err)...)
+	default:
 		log.Warn("an act failed", append(attributes, "error", result.Err)...)
-		return
 	}
-	log.Debug("acted", attributes...)
 }
 
 // admit asks the machine whether a connection of a transfer is let in. It returns when a record of that is on disk.

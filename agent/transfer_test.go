@@ -193,6 +193,28 @@ func TestATransferThatSucceedsIsNeverSaidToHaveFailed(t *testing.T) {
 	}
 }
 
+func TestATransferIsBrokenOffBeforeTheAgentEnds(t *testing.T) {
+	o := newOutside(t)
+	stop := o.start()
+	o.take(guestWish(uid, run, 1))
+	o.awaitReady(1)
+	brokenOff := make(chan struct{})
+	o.migrate = func(ctx context.Context, _ string) error {
+		<-ctx.Done()
+		time.Sleep(100 * time.Millisecond) // libvirt takes its time
+		close(brokenOff)
+		return ctx.Err()
+	}
+	o.take(guestWish(uid, outgoing, 1))
+	o.await("the transfer", func(*v1.HostObserved) bool { return o.count("migrate "+uid) == 1 })
+	stop()
+	select {
+	case <-brokenOff:
+	default:
+		t.Error("the agent ended first")
+	}
+}
+
 // receive brings an incoming guest to the point where all of it is here.
 func receive(o *outside) {
 	o.t.Helper()

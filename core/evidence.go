@@ -33,13 +33,14 @@ func BootID(s *Objects, r Reports, host string) string {
 }
 
 // Dead tells whether a guest's copy that was granted to a host under a boot cannot run any more: the host was started
-// anew since, or fenced, and its agent sees no process of the guest.
+// anew since, or fenced, and its agent has looked at all processes and sees none of the guest.
 func Dead(s *Objects, r Reports, host, boot, uid string) bool {
 	h := s.Hosts[host]
 	if h == nil || boot == "" || BootID(s, r, host) == boot && h.FencedBootId != boot {
 		return false
 	}
-	return !Alive(r, host, uid)
+	report, _, connected := r.Observed(host)
+	return !(connected && report.GetProcessesUnknown()) && !Alive(r, host, uid)
 }
 
 // Alive tells whether a host's agent, in its present session, sees a process of a guest. No grant is released against

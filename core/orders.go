@@ -128,7 +128,8 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 }
 
 // leftovers are the guests that a host reports though nothing of them is wanted there: copies of an older epoch, guests
-// of deleted clusters, remains of a move. They are ended at the epoch they are reported with. Strangers are left alone.
+// of deleted clusters, remains of a move. They are ended at the epoch they are reported with. Strangers are left alone, and
+// so are guests whose record the agent has not read yet.
 func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWanted {
 	mentioned := map[string]bool{}
 	for _, w := range wanted {
@@ -137,7 +138,8 @@ func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWante
 	var list []*v1.GuestWanted
 	report, _, _ := p.Observed(host)
 	for _, seen := range report.GetGuests() {
-		if _, is := p.index.strangers[seen.Uid]; !is && !mentioned[seen.Uid] {
+		unread := seen.Process && seen.Epoch == 0 && seen.Condition == v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
+		if _, is := p.index.strangers[seen.Uid]; !is && !mentioned[seen.Uid] && !unread {
 			list = append(list, &v1.GuestWanted{Uid: seen.Uid, Name: seen.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: seen.Epoch})
 		}
 	}

@@ -4,6 +4,8 @@ package sim
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"watari/agent/domain"
@@ -110,9 +112,9 @@ func (h *host) carryOut(a machine.Act) {
 // onDisk writes something after a while, unless the disk is full or the host has lost power. A write that is under way when
 // the agent is killed may still be made.
 func (h *host) onDisk(usual time.Duration, written func(ok bool), vital bool) {
-	boot := h.boot
+	powers := h.powers
 	h.sim.after(h.sim.latency(usual), func() {
-		if !h.up || h.boot != boot {
+		if !h.up || h.powers != powers {
 			return
 		}
 		ok := !h.full
@@ -143,7 +145,7 @@ type fate struct {
 
 // call has libvirt do something. If it hangs, the caller gives up after a time, and the effect comes when it goes on.
 func (h *host) call(usual time.Duration, do func() error, end func(fate), over ...func()) {
-	boot, told := h.boot, false
+	powers, told := h.powers, false
 	answer := func(f fate) {
 		if !told {
 			told = true
@@ -152,7 +154,7 @@ func (h *host) call(usual time.Duration, do func() error, end func(fate), over .
 	}
 	var attempt func()
 	attempt = func() {
-		if !h.up || h.boot != boot {
+		if !h.up || h.powers != powers {
 			return
 		}
 		if h.libvirt == libvirtHangs {
@@ -190,8 +192,8 @@ func (h *host) setLibvirt(state libvirtState) {
 	if state == libvirtUp {
 		waiting := h.waiting
 		h.waiting = nil
-		for _, call := range waiting {
-			call()
+		for _, call := range waiting { // in any order
+			h.sim.after(h.sim.between(0, 5*time.Second), call)
 		}
 	} else if h.agent != nil {
 		h.agent.HypervisorLost(h.now())
@@ -222,7 +224,19 @@ func (h *host) list(a machine.Act, end func(machine.Result)) {
 }
 
 // creating tells whether libvirt is at a call to create a guest's domain.
-func (h *host) creating(uid string) bool { return h.sim.creates[h.name+"/"+h.boot+"/"+uid] > 0 }
+func (h *host) creating(uid string) bool {
+	return h.sim.creates[fmt.Sprint(h.name, "/", h.powers, "/", uid)] > 0
+}
+
+// makes tells whether libvirt is at a call to create any guest's domain.
+func (h *host) makes() bool {
+	for key, n := range h.sim.creates {
+		if n > 0 && strings.HasPrefix(key, fmt.Sprint(h.name, "/", h.powers, "/")) {
+			return true
+		}
+	}
+	return false
+}
 
 func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 	done := false
@@ -247,7 +261,7 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 
 // start creates the domain.
 func (h *host) start(a machine.Act, end func(machine.Result)) {
-	key := h.name + "/" + h.boot + "/" + a.Guest
+	key := fmt.Sprint(h.name, "/", h.powers, "/", a.Guest)
 	h.sim.checkStart(h, a)
 	h.sim.creates[key]++
 	h.call(100*time.Millisecond, func() error {
@@ -266,9 +280,9 @@ func (h *host) start(a machine.Act, end func(machine.Result)) {
 }
 
 func (h *host) busy(a machine.Act, end func(machine.Result), until time.Time) {
-	boot := h.boot
+	powers := h.powers
 	h.sim.after(h.sim.latency(2*time.Millisecond), func() {
-		if !h.up || h.boot != boot {
+		if !h.up || h.powers != powers {
 			return
 		}
 		busy := h.sim.transferOf(h, a.Guest) != nil

@@ -26,6 +26,7 @@ type host struct {
 	up     bool
 	boots  int
 	boot   string
+	powers int           // how often it was switched on
 	offset time.Duration // of its clock
 	cut    bool          // it cannot reach managers
 
@@ -86,10 +87,17 @@ func (h *host) power() {
 	if h.up {
 		return
 	}
-	h.boots++
-	h.up, h.boot, h.libvirt = true, fmt.Sprintf("%s-boot-%d", h.name, h.boots), libvirtUp
+	h.powers++
+	h.up, h.libvirt = true, libvirtUp
+	h.newBoot()
 	h.sim.tell(h.name, "boots, boot id %s", h.boot)
 	h.startAgent()
+}
+
+// newBoot gives the host another boot id.
+func (h *host) newBoot() {
+	h.boots++
+	h.boot = fmt.Sprintf("%s-boot-%d", h.name, h.boots)
 }
 
 // crash switches the host off.

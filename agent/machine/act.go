@@ -14,8 +14,8 @@ type Kind string
 const (
 	// KeepTerm writes Act.Term to disk, so that it survives a crash.
 	KeepTerm Kind = "keep term"
-	// Obey hands the parts of Act.Orders that concern no guest (network, images, templates) to those who follow them. It is
-	// carried out before the acts after it.
+	// Obey hands Act.Orders to what keeps the network, the images and the templates. It is carried out before the acts that
+	// follow it.
 	Obey Kind = "obey"
 	// List lists the domains: Result.Domains. Afterwards it asks which guests of Act.Late the hypervisor is still creating:
 	// Result.Creating.
@@ -30,7 +30,7 @@ const (
 	// WriteRecord writes Act.Record to disk, so that it survives a crash. Where it fails, the old record may be in force or
 	// the new one. Act.Vital: use the space that is set aside. Act.Was is the record before.
 	WriteRecord Kind = "write record"
-	// Explain finds out how a guest's domain ended that nobody ended: Result.Message completes the message of Act.Record,
+	// Explain finds out why a domain ended by itself. Result.Message is the message of Act.Record with the reason added,
 	// Result.LastLines is what the console ends with.
 	Explain Kind = "explain"
 	// Plug makes the tap of a guest that was here when the agent started.
@@ -66,7 +66,8 @@ const (
 	Interrupt Kind = "interrupt"
 )
 
-// Act is one act. It is carried out beside all others, and its end is told by Ended, once, unless the agent ends first.
+// Act is one act. The agent carries it out beside all others and tells its end by Ended, once. Obey, LetIn and Interrupt need
+// no Ended.
 type Act struct {
 	ID          uint64
 	Kind        Kind
@@ -98,10 +99,10 @@ type Patience string
 // The patiences.
 const (
 	AskOnce   Patience = ""           // not at all
-	UntilDone Patience = "until done" // for as long as Config.SendEndWait
+	UntilDone Patience = "until done" // for a minute at most
 )
 
-// Result is how an act ended. Only what the act's kind names is of meaning, and Err, nil: it was done.
+// Result is how an act ended. Err is nil where it was done. Of the other fields, those are used that the act's kind names.
 type Result struct {
 	Err error
 
@@ -120,8 +121,7 @@ type Result struct {
 	Note      string // of Prepare: a problem that keeps nothing from being done
 	// Uncertain, of Start: the domain may have been created, or may yet be.
 	Uncertain bool
-	// Unforked, of Start: the template could not be restored, and nothing can come of it any more once what there is was
-	// ended. The guest may be booted.
+	// Unforked, of Start: the template could not be restored. The guest may be booted once what the attempt left has ended.
 	Unforked bool
 	Busy     bool
 	PIDs     []int

@@ -29,9 +29,10 @@ type guest struct {
 	late      bool      // a create whose outcome is not known may still come true
 	lateSince time.Time // the hypervisor answers since then, and does not have the domain; zero: it does not answer
 
-	script  []Action // still to be carried out, in order
-	doing   *doing   // of the script; nil: nothing is under way
-	ordered bool     // the script is a step's; its success ends the trouble
+	script  []Action        // still to be carried out, in order
+	doing   *doing          // of the script; nil: nothing is under way
+	decided *v1.GuestWanted // the wish that the script follows, which may be replaced meanwhile
+	ordered bool            // the script is a step's; its success ends the trouble
 	op      *operation
 
 	prepared  uint64 // the epoch that everything is prepared for

@@ -54,17 +54,18 @@ func (m *Machine) operationAct(g *guest, s stage, a Act) {
 
 func (m *Machine) beginOperation(g *guest, kind ActionKind) {
 	g.step = ""
-	g.op = &operation{wanted: g.wanted}
+	w := g.decided
+	g.op = &operation{wanted: w}
 	switch kind {
 	case ActionPrepare:
 		g.op.kind = OperationPreparing
-		m.operationAct(g, stageAct, Act{Kind: Prepare, Wanted: g.wanted, Record: g.record, Tap: g.tap(), Reserved: m.reserved(g)})
+		m.operationAct(g, stageAct, Act{Kind: Prepare, Wanted: w, Record: g.record, Tap: g.tap(), Reserved: m.reserved(g)})
 	case ActionStart:
 		g.op.kind, g.prepared = OperationStarting, 0
 		m.operationAct(g, stageRoute, Act{Kind: Route})
 	case ActionSend:
 		g.op.kind = OperationSending
-		m.operationAct(g, stageAct, Act{Kind: Send, Wanted: g.wanted})
+		m.operationAct(g, stageAct, Act{Kind: Send, Wanted: w})
 	}
 }
 

@@ -2,6 +2,8 @@ package machine
 
 // record.go - what a host remembers of a guest over crashes. Package agent keeps it on disk.
 
+import v1 "watari/api/watariv1"
+
 // Phase is how far an epoch has come on this host. It is written to disk before the step that it names is taken.
 type Phase string
 
@@ -61,4 +63,30 @@ func (r *Record) bootID() string {
 		return ""
 	}
 	return r.BootID
+}
+
+// These are acts that write the record that follows from another one, or from a wish.
+
+func record(r *Record, phase Phase) Action {
+	next := *r
+	next.Phase, next.Outcome, next.Message, next.Target = phase, "", "", ""
+	return Action{Kind: ActionRecord, Record: &next}
+}
+
+func end(r *Record, outcome Outcome, message string) Action {
+	next := *r
+	next.Phase, next.Outcome, next.Message = PhaseEnded, outcome, message
+	return Action{Kind: ActionRecord, Record: &next}
+}
+
+func sending(r *Record, w *v1.GuestWanted) Action {
+	a := record(r, PhaseSending)
+	a.Record.Migration, a.Record.Target = w.Migration.Id, w.Migration.TargetHost
+	return a
+}
+
+func newRecord(w *v1.GuestWanted, phase Phase) *Record {
+	return &Record{UID: w.Uid, Name: w.Name, Cluster: w.Cluster, Epoch: w.Epoch, Phase: phase,
+		Address: w.Identity.GetAddress(), Prefix: w.Identity.GetPrefix(), MAC: w.Identity.GetMac(),
+		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest()}
 }

@@ -4,6 +4,8 @@ package machine
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"watari/agent/domain"
@@ -32,14 +34,22 @@ func (m *Machine) Report(now time.Time) *v1.HostObserved {
 }
 
 // SeeProcesses marks the guests of which a process is there. The process table is looked at after the report was made, so
-// that a guest that was seen to have ended has no process any more. Where it could not be read whole, the guests that it
-// shows are marked, and those whose end is not established otherwise.
+// that a guest that was seen to have ended has no process any more. A guest that only the table shows is reported without
+// epoch and condition: its record was not read yet. Where the table could not be read whole, the guests that it shows are
+// marked, and those whose end is not established otherwise.
 func SeeProcesses(o *v1.HostObserved, processes map[string][]int, err error) {
-	if err != nil && len(o.Guests) > 0 {
+	if o.ProcessesUnknown = err != nil; err != nil && len(o.Guests) > 0 {
 		o.Problems = append(o.Problems, fmt.Sprintf("any guest that was here, and is not known to have ended, may run: %v", err))
 	}
+	reported := map[string]bool{}
 	for _, g := range o.Guests {
 		g.Process = err != nil && g.Process || len(processes[g.Uid]) > 0
+		reported[g.Uid] = true
+	}
+	for _, uid := range slices.Sorted(maps.Keys(processes)) {
+		if !reported[uid] && len(processes[uid]) > 0 {
+			o.Guests = append(o.Guests, &v1.GuestObserved{Uid: uid, Process: true})
+		}
 	}
 }
 

@@ -69,7 +69,7 @@ func (m *Machine) decide(g *guest) bool {
 	}
 	g.refused = d.Problem
 	if len(d.Actions) > 0 && !o.Backoff {
-		g.script, g.ordered = d.Actions, true
+		g.script, g.decided, g.ordered = d.Actions, o.Wanted, true
 		return true
 	}
 	return m.expect(g)
@@ -109,7 +109,9 @@ func (m *Machine) begin(g *guest, a Action) {
 	case actionPlug:
 		act(Act{Kind: Plug, Tap: g.tap(), MTU: g.record.MTU})
 	case actionExpect:
-		d.migrate = m.wantedMigration(g)
+		if d.migrate = m.wantedMigration(g); d.migrate == "" {
+			return // it is not wanted any more
+		}
 		act(Act{Kind: Expect, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid()})
 	case actionUnexpect:
 		was := g.expected

@@ -350,18 +350,6 @@ func act(actions ...Action) Decision { return Decision{Actions: actions} }
 
 func refuse(format string, a ...any) Decision { return Decision{Problem: fmt.Sprintf(format, a...)} }
 
-func record(r *Record, phase Phase) Action {
-	next := *r
-	next.Phase, next.Outcome, next.Message, next.Target = phase, "", "", ""
-	return Action{Kind: ActionRecord, Record: &next}
-}
-
-func end(r *Record, outcome Outcome, message string) Action {
-	next := *r
-	next.Phase, next.Outcome, next.Message = PhaseEnded, outcome, message
-	return Action{Kind: ActionRecord, Record: &next}
-}
-
 // confirmEnd: a process that the hypervisor has lost sight of keeps an end from being established. Where the guest is to
 // be ended, so is that process; otherwise it is left to run.
 func confirmEnd(o Observed, outcome Outcome, message string) Decision {
@@ -370,18 +358,6 @@ func confirmEnd(o Observed, outcome Outcome, message string) Decision {
 		actions = append([]Action{{Kind: ActionDestroy}}, actions...)
 	}
 	return act(actions...)
-}
-
-func sending(r *Record, w *v1.GuestWanted) Action {
-	a := record(r, PhaseSending)
-	a.Record.Migration, a.Record.Target = w.Migration.Id, w.Migration.TargetHost
-	return a
-}
-
-func newRecord(w *v1.GuestWanted, phase Phase) *Record {
-	return &Record{UID: w.Uid, Name: w.Name, Cluster: w.Cluster, Epoch: w.Epoch, Phase: phase,
-		Address: w.Identity.GetAddress(), Prefix: w.Identity.GetPrefix(), MAC: w.Identity.GetMac(),
-		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest()}
 }
 
 // RoleName is a role as people write it.

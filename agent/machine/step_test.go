@@ -11,8 +11,6 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
-
 const (
 	run      = v1.GuestRole_GUEST_ROLE_RUN
 	absent   = v1.GuestRole_GUEST_ROLE_ABSENT
@@ -138,7 +136,7 @@ func TestEveryCase(t *testing.T) {
 
 func compareGolden(t *testing.T, path, got string) {
 	t.Helper()
-	if *rewrite {
+	if flag.Lookup("rewrite").Value.String() == "true" { // package datadriven has defined it
 		if err := os.MkdirAll("testdata", 0o755); err != nil {
 			t.Fatal(err)
 		}

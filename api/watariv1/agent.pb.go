@@ -1428,8 +1428,10 @@ type HostObserved struct {
 	// fetch_bytes_per_second: how fast blobs came from the manager last; 0: not known.
 	FetchBytesPerSecond uint64 `protobuf:"varint,12,opt,name=fetch_bytes_per_second,json=fetchBytesPerSecond,proto3" json:"fetch_bytes_per_second,omitempty"`
 	Protocol            uint32 `protobuf:"varint,13,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the agent speaks; 0: 1
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// processes_unknown: the host's process table could not be read whole, so that guests may run that are not listed here.
+	ProcessesUnknown bool `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HostObserved) Reset() {
@@ -1551,6 +1553,13 @@ func (x *HostObserved) GetProtocol() uint32 {
 		return x.Protocol
 	}
 	return 0
+}
+
+func (x *HostObserved) GetProcessesUnknown() bool {
+	if x != nil {
+		return x.ProcessesUnknown
+	}
+	return false
 }
 
 type ConsoleRequest struct {
@@ -1880,7 +1889,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xfe\x03\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xab\x04\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -1897,7 +1906,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	" \x03(\v2\x17.watari.v1.BlobObservedR\x05blobs\x129\n" +
 	"\ttemplates\x18\v \x03(\v2\x1b.watari.v1.TemplateObservedR\ttemplates\x123\n" +
 	"\x16fetch_bytes_per_second\x18\f \x01(\x04R\x13fetchBytesPerSecond\x12\x1a\n" +
-	"\bprotocol\x18\r \x01(\rR\bprotocol\"s\n" +
+	"\bprotocol\x18\r \x01(\rR\bprotocol\x12+\n" +
+	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +

@@ -1,0 +1,120 @@
+// Command mutants puts faults into the product, one at a time, and looks whether the simulator finds each. The product has
+// no switches for that: a mutant is another text of a file, laid over it by `go build -overlay`.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func main() {
+	seeds := flag.Int("seeds", 20000, "after how many seeds a mutant counts as not found")
+	report := flag.String("report", "", "add the result to this report of explore")
+	only := flag.String("only", "", "only mutants whose name has this in it")
+	flag.Parse()
+	found, survived, err := try(*seeds, *only)
+	if err == nil && *report != "" {
+		err = addTo(*report, found)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(1)
+	}
+	if len(survived) > 0 {
+		fmt.Printf("not found within %d seeds: %s\n", *seeds, strings.Join(survived, "; "))
+		os.Exit(1)
+	}
+	fmt.Printf("all %d mutants were found\n", len(found))
+}
+
+// try returns after how many seeds each mutant was found; 0: it was not.
+func try(seeds int, only string) (found map[string]int, survived []string, err error) {
+	found = map[string]int{}
+	for _, m := range mutants {
+		if !strings.Contains(m.name, only) {
+			continue
+		}
+		begun := time.Now()
+		n, what, err := m.find(seeds)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", m.name, err)
+		}
+		found[m.name] = n
+		if n == 0 {
+			survived = append(survived, m.name)
+			what = "NOT FOUND"
+		}
+		fmt.Printf("%-70s %6d seeds, %4.0f s: %.120s\n", m.name, n, time.Since(begun).Seconds(), what)
+	}
+	return found, survived, nil
+}
+
+// find builds the simulator with the mutant and runs it until something does not hold.
+func (m mutant) find(seeds int) (n int, what string, err error) {
+	dir, err := os.MkdirTemp("", "watari-mutant-")
+	if err != nil {
+		return 0, "", err
+	}
+	defer os.RemoveAll(dir)
+	text, err := os.ReadFile(m.file)
+	if err != nil {
+		return 0, "", err
+	}
+	if strings.Count(string(text), m.old) != 1 {
+		return 0, "", fmt.Errorf("%s has the text to be replaced %d times, not once", m.file, strings.Count(string(text), m.old))
+	}
+	changed := filepath.Join(dir, filepath.Base(m.file))
+	if err := os.WriteFile(changed, []byte(strings.Replace(string(text), m.old, m.new, 1)), 0o644); err != nil {
+		return 0, "", err
+	}
+	original, err := filepath.Abs(m.file)
+	if err != nil {
+		return 0, "", err
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
+	if err != nil {
+		return 0, "", err
+	}
+	list, program := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "explore")
+	if err := os.WriteFile(list, overlay, 0o644); err != nil {
+		return 0, "", err
+	}
+	if out, err := exec.Command("go", "build", "-overlay", list, "-o", program, "./sim/explore").CombinedOutput(); err != nil {
+		return 0, "", fmt.Errorf("build: %w\n%s", err, out)
+	}
+	out, err := exec.Command(program, "-first", "-seeds", strconv.Itoa(seeds)).CombinedOutput()
+	if exit, is := err.(*exec.ExitError); is && exit.ExitCode() == 3 {
+		return 0, "", nil
+	}
+	if err != nil {
+		return 0, "", fmt.Errorf("%w: %s", err, out)
+	}
+	number, what, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+	n, err = strconv.Atoi(number)
+	return n, what, err
+}
+
+// addTo adds the mutants to a report.
+func addTo(path string, found map[string]int) error {
+	report := map[string]any{}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &report)
+	}
+	if err != nil {
+		return err
+	}
+	report["mutants"] = found
+	text, err = json.MarshalIndent(report, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
