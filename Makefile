@@ -15,7 +15,7 @@ help: ## list the targets
 setup: ## install missing Debian packages and Go, as needed for building
 	@scripts/setup.sh build
 
-build: setup ## build watari, watari-agent, and what goes into guests, into build/bin
+build: setup ## build watari, watari-agent and the programs for guests into build/bin
 	@scripts/quietly build "building Watari" $(MAKE) --no-print-directory programs
 	@scripts/quietly build-pm "building PM's provider" $(MAKE) --no-print-directory provider
 

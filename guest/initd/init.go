@@ -17,8 +17,8 @@ import (
 // Program is the path of the guest program after the root is mounted.
 const Program = "/run/watari/watari-guest"
 
-// Launcher is where watari-guest-rsh lies then, by which MPI's launchers reach other guests, and LauncherInitrd where it
-// lies in the initrd.
+// Launcher is the path of watari-guest-rsh after the root is mounted. With it, MPI's launchers reach other guests.
+// LauncherInitrd is its path in the initrd.
 const (
 	Launcher       = Program + "-rsh"
 	LauncherInitrd = "/watari/watari-guest-rsh"
