@@ -11,15 +11,15 @@ GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-# Each target installs the Debian packages that it needs itself: the lists are in scripts/packages.
-setup: ## install what building needs: Debian packages and Go, where missing
+# Each target installs the Debian packages that it needs; the lists are in scripts/packages.
+setup: ## install missing Debian packages and Go, as needed for building
 	@scripts/setup.sh build
 
-build: setup ## build watari, watari-agent, and what goes into guests, into build/bin
+build: setup ## build watari, watari-agent and the programs for guests into build/bin
 	@scripts/quietly build "building Watari" $(MAKE) --no-print-directory programs
 	@scripts/quietly build-pm "building PM's provider" $(MAKE) --no-print-directory provider
 
-# These two build, and install nothing. The packages' agent is position-independent (AGENT_FLAGS).
+# These two build without installing anything. AGENT_FLAGS makes the Debian package's agent position-independent.
 programs:
 	CGO_ENABLED=0 $(GO) build $(GO_LDFLAGS) -o $(BIN)/watari ./cmd/watari
 	CGO_ENABLED=1 $(GO) build $(AGENT_FLAGS) $(GO_LDFLAGS) -o $(BIN)/watari-agent ./cmd/watari-agent
@@ -29,11 +29,11 @@ provider:
 	$(PM) -j$$(nproc) $(CURDIR)/build/pm/libpm-fi.so
 	strip --strip-unneeded -o $(BIN)/libpm-fi.so build/pm/libpm-fi.so
 
-demo: build ## set everything up and run the main job: LAMMPS over two sites, a guest moved while it runs (root)
+demo: build ## demonstrate the main use: LAMMPS on two sites, with a guest that moves meanwhile (root)
 	@scripts/setup.sh build demo
 	@scripts/demo.sh
 
-deb: ## build Debian packages into build/deb, and look them over with lintian
+deb: ## build Debian packages into build/deb, and check them with lintian
 	@scripts/setup.sh build deb
 	@scripts/quietly deb "building Debian packages" scripts/deb.sh
 	@ls build/deb/*.deb
@@ -42,7 +42,7 @@ tarball: build ## pack the programs for other distributions into build/watari-VE
 	@scripts/quietly tarball "packing a tarball" scripts/tarball.sh
 	@tail -n 1 build/log/tarball.log
 
-test: lint test-unit test-pm test-guests ## all tests but the long ones; sets up all it needs (root)
+test: lint test-unit test-pm test-guests ## all tests except the long ones; installs what they need (root)
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 40m ./test/
 
@@ -71,31 +71,31 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@echo "== PM: between real guests"
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
-# The parts of test-full, of less than an hour each.
+# The parts of test-full. Each takes less than an hour.
 FULL := test-full-units test-full-lab test-full-machines test-full-bookworm test-full-trixie test-whole test-mixed
 .PHONY: $(FULL)
-test-full: ## all tests, also every kind of bad luck, the packages, and whole hosts: several hours, in parts test-full-* (root)
+test-full: ## all tests, including all faults, the packages and whole hosts: several hours; parts are test-full-* (root)
 	@for part in $(FULL); do echo "== $$part" && $(MAKE) --no-print-directory $$part || exit; done
 
 test-full-units test-full-lab test-full-bookworm test-full-trixie: export WATARI_TEST_FULL := 1
-test-full-units: lint test-unit test-pm test-guests ## unit tests and PM's, with the long ones (root)
+test-full-units: lint test-unit test-pm test-guests ## unit tests and PM's tests, including the long ones (root)
 
-test-full-lab: build ## tests of the whole, with every kind of bad luck (root)
+test-full-lab: build ## tests of the whole system, with all faults (root)
 	@scripts/setup.sh build demo test
 	@echo "== tests of the whole, in a lab with real guests"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m ./test/
 
-test-full-machines: build ## the lab's whole hosts, of Debian 12 and 13 (root; minutes for the first of each)
+test-full-machines: build ## tests of the lab's whole hosts, of Debian 12 and 13 (root; minutes for the first of each)
 	@scripts/setup.sh build demo test whole
 	@echo "== tests of whole hosts"
 	@WATARI_TEST_HOSTS=whole $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '^TestWholeHost' ./lab/
 
-test-full-bookworm test-full-trixie: test-full-%: build deb ## the packages, in small systems and on two whole hosts of a Debian release (root)
+test-full-bookworm test-full-trixie: test-full-%: build deb ## tests of the packages, in small systems and on two whole hosts of a Debian release (root)
 	@scripts/setup.sh build demo deb whole
 	@echo "== tests of the packages on $*"
 	@$(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 60m -run '/^$*$$' ./test/packages
 
-test-whole: build ## the story under KVM, on hosts that are whole machines (root; minutes for the first such lab)
+test-whole: build ## the main use under KVM, on whole hosts (root; minutes for the first such lab)
 test-mixed: build ## moves under KVM between a whole host of Debian 12 and one of Debian 13 (root; minutes for the first such lab)
 test-whole test-mixed: test-%: build
 	@scripts/setup.sh build demo test whole
@@ -115,10 +115,10 @@ generate: ## regenerate the Go code of api/ from its protobuf files
 	@$(GO) build -o $(BIN)/ google.golang.org/protobuf/cmd/protoc-gen-go connectrpc.com/connect/cmd/protoc-gen-connect-go
 	@PATH=$(CURDIR)/$(BIN):$$PATH protoc -I api --go_out=. --go_opt=module=watari --connect-go_out=. --connect-go_opt=module=watari api/watari/v1/*.proto
 
-docs: setup ## write the man pages anew, from the commands' own help
+docs: setup ## generate the man pages from the commands' help
 	@$(GO) run ./internal/manual/generate man
 
 -include bench/*.mk
 
-clean: ## remove what was built
+clean: ## remove all built files
 	rm -rf build pm/build

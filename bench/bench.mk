@@ -1,4 +1,4 @@
-# bench.mk: targets of the benchmarks; each writes build/reports/<name>.json.
+# bench.mk: targets for the benchmarks. Each writes build/reports/<name>.json.
 .PHONY: bench-overlay
 bench-overlay: ## network: Watari's routes and WireGuard against bare links, bare WireGuard and OpenVPN (root)
 	@scripts/setup.sh build bench-overlay
@@ -7,7 +7,7 @@ bench-overlay: ## network: Watari's routes and WireGuard against bare links, bar
 	@$(BIN)/bench-overlay
 
 .PHONY: bench-start
-bench-start: build ## guests from nothing: forked, booted, a stock Debian; the first cluster with sharing and without (root)
+bench-start: build ## time to start guests: forked, booted, a stock Debian; the first cluster with sharing and without (root)
 	@scripts/setup.sh build demo bench-start
 	@$(GO) run ./bench/start
 
@@ -17,7 +17,7 @@ bench-migrate: build ## live migration under an MPI ping-pong, against virsh mig
 	@$(GO) run ./bench/migrate
 
 .PHONY: bench-kvm
-bench-kvm: build ## starts and moves of guests under KVM, between two hosts that are whole machines (root; most of an hour)
+bench-kvm: build ## starts and moves of guests under KVM, on two whole hosts (root; most of an hour)
 	@scripts/setup.sh build demo whole bench-start bench-migrate
 	@$(GO) run ./bench/start -whole -runs 1
 	@$(GO) run ./bench/migrate -whole -runs 1
@@ -28,7 +28,7 @@ bench-idle: build ## CPU time and memory of manager and agent with sixteen idle 
 	@$(GO) run ./bench/idle
 
 .PHONY: bench-pm
-bench-pm: build ## PM, and MPI over it, against what three MPIs and libfabric have: on one machine, between two, between guests (root)
+bench-pm: build ## PM, alone and under MPI, against other transports of three MPIs and libfabric, on one and two machines and between guests (root)
 	@scripts/setup.sh build demo pm/packages bench-pm
 	@CGO_ENABLED=0 $(GO) build -o $(BIN)/guests ./test/guests
 	@$(GO) run ./bench/pm

@@ -19,7 +19,7 @@ import (
 // hostInit is process 1 of a host. args are the names of the lab and the host.
 func hostInit(args []string) error {
 	if len(args) != 2 || os.Getpid() != 1 {
-		return fmt.Errorf("%s is run by watari lab up alone", verbHostInit)
+		return fmt.Errorf("%s is for internal use by watari lab up", verbHostInit)
 	}
 	lab, host := args[0], args[1]
 	slog.Info("host starts", "lab", lab, "host", host)
@@ -75,7 +75,7 @@ func waitForNetwork() error {
 // mountHost mounts the host's own file systems. The process must have a mount namespace of its own.
 func mountHost(dir, binaries string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("part from this machine's mounts: %w", err)
+		return fmt.Errorf("make the mount namespace private: %w", err)
 	}
 	forgetNamespaces()
 	// Open the sources before new mounts hide them. They are mounted through /proc/self/fd, so /proc must be the host's

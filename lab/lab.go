@@ -25,7 +25,7 @@ var (
 	// ErrNotFound means that there is no lab of that name.
 	ErrNotFound = errors.New("no such lab")
 	// ErrShape means that a lab of that name exists with another number of sites or hosts.
-	ErrShape = errors.New("lab exists with another shape")
+	ErrShape = errors.New("lab exists with a different shape")
 )
 
 // DefaultManagerPort is the default port of a manager.
@@ -140,7 +140,7 @@ func (o *Options) complete() error {
 		return err
 	}
 	if missing := Missing(); len(missing) > 0 {
-		return fmt.Errorf("a lab needs what this machine lacks: %s", strings.Join(missing, "; "))
+		return fmt.Errorf("this machine lacks what a lab needs: %s", strings.Join(missing, "; "))
 	}
 	if o.Executable == "" {
 		self, err := os.Executable()

@@ -51,7 +51,7 @@ func (l *Lab) endLinkProcess(ctx context.Context) error {
 // it.
 func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 	pids := l.linkProcesses()
-	if len(pids) > 0 && !l.takesUpdates(pids) {
+	if len(pids) > 0 && !l.canReload(pids) {
 		if err := kill(ctx, pids...); err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 		}
 		pids = []int{pid}
 	} else if err := unix.Kill(pids[0], unix.SIGHUP); err != nil {
-		return fmt.Errorf("tell the WAN's link process: %w", err)
+		return fmt.Errorf("signal the WAN's link process: %w", err)
 	}
 	ended := false
 	err := waitFor(ctx, 10*time.Second, "WAN's link process to take up "+l.state.WAN.String(), func() bool {
@@ -85,9 +85,9 @@ func (l *Lab) ensureLinkProcess(ctx context.Context) error {
 	return err
 }
 
-// takesUpdates reports whether exactly one link process runs, in the current hub namespace, and has written its first
+// canReload reports whether exactly one link process runs, in the current hub namespace, and has written its first
 // report.
-func (l *Lab) takesUpdates(pids []int) bool {
+func (l *Lab) canReload(pids []int) bool {
 	var s linkStatus
 	return len(pids) == 1 && namespaceOf(pids[0], "net") == inode(l.namespacePath(hubNamespace)) &&
 		readJSON(l.linkStatusFile(), &s) == nil && s.PID == pids[0]
@@ -114,7 +114,7 @@ func (l *Lab) spawnLinkProcess() (pid int, err error) {
 // wanLink is the link process; args holds the lab's name. It reads the lab's state at its start and at each SIGHUP.
 func wanLink(args []string) error {
 	if len(args) != 1 {
-		return fmt.Errorf("%s is run by watari lab alone", verbWANLink)
+		return fmt.Errorf("%s is for internal use by watari lab", verbWANLink)
 	}
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)

@@ -41,7 +41,7 @@ func (l *Lab) ensureNamespace(name string) (made bool, err error) {
 			return fmt.Errorf("unshare: %w", err)
 		}
 		if err := unix.Mount(ownNamespace, path, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("hold it at %s: %w", path, err)
+			return fmt.Errorf("mount it at %s: %w", path, err)
 		}
 		return nil
 	})
@@ -104,7 +104,7 @@ func handle(path string) (*netlink.Handle, error) {
 	defer ns.Close()
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("speak netlink in %s: %w", path, err)
+		return nil, fmt.Errorf("open a netlink connection in %s: %w", path, err)
 	}
 	return h, nil
 }

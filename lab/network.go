@@ -126,7 +126,7 @@ func (l *Lab) setUpHubRoutes() error {
 	defer h.Close()
 	err = h.RouteReplace(&netlink.Route{Dst: ipNet(p.prefix()), Type: unix.RTN_BLACKHOLE})
 	if err != nil {
-		return fmt.Errorf("drop what leads nowhere: %w", err)
+		return fmt.Errorf("add the route that drops other packets: %w", err)
 	}
 	for site := range p.sites {
 		if err := l.connectSite(h, site, !l.isCut(site)); err != nil {
@@ -351,7 +351,7 @@ func setNeighbor(h *netlink.Handle, link netlink.Link, address netip.Addr, mac n
 		LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac,
 	})
 	if err != nil {
-		return fmt.Errorf("name neighbour %s: %w", address, err)
+		return fmt.Errorf("set neighbour %s: %w", address, err)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ var namePattern = regexp.MustCompile(`^[a-z][a-z0-9-]{0,23}$`)
 
 func checkName(name string) error {
 	if !namePattern.MatchString(name) {
-		return fmt.Errorf("lab name %q: must be lower-case letters, digits and dashes, begin with a letter, and have at most 24", name)
+		return fmt.Errorf("lab name %q: must be lower-case letters, digits and dashes, begin with a letter, and have at most 24 characters", name)
 	}
 	return nil
 }

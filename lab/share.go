@@ -57,7 +57,7 @@ func (l *Lab) setShares(shares map[string]float64) error {
 	}
 	for host := range shares {
 		if _, err := l.Host(host); err != nil {
-			return fmt.Errorf("share of the processors: %w", err)
+			return fmt.Errorf("limit of CPU time: %w", err)
 		}
 	}
 	l.state.CPUs = shares
@@ -99,7 +99,7 @@ func (h hierarchies) prepare(path string, share float64) error {
 		if share == 0 {
 			return nil
 		}
-		return fmt.Errorf("the kernel has no control groups for the processor's time at %s: leave out the hosts' shares", cgroupRoot)
+		return fmt.Errorf("the kernel has no control groups for CPU time at %s: omit --cpus", cgroupRoot)
 	}
 	for _, root := range h.roots {
 		dir := root
@@ -180,7 +180,7 @@ func removeGroup(ctx context.Context, dir string) error {
 
 func writeControl(dir, name, value string) error {
 	if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0o644); err != nil {
-		return fmt.Errorf("set a host's share of the processors: %w", err)
+		return fmt.Errorf("set a host's limit of CPU time: %w", err)
 	}
 	return nil
 }

@@ -63,7 +63,7 @@ func (l *Lab) Host(name string) (Host, error) {
 			return h, nil
 		}
 	}
-	return Host{}, fmt.Errorf("lab %s has no host %q; `watari lab status --name %[1]s` shows those it has", l.Name(), name)
+	return Host{}, fmt.Errorf("lab %s has no host %q; `watari lab status --name %[1]s` shows its hosts", l.Name(), name)
 }
 
 // RootEnd returns this machine's address in the lab: the lab's hosts reach this machine there.
@@ -120,10 +120,10 @@ func (l *Lab) decide(o Options) error {
 	err = l.load()
 	switch {
 	case err == nil && (l.state.Sites != o.Sites || l.state.Hosts != o.Hosts):
-		return fmt.Errorf("%w: %s has %d sites of %d hosts, asked for are %d of %d (take it down first, or choose another name)",
+		return fmt.Errorf("%w: %s has %d sites of %d hosts, not %d of %d (take it down first, or choose another name)",
 			ErrShape, o.Name, l.state.Sites, l.state.Hosts, o.Sites, o.Hosts)
 	case err == nil && o.Whole != nil && !maps.Equal(l.state.Whole, whole):
-		return fmt.Errorf("%w: %s has other whole hosts than those asked for (take it down first, or choose another name)", ErrShape, o.Name)
+		return fmt.Errorf("%w: %s has other whole hosts (take it down first, or choose another name)", ErrShape, o.Name)
 	case err != nil && !errors.Is(err, ErrNotFound):
 		return err
 	case err != nil:
@@ -164,14 +164,14 @@ func freeSlot(name string) (int, error) {
 		return 0, fmt.Errorf("list this machine's routes: %w", err)
 	}
 	for slot := range slots {
-		if !taken[slot] && !slices.ContainsFunc(routes, leadsInto(plan{slot: slot}.prefix())) {
+		if !taken[slot] && !slices.ContainsFunc(routes, overlaps(plan{slot: slot}.prefix())) {
 			return slot, nil
 		}
 	}
 	return 0, fmt.Errorf("all %d prefixes for labs in 198.18.0.0/15 are taken: take a lab down", slots)
 }
 
-func leadsInto(prefix netip.Prefix) func(netlink.Route) bool {
+func overlaps(prefix netip.Prefix) func(netlink.Route) bool {
 	return func(r netlink.Route) bool {
 		if r.Dst == nil {
 			return false

@@ -58,7 +58,7 @@ func (l *Lab) Status() (Status, error) {
 	}
 	p := l.state.plan()
 	s := Status{
-		Name: l.Name(), WAN: l.state.WAN.String(), Shaper: l.shaperNow(),
+		Name: l.Name(), WAN: l.state.WAN.String(), Shaper: l.currentShaper(),
 		RootEnd: p.rootEnd().String(), Prefix: p.prefix().String(), Dir: l.dir,
 	}
 	for site := range p.sites {

@@ -18,8 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// needLab skips a test if a lab is not possible. It fails the test instead if the environment is meant to run all
-// tests.
+// needLab skips a test if a lab is not possible. If CI is set, it fails the test instead.
 func needLab(t *testing.T) {
 	t.Helper()
 	missing := Missing()

@@ -170,7 +170,7 @@ func (l *Lab) setBursts(on bool) error {
 	return nil
 }
 
-func (l *Lab) shaperNow() string {
+func (l *Lab) currentShaper() string {
 	switch {
 	case !l.state.WAN.Shaped():
 		return shaperNone

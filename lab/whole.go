@@ -71,7 +71,7 @@ func (w *Whole) specs(p plan) (map[string]machine.Spec, error) {
 				_, whole := specs[h.Name]
 				return whole && (name == "" || name == h.Name || name == h.Site)
 			}) {
-				return nil, fmt.Errorf("%s %s of %s: none of these hosts is a whole machine", what, value, name)
+				return nil, fmt.Errorf("%s %s of %s: none of these hosts is a whole host", what, value, name)
 			}
 		}
 	}
@@ -94,7 +94,7 @@ func (l *Lab) prepareMachines(ctx context.Context) error {
 		return nil
 	}
 	if missing := machine.Missing(); len(missing) > 0 {
-		return fmt.Errorf("whole hosts need what this machine lacks: %s", strings.Join(missing, "; "))
+		return fmt.Errorf("this machine lacks what whole hosts need: %s", strings.Join(missing, "; "))
 	}
 	if err := ensureKey(l.loginKey()); err != nil {
 		return err

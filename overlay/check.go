@@ -37,7 +37,7 @@ func (o *Overlay) check(ctx context.Context) []string {
 		return isOwn(c.Table) && c.Name == "forward"
 	})
 	if o.prepared && !stands {
-		o.log.Warn("somebody removed the packet filter (nftables table inet watari): putting it back")
+		o.log.Warn("the packet filter was removed (nftables table inet watari): installing it again")
 		if err := o.installFilter(ctx); err != nil {
 			problems = append(problems, err.Error())
 		}

@@ -20,7 +20,7 @@ import (
 // ruleset is the whole table. conntrack does not track guests' packets: a guest may move at any moment, and NAT must
 // not change its packets.
 //
-// // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
+// The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
 // prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
 // overlay enabled forwarding).
 var ruleset = template.Must(template.New("ruleset").Parse(`

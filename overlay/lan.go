@@ -117,7 +117,7 @@ func (o *Overlay) enableForwarding() error {
 			return fmt.Errorf("make run directory: %w", err)
 		}
 		if err := os.WriteFile(o.savedLANPath(), data, 0o644); err != nil {
-			return fmt.Errorf("write down how %s was: %w", o.lan.name, err)
+			return fmt.Errorf("save the setting of %s: %w", o.lan.name, err)
 		}
 	}
 	return setInterfaceSysctls(o.lan.name, lanSysctls)

@@ -81,7 +81,7 @@ func (w *world) startHost(name string) {
 	w.hosts[name], w.keys[name] = h, key
 }
 
-// prefixes are the clusters' (1 and 2). Guests of the second lie in different /24 of theirs.
+// prefixes are the prefixes of clusters 1 and 2. The guests of cluster 2 are in different /24s of its prefix.
 var prefixes = []string{1: "10.77.1.0/24", 2: "10.77.4.0/22"}
 
 func guestAddress(cluster, number int) netip.Addr {

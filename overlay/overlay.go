@@ -247,7 +247,7 @@ func (o *Overlay) UnplugGuest(ctx context.Context, uid string) error {
 // Apply configures routes and WireGuard as wanted. local lists the guests that are routed to their taps on this host,
 // whatever wanted.Routes says; they must be plugged in.
 //
-// // Apply goes on after an error and returns all errors. It leaves out parts of wanted that make no sense, such as a
+// Apply goes on after an error and returns all errors. It leaves out parts of wanted that make no sense, such as a
 // guest on an unknown host, and Check reports them; trying again would not help. Apply replaces routes in place, so
 // that traffic on unchanged routes is not disturbed. It takes some milliseconds if only routes change.
 func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []Guest) error {

@@ -213,7 +213,7 @@ type peerChange struct {
 // earlier owner. A move from peer to peer is thus one addition without a gap. Only addresses that no peer is to have
 // must be removed.
 //
-// // set holds the endpoints that were set before. The endpoint of a peer that has roamed since then is kept.
+// set holds the endpoints that were set before. The endpoint of a peer that has roamed since then is kept.
 func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, set map[wgtypes.Key]netip.AddrPort, now time.Time) (grow, shrink []peerChange) {
 	owner := map[netip.Prefix]bool{}
 	for _, w := range wanted {

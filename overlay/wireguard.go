@@ -54,7 +54,7 @@ func loadKey(stateDir string) (wgtypes.Key, error) {
 func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*peer) (shrink []peerChange, err error) {
 	device, err := o.device()
 	if errors.Is(err, errHangs) { // the process may recover, so the device is kept
-		return nil, fmt.Errorf("look at WireGuard device %s: %w", Device, err)
+		return nil, fmt.Errorf("read WireGuard device %s: %w", Device, err)
 	}
 	if err != nil || !o.wireGuardUp(device) {
 		if err != nil && len(wanted) == 0 {

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# demo.sh - the main job: a LAMMPS run over two sites, once left alone, once with a guest moved to the other site
-# and back while it runs. Every step is a command that a user would type. Programs' whole output is in build/demo and
-# build/log.
+# demo.sh - the main use: LAMMPS runs on two sites, once undisturbed, and once while a guest moves to the other site and
+# back. Every step is a command that a user would type. The complete output is in build/demo and build/log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PWD/build/bin:$PATH
@@ -13,13 +12,13 @@ rm -rf "$work"; mkdir -p "$work" build/reports
 
 say() { printf '\n== %s\n' "$*"; }
 run() { printf '\n$ watari %s\n' "$*"; brief watari "$@"; }
-# A terminal shows progress in place. Elsewhere each step is a line: the log gets them all, the reader those that tell the story.
+# A terminal shows progress in place. Otherwise each step is a line: all lines go to the log, the important ones are shown.
 brief() {
     if [ -t 2 ]; then "$@"; return; fi
     local status=0
-    # In braces, for a command's own redirections are made in its process, where this shell does not see the filter.
+    # The braces make this shell do the redirection. Otherwise the command's process would do it, and $! would not be the filter.
     { "$@"; } 2> >(tee -a "$work/demo.log" | grep --line-buffered -vE "$details" >&2) || status=$?
-    wait "$!" || true # for the filter, so that its last lines come before the next command's
+    wait "$!" || true # for the filter, so that its last lines precede the next command's
     return "$status"
 }
 details='^network namespace|^removed |^host .* ready$|^host .* is ready for guests|[0-9] %|starting on .*: (host|restoring|waits|giving|making a template: saving)|starting on [ab][0-9]+$|: (setting|resuming)'
@@ -66,10 +65,10 @@ ready_s=$(since "$begin")
 took "$ready_s"
 run guest list "$cluster"
 
-melt() { # melt LOG: run the melt, and collect its log as LOG
+melt() { # melt LOG: run the melt and fetch its log as LOG
     watari run "$cluster" --stage examples/melt/in.melt --collect "log.lammps:$1" -- lmp -in in.melt
 }
-digest() { # of what LAMMPS prints: every fifth line of the table, and the time
+digest() { # shortens LAMMPS's output: every fifth line of the table, and the time
     awk '/^ *Step /{inside=1; print; fflush(); next} /^Loop time/{inside=0; print} inside && $1 % 50 == 0 {print; fflush()}'
 }
 
@@ -81,17 +80,17 @@ undisturbed_s=$(since "$begin")
 took "$undisturbed_s"
 
 say "the melt again; $guest moves to the other site while it runs, and back"
-# The step that the program printed last.
+# The last step that the program printed.
 step() { awk '/^ *Step /{inside=1; next} /^Loop time/{inside=0} inside && $1 ~ /^[0-9]+$/ {s=$1} END {print s+0}' "$work/migrated.out"; }
 begin=$(now)
-: > "$work/migrated.out" # what an earlier demo left must not be read
+: > "$work/migrated.out" # an earlier demo's file must not be read
 melt "$work/migrated.log" > "$work/migrated.out" 2>&1 &
 background=$!
 while [ "$(step)" -lt 20 ]; do
     kill -0 "$background" 2>/dev/null || { cat "$work/migrated.out"; echo "the run ended before the guest was moved"; exit 1; }
     sleep 0.2
 done
-site_of() { watari guest list "$cluster" | awk -v guest="$guest" '$1 == guest {print substr($3, 1, 1)}'; } # b1 is of site b
+site_of() { watari guest list "$cluster" | awk -v guest="$guest" '$1 == guest {print substr($3, 1, 1)}'; } # b1 belongs to site b
 other() { if [ "$1" = a ]; then echo b; else echo a; fi; }
 home=$(site_of)
 begin_step=$(step)

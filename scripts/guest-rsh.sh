@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# guest-rsh.sh PROGRAM [SOCKET] - build watari-guest-rsh, for guests. SOCKET is where it finds the guest agent; tests name
-# another. The program has no C library and no segment beside code and data, so that a process of it takes few pages.
+# guest-rsh.sh PROGRAM [SOCKET] - build watari-guest-rsh, for guests. SOCKET is the path of the guest agent's socket; tests use
+# another path. The program has no C library and no segments except code and data, so that its processes need few pages.
 set -euo pipefail
 source=$(dirname "$0")/../cmd/watari-guest-rsh/main.c
 socket=()

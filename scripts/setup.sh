@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh [LIST...] - install what is missing of a Go toolchain and of the Debian packages in the lists. A list is a file
-# of package names; a bare word means scripts/packages/WORD. Without a list: build. Safe to repeat.
+# setup.sh [LIST...] - install a Go toolchain and the Debian packages in the lists, as far as they are missing. A list is a
+# file of package names; a bare word means scripts/packages/WORD. The default list is build. Safe to repeat.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=${PATH//"$PWD/build/bin:"/} # build/bin/go is a link to the Go that find_go looks for
@@ -9,8 +9,8 @@ as_root=(env)
 [ "$(id -u)" = 0 ] || as_root=(sudo env)
 apt=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends)
 
-# A package must not start a daemon on a machine that is not ours: Debian asks policy-rc.d before each start. The
-# machine's own policy is put aside meanwhile.
+# Packages must not start daemons on the user's machine. Debian asks policy-rc.d before each start. The machine's own
+# policy is moved aside meanwhile.
 policy=/usr/sbin/policy-rc.d
 mark="written by Watari's scripts/setup.sh"
 forbid_starts() {
@@ -23,7 +23,7 @@ restore_starts() {
     if [ -e "$policy.watari-saved" ]; then "${as_root[@]}" mv "$policy.watari-saved" "$policy"; fi
 }
 
-# A package may also enable its daemons for the next boot. That is undone for those just installed.
+# Packages may also enable daemons for the next boot. Disable those of the packages just installed.
 disable_units() {
     command -v systemctl >/dev/null || return 0
     local units
@@ -45,21 +45,21 @@ if [ "${#missing[@]}" -gt 0 ]; then
     trap restore_starts EXIT
     forbid_starts
     scripts/quietly apt-update "updating apt's lists" "${apt[@]}" update
-    scripts/quietly apt-install "installing ${#missing[@]} Debian packages, none of whose services is started: ${missing[*]}" \
+    scripts/quietly apt-install "installing ${#missing[@]} Debian packages without starting their services: ${missing[*]}" \
         "${apt[@]}" install "${missing[@]}"
     disable_units "${missing[@]}"
     restore_starts
     trap - EXIT
 fi
 
-# libvirt's daemon does not start its QEMU driver without this user, which Debian's libvirt-daemon-system makes;
-# that package would also start a daemon and a network on this machine.
+# libvirt's daemon does not start its QEMU driver without this user. Debian's libvirt-daemon-system makes the user, but
+# would also start a daemon and a network on this machine.
 if ! getent passwd libvirt-qemu >/dev/null; then
-    echo "== making the system user libvirt-qemu, without which libvirt runs no guest"
+    echo "== making the system user libvirt-qemu, which libvirt needs to run guests"
     "${as_root[@]}" useradd --system --user-group --no-create-home --home-dir /var/lib/libvirt --shell /usr/sbin/nologin libvirt-qemu
 fi
 
-# Any Go from 1.21 on fetches the exact toolchain that go.mod names; Debian 12's own (1.19) does not.
+# Go 1.21 and later fetch the exact toolchain that go.mod names; Debian 12's Go (1.19) does not.
 go_minor() { "$1" version 2>/dev/null | sed -n 's/.*go1\.\([0-9]*\).*/\1/p'; }
 find_go() {
     local candidate
@@ -72,7 +72,7 @@ if ! find_go >/dev/null; then
     if ! grep -rqs bookworm-backports /etc/apt/sources.list /etc/apt/sources.list.d; then
         # shellcheck disable=SC2016 # $(SITE) is apt's own
         mirror=$(apt-get indextargets --format '$(SITE)' 'Codename: bookworm' | head -n 1)
-        [ -n "$mirror" ] || { echo "setup: apt has no source for Debian's bookworm, which Go comes from: add one to /etc/apt/sources.list" >&2; exit 1; }
+        [ -n "$mirror" ] || { echo "setup: apt has no source of Debian's bookworm, which is needed for Go: add one to /etc/apt/sources.list" >&2; exit 1; }
         echo "deb $mirror bookworm-backports main" | "${as_root[@]}" tee /etc/apt/sources.list.d/watari-backports.list >/dev/null
     fi
     scripts/quietly apt-update "updating apt's lists, with Debian's backports for Go" "${apt[@]}" update

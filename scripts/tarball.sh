@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tarball.sh - pack the programs in build/bin for distributions that have no package of Watari, into build/. watari and
-# the guest's programs are static; watari-agent needs the C library and libvirt's client library of the machine.
+# tarball.sh - pack the programs in build/bin into a tarball in build/, for distributions without packages of Watari. watari
+# and the guest's programs are static; watari-agent needs the machine's C library and libvirt's client library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(git describe --tags --always --dirty)
@@ -25,7 +25,7 @@ cp -r docs/guide LICENSE "$folder/share/doc/watari"
 licences=$folder/share/doc/watari/licences
 GO=build/bin/go debian/licences ./cmd/watari ./cmd/watari-agent ./cmd/watari-guest >"$licences"
 
-# A program that should be static and is not would fail on the first machine with another C library.
+# A program that is not static by mistake would fail on a machine with another C library.
 for program in "$folder/bin/watari" "$folder"/libexec/watari/watari-guest{,-rsh}; do
     if readelf --program-headers "$program" | grep -q INTERP; then echo "tarball: $program is not static" >&2; exit 1; fi
 done

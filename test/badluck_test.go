@@ -1,6 +1,6 @@
 package test
 
-// badluck_test.go - processes and hosts that are killed, and networks that are cut, under moves and runs.
+// badluck_test.go - killed processes and hosts, and cut networks, during moves and runs.
 
 import (
 	"fmt"
@@ -15,7 +15,7 @@ import (
 	"watari/test/evidence"
 )
 
-// daemonPID is the pid of a daemon that `watari up` started.
+// daemonPID returns the pid of a daemon that `watari up` started.
 func daemonPID(t *testing.T, name string) int {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(shared.state, name, name+".pid"))
@@ -42,15 +42,15 @@ func startManager(t *testing.T) {
 	must(t, "up", "--no-agent", "--state", shared.state, "--listen", listen)
 }
 
-// fault is something that goes wrong while a guest moves, and what lifts it again.
+// fault is a fault during a move, and its repair.
 type fault struct {
 	name string
 	long bool
 	do   func(t *testing.T, from, to string)
 	lift func(t *testing.T, from, to string)
-	// breaks: the fault ends the move.
+	// breaks means that the fault ends the move.
 	breaks bool
-	// ends: the guest itself is what the fault ends; it is started anew.
+	// ends means that the fault ends the guest itself, which is then restarted.
 	ends bool
 }
 
@@ -73,7 +73,8 @@ var faults = []fault{
 		lift: func(t *testing.T, _, to string) { must(t, "host", "drain", "--undo", to) }},
 }
 
-// Whatever fails while a guest moves: it is not lost, there are never two, and manager and reality agree again.
+// After any fault during a move, the guest is not lost, it never runs twice, and the manager's view and reality agree
+// again.
 func TestFaultsDuringAMove(t *testing.T) {
 	newCluster(t, "fault", 1)
 	for _, f := range faults {
@@ -86,14 +87,15 @@ func TestFaultsDuringAMove(t *testing.T) {
 	}
 }
 
-// failDuringAMove moves the guest, has something go wrong while its memory is sent, and waits until all is well again.
+// failDuringAMove moves the guest, causes the fault while the guest's memory is sent, and waits until everything is
+// well again.
 func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 	t.Helper()
 	settled(t, "fault", 1)
 	hostsReady(t)
 	unmarked := mark(t, "fault-0")
 	from, to := elsewhere(t, "fault-0")
-	// 4 MB/s: the move takes long enough to be hit in its middle.
+	// At 4 MB/s the move takes long enough to be hit in the middle.
 	move := beginMove(t, "fault-0", to, "--bandwidth", "4M")
 	until(t, 30*time.Second, "memory is being sent", func() (bool, string) {
 		m := newestMove(t, "fault-0")
@@ -104,11 +106,11 @@ func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 	done := time.Now()
 	if f.lift != nil {
 		if f.name == "WAN cut" {
-			time.Sleep(8 * time.Second) // the time for which the line is cut
+			time.Sleep(8 * time.Second) // the duration of the cut
 		}
 		f.lift(t, from, to)
 	}
-	if !f.breaks { // such a move goes on slowly; it need not be waited for
+	if !f.breaks { // the move continues slowly; do not wait for it
 		shared.watari(20*time.Second, "migrate", "cancel", "fault-0")
 	}
 	settled(t, "fault", 1)
@@ -118,7 +120,7 @@ func failDuringAMove(t *testing.T, f fault) (struck bool, how string) {
 		t.Errorf("the move has ended %s (%s), and ought to have failed", last.State, last.Message)
 	}
 	if lost := unmarked(); (lost != nil) != f.ends && (struck || lost != nil) {
-		t.Errorf("guests started anew: %v, expected: %v", lost, f.ends)
+		t.Errorf("guests restarted: %v, expected: %v", lost, f.ends)
 	}
 	return struck, how
 }
@@ -151,13 +153,13 @@ func TestDaemonsKilledUnderARun(t *testing.T) {
 	killDaemonsUnderARun(t, "keeps")
 }
 
-// killDaemonsUnderARun kills the manager, and all hosts' agents and libvirt daemons, while a program runs on a cluster of
-// two guests.
+// killDaemonsUnderARun kills the manager and all agents and libvirt daemons while a program runs on a cluster of two
+// guests.
 func killDaemonsUnderARun(t *testing.T, cluster string) {
 	t.Helper()
 	ticks := 20
 	if wholeHosts {
-		ticks = 60 // it takes seconds to kill something there
+		ticks = 60 // killing a process there takes seconds
 	}
 	unmarked := mark(t, cluster+"-0", cluster+"-1")
 	name := cluster + "-run"
@@ -165,7 +167,7 @@ func killDaemonsUnderARun(t *testing.T, cluster string) {
 	started(t, name)
 	killManager(t)
 	for _, host := range hosts {
-		for _, daemon := range []string{"[w]atari-agent --manager", "[l]ibvirtd"} { // [w]: not the shell that runs this
+		for _, daemon := range []string{"[w]atari-agent --manager", "[l]ibvirtd"} { // with [w], the pattern does not match the shell itself
 			if !kill9(t, host, daemon) {
 				t.Errorf("no %s was killed on %s", daemon, host)
 			}
@@ -185,7 +187,7 @@ func killDaemonsUnderARun(t *testing.T, cluster string) {
 	}
 	settled(t, cluster, 2)
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }
 
@@ -257,12 +259,12 @@ func drainFirst(t *testing.T, cluster string) {
 		}
 	}
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }
 
-// An administrator vouches that a host is off, and it was only cut off: its guest is started elsewhere, and there are two. The
-// host ends its own as soon as it reaches the manager again.
+// An administrator confirms that a host is off, but it was only cut off. Its guest is started on another host, so there
+// are two. The host ends its copy as soon as it reaches the manager again.
 func TestAHostThatWasRemovedAsLostAndWasOnlyCutOff(t *testing.T) {
 	full(t)
 	newCluster(t, "vouched", 2, "--spread", "site")
@@ -293,11 +295,11 @@ func TestAHostThatWasRemovedAsLostAndWasOnlyCutOff(t *testing.T) {
 		return n == 1, fmt.Sprintf("%d copies", n)
 	})
 	t.Logf("host %s ended its copy %s after the line was healed", g.Host, time.Since(healed).Round(time.Millisecond))
-	watching.take() // two ran until then, which is what was vouched for wrongly
+	watching.take() // two copies ran until then, because of the wrong confirmation
 	settled(t, "vouched", 2)
 }
 
-// joinAnew has a host that was removed join again, as docs/guide/trouble.md says.
+// joinAnew makes a removed host join again, as described in docs/guide/trouble.md.
 func joinAnew(t *testing.T, host string) {
 	t.Helper()
 	token := decoded[struct{ Token string }](t, "token", "create", "--host", "--site", host[:1]).Token

@@ -1,6 +1,6 @@
 package test
 
-// confinement_test.go - what keeps a guest's QEMU from its host.
+// confinement_test.go - the confinement of a guest's QEMU on its host.
 
 import (
 	"os"
@@ -17,7 +17,7 @@ func TestQEMURunsUnprivileged(t *testing.T) {
 	status := qemuStatus(t, "watari-caged-0")
 	for _, want := range []string{
 		`(?m)^Uid:\s+[1-9]`,  // not root
-		`(?m)^CapEff:\s+0+$`, // no capability
+		`(?m)^CapEff:\s+0+$`, // no capabilities
 		`(?m)^Seccomp:\s+2$`, // a filter of system calls (proc(5))
 	} {
 		if !regexp.MustCompile(want).MatchString(status) {
@@ -26,12 +26,12 @@ func TestQEMURunsUnprivileged(t *testing.T) {
 	}
 }
 
-// An administrator has QEMU run as another user from now on. Guests of before go on and can be moved, a refusal of new ones
-// comes with its remedy, and templates are made anew.
+// An administrator changes QEMU's user. Existing guests keep running and can move. If new guests are refused, the
+// message names the remedy. Templates are made again.
 func TestQEMUsUserIsChanged(t *testing.T) {
 	full(t)
 	var host string
-	use := func(user string) { // empty: the one that the lab chose
+	use := func(user string) { // empty: the user that the lab chose
 		inHost(t, host, `sed -i '/^user = /d; /^group = /d' /etc/libvirt/qemu.conf`)
 		if user != "" {
 			inHost(t, host, `printf 'user = "%s"\ngroup = "nogroup"\n' `+user+` >> /etc/libvirt/qemu.conf`)
@@ -48,7 +48,7 @@ func TestQEMUsUserIsChanged(t *testing.T) {
 			use("")
 		}
 	}()
-	// A guest on each host, removed before the host has its user back.
+	// There is a guest on each host. The guests are removed before the host gets its user back.
 	t.Run("changed", func(t *testing.T) {
 		newCluster(t, "before", len(hosts), "--spread", "host")
 		unmarked := mark(t, "before-0")
@@ -56,7 +56,8 @@ func TestQEMUsUserIsChanged(t *testing.T) {
 		use("nobody")
 
 		newCluster(t, "beside", len(hosts), "--spread", "host")
-		// Where libvirt can remember whose a file was (trusted extended attributes), it refuses the file to the new user.
+		// If libvirt can record the owner of a file (trusted extended attributes), it refuses the file for the new
+		// user.
 		events := must(t, "events")
 		if refused := strings.Contains(events, "already in use"); refused && !strings.Contains(events, "watari host drain --undo") {
 			t.Errorf("the remedy is not said:\n%s", events)
@@ -83,16 +84,16 @@ func TestQEMUsUserIsChanged(t *testing.T) {
 			t.Fatalf("no guest was placed on host %s:\n%s\n%s", host, must(t, "host", "show", host), must(t, "guest", "list"))
 		}
 		if described := inHost(t, host, "cat "+agentState+"/templates/*.json"); !strings.Contains(described, " nobody ") {
-			t.Errorf("no template was made anew for the new user: %s", described)
+			t.Errorf("no template was made again for the new user: %s", described)
 		}
 		must(t, "migrate", "before-0", "--to", host)
 		if lost := unmarked(); len(lost) > 0 {
-			t.Errorf("guests were started anew: %v", lost)
+			t.Errorf("guests were restarted: %v", lost)
 		}
 	})
 }
 
-// qemuStatus is /proc/<pid>/status of the QEMU that runs a domain.
+// qemuStatus returns /proc/<pid>/status of the QEMU that runs a domain.
 func qemuStatus(t *testing.T, domain string) string {
 	t.Helper()
 	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")

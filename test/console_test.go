@@ -1,6 +1,6 @@
 package test
 
-// console_test.go - what is told of a guest that ends by itself, and what is kept of its console.
+// console_test.go - the event and the console of a guest that ends by itself.
 
 import (
 	"strings"
@@ -13,10 +13,10 @@ type keptConsole struct {
 	Life                     uint32
 }
 
-// endsAgain waits until a guest is ready under a later epoch, and returns the event of the end before.
+// endsAgain waits until a guest is ready in a later epoch, and returns the event of the end before.
 func endsAgain(t *testing.T, name, epoch string) string {
 	t.Helper()
-	until(t, 4*time.Minute, "guest "+name+" to be started anew", func() (bool, string) {
+	until(t, 4*time.Minute, "guest "+name+" to be restarted", func() (bool, string) {
 		g := guestNamed(t, name)
 		return g.Ready && g.Epoch != epoch, g.State + " " + g.Message
 	})

@@ -1,6 +1,6 @@
 package test
 
-// faults_create_test.go - what is killed while a cluster is being created.
+// faults_create_test.go - processes killed while a cluster is being created.
 
 import (
 	"fmt"
@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// stage is what a guest's host says it does about it, and how a test makes it do so.
+// stage is a state of a guest that its host reports, and how a test gets the host there.
 type stage struct {
 	name, message string
 	noFork        bool
-	clear         string // directories of the agent's state that are emptied before
-	// over lists files that are there as soon as the stage is over. The agent says what it does with a template or an image up
-	// to 250 ms late. Empty: it says so at once.
+	clear         string // directories of the agent's state to be emptied before
+	// over lists files that exist as soon as the stage is over: the agent reports its work on a template or an image up
+	// to 250 ms late. Empty: the agent reports the end of the stage at once.
 	over string
 }
 
@@ -29,12 +29,12 @@ var (
 	restoring = stage{"it is restored", "restoring", false, "", ""}
 )
 
-// createFault is what is killed on the host that makes guest create-0, or the manager.
+// createFault is the process that is killed on the host of guest create-0, or the manager.
 type createFault struct {
 	victim  string
 	stage   stage
-	pattern string // of the victim's command line; empty: the manager
-	crash   bool   // the whole host goes, after the victim was stopped
+	pattern string // pattern of the victim's command line; empty: the manager
+	crash   bool   // the whole host crashes after the victim was stopped
 }
 
 const (
@@ -72,7 +72,7 @@ func TestFaultsDuringACreate(t *testing.T) {
 	}
 }
 
-// failDuringACreate creates a cluster, kills something in a stage of that, and waits until all is well again.
+// failDuringACreate creates a cluster, kills a process in a stage of that, and waits until everything is well again.
 func failDuringACreate(t *testing.T, f createFault) (struck bool, how string) {
 	t.Helper()
 	hostsReady(t)
@@ -90,7 +90,7 @@ func failDuringACreate(t *testing.T, f createFault) (struck bool, how string) {
 	default:
 		struck, how = killOnHostInStage(t, "create-0", f, host)
 	}
-	// Creating takes its own time, beside what the fault's end may take.
+	// Allow time for creating, in addition to the time for recovery.
 	out, err := shared.watari(time.Minute, append(args, "--wait")...)
 	if err != nil {
 		t.Errorf("the cluster is not ready a minute after the fault: %v: %s", err, out)
@@ -100,7 +100,7 @@ func failDuringACreate(t *testing.T, f createFault) (struck bool, how string) {
 	return struck, how
 }
 
-// prepareStage has all hosts do what a stage is about.
+// prepareStage makes all hosts pass through a stage.
 func prepareStage(t *testing.T, s stage) {
 	t.Helper()
 	if s.clear != "" {
@@ -108,7 +108,7 @@ func prepareStage(t *testing.T, s stage) {
 			inHost(t, host, fmt.Sprintf("rm -rf %s/%s/* %s/%s/.blobs/*", agentState, s.clear, agentState, s.clear))
 		}
 	}
-	if !s.noFork { // an agent remembers for a while that a template could not be made
+	if !s.noFork { // an agent remembers for a while that it could not make a template
 		for _, host := range hosts {
 			mustKill(t, host, anAgent)
 		}
@@ -116,7 +116,8 @@ func prepareStage(t *testing.T, s stage) {
 	}
 }
 
-// awaitStage waits until a guest is in a stage, and returns the guest's host; false: the stage passed unseen.
+// awaitStage waits until a guest is in a stage, and returns the guest's host. It returns false if the stage passed
+// unseen.
 func awaitStage(t *testing.T, name string, s stage) (host string, reached bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
@@ -131,7 +132,7 @@ func awaitStage(t *testing.T, name string, s stage) (host string, reached bool) 
 	}
 }
 
-// signs are those files that say that a stage is over.
+// signs returns the existing files that show that a stage is over.
 func (s stage) signs(t *testing.T, host string) []string {
 	t.Helper()
 	if s.over == "" {
@@ -140,7 +141,8 @@ func (s stage) signs(t *testing.T, host string) []string {
 	return strings.Fields(inHost(t, host, "cd "+agentState+"; ls -d "+s.over+" 2>/dev/null || true"))
 }
 
-// inStage tells whether a guest's host is still in a stage, by what it has told the manager and by what is on its disk.
+// inStage reports whether a guest's host is still in a stage, judged by its report to the manager and the files on its
+// disk.
 func inStage(t *testing.T, name string, s stage, host string) (bool, string) {
 	t.Helper()
 	g := guestNamed(t, name)
@@ -151,7 +153,8 @@ func inStage(t *testing.T, name string, s stage, host string) (bool, string) {
 	return !g.Ready && g.Host == host && strings.Contains(g.Message, s.message), how
 }
 
-// killOnHostInStage stops a process, sees that the stage is not over, and only then kills it, or crashes its host.
+// killOnHostInStage stops a process, checks that the stage is not over, and only then kills the process or crashes its
+// host.
 func killOnHostInStage(t *testing.T, name string, f createFault, host string) (struck bool, how string) {
 	t.Helper()
 	victims := processesOn(host, f.pattern)
@@ -167,8 +170,8 @@ func killOnHostInStage(t *testing.T, name string, f createFault, host string) (s
 	return struck, how
 }
 
-// killManagerInStage kills the manager, and starts another. That the stage was not over then is known from the host's disk
-// at once, or from what the host tells the next manager first.
+// killManagerInStage kills the manager and starts another. The host's disk, or the host's first report to the next
+// manager, shows that the stage was not over.
 func killManagerInStage(t *testing.T, name string, s stage, host string) (struck bool, how string) {
 	t.Helper()
 	killManager(t)

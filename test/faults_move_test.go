@@ -1,6 +1,6 @@
 package test
 
-// faults_move_test.go - what is killed at the end of a move, and cuts of the network.
+// faults_move_test.go - processes killed at the end of a move, and cuts of the network.
 
 import (
 	"fmt"
@@ -12,13 +12,13 @@ import (
 	"watari/test/evidence"
 )
 
-// switchFault is a process that is killed at the end of a move.
+// switchFault is a process to be killed at the end of a move.
 type switchFault struct {
 	victim  string
-	host    func(from, to string) string // nil: the manager's
-	pattern string                       // of its command line
-	ends    bool                         // the guest itself may be what the fault ends
-	gone    bool                         // it may have ended by itself
+	host    func(from, to string) string // nil: this machine, for the manager
+	pattern string                       // pattern of its command line
+	ends    bool                         // the fault may end the guest itself
+	gone    bool                         // the process may have ended by itself
 }
 
 func source(from, _ string) string { return from }
@@ -34,7 +34,8 @@ var switchFaults = []switchFault{
 	{victim: "QEMU of the target", host: target, pattern: "qemu-system.*watari-switch", ends: true},
 }
 
-// The points at which a move passes from one host to the other last some hundredths of a second: what is killed then.
+// The stages in which a move switches from one host to the other last some hundredths of a second. Processes are killed
+// in these stages.
 func TestFaultsWhenAMoveSwitches(t *testing.T) {
 	full(t)
 	newCluster(t, "switch", 1)
@@ -47,7 +48,7 @@ func TestFaultsWhenAMoveSwitches(t *testing.T) {
 	}
 }
 
-// killInStage moves the guest, kills a process in a stage of that, and waits until all is well again.
+// killInStage moves the guest, kills a process in a stage of the move, and waits until everything is well again.
 func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how string) {
 	t.Helper()
 	settled(t, "switch", 1)
@@ -56,7 +57,7 @@ func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how st
 	from, to := elsewhere(t, "switch-0")
 	move := beginMove(t, "switch-0", to)
 	var victims []int
-	reached := move.await(t, stage, func() { // the target's QEMU is started while the move is under way
+	reached := move.await(t, stage, func() { // the target's QEMU starts during the move
 		switch {
 		case len(victims) > 0:
 		case f.host == nil:
@@ -75,7 +76,7 @@ func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how st
 	hostsReady(t)
 	lost := unmarked()
 	if lost != nil && !f.ends {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 	struck, how = move.struck(t, stage, begun, done)
 	switch {
@@ -86,10 +87,10 @@ func killInStage(t *testing.T, f switchFault, stage string) (struck bool, how st
 	case !killed:
 		struck, how = false, "there was no process to be killed: "+how
 	}
-	return struck, fmt.Sprintf("%s; the guest is on %s (moved from %s to %s), started anew: %v", how, guestNamed(t, "switch-0").Host, from, to, lost)
+	return struck, fmt.Sprintf("%s; the guest is on %s (moved from %s to %s), restarted: %v", how, guestNamed(t, "switch-0").Host, from, to, lost)
 }
 
-// newestMove is a guest's last move, ended or not.
+// newestMove returns a guest's last move, ended or not.
 func newestMove(t *testing.T, guest string) migration {
 	t.Helper()
 	list := decoded[[]migration](t, "migrate", "list", "--all", guest)
@@ -99,7 +100,7 @@ func newestMove(t *testing.T, guest string) migration {
 	return list[len(list)-1]
 }
 
-// What runs in a guest for a caller goes on over a move, and so do its streams.
+// A command in a guest and its streams continue across a move.
 func TestCommandInAGuestGoesOnOverAMove(t *testing.T) {
 	full(t)
 	newCluster(t, "shell", 1)
@@ -119,7 +120,7 @@ func TestCommandInAGuestGoesOnOverAMove(t *testing.T) {
 	}
 }
 
-// A short cut of the WAN does a move no harm, a long one ends it, and the guest goes on where it was.
+// A short cut of the WAN does not disturb a move. A long cut ends the move, and the guest continues at its source.
 func TestWANCutDuringAMove(t *testing.T) {
 	full(t)
 	newCluster(t, "cut", 1)
@@ -149,7 +150,7 @@ func cutWAN(t *testing.T, cut time.Duration, moves bool) (struck bool, how strin
 	begun := time.Now()
 	must(t, "lab", "wan", "cut", "--name", labName, "b")
 	done := time.Now()
-	time.Sleep(cut) // the time for which the line is cut
+	time.Sleep(cut) // the duration of the cut
 	must(t, "lab", "wan", "heal", "--name", labName, "b")
 	var last migration
 	until(t, 2*time.Minute, "the move has ended", func() (bool, string) {
@@ -158,7 +159,7 @@ func cutWAN(t *testing.T, cut time.Duration, moves bool) (struck bool, how strin
 	})
 	settled(t, "cut", 1)
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 	at := guestNamed(t, "cut-0").Host
 	struck, how = move.struck(t, evidence.Transferring, begun, done)
@@ -172,8 +173,8 @@ func cutWAN(t *testing.T, cut time.Duration, moves bool) (struck bool, how strin
 	return struck, how
 }
 
-// A site that is cut off goes on; when it comes back with its guests they are the same, and those of clusters that
-// were deleted meanwhile are ended.
+// A site that is cut off continues. When it comes back, its guests are still the same, and those of clusters that were
+// deleted meanwhile are ended.
 func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 	full(t)
 	newCluster(t, "island", 2, "--spread", "site")
@@ -190,7 +191,7 @@ func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 	}
 	refused(t, []string{"not reachable"}, "migrate", "island-0", "--to", "b1")
 	must(t, "cluster", "delete", "wreck")
-	time.Sleep(20 * time.Second) // the time for which the line is cut
+	time.Sleep(20 * time.Second) // the duration of the cut
 	if n := copies(wreck.Meta.UID); n != 1 {
 		t.Errorf("%d copies of a guest that nobody can reach", n)
 	}
@@ -200,6 +201,6 @@ func TestSiteThatIsCutOffAndComesBack(t *testing.T) {
 		return copies(wreck.Meta.UID) == 0 && !strings.Contains(must(t, "cluster", "list"), "wreck"), must(t, "cluster", "list")
 	})
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }

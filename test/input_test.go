@@ -92,7 +92,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 		before, guests := ready()
 		must(t, "cluster", "delete", "brief")
 		how += "deleted, "
-		after, _ := ready() // one that became ready just before the deletion is so for a moment
+		after, _ := ready() // a guest that became ready just before the deletion stays so for a moment
 		until(t, settle, "the cluster is gone", func() (bool, string) {
 			out := must(t, "cluster", "list")
 			return !strings.Contains(out, "brief"), out
@@ -123,7 +123,7 @@ func TestMigrateToAFullHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What is set aside counts, whether it is used yet or not.
+	// Reserved memory counts, even if it is not used yet.
 	must(t, "cluster", "create", "large", "--guests", "2", "--spread", "host", "--site", "b", "--image", imageName,
 		"--memory", strconv.FormatUint(bytes>>20-100, 10)+"M")
 	t.Cleanup(func() { must(t, "cluster", "delete", "large", "--wait") })

@@ -1,6 +1,6 @@
 package test
 
-// mpich_test.go - MPICH in the place of Open MPI.
+// mpich_test.go - MPICH instead of Open MPI.
 
 import (
 	"regexp"
@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// NetPIPE (Debian: netpipe-mpich2) is the MPI program: two ranks that send each other messages of growing size and
-// check what arrives (-i; with -n, for the number of messages that they otherwise choose themselves may differ).
+// The MPI program is NetPIPE (Debian: netpipe-mpich2): two ranks send each other messages of growing size and verify
+// them (-i). -n sets the number of messages; otherwise each rank chooses it, and the numbers may differ.
 func TestMPICHOverTwoSites(t *testing.T) {
 	full(t)
 	must(t, "image", "build", "mpich", "--packages", "mpich,netpipe-mpich2")
@@ -74,7 +74,7 @@ func TestMPICHOverTwoSites(t *testing.T) {
 	})
 }
 
-// wholeUpTo checks in NetPIPE's output that a message of so many bytes or more was sent and arrived whole.
+// wholeUpTo checks in NetPIPE's output that a message of at least size bytes was sent and arrived intact.
 func wholeUpTo(t *testing.T, size int, out string) {
 	t.Helper()
 	largest := 0

@@ -1,6 +1,6 @@
 package test
 
-// observer_test.go - watches, as long as the tests last, that no guest runs twice.
+// observer_test.go - watches during all tests that no guest runs twice.
 
 import (
 	"encoding/json"
@@ -14,35 +14,36 @@ import (
 	"watari/test/evidence"
 )
 
-// lookPause is the time between two looks at all QEMU processes.
+// lookPause is the time between two checks of all QEMU processes.
 const lookPause = 100 * time.Millisecond
 
-// Of guests that have had two processes for overlapAfter, it is asked each askPause whether they move.
+// If a guest has had two processes for overlapAfter, the observer asks the manager each askPause whether the guest
+// moves.
 const (
 	overlapAfter = 30 * time.Second
 	askPause     = 10 * time.Second
 )
 
-// observer collects breaches of the rule that there are never two of one guest. What it sees and what not is said at
-// evidence.Judge. It sees the QEMU processes of this machine, so it is not there on whole hosts, whose QEMU processes are
-// inside of these; there, and for what the observer does not see, settled and copies look now and then.
+// observer records violations of the rule that a guest never runs twice. evidence.Judge describes what it can and
+// cannot see. It sees the QEMU processes of this machine, but not those inside whole hosts, so there is no observer
+// with whole hosts. There, and for what the observer cannot see, settled and copies check now and then.
 type observer struct {
 	system     *system
 	stop, done chan struct{}
 
 	mu       sync.Mutex
-	fresh    []string // what no test has been failed for yet
-	reported int      // what tests were failed for
+	fresh    []string // violations for which no test has failed yet
+	reported int      // number of violations for which tests have failed
 	looks    int
-	longest  time.Duration   // between two looks
-	guests   map[string]bool // that were seen
-	doubled  map[string]bool // of which two processes were seen
+	longest  time.Duration   // longest time between two checks
+	guests   map[string]bool // guests that were seen
+	doubled  map[string]bool // guests of which two processes were seen
 }
 
-// watching is the observer; nil on whole hosts.
+// watching is the observer; nil with whole hosts.
 var watching *observer
 
-// observe begins to watch.
+// observe starts the observer.
 func observe(s *system) error {
 	if wholeHosts {
 		fmt.Println("== not watched: whether a guest runs twice, for QEMU's processes are inside of whole hosts")
@@ -85,13 +86,13 @@ func (o *observer) watch(proc *evidence.Proc) {
 			o.add(judge.See(now, guests))
 			if now.Sub(asked) >= askPause && len(judge.Overlaps(now, overlapAfter)) > 0 {
 				asked = now
-				go o.askForMoves(answers) // which takes its time, for which the looks do not wait
+				go o.askForMoves(answers) // in a goroutine, because the answer takes time
 			}
 		}
 	}
 }
 
-// note keeps what is told at the end.
+// note records statistics for the end.
 func (o *observer) note(pause time.Duration, guests []evidence.Guest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -117,7 +118,7 @@ func (o *observer) tell(what string) {
 	o.fresh = append(o.fresh, what)
 }
 
-// askForMoves asks the manager which guests move. One that does not answer says nothing.
+// askForMoves asks the manager which guests are moving. If the manager does not answer, nothing is sent.
 func (o *observer) askForMoves(answers chan<- map[string]bool) {
 	out, err := o.system.watari(askPause/2, "-o", "json", "migrate", "list")
 	var moves []struct{ GuestUID string }
@@ -131,7 +132,7 @@ func (o *observer) askForMoves(answers chan<- map[string]bool) {
 	answers <- moving
 }
 
-// take returns what no test has been failed for yet.
+// take returns the violations for which no test has failed yet.
 func (o *observer) take() (fresh []string) {
 	if o == nil {
 		return nil
@@ -142,7 +143,7 @@ func (o *observer) take() (fresh []string) {
 	return fresh
 }
 
-// check fails the test for what has been found since the last check.
+// check fails the test if there are new violations since the last check.
 func (o *observer) check(t *testing.T) {
 	t.Helper()
 	for _, what := range o.take() {
@@ -151,7 +152,7 @@ func (o *observer) check(t *testing.T) {
 	}
 }
 
-// saw fails the test if a guest was never seen, for then nothing else of it was.
+// saw fails the test if a guest was never seen, because then its violations could not be seen either.
 func (o *observer) saw(t *testing.T, uid string) {
 	t.Helper()
 	if o == nil {
@@ -164,7 +165,8 @@ func (o *observer) saw(t *testing.T, uid string) {
 	}
 }
 
-// end ends the watch, says what was watched, and returns whether something was found that failed no test.
+// end stops the observer, logs what it has watched, and returns whether there are violations for which no test has
+// failed.
 func (o *observer) end() (unreported bool) {
 	if o == nil {
 		return false
@@ -180,7 +182,7 @@ func (o *observer) end() (unreported bool) {
 	return len(left) > 0
 }
 
-// The alarm is tried: a process that has a guest's uid, outside of all hosts, is seen to run beside the guest.
+// A test of the alarm: a process with a guest's uid, outside all hosts, is reported as running beside the guest.
 func TestASecondCopyOfAGuestIsSeen(t *testing.T) {
 	if watching == nil {
 		t.Skip("needs the observer, which is not there on whole hosts")
@@ -189,7 +191,7 @@ func TestASecondCopyOfAGuestIsSeen(t *testing.T) {
 	settled(t, "alarm", 1)
 	uid := guestNamed(t, "alarm-0").Meta.UID
 	stray := exec.Command("qemu-system-x86_64", "-name", "guest=watari-alarm-0,debug-threads=on", "-uuid", uid,
-		"-nodefaults", "-display", "none", "-m", "32", "-accel", "tcg") // its firmware looks for something to boot
+		"-nodefaults", "-display", "none", "-m", "32", "-accel", "tcg") // its firmware searches for a boot device
 	if err := stray.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 package test
 
-// pm_test.go - runs over PM: how they are started, the proof that PM has carried their messages, and HPCC.
+// pm_test.go - runs over PM: how to start them, the proof that PM has carried their messages, and HPCC.
 
 import (
 	"os"
@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// overPM are the arguments of a run over PM, whose provider says at the end of each rank what it has moved.
+// overPM are the arguments of a run over PM. The provider logs at the end of each rank what it has sent.
 var overPM = []string{"--transport", "pm", "-e", "FI_LOG_LEVEL=info", "-e", "FI_LOG_PROV=pm", "-e", "FI_LOG_SUBSYS=ep_ctrl"}
 
 var account = regexp.MustCompile(`log_statistics.* messages sent (\d+) received (\d+), bytes sent (\d+) received \d+ read (\d+) written (\d+) .*dropped (\d+)`)
 
-// carriedByPM checks in a run's output that so many ranks have sent and received messages over PM, together so many bytes or
-// more, and that PM has dropped nothing.
+// carriedByPM checks in a run's output that this many ranks have sent and received messages over PM, together at least
+// least bytes, and that PM has dropped nothing.
 func carriedByPM(t *testing.T, out string, ranks, least int) {
 	t.Helper()
 	carried, bytes := 0, 0
 	for _, words := range account.FindAllStringSubmatch(out, -1) {
-		var n [6]int // as in the pattern
+		var n [6]int // the groups of the pattern
 		for i := range n {
 			n[i], _ = strconv.Atoi(words[i+1])
 		}
@@ -39,10 +39,11 @@ func carriedByPM(t *testing.T, out string, ranks, least int) {
 	}
 }
 
-// keyHidden is what a shell does first in a rank: it says whether the run's key is there, and whether a command line tells it.
+// keyHidden is the first shell command of a rank. It prints whether the run's key is set, and whether a command line
+// reveals it.
 const keyHidden = `echo "a key of ${#PM_JOB_KEY} digits"; case $(cat /proc/[0-9]*/cmdline | tr '\0' ' ') in *"$PM_JOB_KEY"*) echo "which is told" ;; esac; `
 
-// HPCC (Debian: hpcc) says of each of its tests whether the result is right, in its output file.
+// HPCC (Debian: hpcc) writes into its output file whether the result of each of its tests is right.
 func TestHPCCOverPM(t *testing.T) {
 	full(t)
 	newCluster(t, "hpcc", 2, "--site", "a", "--spread", "host")

@@ -1,6 +1,6 @@
 package test
 
-// runs_test.go - what becomes of a program when a part of what it runs on fails.
+// runs_test.go - what happens to a program when a part of the system below it fails.
 
 import (
 	"strings"
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// started waits until a run's program writes.
+// started waits until a run's program has written something.
 func started(t *testing.T, name string) {
 	t.Helper()
 	until(t, time.Minute, "run "+name+" writes", func() (bool, string) {
@@ -43,11 +43,11 @@ func TestGuestAgentThatIsKilled(t *testing.T) {
 	killAgent := func(guest string) {
 		t.Helper()
 		out, err := shared.watari(time.Minute, "guest", "exec", guest, "--", "sh", "-c", "kill -9 $(cat /run/watari/agent.pid)")
-		if err == nil || !strings.Contains(out, "guest agent was ended") {
+		if err == nil || !strings.Contains(out, "guest agent was restarted") {
 			t.Errorf("the program that ended the agent: %v: %s", err, out)
 		}
 	}
-	for _, guest := range []string{"agent-0", "agent-1"} { // the launcher's and another
+	for _, guest := range []string{"agent-0", "agent-1"} { // the launcher's guest and another one
 		name := guest + "-run"
 		must(t, "run", "agent", "--name", name, "--detach", "--", "sh", "-c", "echo begun; sleep 300")
 		started(t, name)
@@ -67,6 +67,6 @@ func TestGuestAgentThatIsKilled(t *testing.T) {
 		t.Errorf("the next run: %s", out)
 	}
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }

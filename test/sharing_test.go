@@ -1,6 +1,6 @@
 package test
 
-// sharing_test.go - images and templates travel between hosts: the WAN carries each blob once.
+// sharing_test.go - images and templates travel between hosts: each blob crosses the WAN once.
 
 import (
 	"crypto/rand"
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// rootBytes is the size of the test images' roots, which do not compress.
+// rootBytes is the size of the test images' roots, which are incompressible.
 const rootBytes = 128 << 20
 
 // freshImage makes an image with a root that no host has, and returns how many bytes of it site b lacks.
@@ -46,7 +46,7 @@ func freshImage(t *testing.T, name string) int64 {
 	return missing
 }
 
-// overWAN is how many bytes site b has got over the WAN; the manager is at site a's end of it.
+// overWAN returns how many bytes site b has received over the WAN. The manager is on site a's side.
 func overWAN(t *testing.T) int64 {
 	t.Helper()
 	out, err := exec.Command("nsenter", "--net=/run/watari/lab/"+labName+"/ns/router-b", "cat", "/proc/net/dev").CombinedOutput()
@@ -66,7 +66,7 @@ func overWAN(t *testing.T) int64 {
 	return 0
 }
 
-// once checks that the WAN carried about one copy of what site b lacked of an image, and a packed template.
+// once checks that the WAN carried about one copy of the missing part of an image, and one packed template.
 func once(t *testing.T, carried, missing int64) {
 	t.Helper()
 	const template = 32 << 20
@@ -86,7 +86,7 @@ func TestTheWANCarriesAnImageOnce(t *testing.T) {
 	once(t, overWAN(t)-before, missing)
 }
 
-// The agent that fetches for its site is killed in the middle, again and again: what it had is not fetched again.
+// The agent that fetches for its site is killed in the middle several times. It does not fetch again what it had.
 func TestTheWANCarriesAnImageOnceThoughAnAgentIsKilled(t *testing.T) {
 	hostsReady(t)
 	missing := freshImage(t, "killed")

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// An image with sshd has an ordinary SSH server in each guest, with keys of its own, that programs may be launched by.
+// An image with sshd has an ordinary SSH server with its own keys in each guest. Programs may be launched by ssh.
 func TestOrdinarySSH(t *testing.T) {
 	full(t)
 	must(t, "image", "build", "ssh", "--packages", "openmpi-bin,openssh-server,openssh-client")

@@ -10,7 +10,7 @@ import (
 
 const agentState = "/var/lib/watari/agent"
 
-// inHost runs a shell command in a lab host, which has to succeed.
+// inHost runs a shell command in a lab host. The command must succeed.
 func inHost(t *testing.T, host, script string) string {
 	t.Helper()
 	out, err := onHost(t, host, "sh", "-ec", script)
@@ -20,7 +20,7 @@ func inHost(t *testing.T, host, script string) string {
 	return out
 }
 
-// An image that was damaged on a host is fetched anew; nobody boots it.
+// If an image is damaged on a host, the host fetches it again; no guest boots from it.
 func TestDamagedImageOnAHost(t *testing.T) {
 	_, digest, _ := strings.Cut(decoded[struct{ Digest string }](t, "image", "show", imageName).Digest, ":")
 	for _, damage := range []struct{ name, script string }{
@@ -50,7 +50,7 @@ func TestDamagedImageOnAHost(t *testing.T) {
 	}
 }
 
-// fillDisk puts a full file system in the place of one of the agent's directories.
+// fillDisk mounts a full file system over one of the agent's directories.
 func fillDisk(t *testing.T, host, directory string) (free func()) {
 	t.Helper()
 	path := agentState + "/" + directory
@@ -66,7 +66,7 @@ func fillDisk(t *testing.T, host, directory string) (free func()) {
 	return free
 }
 
-// A host whose disk is full starts nothing, says so, and what is there goes on.
+// A host whose disk is full starts nothing and says so. What runs there continues.
 func TestFullDiskOnAHost(t *testing.T) {
 	for _, directory := range []string{"images", "guests", "templates"} {
 		t.Run(directory, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestFullDiskOnAHost(t *testing.T) {
 			newCluster(t, "disk", 1, "--site", "a")
 			unmarked := mark(t, "disk-0")
 			free := fillDisk(t, "b1", directory)
-			if directory != "templates" { // which are only made to save time
+			if directory != "templates" { // templates only save time
 				out, err := shared.watari(time.Minute, "migrate", "disk-0", "--to", "b1")
 				if err == nil || !strings.Contains(out, "no space left") {
 					t.Errorf("a move to the host: %v: %s", err, out)
@@ -99,7 +99,7 @@ func TestFullDiskOnAHost(t *testing.T) {
 			newCluster(t, "after", 2, "--site", "b", "--spread", "host")
 			settled(t, "after", 2)
 			if lost := unmarked(); lost != nil {
-				t.Errorf("guests were started anew: %v", lost)
+				t.Errorf("guests were restarted: %v", lost)
 			}
 		})
 	}

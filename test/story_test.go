@@ -1,6 +1,6 @@
 package test
 
-// story_test.go - the main job: a program over two sites, moved while it runs.
+// story_test.go - the main use: a program on two sites that moves while it runs.
 
 import (
 	"os"
@@ -26,7 +26,7 @@ func TestProgramOverTwoSites(t *testing.T) {
 		}
 	})
 	t.Run("large messages pass between sites", func(t *testing.T) {
-		// 3 MB through a pipe of the launcher and the overlay; a wrong MTU passes small messages only.
+		// 3 MB go through a pipe of the launcher and over the overlay. With a wrong MTU, only small messages pass.
 		out := must(t, "run", "hello", "-n", "4", "--", "sh", "-c", "head -c 750000 /dev/zero | tr '\\0' x; echo")
 		if n := strings.Count(out, "x"); n < 3000000 {
 			t.Errorf("%d bytes arrived, want 3000000", n)
@@ -61,12 +61,12 @@ func TestProgramOverTwoSites(t *testing.T) {
 	})
 }
 
-// The main promise: a program under which a guest moves to another site, and back at once, gives the same answer, whatever
-// carries its messages.
+// The main promise: a program gives the same answer if one of its guests moves to another site and immediately back,
+// with each transport.
 func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 	newCluster(t, "melt", 2, "--spread", "site")
 	dir := t.TempDir()
-	// melt runs LAMMPS, and returns the run's output and the table that it has written.
+	// melt runs LAMMPS and returns the run's output and the table that it wrote.
 	melt := func(t *testing.T, name, steps string, more ...string) (out, lines string) {
 		log := filepath.Join(dir, name)
 		run := append([]string{"run", "melt", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}, more...)
@@ -74,7 +74,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		return out, table(t, log)
 	}
 	_, alone := melt(t, "melt-alone", "120")
-	// moved does the same, or the first steps of it, while a guest moves.
+	// moved runs the same, or its first steps, while a guest moves.
 	moved := func(t *testing.T, name, steps string, more ...string) (out string) {
 		unmarked := mark(t, "melt-0", "melt-1")
 		var lines string
@@ -91,7 +91,7 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		moveAway(t, "melt-1")
 		<-done
 		if lost := unmarked(); lost != nil {
-			t.Errorf("guests were started anew: %v", lost)
+			t.Errorf("guests were restarted: %v", lost)
 		}
 		rows := strings.Split(strings.TrimSpace(lines), "\n")
 		if !strings.HasPrefix(alone, lines) || !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {
@@ -115,7 +115,7 @@ func moveAway(t *testing.T, guest string) {
 	t.Logf("moved to %s in %d ms, stopped %d ms", to, m.TotalMs, m.DowntimeMs)
 }
 
-// table is the thermodynamic output in a LAMMPS log.
+// table returns the thermodynamic output in a LAMMPS log.
 func table(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)

@@ -1,6 +1,6 @@
 package test
 
-// strike_test.go - faults are to strike at a moment: what they hit, and how it is known that they did.
+// strike_test.go - faults at a certain moment: how they hit, and how the tests know that they did.
 
 import (
 	"errors"
@@ -15,11 +15,11 @@ import (
 	"watari/test/evidence"
 )
 
-// attempts is how often it is tried to strike at a moment.
+// attempts is the number of attempts to hit a moment.
 const attempts = 5
 
-// strikes repeats an attempt until its fault has struck at the moment that it was meant for, and fails if none has. An
-// attempt whose fault came too late or too early is a test of something else, and so of less.
+// strikes repeats an attempt until its fault has struck at the intended moment, and fails the test if none has. A fault
+// that comes too early or too late tests something else.
 func strikes(t *testing.T, attempt func() (struck bool, how string)) {
 	t.Helper()
 	for n := range attempts {
@@ -36,12 +36,12 @@ func strikes(t *testing.T, attempt func() (struck bool, how string)) {
 	t.Errorf("in %d attempts the fault never struck at the moment that it was meant for", attempts)
 }
 
-// processesOn are the processes of a lab's host whose command lines match.
+// processesOn returns the processes of a lab's host whose command lines match.
 func processesOn(host, pattern string) []int {
 	return evidence.ProcessesOn(labName, host, regexp.MustCompile(pattern))
 }
 
-// signalAll sends a signal to processes, and says whether one of them was still there.
+// signalAll sends a signal to processes and returns whether any of them existed.
 func signalAll(t *testing.T, pids []int, signal syscall.Signal) (any bool) {
 	t.Helper()
 	for _, pid := range pids {
@@ -54,14 +54,14 @@ func signalAll(t *testing.T, pids []int, signal syscall.Signal) (any bool) {
 	return any
 }
 
-// moveLog is the manager's log, which tells of each state of a move to the millisecond.
+// moveLog is the manager's log, which has the time of each state of a move to the millisecond.
 type moveLog struct {
 	path, move string
 	offset     int64
-	text       []byte // from the offset on, as far as it was read
+	text       []byte // what has been read from the offset on
 }
 
-// beginMove has a guest move, and follows the manager's log from before on.
+// beginMove starts a move of a guest, and follows the manager's log from before the start.
 func beginMove(t *testing.T, guest, to string, more ...string) *moveLog {
 	t.Helper()
 	l := &moveLog{path: filepath.Join(shared.state, "manager", "manager.log")}
@@ -74,7 +74,7 @@ func beginMove(t *testing.T, guest, to string, more ...string) *moveLog {
 	return l
 }
 
-// steps are those that the move has made so far.
+// steps returns the steps of the move so far.
 func (l *moveLog) steps(t *testing.T) []evidence.Step {
 	t.Helper()
 	file, err := os.Open(l.path)
@@ -92,7 +92,8 @@ func (l *moveLog) steps(t *testing.T) []evidence.Step {
 	}
 }
 
-// await returns as soon as the move is in a stage; false: it is past it, by now or for good. meanwhile is called now and then.
+// await returns true as soon as the move is in a stage, and false if it is past the stage. It calls meanwhile now and
+// then.
 func (l *moveLog) await(t *testing.T, stage string, meanwhile func()) bool {
 	t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
@@ -116,18 +117,19 @@ func (l *moveLog) await(t *testing.T, stage string, meanwhile func()) bool {
 			meanwhile()
 			next = time.Now().Add(100 * time.Millisecond)
 		}
-		time.Sleep(300 * time.Microsecond) // the shortest stages last some 10 ms
+		time.Sleep(300 * time.Microsecond) // the shortest stages last about 10 ms
 	}
 }
 
-// struck tells, when the move has ended, whether a fault between two times hit it in a stage.
+// struck returns, after the move has ended, whether a fault between two times hit it in a stage.
 func (l *moveLog) struck(t *testing.T, stage string, begun, done time.Time) (bool, string) {
 	t.Helper()
 	return evidence.Struck(l.steps(t), stage, begun, done)
 }
 
-// pinned stops processes, so that they finish nothing more, and then looks whether the moment has passed. What they told the
-// manager before has arrived meanwhile. false: it has passed, or there is no such process; those that there are go on.
+// pinned stops processes, so that they complete nothing more, and then checks whether the moment has passed. Messages
+// that they sent to the manager before have arrived by then. It returns false if the moment has passed or if there is
+// no such process; then the stopped processes continue.
 func pinned(t *testing.T, pids []int, still func() (bool, string)) (is bool, how string) {
 	t.Helper()
 	if !signalAll(t, pids, syscall.SIGSTOP) {

@@ -1,6 +1,6 @@
 package test
 
-// system_test.go - a manager and a lab for the tests, and what they ask of both.
+// system_test.go - a manager and a lab for the tests, and helpers for both.
 
 import (
 	"bytes"
@@ -22,18 +22,18 @@ import (
 
 const imageName = "mpi"
 
-// What is brought up for the tests. useWholeHosts replaces it.
+// The system that the tests bring up. useWholeHosts changes it.
 var (
 	labName  = "e2e"
 	listen   = "0.0.0.0:17070"
 	labShape = []string{"--sites", "2", "--hosts", "2", "--wan", "10ms,400mbit"}
-	packages = "openmpi-bin,lammps,netpipe-openmpi,hpcc" // of the image
+	packages = "openmpi-bin,lammps,netpipe-openmpi,hpcc" // packages of the image
 	hosts    = []string{"a1", "a2", "b1", "b2"}
-	settle   = 30 * time.Second // state and reality agree again this long after a fault is lifted
-	patience = 10 * time.Minute // for a command that has to succeed
+	settle   = 30 * time.Second // how long after a fault the manager's view and reality may differ
+	patience = 10 * time.Minute // time limit of a command that must succeed
 )
 
-// system is the one manager and lab that all tests of a process share.
+// system is the manager and the lab that all tests of a process share.
 type system struct {
 	bin, state string
 }
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("SKIP: tests of the whole:", err)
 		code = 0
 		if os.Getenv("CI") != "" {
-			code = 1 // where tests are to be run, what they need ought to be there
+			code = 1 // an environment for tests must have everything that they need
 		}
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "FAIL: bring up a manager and a lab:", err)
@@ -82,7 +82,7 @@ func bringUp() (*system, error) {
 		return nil, fmt.Errorf("%w: build/bin/watari (make build)", errSkip)
 	}
 	s := &system{bin: bin, state: "/var/tmp/watari-" + labName}
-	s.takeDown() // what a run that was killed left behind
+	s.takeDown() // left behind by a run that was killed
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (s *system) command(ctx context.Context, args ...string) *exec.Cmd {
 	return c
 }
 
-// watari runs a command; out is both streams.
+// watari runs a command. out has both streams.
 func (s *system) watari(limit time.Duration, args ...string) (out string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -131,7 +131,7 @@ func (s *system) watari(limit time.Duration, args ...string) (out string, err er
 	return b.String(), err
 }
 
-// must runs a command that has to succeed.
+// must runs a command that must succeed.
 func must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := shared.watari(patience, args...)
@@ -141,7 +141,7 @@ func must(t *testing.T, args ...string) string {
 	return out
 }
 
-// refused runs a command that has to fail with a message that holds all the words.
+// refused runs a command that must fail with a message that contains all the words.
 func refused(t *testing.T, words []string, args ...string) {
 	t.Helper()
 	out, err := shared.watari(time.Minute, args...)
@@ -155,7 +155,7 @@ func refused(t *testing.T, words []string, args ...string) {
 	}
 }
 
-// decoded runs a command with -o json and decodes what it prints on standard output.
+// decoded runs a command with -o json and decodes its standard output.
 func decoded[T any](t *testing.T, args ...string) T {
 	t.Helper()
 	var v T
@@ -197,7 +197,7 @@ type migration struct {
 	Message    string
 	TotalMs    uint32
 	DowntimeMs uint32
-	Progress   struct{ ProcessedBytes string } // absent until some were sent
+	Progress   struct{ ProcessedBytes string } // absent before the first bytes are sent
 }
 
 type run struct {
@@ -229,10 +229,10 @@ func onHost(t *testing.T, host string, command ...string) (string, error) {
 	return shared.watari(time.Minute, append([]string{"lab", "exec", "--name", labName, host, "--"}, command...)...)
 }
 
-// kill9 kills the processes of a host whose command lines match, and says whether there were any.
+// kill9 kills the processes of a host whose command lines match, and returns whether there were any.
 func kill9(t *testing.T, host, pattern string) bool {
 	t.Helper()
-	if !wholeHosts { // at once: a command in the host takes a tenth of a second to begin
+	if !wholeHosts { // directly: starting a command in the host takes a tenth of a second
 		killed := signalAll(t, processesOn(host, pattern), syscall.SIGKILL)
 		if !killed {
 			t.Logf("no process on %s matches %s", host, pattern)
@@ -246,7 +246,7 @@ func kill9(t *testing.T, host, pattern string) bool {
 	return err == nil
 }
 
-// mustKill is kill9 of what has to be there.
+// mustKill is kill9 for processes that must exist.
 func mustKill(t *testing.T, host, pattern string) {
 	t.Helper()
 	if !kill9(t, host, pattern) {
@@ -254,7 +254,7 @@ func mustKill(t *testing.T, host, pattern string) {
 	}
 }
 
-// until waits for a condition, which is asked again every 200 ms.
+// until waits for a condition, which it checks every 200 ms.
 func until(t *testing.T, limit time.Duration, what string, condition func() (bool, string)) {
 	t.Helper()
 	deadline := time.Now().Add(limit)
@@ -270,7 +270,7 @@ func until(t *testing.T, limit time.Duration, what string, condition func() (boo
 	}
 }
 
-// copies counts the QEMU processes of a guest on all hosts, whoever's they are.
+// copies counts the QEMU processes of a guest on all hosts.
 func copies(uid string) int {
 	if wholeHosts {
 		return copiesOnWholeHosts(uid)
@@ -286,8 +286,8 @@ func copies(uid string) int {
 	return n
 }
 
-// settled waits until what the manager says and what runs agree: each guest of the cluster is ready and has one
-// copy on the machine.
+// settled waits until the manager's view and reality agree: each guest of the cluster is ready and has one copy on the
+// machine.
 func settled(t *testing.T, cluster string, guests int) {
 	t.Helper()
 	defer watching.check(t)
@@ -335,8 +335,8 @@ func newCluster(t *testing.T, name string, guests int, more ...string) {
 	})
 }
 
-// mark leaves a file in each guest's memory; unmarked tells which guests have lost theirs, and with it
-// everything that ran in them.
+// mark writes a file into each guest's memory. unmarked returns the guests that have lost theirs, and with it all their
+// processes.
 func mark(t *testing.T, guests ...string) (unmarked func() []string) {
 	t.Helper()
 	text := make([]byte, 8)
@@ -359,7 +359,7 @@ func mark(t *testing.T, guests ...string) (unmarked func() []string) {
 	}
 }
 
-// elsewhere is a host of the other site than the guest's.
+// elsewhere returns the guest's host and a host of the other site.
 func elsewhere(t *testing.T, name string) (from, to string) {
 	t.Helper()
 	from = guestNamed(t, name).Host

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// interrupted runs a command that waits, and interrupts it (Ctrl-C) after a while: it ends at once, with status 130.
+// interrupted runs a command that waits, and interrupts it (Ctrl-C) after a while. The command must end at once with
+// status 130.
 func interrupted(t *testing.T, after time.Duration, words []string, args ...string) {
 	t.Helper()
 	begun := time.Now()

@@ -1,7 +1,7 @@
 package test
 
-// whole_test.go - the tests on whole hosts, whose guests run under KVM. WATARI_TEST_HOSTS selects them: whole for two hosts
-// of Debian 12, mixed for one of Debian 12 and one of Debian 13.
+// whole_test.go - the tests on whole hosts, whose guests run under KVM. WATARI_TEST_HOSTS selects them: "whole" means
+// two hosts of Debian 12, "mixed" one of Debian 12 and one of Debian 13.
 
 import (
 	"fmt"
@@ -19,14 +19,14 @@ import (
 
 var (
 	mixedHosts = os.Getenv("WATARI_TEST_HOSTS") == "mixed"
-	// wholeHosts says that the lab's hosts are virtual machines, in which guests run under KVM.
+	// wholeHosts means that the lab's hosts are virtual machines, in which guests run under KVM.
 	wholeHosts = os.Getenv("WATARI_TEST_HOSTS") == "whole" || mixedHosts
 )
 
-// useWholeHosts: two levels of emulation on a small machine take their time.
+// useWholeHosts allows more time: two levels of emulation are slow on a small machine.
 func useWholeHosts() {
 	labName, listen = "whole", "0.0.0.0:17071"
-	// One processor each: with several the emulation brings guests under KVM down (docs/design/kvm.md).
+	// One CPU each: with several CPUs, the emulation crashes guests under KVM (docs/design/kvm.md).
 	labShape = []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1", "--cpu-model", "a2=" + machine.DefaultModel + "," + lacking}
 	if mixedHosts {
 		labShape = append(labShape, "--suite", "a2=trixie")
@@ -36,10 +36,10 @@ func useWholeHosts() {
 	settle, patience = 10*time.Minute, 30*time.Minute
 }
 
-// lacking are features that the CPU of host a2 lacks, and a1's has.
+// lacking are CPU features that host a1 has and host a2 lacks.
 const lacking = "-sse4.2,-movbe"
 
-// needWholeHosts skips a test unless the lab has whole hosts, of one or of two releases.
+// needWholeHosts skips a test unless the lab has whole hosts of one release, or of two if mixed.
 func needWholeHosts(t *testing.T, mixed bool) {
 	t.Helper()
 	switch {
@@ -50,11 +50,11 @@ func needWholeHosts(t *testing.T, mixed bool) {
 	}
 }
 
-// copiesOnWholeHosts counts a guest's QEMU processes; -1: a host does not say.
+// copiesOnWholeHosts counts a guest's QEMU processes; -1 if a host does not answer.
 func copiesOnWholeHosts(uid string) (n int) {
 	for _, host := range hosts {
 		out, err := shared.watari(time.Minute, "lab", "exec", "--name", labName, host, "--",
-			"sh", "-c", "pgrep -c -f -- '[-]uuid "+uid+"' || true") // [-]: not the shell that runs this
+			"sh", "-c", "pgrep -c -f -- '[-]uuid "+uid+"' || true") // with [-], the pattern does not match the shell itself
 		found, errNumber := strconv.Atoi(strings.TrimSpace(out))
 		if err != nil || errNumber != nil {
 			return -1
@@ -64,8 +64,8 @@ func copiesOnWholeHosts(uid string) (n int) {
 	return n
 }
 
-// TestWholeHostsUnderKVM tells the story on two stock Debian hosts with different CPUs. Its parts share a cluster: making
-// one takes minutes here.
+// TestWholeHostsUnderKVM tests the main use on two stock Debian hosts with different CPUs. Its parts share a cluster,
+// because making one takes minutes here.
 func TestWholeHostsUnderKVM(t *testing.T) {
 	needWholeHosts(t, false)
 	kvmCluster(t)
@@ -80,8 +80,8 @@ func TestWholeHostsUnderKVM(t *testing.T) {
 	t.Run("a host's power fails", kvmPowerFails)
 }
 
-// TestWholeHostsOfTwoReleases moves guests between QEMU 7.2 of Debian 12 and QEMU 10.0 of Debian 13, to the newer one under
-// a program and back.
+// TestWholeHostsOfTwoReleases moves guests between QEMU 7.2 of Debian 12 and QEMU 10.0 of Debian 13: to the newer one
+// while a program runs, and back.
 func TestWholeHostsOfTwoReleases(t *testing.T) {
 	needWholeHosts(t, true)
 	kvmCluster(t)
@@ -93,7 +93,7 @@ func TestWholeHostsOfTwoReleases(t *testing.T) {
 	t.Run("guests are forked from a template", kvmForks)
 	t.Run("QEMU is confined", kvmIsConfined)
 	t.Run("guests have the CPU that both hosts can give", kvmBaseline)
-	older, newer := "kvm-0", "kvm-1" // QEMU's version at the guest's start
+	older, newer := "kvm-0", "kvm-1" // by the version of QEMU that started the guest
 	if guestNamed(t, older).Host != "a1" {
 		older, newer = newer, older
 	}
@@ -108,13 +108,13 @@ func TestWholeHostsOfTwoReleases(t *testing.T) {
 			}
 		}
 		if lost := unmarked(); lost != nil {
-			t.Errorf("guests were started anew: %v", lost)
+			t.Errorf("guests were restarted: %v", lost)
 		}
 		settled(t, "kvm", 2)
 	})
 }
 
-// kvmCluster makes the cluster kvm of two guests, one on each host, which say that they have KVM and confine guests.
+// kvmCluster makes the cluster kvm of two guests, one on each host. The guests must have KVM and be confined.
 func kvmCluster(t *testing.T) {
 	t.Helper()
 	for _, host := range hosts {
@@ -129,10 +129,10 @@ func kvmCluster(t *testing.T) {
 	for _, host := range hosts {
 		booted[host] = bootID(t, host)
 	}
-	t.Cleanup(func() { // an emulated machine may reset itself, by a fault of the emulation, and its guests start anew
+	t.Cleanup(func() { // a bug of the emulation may reset an emulated machine; then its guests are restarted
 		for host, id := range booted {
 			if t.Failed() && bootID(t, host) != id {
-				t.Logf("host %s was started anew, by this test or by itself: its log/emulator.log has the state of its processors", host)
+				t.Logf("host %s was restarted, by this test or by itself: its log/emulator.log has the state of its processors", host)
 			}
 		}
 	})
@@ -178,7 +178,7 @@ func kvmBaseline(t *testing.T) {
 	}
 }
 
-// kvmMoves is the main promise: a guest under KVM moves, to the host of another, while a program runs in both.
+// kvmMoves tests the main promise: a guest under KVM moves to the host of another guest while a program runs in both.
 func kvmMoves(t *testing.T, guest, other string, alone melt) {
 	unmarked := mark(t, guest, other)
 	moved := kvmMelt(t, "kvm-moved", alone.steps, func() {
@@ -192,7 +192,7 @@ func kvmMoves(t *testing.T, guest, other string, alone melt) {
 		t.Errorf("the answers differ:\n%s\n---\n%s", alone.table, moved)
 	}
 	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
+		t.Errorf("guests were restarted: %v", lost)
 	}
 	settled(t, "kvm", 2)
 	out := must(t, "guest", "exec", guest, "--", "date", "+%s.%N")
@@ -216,11 +216,11 @@ func kvmPowerFails(t *testing.T) {
 	must(t, "lab", "host", "start", "--name", labName, host)
 	settled(t, "kvm", 2)
 	if bootID(t, host) == boot {
-		t.Errorf("host %s has not booted anew", host)
+		t.Errorf("host %s has not rebooted", host)
 	}
 }
 
-// bootID is the id that Linux gives each of its lives.
+// bootID returns the id of the current boot of a host's Linux.
 func bootID(t *testing.T, host string) string {
 	t.Helper()
 	id, err := onHost(t, host, "cat", "/proc/sys/kernel/random/boot_id")
@@ -230,7 +230,7 @@ func bootID(t *testing.T, host string) string {
 	return id
 }
 
-// melt is what a run of LAMMPS gave.
+// melt is the result of a run of LAMMPS.
 type melt struct {
 	steps int
 	table string
@@ -247,7 +247,7 @@ func kvmAlone(t *testing.T) melt {
 	return melt{steps, kvmMelt(t, "kvm-alone", steps, nil)}
 }
 
-// kvmMelt runs LAMMPS and returns the table that it has written. while, where given, is called when the program runs.
+// kvmMelt runs LAMMPS and returns the table that it wrote. while, if not nil, is called when the program is running.
 func kvmMelt(t *testing.T, name string, steps int, while func()) string {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), name)

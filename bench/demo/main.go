@@ -43,7 +43,7 @@ type demoReport struct {
 	MigrationSource  string  `json:"migration_source"`
 	MigrationTarget  string  `json:"migration_target"`
 	Acceleration     string  `json:"acceleration"`
-	BackTotalS       float64 `json:"back_total_s,omitempty"` // the move back, where one was made
+	BackTotalS       float64 `json:"back_total_s,omitempty"` // the move back, if there was one
 	BackDowntimeMS   uint32  `json:"back_downtime_ms,omitempty"`
 	BackMigrationEnd int     `json:"back_end_step,omitempty"`
 }

@@ -1,6 +1,6 @@
 package main
 
-// thermo.go - reads the thermodynamic table out of a LAMMPS log.
+// thermo.go - reads the thermodynamic table in a LAMMPS log.
 
 import (
 	"bufio"
@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// thermo returns the lines of a log's thermodynamic table: from the header, which begins with Step, to the line
-// that sums the run up, without both.
+// thermo returns the lines of a log's thermodynamic table: those between the header, which begins with Step, and the
+// summary of the run.
 func thermo(path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -41,7 +41,7 @@ func thermo(path string) ([]string, error) {
 	return lines, nil
 }
 
-// difference describes the first line in which two tables differ; empty: they are equal.
+// difference describes the first line in which two tables differ; empty if they are equal.
 func difference(a, b []string) string {
 	for i := range max(len(a), len(b)) {
 		switch {
@@ -56,7 +56,7 @@ func difference(a, b []string) string {
 	return ""
 }
 
-// stepOf is the time step of a line of the table.
+// stepOf returns the time step of a line of the table.
 func stepOf(line string) (int, error) {
 	word, _, _ := strings.Cut(line, " ")
 	return strconv.Atoi(word)

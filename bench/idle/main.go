@@ -1,5 +1,5 @@
-// Idle measures what Watari costs while nothing happens: CPU time and memory of the manager, and of the agent of one
-// host that has sixteen guests. It writes build/reports/bench-idle.json.
+// Idle measures the cost of Watari while nothing happens: CPU time and memory of the manager, and of the agent of one
+// host with sixteen guests. It writes build/reports/bench-idle.json.
 package main
 
 import (
@@ -21,25 +21,25 @@ import (
 
 const (
 	guests = 16
-	host   = "a1" // that has them all
+	host   = "a1" // the host with all guests
 	goal   = 1.0  // % of a core
 )
 
 type idleReport struct {
 	report.Header
 	Guests  int           `json:"guests"`
-	Seconds float64       `json:"seconds"` // of one sample
+	Seconds float64       `json:"seconds"` // duration of one sample
 	Manager cost          `json:"manager"`
-	Agent   cost          `json:"agent"` // of the host with the guests, with the agent's helper processes
+	Agent   cost          `json:"agent"` // on the host with the guests, including the agent's helper processes
 	Others  []cost        `json:"others"`
 	Goals   []report.Goal `json:"goals"`
 }
 
-// cost is what one or several processes take.
+// cost is the use of resources by one or several processes.
 type cost struct {
 	Name   string      `json:"name"`
 	CPU    report.Stat `json:"cpu_percent"` // of one core
-	Memory uint64      `json:"rss_bytes"`   // at the end
+	Memory uint64      `json:"rss_bytes"`   // at the end of the sample
 }
 
 func main() {
@@ -117,13 +117,13 @@ func bench(samples int, length time.Duration) error {
 	return report.Tell(r.Goals, out)
 }
 
-// usage is what processes have taken.
+// usage is the resources that processes have used.
 type usage struct {
 	cpu    float64 // s
 	memory uint64  // bytes
 }
 
-// look sums up the manager, and on the host each program's processes.
+// look sums up the manager's processes and, on the host, those of each program.
 func look(lab string) (map[string]usage, error) {
 	all, err := procfs.AllProcs()
 	if err != nil {
@@ -134,12 +134,12 @@ func look(lab string) (map[string]usage, error) {
 	for _, p := range all {
 		stat, err := p.Stat()
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		commands[p.PID], _ = p.CmdLine()
 		parents[p.PID], stats[p.PID] = stat.PPID, stat
 	}
-	onHost := func(pid int) bool { // its first processes name lab and host
+	onHost := func(pid int) bool { // the command lines of its first processes name lab and host
 		for pid = parents[pid]; pid > 1; pid = parents[pid] {
 			if slices.Contains(commands[pid], lab) && slices.Contains(commands[pid], host) {
 				return true

@@ -1,8 +1,9 @@
-// Migrate measures live migrations under an MPI ping-pong: the longest stall that MPI sees and the total time,
-// Watari's against a bare `virsh migrate --live` of the same guest over the same taps and routes, with TLS; and
-// four guests moved together against one after the other. It writes build/reports/bench-migrate.json.
+// Migrate measures live migrations under an MPI ping-pong: the longest stall that MPI sees, and the total time. It
+// compares Watari with a bare `virsh migrate --live` of the same guest over the same taps and routes, with TLS. It also
+// compares four guests that move together with four that move one after the other. It writes
+// build/reports/bench-migrate.json.
 //
-// With -whole the hosts are two whole machines with guests under KVM, and one guest is moved; the report is
+// With -whole, the hosts are two whole hosts with guests under KVM, and one guest moves. The report is
 // bench-migrate-kvm.json.
 package main
 
@@ -35,7 +36,7 @@ type migrateReport struct {
 	Goals         []report.Goal `json:"goals"`
 }
 
-// A window is the time of one move, by the wall clock.
+// window is the time of one move by the wall clock.
 type window struct {
 	begin, end time.Time
 	total      float64 // s, from command to return
@@ -67,7 +68,7 @@ func main() {
 	}
 }
 
-// patience is for agents that are coming back, and for programs that begin.
+// patience is the time limit for agents that come back and for programs that start.
 var patience = time.Minute
 
 func compile() error {
@@ -134,7 +135,7 @@ func bench(runs int) error {
 	return report.Tell(r.Goals, out)
 }
 
-// tell shows what moving one guest took.
+// tell prints the results for one guest.
 func (r *migrateReport) tell() {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "\nlongest MPI exchange, ms\tWatari %s\tvirsh %s\tratio %s\n", r.MPIStall, r.PeerStall, r.StallRatio)
@@ -143,7 +144,7 @@ func (r *migrateReport) tell() {
 	w.Flush()
 }
 
-// single moves one of two guests to and fro between the hosts of a site while they exchange messages.
+// single moves one of two guests back and forth between the hosts of a site while they exchange messages.
 func (r *migrateReport) single(s *system.System, runs int) error {
 	if _, err := s.Watari("cluster", "create", "bm", "--guests", "2", "--memory", "256M", "--image", s.Image, "--site", "a", "--spread", "host", "--wait"); err != nil {
 		return err
@@ -181,7 +182,7 @@ func (r *migrateReport) single(s *system.System, runs int) error {
 	if err := reached(s); err != nil {
 		return err
 	}
-	time.Sleep(3 * time.Second) // what the program wrote while the agents stood still is on its way
+	time.Sleep(3 * time.Second) // lets output that the program wrote while the agents were stopped arrive
 	out, err := s.Watari("run", "logs", "pingpong")
 	if err != nil {
 		return err
@@ -228,8 +229,8 @@ func totals(windows []window) []float64 {
 	return t
 }
 
-// clockOffset is by how much the clock of the guest that writes the log is ahead of this machine's: several seconds in guests
-// of emulated machines.
+// clockOffset returns how far the clock of the guest that writes the log is ahead of this machine's clock. In guests of
+// emulated machines it is several seconds.
 func clockOffset(s *system.System) (time.Duration, error) {
 	begun := time.Now()
 	out, err := s.Watari("guest", "exec", "bm-0", "--", "date", "+%s.%N")
@@ -244,8 +245,8 @@ func clockOffset(s *system.System) (time.Duration, error) {
 	return time.UnixMicro(int64(seconds * 1e6)).Sub(between), nil
 }
 
-// stalls is the longest exchange, ms, in each window or just after. The log's clock is ahead by offset. There is one: a guest stands still for longer than
-// the shortest exchange that the ping-pong tells of.
+// stalls returns the longest exchange in ms during or just after each window. The log's clock is ahead by offset. Each
+// window has one, because a guest is paused for longer than the shortest exchange that the ping-pong logs.
 func stalls(log string, windows []window, offset time.Duration) ([]float64, error) {
 	longest := make([]float64, len(windows))
 	for line := range strings.Lines(log) {
@@ -301,11 +302,11 @@ func ourMove(s *system.System) (window, migration, error) {
 	}
 	w.end = time.Now()
 	w.total = w.end.Sub(w.begin).Seconds()
-	time.Sleep(1500 * time.Millisecond) // so that windows do not touch
+	time.Sleep(1500 * time.Millisecond) // keeps the windows apart
 	return w, m, nil
 }
 
-// together moves the four guests of a cluster one after the other, and back at once.
+// together moves the four guests of a cluster one after the other, and then back all at once.
 func (r *migrateReport) together(s *system.System, runs int) error {
 	if _, err := s.Watari("cluster", "create", "bt", "--guests", "4", "--memory", "256M", "--image", s.Image, "--site", "a", "--spread", "host", "--wait"); err != nil {
 		return err

@@ -1,7 +1,7 @@
 package main
 
-// peer.go - the peer: virsh migrate --live by hand, of Watari's own guest, over the same tap and routes, its two
-// sockets carried by socat with TLS 1.3. The agents stand still meanwhile, and find everything as it was.
+// peer.go - the competitor: virsh migrate --live by hand, with Watari's own guest over the same tap and routes. socat
+// carries its two sockets with TLS 1.3. The agents are stopped meanwhile and find everything unchanged.
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 	"watari/bench/system"
 )
 
-// takeSocat installs socat on whole hosts, which are of this machine's release and have no way out.
+// takeSocat installs socat on whole hosts, which have this machine's Debian release and no access to the internet.
 func takeSocat(s *system.System) error {
 	const folder = "build/bench-migrate"
 	packages := []string{"socat", "libwrap0"}
@@ -77,7 +77,7 @@ func peerMoves(s *system.System) ([]window, error) {
 	return windows, nil
 }
 
-// reached waits until the manager has all agents again, and the guest's.
+// reached waits until the manager is connected to all agents and to the guest's agent.
 func reached(s *system.System) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(200 * time.Millisecond) {
 		var hosts []struct{ State string }
@@ -97,7 +97,7 @@ func reached(s *system.System) error {
 	}
 }
 
-// migrate is the socket by which the guest's memory leaves and arrives, where AppArmor lets QEMU make it.
+// migrate is the path of the socket for the guest's memory, at a place where AppArmor lets QEMU make it.
 const migrate = "/run/libvirt/watari/m.tunnelmigrate.dest.watari-bm-1"
 
 type peer struct {
@@ -105,7 +105,8 @@ type peer struct {
 	uid, address, tap string
 }
 
-// prepare stops the agent (and not the shell that says so, hence the brackets), opens the packet filter, and makes what a target needs, where it is missing.
+// prepare returns a script that stops the agent, opens the packet filter, and makes what a target needs if it is
+// missing. The brackets keep the pattern from matching the shell itself.
 func prepare(p peer) string {
 	return fmt.Sprintf(`pkill -STOP -f '[w]atari-agent --manager'
 (echo flush ruleset; nft list ruleset) > /tmp/ruleset; nft flush ruleset
@@ -143,8 +144,8 @@ func (p peer) move(from, to string) (window, error) {
 			return window{}, err
 		}
 	}
-	time.Sleep(500 * time.Millisecond) // for the listeners
-	// The target's route first: it matters to nobody before the guest is there.
+	time.Sleep(500 * time.Millisecond) // time for the listeners to start
+	// Set the target's route first: it has no effect before the guest is there.
 	if _, err := p.s.OnHost(to, fmt.Sprintf("ip route replace %s dev %s proto 119 metric 119", p.address, p.tap)); err != nil {
 		return window{}, err
 	}

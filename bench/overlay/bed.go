@@ -1,4 +1,4 @@
-// bed.go makes the hosts and the five ways between them.
+// bed.go makes the hosts and the five variants of paths between them.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	"watari/overlay"
 )
 
-// bed is a1 and a2 in one site, joined by a cable, and b1 in another, behind a router.
+// bed is a1 and a2 in one site, joined by a cable, and b1 in another site, behind a router.
 type bed struct {
 	hosts         []*nethost.Host
 	a1, a2, b1    *nethost.Host
@@ -24,7 +24,7 @@ var (
 	guests  = map[string]netip.Addr{
 		"a1": netip.MustParseAddr("10.77.1.10"), "a2": netip.MustParseAddr("10.77.1.11"), "b1": netip.MustParseAddr("10.77.1.12"),
 	}
-	// Addresses inside the tunnels that Watari is compared with.
+	// Addresses inside the tunnels with which Watari is compared.
 	bareA, bareB       = netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("10.1.0.2/24")
 	openVPNA, openVPNB = netip.MustParsePrefix("10.2.0.1/24"), netip.MustParsePrefix("10.2.0.2/24")
 )
@@ -91,7 +91,7 @@ func (b *bed) cable(ctx context.Context, router *nethost.Host) error {
 			return err
 		}
 	}
-	// The site's hosts know each other by their addresses in the LAN; a1 is reached from outside by them too.
+	// The hosts of a site know each other by their LAN addresses. From outside a1 is reached at its LAN address, too.
 	if err := b.a1.SetAddress("lan0", netip.MustParsePrefix("198.18.1.1/24")); err != nil {
 		return err
 	}
@@ -107,9 +107,9 @@ func (b *bed) cable(ctx context.Context, router *nethost.Host) error {
 	return b.a1.Script(ctx, "ip link set lo up", "ip route add default via 198.18.0.1 src 198.18.1.1")
 }
 
-// startOverlay plugs a guest in on each host and applies the network. The guest's end of the tap is left open: what
-// is measured is the way between hosts, so each host itself speaks with its guest's address, which the filter has
-// to be told to allow here.
+// startOverlay plugs in a guest on each host and applies the network. The guest's end of the tap stays open: only the
+// path between the hosts is measured, so each host itself uses its guest's address, which the filter must be told to
+// allow here.
 func (b *bed) startOverlay(ctx context.Context) error {
 	hosts := []*nethost.Host{b.a1, b.a2, b.b1}
 	keys := map[string]string{}
@@ -149,22 +149,22 @@ func (b *bed) startOverlay(ctx context.Context) error {
 	return nil
 }
 
-func (b *bed) bareLAN() *way {
-	return &way{name: "site: bare link", from: b.a1, to: b.a2, source: b.a1.Address, target: b.a2.Address}
+func (b *bed) bareLAN() *variant {
+	return &variant{name: "site: bare link", from: b.a1, to: b.a2, source: b.a1.Address, target: b.a2.Address}
 }
 
-func (b *bed) overlayLAN() *way {
-	return &way{name: "site: overlay's route", from: b.a1, to: b.a2, source: guests["a1"], target: guests["a2"]}
+func (b *bed) overlayLAN() *variant {
+	return &variant{name: "site: overlay's route", from: b.a1, to: b.a2, source: guests["a1"], target: guests["a2"]}
 }
 
-func (b *bed) overlayWAN() *way {
-	return &way{name: "sites: Watari's WireGuard", from: b.a1, to: b.b1, source: guests["a1"], target: guests["b1"]}
+func (b *bed) overlayWAN() *variant {
+	return &variant{name: "sites: Watari's WireGuard", from: b.a1, to: b.b1, source: guests["a1"], target: guests["b1"]}
 }
 
-func (b *bed) bareWireGuard() *way {
-	return &way{name: "sites: WireGuard alone", from: b.a1, to: b.b1, source: bareA.Addr(), target: bareB.Addr()}
+func (b *bed) bareWireGuard() *variant {
+	return &variant{name: "sites: WireGuard alone", from: b.a1, to: b.b1, source: bareA.Addr(), target: bareB.Addr()}
 }
 
-func (b *bed) openVPN() *way {
-	return &way{name: "sites: OpenVPN TAP", from: b.a1, to: b.b1, source: openVPNA.Addr(), target: openVPNB.Addr()}
+func (b *bed) openVPN() *variant {
+	return &variant{name: "sites: OpenVPN TAP", from: b.a1, to: b.b1, source: openVPNA.Addr(), target: openVPNB.Addr()}
 }

@@ -1,7 +1,7 @@
-// Command overlay measures what the overlay costs, between hosts made of network namespaces on this machine:
-// inside a site, the overlay's route against the bare link; between sites, Watari's WireGuard against WireGuard
-// alone and against OpenVPN in TAP mode on the same path. The ways take turns, so that a slow moment of the machine
-// falls on all of them. It needs root, and writes build/reports/bench-overlay.json.
+// Command overlay measures the cost of the overlay between hosts made of network namespaces on this machine. Inside a
+// site it compares the overlay's route with the bare link. Between sites it compares Watari's WireGuard with WireGuard
+// alone and with OpenVPN in TAP mode on the same path. The variants take turns, so that a slow moment of the machine
+// affects all of them. It needs root, and writes build/reports/bench-overlay.json.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	"watari/internal/nethost"
 )
 
-// result is the report. Ratios are medians of ratios taken turn by turn; Stats has their spread and all figures.
+// result is the report. Ratios are medians of the ratios of all turns. Stats has their spread and all figures.
 type result struct {
 	report.Header
 	LANRatio       float64                `json:"lan_ratio"`        // overlay's route / bare link
@@ -29,13 +29,13 @@ type result struct {
 	WANVsWireGuard float64                `json:"wan_vs_wireguard"` // Watari's WireGuard / WireGuard alone
 	WireGuard      string                 `json:"wireguard"`        // "kernel" or "user space", the same for both
 	OpenVPN        string                 `json:"openvpn"`          // version and settings
-	Seconds        int                    `json:"seconds"`          // of each run
-	Stats          map[string]report.Stat `json:"stats"`            // the three ratios, and TCP throughput of each way
+	Seconds        int                    `json:"seconds"`          // duration of each run
+	Stats          map[string]report.Stat `json:"stats"`            // the three ratios, and the TCP throughput of each variant
 	Goals          []report.Goal          `json:"goals"`
 }
 
-// way is one way to get from a host to another.
-type way struct {
+// variant is one way to send packets from one host to another.
+type variant struct {
 	name     string
 	from, to *nethost.Host
 	source   netip.Addr
@@ -43,7 +43,7 @@ type way struct {
 	runs     []float64 // Gbit/s
 }
 
-// congestion is the endpoints' TCP congestion control: Linux's own default, whatever this machine is set to.
+// congestion is the endpoints' TCP congestion control: Linux's default, independent of this machine's setting.
 const congestion = "cubic"
 
 func main() {
@@ -52,7 +52,7 @@ func main() {
 	seconds := flag.Int("seconds", 3, "length of each run, s")
 	out := flag.String("out", "build/reports/bench-overlay.json", "report to write")
 	wireguard := flag.String("wireguard-go", "build/bin/wireguard-go", "upstream's program, used where the kernel has no WireGuard")
-	only := flag.String("only", "", "measure only ways with this in their names, and write no report")
+	only := flag.String("only", "", "measure only variants with this in their names, and write no report")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -72,14 +72,14 @@ func measure(ctx context.Context, runs, seconds int, out, wireguard, only string
 		return err
 	}
 	defer b.end()
-	ways := []*way{b.bareLAN(), b.overlayLAN(), b.overlayWAN(), b.bareWireGuard(), b.openVPN()}
-	ways = slices.DeleteFunc(ways, func(w *way) bool { return !strings.Contains(w.name, only) })
-	for _, w := range ways {
+	variants := []*variant{b.bareLAN(), b.overlayLAN(), b.overlayWAN(), b.bareWireGuard(), b.openVPN()}
+	variants = slices.DeleteFunc(variants, func(w *variant) bool { return !strings.Contains(w.name, only) })
+	for _, w := range variants {
 		if err := w.ready(ctx); err != nil {
 			return err
 		}
 	}
-	order := slices.Clone(ways)
+	order := slices.Clone(variants)
 	for turn := range runs {
 		for _, w := range order {
 			gbits, err := w.run(ctx, seconds)
@@ -89,24 +89,24 @@ func measure(ctx context.Context, runs, seconds int, out, wireguard, only string
 			fmt.Printf("turn %d of %d: %-32s %7.2f Gbit/s\n", turn+1, runs, w.name, gbits)
 			w.runs = append(w.runs, gbits)
 		}
-		slices.Reverse(order) // nobody always comes after the same
+		slices.Reverse(order) // no variant always follows the same other variant
 	}
 	if only != "" {
 		return nil
 	}
-	r := newResult(ways, seconds)
+	r := newResult(variants, seconds)
 	r.Command = fmt.Sprintf("make bench-overlay (runs %d, %d s each)", runs, seconds)
 	r.WireGuard, r.OpenVPN = b.wireGuardKind, b.openVPNKind
 	if err := report.Write(out, r); err != nil {
 		return err
 	}
-	return r.print(ways, out)
+	return r.print(variants, out)
 }
 
-func newResult(ways []*way, seconds int) *result {
-	lan := report.Ratios(ways[1].runs, ways[0].runs)
-	wireguard := report.Ratios(ways[2].runs, ways[3].runs)
-	openvpn := report.Ratios(ways[2].runs, ways[4].runs)
+func newResult(variants []*variant, seconds int) *result {
+	lan := report.Ratios(variants[1].runs, variants[0].runs)
+	wireguard := report.Ratios(variants[2].runs, variants[3].runs)
+	openvpn := report.Ratios(variants[2].runs, variants[4].runs)
 	r := &result{
 		Header:   report.NewHeader("bench-overlay", ""),
 		LANRatio: lan.Median, WANVsOpenVPN: openvpn.Median, WANVsWireGuard: wireguard.Median, Seconds: seconds,
@@ -118,23 +118,23 @@ func newResult(ways []*way, seconds int) *result {
 		},
 	}
 	for i, key := range []string{"lan_bare", "lan_overlay", "wan_watari", "wan_wireguard", "wan_openvpn"} {
-		r.Stats[key] = report.Summarize("Gbit/s", ways[i].runs...)
+		r.Stats[key] = report.Summarize("Gbit/s", variants[i].runs...)
 	}
 	return r
 }
 
-// print shows the table; a goal that is not met is an error.
-func (r *result) print(ways []*way, out string) error {
-	fmt.Printf("\nTCP, one stream, Gbit/s, median (least..greatest) of %d runs of %d s\n", len(ways[0].runs), r.Seconds)
-	for _, w := range ways {
+// print prints the table. It returns an error if a goal is not met.
+func (r *result) print(variants []*variant, out string) error {
+	fmt.Printf("\nTCP, one stream, Gbit/s, median (least..greatest) of %d runs of %d s\n", len(variants[0].runs), r.Seconds)
+	for _, w := range variants {
 		fmt.Printf("  %-32s %s\n", w.name, report.Summarize("", w.runs...))
 	}
 	fmt.Printf("WireGuard in %s; %s; %s, %d cores, Linux %s; commit %s\n", r.WireGuard, r.OpenVPN, r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, r.Commit)
 	return report.Tell(r.Goals, out)
 }
 
-// ready waits until the way carries packets.
-func (w *way) ready(ctx context.Context) error {
+// ready waits until the variant carries packets.
+func (w *variant) ready(ctx context.Context) error {
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		_, err := w.from.Run(ctx, "ping", "-c", "1", "-W", "1", "-I", w.source.String(), w.target.String())
@@ -142,13 +142,13 @@ func (w *way) ready(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: no way: %w", w.name, err)
+			return fmt.Errorf("%s: carries no packets: %w", w.name, err)
 		}
 	}
 }
 
-// run gives what a TCP stream's receiver got, in Gbit/s.
-func (w *way) run(ctx context.Context, seconds int) (float64, error) {
+// run returns what the receiver of a TCP stream got, in Gbit/s.
+func (w *variant) run(ctx context.Context, seconds int) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds+20)*time.Second)
 	defer cancel()
 	for ctx.Err() == nil {
@@ -174,13 +174,13 @@ func (w *way) run(ctx context.Context, seconds int) (float64, error) {
 	return 0, fmt.Errorf("%s: iperf3 did not measure anything in %d s", w.name, seconds+20)
 }
 
-func (w *way) client(ctx context.Context, seconds int) (gbits float64, err error) {
+func (w *variant) client(ctx context.Context, seconds int) (gbits float64, err error) {
 	text, err := w.from.Run(ctx, "iperf3", "-c", w.target.String(), "-B", w.source.String(), "-t", fmt.Sprint(seconds), "-C", congestion, "-J")
 	if err != nil {
 		return 0, err
 	}
 	var answer struct {
-		Error string `json:"error"` // iperf3 ends with success even so
+		Error string `json:"error"` // iperf3 exits with success even then
 		End   struct {
 			Received struct {
 				BitsPerSecond float64 `json:"bits_per_second"`

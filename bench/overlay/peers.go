@@ -1,4 +1,4 @@
-// peers.go starts what Watari is compared with.
+// peers.go starts the programs with which Watari is compared.
 package main
 
 import (
@@ -29,8 +29,8 @@ import (
 
 const barePort = 51820
 
-// startBareWireGuard makes wg0 on both hosts: in the kernel where it has WireGuard, else by upstream's program. Both
-// have the defaults of wg-quick: MTU 1420.
+// startBareWireGuard makes wg0 on both hosts, in the kernel if it has WireGuard, or else with upstream's program. Both
+// have wg-quick's default MTU of 1420.
 func startBareWireGuard(ctx context.Context, a, b *nethost.Host, program string) (kind string, err error) {
 	var keys [2]wgtypes.Key
 	for i := range keys {
@@ -94,9 +94,9 @@ func configureBare(h *nethost.Host, kind string, own, peer wgtypes.Key, endpoint
 	return nil
 }
 
-// startOpenVPN joins two hosts the way the paper on MPI over grids of virtual machines does (Tatezono et al.: OpenVPN
-// as client and server, TAP devices bridged with the guests' interfaces, PKI): b's host is the server, so that the
-// path is the shortest there can be. UDP and AES-256-GCM; all else is as Debian's package has it.
+// startOpenVPN joins two hosts as in the paper on MPI over grids of virtual machines (Tatezono et al.): OpenVPN as
+// client and server, TAP devices bridged with the guests' interfaces, PKI. b's host is the server, so that the path is
+// as short as possible. It uses UDP and AES-256-GCM, and otherwise the defaults of Debian's package.
 func startOpenVPN(ctx context.Context, a, b *nethost.Host) (kind string, err error) {
 	dir, err := os.MkdirTemp("", "bench-overlay")
 	if err != nil {
@@ -109,7 +109,7 @@ func startOpenVPN(ctx context.Context, a, b *nethost.Host) (kind string, err err
 			return "", err
 		}
 	}
-	for i, h := range []*nethost.Host{b, a} { // the server first
+	for i, h := range []*nethost.Host{b, a} { // the server starts first
 		own, role := openVPNB, "--mode server --tls-server --dh none --client-to-client --keepalive 10 60"
 		if h == a {
 			own, role = openVPNA, "--client --nobind --resolv-retry 5 --remote "+b.Address.String()+" 1194"
@@ -128,7 +128,7 @@ func startOpenVPN(ctx context.Context, a, b *nethost.Host) (kind string, err err
 	return strings.TrimSpace(version) + ", client and server, TAP in a bridge, UDP, AES-256-GCM", nil
 }
 
-// writeCertificate makes a self-signed certificate in prefix.crt and prefix.key and gives its SHA-256 fingerprint.
+// writeCertificate makes a self-signed certificate in prefix.crt and prefix.key and returns its SHA-256 fingerprint.
 func writeCertificate(prefix string) (fingerprint string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

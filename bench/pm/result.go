@@ -9,25 +9,25 @@ import (
 	"watari/bench/report"
 )
 
-// row is one way's figures of one size.
+// row has one variant's figures for one size.
 type row struct {
-	Path    string      `json:"path"` // from process to process
+	Path    string      `json:"path"` // path between the processes
 	Rail    string      `json:"rail"`
-	MPI     string      `json:"mpi,omitempty"` // "": none
-	Peer    string      `json:"peer"`          // what carries the messages
+	MPI     string      `json:"mpi,omitempty"` // "": no MPI
+	Peer    string      `json:"peer"`          // carrier of the messages
 	Size    int         `json:"size"`          // bytes
 	Metric  string      `json:"metric"`
 	Unit    string      `json:"unit"`
 	Value   float64     `json:"value"` // median
 	Best    float64     `json:"best"`
-	Ratio   float64     `json:"ratio,omitempty"` // the same MPI's over PM, or PM's without MPI, divided by this; median of ratios turn by turn
+	Ratio   float64     `json:"ratio,omitempty"` // figure of the same MPI over PM (or of PM without MPI) divided by this one; median of the ratios of all turns
 	Spread  report.Stat `json:"spread"`
 	RatioOf report.Stat `json:"ratio_spread"`
-	// Of the turns in which it had to be ended, what was seen; Value has what it did until then.
+	// Unfinished has the progress of the turns that had to be ended. Value counts what was done until then.
 	Unfinished []string `json:"unfinished,omitempty"`
 }
 
-// turns says how many there were, if it is turns that the figures are of.
+// turns says how many turns there were, if the figures are of turns.
 func (r *row) turns() string {
 	if len(r.Spread.Runs) == 0 {
 		return ""
@@ -39,9 +39,10 @@ func (r *row) turns() string {
 type result struct {
 	report.Header
 	Versions map[string]string `json:"versions"`
-	Skipped  map[string]string `json:"skipped,omitempty"` // by path: why it is not measured
+	Skipped  map[string]string `json:"skipped,omitempty"` // by path: why it was not measured
 	Rows     []row             `json:"rows"`
-	// The fastest way without PM, and how much more than it the fastest over PM takes: what is aimed at beyond the goals.
+	// Fastest is the fastest variant without PM; below is how much longer the fastest variant over PM takes. To beat it
+	// is an aim beyond the goals.
 	Fastest      string        `json:"fastest"`
 	FastestRatio report.Stat   `json:"fastest_ratio"`
 	Plots        []string      `json:"plots"`
@@ -50,7 +51,7 @@ type result struct {
 
 var keys = []key{{small, latency}, {large, bandwidth}, {large, meanBandwidth}}
 
-// reported are those and the curves', in the order in which they are told.
+// reported returns the keys of the variants and of the curves, in the order of the output.
 func reported() []key {
 	told := []key{{small, latency}}
 	for _, size := range curveSizes {
@@ -59,26 +60,27 @@ func reported() []key {
 	return append(told, key{large, meanBandwidth})
 }
 
-// ofPM is what a way is compared with: the same MPI's over PM, or PM's without MPI, which between guests is its remote write.
-func ofPM(ways []*way, w *way) *way {
+// ofPM returns the variant with which w is compared: the same MPI over PM, or PM without MPI, which between guests is
+// its remote write.
+func ofPM(variants []*variant, w *variant) *variant {
 	if betweenGuests(w) && w.rail == "verbs" && w.mpi == "" {
-		return find(ways, w.path, "", verbsWrite)
+		return find(variants, w.path, "", verbsWrite)
 	}
-	return find(ways, w.path, w.mpi, "pm")
+	return find(variants, w.path, w.mpi, "pm")
 }
 
-func find(ways []*way, path, mpi, carrier string) *way {
-	i := slices.IndexFunc(ways, func(w *way) bool { return w.path == path && w.mpi == mpi && w.carrier == carrier })
+func find(variants []*variant, path, mpi, carrier string) *variant {
+	i := slices.IndexFunc(variants, func(w *variant) bool { return w.path == path && w.mpi == mpi && w.carrier == carrier })
 	if i < 0 {
-		return &way{}
+		return &variant{}
 	}
-	return ways[i]
+	return variants[i]
 }
 
-func newResult(ways []*way, plots []string, skipped map[string]string) *result {
+func newResult(variants []*variant, plots []string, skipped map[string]string) *result {
 	r := &result{Header: report.NewHeader("bench-pm", ""), Plots: plots, Skipped: skipped}
-	for _, w := range ways {
-		over := ofPM(ways, w)
+	for _, w := range variants {
+		over := ofPM(variants, w)
 		for _, k := range reported() {
 			if len(w.figures[k]) == 0 {
 				continue
@@ -99,18 +101,18 @@ func newResult(ways []*way, plots []string, skipped map[string]string) *result {
 			r.Rows = append(r.Rows, line)
 		}
 	}
-	r.fastest(ways)
-	r.goals(ways)
-	r.cableGoals(ways)
-	r.guestGoal(ways)
+	r.fastest(variants)
+	r.goals(variants)
+	r.cableGoals(variants)
+	r.guestGoal(variants)
 	return r
 }
 
-// fastest finds the MPI with the shortest way for short messages, over PM and not, on one machine.
-func (r *result) fastest(ways []*way) {
+// fastest finds the MPIs that are fastest for short messages on one machine, with PM and without.
+func (r *result) fastest(variants []*variant) {
 	k := key{small, latency}
-	var pm, other *way
-	for _, w := range ways {
+	var pm, other *variant
+	for _, w := range variants {
 		if w.mpi == "" || w.path != oneMachine {
 			continue
 		}
@@ -126,11 +128,11 @@ func (r *result) fastest(ways []*way) {
 	r.FastestRatio = report.Ratios(pm.figures[k], other.figures[k])
 }
 
-func (r *result) goals(ways []*way) {
+func (r *result) goals(variants []*variant) {
 	atMost := map[string]float64{pypiMPICH: 0.6, intelMPI: 1.0, debianOpenMPI: 1.5}
 	for _, mpi := range []string{pypiMPICH, intelMPI, debianOpenMPI} {
-		pm := find(ways, oneMachine, mpi, "pm")
-		other := find(ways, oneMachine, mpi, pm.against)
+		pm := find(variants, oneMachine, mpi, "pm")
+		other := find(variants, oneMachine, mpi, pm.against)
 		l, b := key{small, latency}, key{large, bandwidth}
 		short := strings.ToLower(strings.ReplaceAll(mpi, " ", "_"))
 		r.Goals = append(r.Goals,
@@ -138,21 +140,21 @@ func (r *result) goals(ways []*way) {
 			report.AtLeast(short+"_bandwidth", report.Ratios(pm.figures[b], other.figures[b]).Median, 1))
 	}
 	l := key{small, latency}
-	flag, pm := find(ways, oneMachine, "", "flag in a cache line"), find(ways, oneMachine, "", "pm")
+	flag, pm := find(variants, oneMachine, "", "flag in a cache line"), find(variants, oneMachine, "", "pm")
 	r.Goals = append(r.Goals, report.AtMost("pm_against_flag", report.Ratios(pm.figures[l], flag.figures[l]).Median, 1.5))
 }
 
-// cableGoals are of Open MPI over the cables that there are; the others' paths are skipped as a whole.
-func (r *result) cableGoals(ways []*way) {
+// cableGoals adds Open MPI's goals over the existing cables. Missing cables are skipped paths.
+func (r *result) cableGoals(variants []*variant) {
 	goal := func(name, path, carrier string, k key, check func(string, float64, float64) report.Goal, bound float64) {
-		ratios := report.Ratios(find(ways, path, debianOpenMPI, "pm").figures[k], find(ways, path, debianOpenMPI, carrier).figures[k])
+		ratios := report.Ratios(find(variants, path, debianOpenMPI, "pm").figures[k], find(variants, path, debianOpenMPI, carrier).figures[k])
 		g := check(name, ratios.Median, bound)
 		g.Met = g.Met && len(ratios.Runs) > 0
 		r.Goals = append(r.Goals, g)
 	}
 	if r.Skipped[whole] == "" {
 		best := "tcp BTL"
-		if k := keys[1]; find(ways, whole, debianOpenMPI, "libfabric tcp").stat(k).Median > find(ways, whole, debianOpenMPI, best).stat(k).Median {
+		if k := keys[1]; find(variants, whole, debianOpenMPI, "libfabric tcp").stat(k).Median > find(variants, whole, debianOpenMPI, best).stat(k).Median {
 			best = "libfabric tcp"
 		}
 		goal("udp_latency_tcp_btl", whole, "tcp BTL", keys[0], report.AtMost, 0.7)
@@ -164,19 +166,20 @@ func (r *result) cableGoals(ways []*way) {
 	}
 }
 
-// guestGoal is that memory which guests share is worth having: how much less a short message takes than over their network.
-func (r *result) guestGoal(ways []*way) {
+// guestGoal checks that shared memory between guests is worthwhile: how much less time a short message takes than over
+// the guests' network.
+func (r *result) guestGoal(variants []*variant) {
 	if r.Skipped[twoGuests] != "" {
 		return
 	}
-	tcp, ivshmem := find(ways, twoGuests, debianOpenMPI, "tcp BTL"), find(ways, twoGuests, debianOpenMPI, "pm")
+	tcp, ivshmem := find(variants, twoGuests, debianOpenMPI, "tcp BTL"), find(variants, twoGuests, debianOpenMPI, "pm")
 	ratio := report.Ratios(tcp.figures[keys[0]], ivshmem.figures[keys[0]]).Median
 	r.Goals = append(r.Goals, report.AtLeast("tcp_btl_latency_ivshmem", ratio, 100))
 }
 
 func (r *result) write(out string) error { return report.Write(out, r) }
 
-// print shows the table; a goal that is not met is an error.
+// print prints the table. It returns an error if a goal is not met.
 func (r *result) print(out string) error {
 	fmt.Printf("\n%d bytes: half round trip, us; %d bytes: ping-pong, MB/s (without MPI: one write or copy after another)\n", small, large)
 	fmt.Println("median (least..greatest) of the turns, each the median of 101 batches, between guests and over two cables of 3 to 101; best batch; PM's divided by this")

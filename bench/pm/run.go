@@ -1,4 +1,4 @@
-// run.go takes the figures of one way once.
+// run.go measures one variant once.
 package main
 
 import (
@@ -16,15 +16,15 @@ import (
 	"time"
 )
 
-// patience is the longest that one run may take. Over a cable some carriers stop for ever or nearly so, where packets are
-// lost more often than not: what takes longer than the others' patience is ended.
+// The time limits of one run. Over a lossy cable some carriers stop forever, or nearly so. These runs are ended after a
+// shorter limit.
 const (
 	patience       = 120 * time.Second
 	cablePatience  = 30 * time.Second
 	losingPatience = 10 * time.Second
 )
 
-func (w *way) measure(ctx context.Context, b *bench) error {
+func (w *variant) measure(ctx context.Context, b *bench) error {
 	switch {
 	case w.perf != nil:
 		ctx, cancel := context.WithTimeout(ctx, patience)
@@ -37,12 +37,12 @@ func (w *way) measure(ctx context.Context, b *bench) error {
 	case w.command != nil:
 		return w.measureMPI(ctx, b)
 	default:
-		return nil // its figures come with another's
+		return nil // another variant's run measures it
 	}
 }
 
-// last tells the figures of the latest turn.
-func (w *way) last() string {
+// last formats the figures of the latest turn.
+func (w *variant) last() string {
 	var parts []string
 	for _, k := range keys {
 		if runs := w.figures[k]; len(runs) > 0 {
@@ -55,9 +55,9 @@ func (w *way) last() string {
 	return strings.Join(parts, ", ")
 }
 
-// rounds of a batch take about half a millisecond: less than a scheduler's time slice, so that on a busy machine most
-// batches are left alone, and their median is not disturbed.
-func (w *way) rounds() []string {
+// rounds returns the rounds per batch, which take about half a millisecond together. This is less than a scheduler's
+// time slice, so that most batches are undisturbed even on a busy machine, and the median, too.
+func (w *variant) rounds() []string {
 	switch {
 	case w.losing:
 		return []string{fmt.Sprintf("%d:1:30", large)}
@@ -67,10 +67,10 @@ func (w *way) rounds() []string {
 	return []string{fmt.Sprintf("%d:400", small), fmt.Sprintf("%d:3", large)}
 }
 
-// moved is what went to and fro in a run.
+// moved counts the data sent in a run.
 type moved struct{ roundTrips, bytes uint64 } // bytes: in each direction
 
-func (w *way) measureMPI(ctx context.Context, b *bench) error {
+func (w *variant) measureMPI(ctx context.Context, b *bench) error {
 	hold := filepath.Join(b.programs, "hold")
 	if err := os.WriteFile(hold, nil, 0o644); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (w *way) measureMPI(ctx context.Context, b *bench) error {
 	if w.losing {
 		command.Env = append(command.Env, "PINGPONG_TELL=1")
 	}
-	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) } // so that the launcher ends its processes
+	command.Cancel = func() error { return command.Process.Signal(os.Interrupt) } // lets the launcher end its processes
 	command.WaitDelay = 10 * time.Second
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	var complaint bytes.Buffer
@@ -122,19 +122,20 @@ func (w *way) measureMPI(ctx context.Context, b *bench) error {
 	return proof
 }
 
-// soFar is what a run has told that has not come to its end.
+// soFar is the progress of a run that has not finished.
 type soFar struct {
 	batch, batches int
 	mean           float64 // half round trip, us
-	finished       bool    // all has been measured
+	finished       bool    // everything has been measured
 }
 
-// mayStop is of what PM is compared with over a cable: that it stops is a result. That PM does is an error.
-func (w *way) mayStop() bool { return w.cable != nil && !w.overPM() }
+// mayStop reports whether it is a valid result that the variant stops: this holds for PM's competitors over a cable. If
+// PM stops, it is an error.
+func (w *variant) mayStop() bool { return w.cable != nil && !w.overPM() }
 
-// giveUp notes what was seen of a run that had to be ended. The figure is that of the time in which it went on; what was
-// not measured is 0.
-func (w *way) giveUp(seen soFar, why string) {
+// giveUp records the progress of a run that had to be ended. The figure is that of the completed part; parts that were
+// not measured are 0.
+func (w *variant) giveUp(seen soFar, why string) {
 	turn := len(w.unfinished)
 	if seen.finished {
 		w.unfinished = append(w.unfinished, "did not end after all was measured, "+why)
@@ -153,8 +154,8 @@ func (w *way) giveUp(seen soFar, why string) {
 	w.unfinished = append(w.unfinished, fmt.Sprintf("did not finish (%d of %d round trips), %s", seen.batch, seen.batches, why))
 }
 
-// read takes the figures, and when the last has come, sees what PM has moved.
-func (w *way) read(ctx context.Context, lines *bufio.Scanner, b *bench, hold string) (seen soFar, proof error) {
+// read reads the figures. After the last one, it checks what PM has sent.
+func (w *variant) read(ctx context.Context, lines *bufio.Scanner, b *bench, hold string) (seen soFar, proof error) {
 	var sent moved
 	proof = errors.New("it has not measured anything")
 	for lines.Scan() {

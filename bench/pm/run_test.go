@@ -9,7 +9,7 @@ import (
 )
 
 func TestAStoppedRunCountsForWhatItDid(t *testing.T) {
-	w := &way{mpi: debianOpenMPI, carrier: "libfabric udp;ofi_rxd", cable: &cable{}, losing: true}
+	w := &variant{mpi: debianOpenMPI, carrier: "libfabric udp;ofi_rxd", cable: &cable{}, losing: true}
 	told := "so far 1048576 10000.0 1 30\nso far 1048576 20000.0 2 30\n"
 	seen, _ := w.read(context.Background(), bufio.NewScanner(strings.NewReader(told)), nil, "")
 	w.giveUp(seen, "ended after "+(10*time.Second).String())
@@ -23,7 +23,7 @@ func TestAStoppedRunCountsForWhatItDid(t *testing.T) {
 }
 
 func TestWhatWasNotMeasuredIsNoFigure(t *testing.T) {
-	w := &way{mpi: debianOpenMPI, carrier: "libfabric tcp", cable: &cable{}}
+	w := &variant{mpi: debianOpenMPI, carrier: "libfabric tcp", cable: &cable{}}
 	w.add(key{small, latency}, 9, 8)
 	w.add(key{large, bandwidth}, 3000, 4000)
 	w.unfinished = append(w.unfinished, "")

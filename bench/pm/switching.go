@@ -1,4 +1,4 @@
-// switching.go has pm/bench/cost find out what it costs that rails can be left and joined.
+// switching.go runs pm/bench/cost to measure the cost of PM's ability to leave and join rails.
 package main
 
 import (
@@ -18,20 +18,20 @@ import (
 const switching = "one machine, rails left and joined" // path
 
 const (
-	costSize = 32 // bytes of the messages that are counted
-	switches = 50 // in a turn
+	costSize = 32 // size of the counted messages in bytes
+	switches = 50 // switches per turn
 )
 
 const (
 	instructions = "instructions" // per message, sent, received and released
-	longestGap   = "longest_gap"  // of a turn's switches, or spans as long
-	leaving      = "until_left"   // of a turn's switches
+	longestGap   = "longest_gap"  // longest gap in a turn's switches, or in spans of the same length
+	leaving      = "until_left"   // time until a rail is left, in a turn's switches
 	fixedRails   = "pm, rails fixed"
 )
 
 type cost struct{ peer, metric string }
 
-// costs is what pm/bench/cost calls its figures, and what they are here.
+// costs maps the names in pm/bench/cost's output to the names in the report.
 var costs = map[string]cost{
 	"instructions per message":                       {"pm", instructions},
 	"instructions per message where rails are fixed": {fixedRails, instructions},
@@ -40,7 +40,7 @@ var costs = map[string]cost{
 	"until a rail is left":                           {"pm", leaving},
 }
 
-// countCosts counts instructions, and looks for gaps between messages under full load.
+// countCosts counts instructions, and measures gaps between messages under full load.
 func (b *bench) countCosts(ctx context.Context, turns int) ([]row, error) {
 	fmt.Println("== what it costs that rails can be left and joined")
 	if _, err := exec.LookPath("valgrind"); err != nil {
@@ -57,7 +57,7 @@ func (b *bench) countCosts(ctx context.Context, turns int) ([]row, error) {
 	return readCosts(out)
 }
 
-// addCosts adds what was counted, and the goals: that nobody notices that rails may be left and joined.
+// addCosts adds the counts and the goals: leaving and joining rails must not be noticeable.
 func (r *result) addCosts(rows []row) {
 	if len(rows) == 0 {
 		return
@@ -73,8 +73,8 @@ func (r *result) addCosts(rows []row) {
 		report.AtMost("switch_gap_ms", value("pm", longestGap).Median/1000, 5))
 }
 
-// readCosts takes CSV: rail, what, value, unit, spread as LEAST..GREATEST; gaps once for each turn, of which the greatest
-// counts.
+// readCosts parses CSV: rail, what, value, unit, spread as LEAST..GREATEST. There is one line of gaps for each turn;
+// the longest gap counts.
 func readCosts(out string) ([]row, error) {
 	lines, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 	if err != nil {

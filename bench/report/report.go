@@ -1,5 +1,5 @@
-// Package report is what benchmarks and the demo have in common: medians and spread of repeated runs, on which
-// machine and commit they were taken, and the JSON file that says so.
+// Package report has what benchmarks and the demo share: medians and spreads of repeated runs, a description of the
+// machine and the commit, and the JSON file with all of it.
 package report
 
 import (
@@ -18,16 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat sums up repeated measurements of one thing.
+// Stat summarizes repeated measurements of one quantity.
 type Stat struct {
 	Median float64   `json:"median"`
 	Min    float64   `json:"min"`
 	Max    float64   `json:"max"`
 	Unit   string    `json:"unit,omitempty"` // "" for ratios
-	Runs   []float64 `json:"runs"`           // in the order they were taken
+	Runs   []float64 `json:"runs"`           // in the order of measurement
 }
 
-// Summarize gives median, least and greatest of runs, which may be empty (all zero then).
+// Summarize returns median, minimum and maximum of runs. For no runs, all are zero.
 func Summarize(unit string, runs ...float64) Stat {
 	s := Stat{Unit: unit, Runs: slices.Clone(runs)}
 	if len(runs) == 0 {
@@ -43,8 +43,8 @@ func Summarize(unit string, runs ...float64) Stat {
 	return s
 }
 
-// Ratios divides run by run, so that a slow moment of the machine weighs on both sides: above and below are to be
-// taken alternately. The shorter one's length counts; a run of zero below is left out.
+// Ratios divides run by run, so that a slow moment of the machine affects both sides. The runs of above and below must
+// alternate. The shorter length counts. A zero in below is left out.
 func Ratios(above, below []float64) Stat {
 	var runs []float64
 	for i := range min(len(above), len(below)) {
@@ -64,16 +64,16 @@ func (s Stat) String() string {
 	return text
 }
 
-// Machine says what a measurement was taken on.
+// Machine describes the machine of a measurement.
 type Machine struct {
 	CPU          string `json:"cpu"`   // model name, of the first CPU
 	Cores        int    `json:"cores"` // logical CPUs this process may use
 	MemoryBytes  uint64 `json:"memory_bytes"`
-	Kernel       string `json:"kernel"`                 // release
-	Acceleration string `json:"acceleration,omitempty"` // how guests' instructions were executed: "kvm" or "tcg"
+	Kernel       string `json:"kernel"`                 // kernel release
+	Acceleration string `json:"acceleration,omitempty"` // how guests ran: "kvm" or "tcg"
 }
 
-// ThisMachine describes the machine this process runs on. What cannot be read stays empty.
+// ThisMachine describes the machine on which this process runs. Fields that cannot be read stay empty.
 func ThisMachine() Machine {
 	m := Machine{Cores: runtime.NumCPU(), CPU: cpuModel()}
 	var name unix.Utsname
@@ -93,7 +93,7 @@ func memoryTotal() uint64 {
 	return kib << 10
 }
 
-// field gives the value of the first "key : value" line in a file of /proc.
+// field returns the value of the first "key : value" line in a file of /proc.
 func field(path, key string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -108,16 +108,16 @@ func field(path, key string) string {
 	return ""
 }
 
-// Header is what every report begins with; embed it in the report's own struct.
+// Header begins every report. Embed it in the report's own struct.
 type Header struct {
 	Benchmark string  `json:"benchmark"` // "bench-overlay"
-	Command   string  `json:"command"`   // that takes these figures again
+	Command   string  `json:"command"`   // command that repeats the measurement
 	Date      string  `json:"date"`      // RFC 3339, UTC
-	Commit    string  `json:"commit"`    // of the working directory; "-dirty" appended when something was changed
+	Commit    string  `json:"commit"`    // of the working directory, with "-dirty" if there are changes
 	Machine   Machine `json:"machine"`
 }
 
-// NewHeader fills a header in for a benchmark that starts now in the repository's directory.
+// NewHeader fills in a header for a benchmark that starts now in the repository's directory.
 func NewHeader(benchmark, command string) Header {
 	return Header{
 		Benchmark: benchmark, Command: command, Date: time.Now().UTC().Format(time.RFC3339),
@@ -133,26 +133,26 @@ func commit() string {
 	return strings.TrimSpace(string(out))
 }
 
-// Goal is a figure that a benchmark is to reach.
+// Goal is a goal of a benchmark and the figure that it reached.
 type Goal struct {
 	Name    string  `json:"name"`
 	AtLeast float64 `json:"at_least,omitempty"`
-	AtMost  float64 `json:"at_most,omitempty"` // one of the two is zero
+	AtMost  float64 `json:"at_most,omitempty"` // exactly one of the two is not zero
 	Value   float64 `json:"value"`
 	Met     bool    `json:"met"`
 }
 
-// AtLeast checks value against a goal that it is to reach.
+// AtLeast compares a value with a minimum.
 func AtLeast(name string, value, goal float64) Goal {
 	return Goal{Name: name, AtLeast: goal, Value: value, Met: value >= goal}
 }
 
-// AtMost checks value against a goal that it is not to exceed.
+// AtMost compares a value with a maximum.
 func AtMost(name string, value, goal float64) Goal {
 	return Goal{Name: name, AtMost: goal, Value: value, Met: value <= goal}
 }
 
-// String prints the goal and whether it is met, for a table's last lines.
+// String prints the goal and whether it is met.
 func (g Goal) String() string {
 	bound, verdict := fmt.Sprintf(">= %g", g.AtLeast), "met"
 	if g.AtMost != 0 {
@@ -164,7 +164,7 @@ func (g Goal) String() string {
 	return fmt.Sprintf("%-20s %8.3g   goal %-8s %s", g.Name, g.Value, bound, verdict)
 }
 
-// Tell prints which goals are met and where the report is; the error says how many are not.
+// Tell prints the goals and the path of the report. The error says how many goals are not met.
 func Tell(goals []Goal, path string) error {
 	missed := 0
 	for _, g := range goals {
@@ -180,7 +180,7 @@ func Tell(goals []Goal, path string) error {
 	return nil
 }
 
-// Write puts the report v at path as indented JSON, whole or not at all. Folders are made.
+// Write writes the report v to path as indented JSON, atomically. It makes missing directories.
 func Write(path string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -1,6 +1,6 @@
 package main
 
-// client.go - what administrators do: hosts join, an image is registered, clusters come and go.
+// client.go - an administrator's actions: hosts join, an image is registered, clusters are created and deleted.
 
 import (
 	"bytes"
@@ -21,7 +21,7 @@ import (
 
 const imageName = "bench"
 
-// imageParts are the image's kernel, initrd and root.
+// imageParts are the parts of the image: kernel, initrd and root.
 var imageParts = []part{"kernel", "initrd", "root"}
 
 type part string
@@ -33,10 +33,10 @@ func (p part) blob() *v1.Blob {
 
 var registered string
 
-// imageDigest is the image's, once it is registered.
+// imageDigest returns the digest of the registered image.
 func imageDigest() string { return registered }
 
-// register uploads and registers an image of made-up content.
+// register uploads and registers an image with artificial content.
 func (p *process) register(ctx context.Context) error {
 	for _, part := range imageParts {
 		blob := part.blob()
@@ -65,7 +65,7 @@ func (p *process) register(ctx context.Context) error {
 	return nil
 }
 
-// join trades a token for a host's certificate.
+// join exchanges a token for a host's certificate.
 func (p *process) join(ctx context.Context, name string) (*tls.Config, error) {
 	made, err := p.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Site: "s"}))
 	if err != nil {
@@ -100,7 +100,7 @@ func (p *process) create(ctx context.Context, name string, guests int) error {
 	return nil
 }
 
-// remove deletes a cluster and waits until it is gone.
+// remove deletes a cluster and waits until it is deleted.
 func (p *process) remove(ctx context.Context, name string, limit time.Duration) error {
 	if _, err := p.DeleteCluster(ctx, connect.NewRequest(&v1.DeleteClusterRequest{Name: name})); err != nil {
 		return fmt.Errorf("delete cluster %s: %w", name, err)

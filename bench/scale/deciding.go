@@ -1,6 +1,6 @@
 package main
 
-// deciding.go - how long the core takes to place a cluster, in this process: no etcd, no connections.
+// deciding.go - how long the core takes to place a cluster, measured in this process without etcd and connections.
 
 import (
 	"fmt"
@@ -10,11 +10,11 @@ import (
 	"watari/core"
 )
 
-// decidingLimit bounds how long the decision is repeated.
+// decidingLimit is how long the measurement repeats the decision.
 const decidingLimit = 10 * time.Second
 
-// measureDeciding times the core's decision about a new cluster of placed guests, again and again. Orders to hosts are a part
-// of it.
+// measureDeciding repeats and times the core's decision about a new cluster of placed guests. The decision includes the
+// orders to hosts.
 func measureDeciding(hosts, guests int) (latency, error) {
 	w := worldOf(hosts, guests)
 	identity := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
@@ -42,7 +42,7 @@ func measureDeciding(hosts, guests int) (latency, error) {
 	return summarize(runs), nil
 }
 
-// withCluster returns objects with a new cluster. Platforms were decided when it was admitted.
+// withCluster returns objects with a new cluster. Its platforms are those decided at its admission.
 func withCluster(o *core.Objects, platforms []*v1.Platform) *core.Objects {
 	change := core.Change{Ops: []core.Op{{Kind: core.Create, Object: &v1.Cluster{Meta: &v1.Meta{Name: "new"}, Spec: &v1.ClusterSpec{Guests: placed}, Platforms: platforms}}}}
 	for i := range placed {
@@ -53,7 +53,7 @@ func withCluster(o *core.Objects, platforms []*v1.Platform) *core.Objects {
 	return o.Apply(change)
 }
 
-// worldOf makes a world of hosts with guests in clusters, spread evenly, all of which run.
+// worldOf returns a world of hosts and evenly spread clusters, whose guests all run.
 func worldOf(hosts, guests int) core.World {
 	s := core.NoObjects()
 	reported := map[string]*v1.HostObserved{}

@@ -1,6 +1,6 @@
 package main
 
-// figures.go - percentiles, and how figures grow with the number of hosts.
+// figures.go - percentiles, and the growth of figures with the number of hosts.
 
 import (
 	"fmt"
@@ -8,13 +8,13 @@ import (
 	"slices"
 )
 
-// latency sums up repeated measurements of one time, ms.
+// latency summarizes repeated measurements of a time in ms.
 type latency struct {
 	P50  float64   `json:"p50_ms"`
 	P99  float64   `json:"p99_ms"`
 	Min  float64   `json:"min_ms"`
 	Max  float64   `json:"max_ms"`
-	Runs []float64 `json:"runs_ms"` // in the order they were taken
+	Runs []float64 `json:"runs_ms"` // in the order of measurement
 }
 
 func summarize(runs []float64) latency {
@@ -29,14 +29,14 @@ func (l latency) String() string {
 	return fmt.Sprintf("p50 %.3g, p99 %.3g (%.3g..%.3g) ms, %d runs", l.P50, l.P99, l.Min, l.Max, len(l.Runs))
 }
 
-// percentile is the least value that at least p percent of the sorted values do not exceed.
+// percentile returns the smallest of the sorted values that at least p percent of the values do not exceed.
 func percentile(sorted []float64, p float64) float64 {
 	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
 	return sorted[max(rank, 1)-1]
 }
 
-// exponent is b where y grows as x to the power of b: the slope of a straight line through the points' logarithms, by
-// least squares. NaN where there are fewer than two points.
+// exponent returns b if y grows like x to the power of b. It is the slope of the least-squares line through the
+// logarithms of the points. It is NaN for fewer than two points.
 func exponent(x, y []float64) float64 {
 	var sumX, sumY, sumXX, sumXY float64
 	n := float64(len(x))
@@ -47,7 +47,7 @@ func exponent(x, y []float64) float64 {
 	return (n*sumXY - sumX*sumY) / (n*sumXX - sumX*sumX)
 }
 
-// nLogN is the exponent that n log n itself has over the same x.
+// nLogN returns the exponent of n log n over the same x.
 func nLogN(x []float64) float64 {
 	y := make([]float64, len(x))
 	for i, n := range x {

@@ -1,6 +1,6 @@
 package main
 
-// fleet.go - the simulated hosts together, and what the measurements ask of them.
+// fleet.go - all simulated hosts together, and what the measurements need from them.
 
 import (
 	"context"
@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// Simulated durations of what hosts do.
+// Simulated durations of the hosts' work.
 const (
-	startTime    = 300 * time.Millisecond // a guest's start, until it runs
-	readyTime    = 200 * time.Millisecond // until its guest agent answers
-	reserveTime  = 50 * time.Millisecond  // room for an incoming guest
-	transferTime = 500 * time.Millisecond // memory of a moving guest
+	startTime    = 300 * time.Millisecond // from a guest's start until it runs
+	readyTime    = 200 * time.Millisecond // from then until its guest agent answers
+	reserveTime  = 50 * time.Millisecond  // reserving room for an incoming guest
+	transferTime = 500 * time.Millisecond // sending the memory of a moving guest
 	resumeTime   = 20 * time.Millisecond
 	endTime      = 50 * time.Millisecond
-	reportEvery  = 5 * time.Second // as watari-agent
+	reportEvery  = 5 * time.Second // like watari-agent
 )
 
-// fleet is all simulated hosts.
+// fleet holds all simulated hosts.
 type fleet struct {
 	hosts []*host
 	names map[string]*host
@@ -33,11 +33,11 @@ type fleet struct {
 	waiting map[string]*arrivals // by cluster
 }
 
-// arrivals are the guests of a cluster whose hosts were told to start them.
+// arrivals records the guests of a cluster whose hosts have an order to start them.
 type arrivals struct {
 	missing int
 	seen    map[string]bool // by uid
-	all     chan time.Time  // gets the time of the last one
+	all     chan time.Time  // receives the time of the last one
 }
 
 func newFleet(n int) *fleet {
@@ -50,7 +50,8 @@ func newFleet(n int) *fleet {
 	return f
 }
 
-// await returns a channel that gets the time at which the last of a cluster's n guests reached a host as an order.
+// await returns a channel that receives the time at which the order for the last of a cluster's n guests reached a
+// host.
 func (f *fleet) await(cluster string, n int) <-chan time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -59,7 +60,7 @@ func (f *fleet) await(cluster string, n int) <-chan time.Time {
 	return a.all
 }
 
-// told notes that a host was told to start a guest.
+// told records that a host has an order to start a guest.
 func (f *fleet) told(cluster, uid string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,7 +75,7 @@ func (f *fleet) told(cluster, uid string) {
 	}
 }
 
-// guests counts those of a cluster that any host has; of all clusters, where that is empty.
+// guests counts the guests of a cluster on all hosts; if cluster is empty, of all clusters.
 func (f *fleet) guests(cluster string) (n int) {
 	for _, h := range f.hosts {
 		n += h.count(cluster)
@@ -82,7 +83,7 @@ func (f *fleet) guests(cluster string) (n int) {
 	return n
 }
 
-// connect joins and dials the hosts, some at once, and keeps them connected until ctx ends.
+// connect makes the hosts join and connect, several at a time, and keeps them connected until ctx ends.
 func (f *fleet) connect(ctx context.Context, url string, join func(ctx context.Context, name string) (*tls.Config, error)) error {
 	errs := make(chan error, len(f.hosts))
 	slots := make(chan struct{}, 16)

@@ -1,6 +1,6 @@
 package main
 
-// guest.go - a simulated guest on one host: its starts, moves and ends.
+// guest.go - a simulated guest on one host: its start, moves and end.
 
 import (
 	"math/rand/v2"
@@ -9,13 +9,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// guest is a copy of a guest on a host, under one epoch.
+// guest is a copy of a guest on a host, with one epoch.
 type guest struct {
 	uid, name, cluster string
 	epoch              uint64
 	condition          v1.GuestCondition
 	ready, ending      bool
-	migration          string // uid of the move that it takes part in
+	migration          string // uid of its current move
 	stopped, resumed   int64  // Unix time, ns
 	begun              time.Time
 }
@@ -34,7 +34,7 @@ func (g *guest) report(boot string) *v1.GuestObserved {
 	return o
 }
 
-// setReady keeps the fleet's count of ready guests.
+// setReady updates the fleet's count of ready guests.
 func (h *host) setReady(g *guest, ready bool) {
 	if ready != g.ready {
 		g.ready = ready
@@ -42,7 +42,7 @@ func (h *host) setReady(g *guest, ready bool) {
 	}
 }
 
-// after changes a guest later, if it is still there in the same epoch.
+// after changes a guest later, if it still exists with the same epoch.
 func (h *host) after(d time.Duration, g *guest, change func()) {
 	time.AfterFunc(d*3/4+rand.N(d/2), func() {
 		h.mu.Lock()
@@ -54,7 +54,7 @@ func (h *host) after(d time.Duration, g *guest, change func()) {
 	})
 }
 
-// order takes up what is wanted of one guest. h.mu is held.
+// order carries out the order for one guest. The caller holds h.mu.
 func (h *host) order(w *v1.GuestWanted) {
 	g := h.guests[w.Uid]
 	switch w.Role {
@@ -112,7 +112,7 @@ func (h *host) run(w *v1.GuestWanted, g *guest) {
 func (h *host) send(w *v1.GuestWanted, g *guest) {
 	g.condition, g.migration = v1.GuestCondition_GUEST_CONDITION_SENDING, w.Migration.GetId()
 	target, migration := h.fleet.names[w.Migration.GetTargetHost()], g.migration
-	go func() { // the target may be sending to this host, and has a lock of its own
+	go func() { // avoids a deadlock: the target has its own lock and may be sending to this host
 		target.receive(g.uid, migration, v1.GuestCondition_GUEST_CONDITION_RECEIVING)
 		time.Sleep(transferTime*3/4 + rand.N(transferTime/2))
 		target.receive(g.uid, migration, v1.GuestCondition_GUEST_CONDITION_RECEIVED)
@@ -126,7 +126,7 @@ func (h *host) send(w *v1.GuestWanted, g *guest) {
 	}()
 }
 
-// receive sets the condition of the copy that a move brings here.
+// receive sets the condition of the copy that a move has brought to this host.
 func (h *host) receive(uid, migration string, condition v1.GuestCondition) {
 	h.mu.Lock()
 	if g := h.guests[uid]; g != nil && g.migration == migration {

@@ -1,6 +1,6 @@
 package main
 
-// host.go - a simulated agent: it takes orders and reports as watari-agent does, and has no guests but in its memory.
+// host.go - a simulated agent. It takes orders and reports like watari-agent, but its guests exist only in its memory.
 
 import (
 	"context"
@@ -27,18 +27,18 @@ type host struct {
 	name  string
 	fleet *fleet
 	info  *v1.HostInfo
-	dirty chan struct{} // holds a token when something is to be reported
+	dirty chan struct{} // has a token if there is something to report
 
 	mu                        sync.Mutex
 	guests                    map[string]*guest // by uid
-	term, generation, network uint64            // of the last orders
+	term, generation, network uint64            // of the latest orders
 }
 
 func newHost(f *fleet, i int) *host {
 	return &host{name: fmt.Sprintf("h%04d", i), fleet: f, info: hostInfo(i), dirty: make(chan struct{}, 1), guests: map[string]*guest{}}
 }
 
-// hostInfo is about as large as that of a real agent: it lists what CPUs guests can have.
+// hostInfo returns a HostInfo that is about as large as that of a real agent: it lists the CPUs for guests.
 func hostInfo(i int) *v1.HostInfo {
 	support := &v1.GuestSupport{Cpu: &v1.CPU{Model: "EPYC-Rome", Vendor: "AMD"}}
 	for n := range 10 {
@@ -78,7 +78,7 @@ func (h *host) dial(ctx context.Context, url string, config *tls.Config) {
 	}
 }
 
-// Sync reports when something has changed and every few seconds, and takes orders.
+// Sync reports when something has changed and every few seconds, and receives orders.
 func (h *host) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -92,7 +92,7 @@ func (h *host) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWante
 			h.take(wanted)
 		}
 	}()
-	// Hosts do not report all at once.
+	// Spread the reports of the hosts over time.
 	timer := time.NewTimer(rand.N(reportEvery))
 	defer timer.Stop()
 	for {
@@ -109,7 +109,7 @@ func (h *host) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWante
 	}
 }
 
-// changed has the host report soon.
+// changed makes the host report soon.
 func (h *host) changed() {
 	select {
 	case h.dirty <- struct{}{}:
@@ -117,7 +117,7 @@ func (h *host) changed() {
 	}
 }
 
-// take takes orders up.
+// take carries out orders.
 func (h *host) take(w *v1.HostWanted) {
 	h.mu.Lock()
 	h.term, h.generation, h.network = w.Term, w.Generation, w.GetNetwork().GetGeneration()
@@ -145,7 +145,7 @@ func (h *host) report() *v1.HostObserved {
 	return o
 }
 
-// count counts the guests of a cluster; of all, where that is empty.
+// count counts the guests of a cluster; if cluster is empty, of all clusters.
 func (h *host) count(cluster string) (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

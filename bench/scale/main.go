@@ -1,8 +1,8 @@
-// Scale measures how the manager bears many hosts and guests. A real manager with its embedded etcd has simulated
-// agents, each with a certificate, a connection and a Sync stream of its own; they have no guests but in their memory.
-// For each number of hosts it measures the time to place 64 guests, to fill the hosts with guests, to drain hosts, and
-// what the manager takes while nothing happens, and from all of them how these figures grow. It writes
-// build/reports/bench-scale.json, and what it prints last to bench-scale.txt beside it.
+// Scale measures how a manager copes with many hosts and guests. It runs a real manager with its embedded etcd, and
+// simulated agents. Each agent has its own certificate, connection and Sync stream; its guests exist only in memory.
+// For each number of hosts, Scale measures the time to place 64 guests, to fill the hosts with guests and to drain
+// hosts, and the manager's load while nothing happens. From all numbers of hosts it computes how these figures grow. It
+// writes build/reports/bench-scale.json, and its final table to bench-scale.txt beside it.
 package main
 
 import (
@@ -25,22 +25,22 @@ import (
 	"watari/bench/report"
 )
 
-// guestsPerHost is how many guests there are for each host unless told otherwise.
+// guestsPerHost is the default number of guests per host.
 const guestsPerHost = 10
 
-// goalHosts is the number of hosts that the goals are for.
+// goalHosts is the number of hosts for which the goals hold.
 const goalHosts = 1000
 
 type scaleReport struct {
 	report.Header
-	Simulated map[string]float64 `json:"simulated_ms"` // how long the hosts take for things
+	Simulated map[string]float64 `json:"simulated_ms"` // durations of the hosts' work
 	Results   []*result          `json:"results"`
-	Growth    map[string]float64 `json:"growth_exponents,omitempty"` // of each figure with the number of hosts, and the guests with them
-	NLogN     float64            `json:"n_log_n_exponent,omitempty"` // over the same numbers of hosts
+	Growth    map[string]float64 `json:"growth_exponents,omitempty"` // growth of each figure with the number of hosts and guests
+	NLogN     float64            `json:"n_log_n_exponent,omitempty"` // exponent of n log n over the same numbers of hosts
 	Goals     []report.Goal      `json:"goals"`
 }
 
-// options are the command's.
+// options are the command's options.
 type options struct {
 	sizes   []int
 	guests  int
@@ -104,7 +104,7 @@ func bench(ctx context.Context, o options) error {
 			return fmt.Errorf("%d hosts: %w", hosts, err)
 		}
 		r.Results = append(r.Results, one)
-		// What was measured is kept if a larger number fails.
+		// Write the report now, so that it is kept if a larger number of hosts fails.
 		if err := report.Write(o.out, r); err != nil {
 			return err
 		}
@@ -123,7 +123,7 @@ func bench(ctx context.Context, o options) error {
 	return report.Tell(r.Goals, o.out)
 }
 
-// grow finds the exponents of growth, of figures that were reached with each number of hosts.
+// grow computes the exponents of growth of the figures that exist for each number of hosts.
 func (r *scaleReport) grow() {
 	var x []float64
 	y := map[string][]float64{}
@@ -145,7 +145,7 @@ func (r *scaleReport) grow() {
 	r.Growth, r.NLogN = map[string]float64{}, nLogN(x)
 	for name, figures := range y {
 		if len(figures) < len(x) {
-			continue // it was not reached with each number of hosts
+			continue // the figure does not exist for each number of hosts
 		}
 		if b := exponent(x, figures); !math.IsNaN(b) && !math.IsInf(b, 0) {
 			r.Growth[name] = b
@@ -153,7 +153,7 @@ func (r *scaleReport) grow() {
 	}
 }
 
-// judge compares the figures with the goals, which are for 1,000 hosts, and the growth with n log n.
+// judge compares the figures with the goals for 1,000 hosts, and the growth with n log n.
 func (r *scaleReport) judge() {
 	for _, one := range r.Results {
 		if one.Hosts != goalHosts {

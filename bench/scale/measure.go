@@ -1,6 +1,6 @@
 package main
 
-// measure.go - what is measured with one number of hosts.
+// measure.go - the measurements with one number of hosts.
 
 import (
 	"context"
@@ -15,40 +15,40 @@ import (
 	"watari/bench/report"
 )
 
-// placed is how many guests a cluster has whose placing is timed.
+// placed is the number of guests of the clusters whose placing is timed.
 const placed = 64
 
-// guestShape is every simulated guest's.
+// guestShape returns the shape of all simulated guests.
 func guestShape() *v1.GuestShape { return &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 30} }
 
-// plan is how long and how often things are measured.
+// plan says how long and how often to measure.
 type plan struct {
-	limit       time.Duration // of each phase
-	creations   int           // of clusters whose placing is timed
-	samples     int           // of the steady state
+	limit       time.Duration // time limit of each phase
+	creations   int           // number of clusters whose placing is timed
+	samples     int           // number of samples of the steady state
 	sample      time.Duration
-	drained     int // hosts
+	drained     int // number of hosts that are drained
 	quiet       time.Duration
-	concurrency int // clusters that are created at once
+	concurrency int // number of clusters that are created at once
 }
 
-// result is what was measured with one number of hosts.
+// result holds the figures for one number of hosts.
 type result struct {
 	Hosts  int `json:"hosts"`
 	Guests int `json:"guests"`
-	// Deciding is the choice of hosts for 64 guests alone, without etcd.
+	// Deciding is the time of choosing hosts for 64 guests alone, without etcd.
 	Deciding latency `json:"place_64_without_etcd"`
-	// Placing is from CreateCluster of 64 guests until the last host has its order to start one.
+	// Placing is the time from CreateCluster for 64 guests until the last host has its order to start one.
 	Placing latency `json:"place_64_by_api"`
-	// Creating is the call of CreateCluster alone.
+	// Creating is the time of the call of CreateCluster alone.
 	Creating latency `json:"create_64_call"`
-	// Connect is how long it took until all hosts had joined and counted as ready.
+	// Connect is the time until all hosts had joined and counted as ready.
 	Connect phase `json:"connect_hosts"`
 	Fill    phase `json:"fill"`
 	Drain   phase `json:"drain"`
 	Drained int   `json:"drained_hosts"`
 	Moved   int   `json:"drain_moves"`
-	// CPU and Memory are the manager's while all hosts report and nothing else happens: that is, if Fill is done.
+	// CPU and Memory are the manager's use while all hosts report and nothing else happens. They need a complete Fill.
 	CPU    report.Stat `json:"steady_cpu"`
 	Memory report.Stat `json:"steady_memory"`
 	// Lost is how many connections of hosts ended by themselves. The manager and the load generator share this machine; where
@@ -56,13 +56,13 @@ type result struct {
 	Lost int64 `json:"lost_connections"`
 }
 
-// phase is something that is waited for once.
+// phase is a condition that is awaited once.
 type phase struct {
 	Seconds float64 `json:"s"`
-	CPU     float64 `json:"manager_cpu_s"` // meanwhile
+	CPU     float64 `json:"manager_cpu_s"` // during the phase
 	Own     float64 `json:"generator_cpu_s"`
-	Done    bool    `json:"done"`    // false: it was given up after so many seconds
-	Reached int     `json:"reached"` // how many guests or hosts were where they were to be at the end
+	Done    bool    `json:"done"`    // false: given up after so many seconds
+	Reached int     `json:"reached"` // how many guests or hosts had reached the wanted state at the end
 }
 
 func (p phase) String() string {
@@ -75,14 +75,14 @@ func (p phase) String() string {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// bed is a manager and its simulated hosts.
+// bed is a manager with its simulated hosts.
 type bed struct {
 	*process
 	fleet *fleet
 	plan  plan
 }
 
-// measure measures all with one number of hosts.
+// measure makes all measurements with one number of hosts.
 func measure(ctx context.Context, binary string, hosts, guests int, p plan) (r *result, err error) {
 	r = &result{Hosts: hosts, Guests: guests}
 	fmt.Printf("== %d hosts, %d guests\n", hosts, guests)
@@ -96,7 +96,7 @@ func measure(ctx context.Context, binary string, hosts, guests int, p plan) (r *
 	}
 	defer manager.stop()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // the hosts' connections end before the manager does
+	defer cancel() // ends the hosts' connections before the manager
 	b := &bed{manager, newFleet(hosts), p}
 	if err := manager.register(ctx); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func measure(ctx context.Context, binary string, hosts, guests int, p plan) (r *
 	return r, nil
 }
 
-// timed waits for a condition, and says how long that took and what it cost the manager.
+// timed waits for a condition, and returns how long that took and how much CPU time the manager used.
 func (b *bed) timed(ctx context.Context, what string, done func() bool, reached func() int) (phase, error) {
 	cpu, _ := b.usage()
 	begin, own := time.Now(), ownCPU()
@@ -147,7 +147,7 @@ func (b *bed) connectHosts(ctx context.Context, r *result) (err error) {
 	return errors.Join(err, failed)
 }
 
-// known counts the hosts that are connected, and of which the manager has stored what they say of themselves.
+// known counts the hosts that are connected and whose HostInfo the manager has stored.
 func (b *bed) known(ctx context.Context) (n int) {
 	list, err := b.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
 	if err != nil {
@@ -161,7 +161,7 @@ func (b *bed) known(ctx context.Context) (n int) {
 	return n
 }
 
-// fill creates clusters of 64 to 100 guests until there are as many as wanted, and waits until all are ready.
+// fill creates clusters of 64 to 100 guests until there are enough guests, and waits until all are ready.
 func (b *bed) fill(ctx context.Context, r *result) error {
 	sizes := clusterSizes(r.Guests)
 	errs := make(chan error, len(sizes))
@@ -192,7 +192,7 @@ func (b *bed) fill(ctx context.Context, r *result) error {
 	return errors.Join(err, failed)
 }
 
-// clusterSizes divides guests into clusters of 64 to 100; the last one may be smaller.
+// clusterSizes divides guests into clusters of 64 to 100. The last cluster may be smaller.
 func clusterSizes(guests int) (sizes []int) {
 	for i := 0; guests > 0; i++ {
 		size := min(guests, 64+i*17%37)
@@ -226,7 +226,7 @@ func (b *bed) steady(ctx context.Context, r *result) error {
 	return nil
 }
 
-// place times clusters of 64 guests, one after the other, beside all that runs already.
+// place times clusters of 64 guests, one after the other, while all other guests run.
 func (b *bed) place(ctx context.Context, r *result) error {
 	var placing, creating []float64
 	deadline := time.Now().Add(b.plan.limit)

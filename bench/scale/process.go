@@ -1,6 +1,6 @@
 package main
 
-// process.go - the manager's process, and what it takes.
+// process.go - the manager's process, and its use of resources.
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"watari/ca"
 )
 
-// process is a running manager in a folder of its own.
+// process is a running manager with its own directory.
 type process struct {
 	watariv1connect.ControlServiceClient
 	url   string
@@ -34,7 +34,7 @@ type process struct {
 
 // startManager starts a manager and returns when it leads.
 func startManager(ctx context.Context, binary string) (*process, error) {
-	// Not /tmp, which may be in memory: etcd's writes are part of what is measured.
+	// /tmp may be in memory, but etcd's writes to disk are part of the measurement.
 	dir, err := os.MkdirTemp("/var/tmp", "watari-bench-scale-")
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func startManager(ctx context.Context, binary string) (*process, error) {
 	return p, nil
 }
 
-// connect waits for the administrator's client config, and makes a client of it.
+// connect waits for the administrator's client config, and makes a client from it.
 func (p *process) connect(ctx context.Context) error {
 	var config struct {
 		Managers    []string `json:"manager"`
@@ -109,11 +109,11 @@ func (p *process) until(ctx context.Context, limit time.Duration, what string, c
 	return nil
 }
 
-// stop ends the manager and removes its folder, unless it had ended by itself.
+// stop ends the manager and removes its directory. If the manager has ended by itself, it keeps the directory.
 func (p *process) stop() {
 	select {
 	case <-p.ended:
-		return // its log is of use
+		return // its log may show why
 	default:
 	}
 	p.run.Process.Signal(syscall.SIGTERM)
@@ -126,7 +126,7 @@ func (p *process) stop() {
 	os.RemoveAll(p.dir)
 }
 
-// usage is the processor time that the manager has taken, s, and its resident memory, bytes.
+// usage returns the manager's CPU time in s and its resident memory in bytes.
 func (p *process) usage() (cpu float64, memory uint64) {
 	stat, err := p.proc.Stat()
 	if err != nil {

@@ -1,6 +1,6 @@
 package main
 
-// first.go - the first cluster of an image, on hosts that have neither image nor template.
+// first.go - the first cluster with an image, on hosts that have neither the image nor a template.
 
 import (
 	"fmt"
@@ -12,10 +12,10 @@ import (
 	"watari/bench/system"
 )
 
-// wan is the demo's: between site a, where the manager is, and site b.
+// wan is the demo's WAN between site a, where the manager is, and site b.
 const wan = "20ms,200mbit"
 
-// manyHosts is how many hosts a site has in the second measurement.
+// manyHosts is the number of hosts per site in the second measurement.
 const manyHosts = 8
 
 // firstReport is about the demo's cluster: four guests on two sites of two hosts.
@@ -24,12 +24,12 @@ type firstReport struct {
 	On    report.Stat `json:"sharing_s"`
 	Off   report.Stat `json:"no_sharing_s"`
 	Ratio report.Stat `json:"sharing_ratio"` // on / off
-	// What site b got over the WAN meanwhile.
+	// The bytes that site b received over the WAN meanwhile.
 	OnBytes  report.Stat `json:"sharing_wan"`
 	OffBytes report.Stat `json:"no_sharing_wan"`
 }
 
-// hostsReport is about a guest on each of one and of many hosts of site b, with sharing.
+// hostsReport compares one guest on one host of site b with one guest on each of many hosts, with sharing.
 type hostsReport struct {
 	WAN       string      `json:"wan"`
 	Hosts     int         `json:"hosts"`
@@ -40,7 +40,7 @@ type hostsReport struct {
 	ManyBytes report.Stat `json:"many_hosts_wan"`
 }
 
-// series is one way of starting, measured several times.
+// series is a kind of start that is measured several times.
 type series struct {
 	name         string
 	sharing      bool
@@ -49,7 +49,7 @@ type series struct {
 	seconds, mib []float64
 }
 
-// inTurn measures each of several series once, and again, runs times.
+// inTurn measures each of several series once, and repeats this runs times.
 func inTurn(s *system.System, runs int, all ...*series) error {
 	for i := range runs {
 		for _, one := range all {
@@ -92,7 +92,7 @@ func measureHosts(s *system.System, runs int) (*hostsReport, error) {
 	return h, w.Flush()
 }
 
-// measure makes the first cluster on fresh hosts, and removes it.
+// measure makes the first cluster on new hosts, and removes it.
 func (one *series) measure(s *system.System) error {
 	if err := s.Sharing(one.sharing); err != nil {
 		return err

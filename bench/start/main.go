@@ -1,9 +1,9 @@
-// Start measures how long guests take to start. From nothing to a finished mpirun over four guests: forked from a
-// template, booted plainly, and the peer's way, a stock Debian booted by libvirt until ssh answers. And the first
-// cluster of an image on hosts that have neither image nor template: with hosts that fetch these from each other, and
-// without. It writes build/reports/bench-start.json.
+// Start measures how long guests take to start, from nothing to a finished mpirun over four guests: forked from a
+// template, booted normally, and as a stock Debian booted by libvirt until ssh answers. It also measures the first
+// cluster with an image on hosts that have neither the image nor a template: with hosts that fetch these from each
+// other, and without. It writes build/reports/bench-start.json.
 //
-// With -whole the hosts are two whole machines with guests under KVM, and the starts alone are measured, of two guests; the
+// With -whole, the hosts are two whole hosts with guests under KVM, and only the starts of two guests are measured. The
 // report is bench-start-kvm.json.
 package main
 
@@ -31,7 +31,7 @@ type startReport struct {
 	Goals  []report.Goal `json:"goals"`
 }
 
-// hosts has a guest for each.
+// hosts lists the hosts; each runs one guest.
 var hosts = []string{"a1", "a2", "b1", "b2"}
 
 func main() {
@@ -107,7 +107,7 @@ func benchWhole(runs int) error {
 	if err := r.later(s, runs); err != nil {
 		return err
 	}
-	r.Goals = nil // they are for hosts that are no virtual machines
+	r.Goals = nil // the goals are not for hosts that are virtual machines
 	const out = "build/reports/bench-start-kvm.json"
 	if err := report.Write(out, r); err != nil {
 		return err
@@ -115,7 +115,7 @@ func benchWhole(runs int) error {
 	return report.Tell(r.Goals, out)
 }
 
-// later measures clusters of an image that the hosts have, and a template of it.
+// later measures clusters on hosts that have the image and a template of it.
 func (r *startReport) later(s *system.System, runs int) error {
 	fmt.Println("== templates: one guest on each host, not measured")
 	if _, err := start(s, "--spread", "host"); err != nil {
@@ -123,7 +123,7 @@ func (r *startReport) later(s *system.System, runs int) error {
 	}
 	var forked, plain, peer []float64
 	for i := range runs {
-		for _, way := range []struct {
+		for _, variant := range []struct {
 			name  string
 			start func() (time.Duration, error)
 			into  *[]float64
@@ -132,12 +132,12 @@ func (r *startReport) later(s *system.System, runs int) error {
 			{"plain", func() (time.Duration, error) { return start(s, "--spread", "host", "--no-fork") }, &plain},
 			{"peer", func() (time.Duration, error) { return startPeer(s, hosts) }, &peer},
 		} {
-			took, err := way.start()
+			took, err := variant.start()
 			if err != nil {
-				return fmt.Errorf("%s, run %d: %w", way.name, i+1, err)
+				return fmt.Errorf("%s, run %d: %w", variant.name, i+1, err)
 			}
-			fmt.Printf("%s, run %d: %.2f s\n", way.name, i+1, took.Seconds())
-			*way.into = append(*way.into, took.Seconds())
+			fmt.Printf("%s, run %d: %.2f s\n", variant.name, i+1, took.Seconds())
+			*variant.into = append(*variant.into, took.Seconds())
 		}
 	}
 	r.Forked, r.Plain, r.Peer = report.Summarize("s", forked...), report.Summarize("s", plain...), report.Summarize("s", peer...)
@@ -149,7 +149,7 @@ func (r *startReport) later(s *system.System, runs int) error {
 	return nil
 }
 
-// start is from nothing to a finished mpirun hostname over all guests; removing them is not measured.
+// start measures from nothing to a finished mpirun hostname over all guests. It does not count their removal.
 func start(s *system.System, how ...string) (time.Duration, error) {
 	begin := time.Now()
 	args := append([]string{"cluster", "create", "bs", "--guests", fmt.Sprint(len(hosts)), "--memory", "512M", "--image", s.Image, "--wait"}, how...)

@@ -1,6 +1,6 @@
 package main
 
-// peer.go - the peer's way: a stock Debian image with systemd, booted by libvirt until ssh answers.
+// peer.go - the competitor: a stock Debian image with systemd, booted by libvirt until ssh answers.
 
 import (
 	"fmt"
@@ -17,8 +17,8 @@ import (
 
 const peerDir = "/var/cache/watari/bench-start"
 
-// peerImage builds the stock image once: the same packages, systemd, an ssh server, Debian's own kernel and
-// initial RAM file system; a static address for each of four MAC addresses.
+// peerImage builds the stock image once: the same packages, systemd, an ssh server, Debian's kernel and initial RAM
+// file system, and a static address for each of four MAC addresses.
 const peerImage = `set -e
 dir=$1; shift
 [ ! -e $dir/done ] || exit 0
@@ -35,13 +35,13 @@ mkdir $dir/root; tar -C $dir/root -xf $dir/root.tar; rm $dir/root.tar
 truncate -s 3G $dir/root.img; mke2fs -q -t ext4 -d $dir/root $dir/root.img; rm -rf $dir/root
 touch $dir/done`
 
-// Where the peer's files are on a host, and how it runs; takePeer changes both.
+// The directory of the peer's files on a host, and the domain type. takePeer changes both.
 var filesDir, peerType = peerDir, "qemu"
 
 // takenDir is where libvirt's users keep images on a whole host, which does not share this machine's files.
 const takenDir = "/var/lib/libvirt/images/peer"
 
-// takePeer puts the peer's files onto whole hosts, where it runs under KVM.
+// takePeer copies the peer's files to whole hosts, where the peer runs under KVM.
 func takePeer(s *system.System) error {
 	fmt.Println("== the peer's image onto the hosts")
 	disk := peerDir + "/root.qcow2"
@@ -98,11 +98,11 @@ func peerDomain(i int, disk string) (string, error) {
 	return d.Marshal()
 }
 
-// peerDisk and peerXML are a peer's files on its host.
+// peerDisk and peerXML return the paths of a peer's files on its host.
 func peerDisk(i int) string      { return fmt.Sprintf("%s/%d.qcow2", filesDir, i) }
 func peerXML(host string) string { return "/run/peer-" + host + ".xml" }
 
-// startPeer boots stock guests, one on each host, and returns when ssh answers on all.
+// startPeer boots one stock guest on each host, and returns when ssh answers on all of them.
 func startPeer(s *system.System, hosts []string) (time.Duration, error) {
 	format := "raw"
 	if peerType == "kvm" {
@@ -136,7 +136,7 @@ until timeout 2 bash -c 'head -c 4 </dev/tcp/10.99.0.1%d/22' 2>/dev/null | grep 
 	return took, err
 }
 
-// onAll calls f for each host at once.
+// onAll calls f for all hosts in parallel.
 func onAll(hosts []string, f func(i int, host string) error) error {
 	var wait sync.WaitGroup
 	errs := make([]string, len(hosts))

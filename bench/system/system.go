@@ -1,5 +1,4 @@
-// Package system brings up a manager and a lab for the benchmarks that need the whole, by the commands that a
-// user would type.
+// Package system starts a manager and a lab for benchmarks, with the commands that a user would type.
 package system
 
 import (
@@ -18,19 +17,19 @@ import (
 	"time"
 )
 
-// System is a manager and a lab: of two sites with two hosts each, a1, a2, b1, b2, or of two whole hosts.
+// System is a manager and a lab: two sites with two hosts each (a1, a2, b1, b2), or two whole hosts.
 type System struct {
 	// Image is the name of an image with Open MPI and LAMMPS.
 	Image      string
 	bin, state string
 	lab        string
-	patience   time.Duration // with a command
+	patience   time.Duration // time limit of a command
 }
 
 const listen = "0.0.0.0:17171"
 
-// Up brings everything up; wan is the line between the sites, "" for one that is not shaped. Leftovers of an
-// earlier run are removed first, and everything is removed when a signal ends the program.
+// Up starts everything. wan is the shape of the WAN between the sites, "" for an unshaped one. Up removes leftovers of
+// an earlier run first. When a signal ends the program, everything is removed.
 func Up(name, wan string) (*System, error) {
 	lab := []string{"--sites", "2", "--hosts", "2"}
 	if wan != "" {
@@ -39,7 +38,7 @@ func Up(name, wan string) (*System, error) {
 	return up(name, 10*time.Minute, lab)
 }
 
-// UpWhole is Up with a lab of one site, whose hosts a1 and a2 are whole machines with guests under KVM.
+// UpWhole is like Up with a lab of one site, whose hosts a1 and a2 are whole hosts with guests under KVM.
 func UpWhole(name string) (*System, error) {
 	return up(name, time.Hour, []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1"})
 }
@@ -74,7 +73,7 @@ func up(name string, patience time.Duration, lab []string) (*System, error) {
 	return s, nil
 }
 
-// Sharing starts the manager anew, with or without hosts fetching images and templates from each other.
+// Sharing restarts the manager with or without sharing of images and templates between hosts.
 func (s *System) Sharing(on bool) error {
 	if _, err := s.Watari("down", "--state", s.state); err != nil {
 		return err
@@ -83,7 +82,7 @@ func (s *System) Sharing(on bool) error {
 	return err
 }
 
-// NewLab puts a lab of two sites in the place of the lab; its hosts have no images and no templates.
+// NewLab replaces the lab by a new lab of two sites, whose hosts have no images and no templates.
 func (s *System) NewLab(hostsOfASite int, wan string) error {
 	if _, err := s.Watari("lab", "down", "--name", s.lab); err != nil {
 		return err
@@ -92,7 +91,7 @@ func (s *System) NewLab(hostsOfASite int, wan string) error {
 	return err
 }
 
-// OverWAN is how many bytes a site of the lab has got over the WAN since the lab was brought up.
+// OverWAN returns how many bytes a site of the lab has received over the WAN since the lab was started.
 func (s *System) OverWAN(site string) (uint64, error) {
 	out, err := exec.Command("nsenter", "--net=/run/watari/lab/"+s.lab+"/ns/router-"+site, "cat", "/proc/net/dev").Output()
 	if err != nil {
@@ -113,14 +112,14 @@ func (s *System) Down() {
 	os.RemoveAll(s.state)
 }
 
-// Command is a watari command that is not started yet.
+// Command returns a watari command that is not started yet.
 func (s *System) Command(ctx context.Context, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, filepath.Join(s.bin, "watari"), args...)
 	c.Env = append(os.Environ(), "WATARI_CONFIG="+filepath.Join(s.state, "admin.json"))
 	return c
 }
 
-// Watari runs a command and returns its standard output. It has ten minutes, with whole hosts an hour.
+// Watari runs a command and returns its standard output. The time limit is ten minutes, or an hour with whole hosts.
 func (s *System) Watari(args ...string) (string, error) {
 	return s.fed(nil, args...)
 }
@@ -152,7 +151,7 @@ func (s *System) JSON(v any, args ...string) error {
 	return nil
 }
 
-// WriteTo writes a file of a host.
+// WriteTo writes a file on a host.
 func (s *System) WriteTo(host string, content io.Reader, path string) error {
 	_, err := s.fed(content, "lab", "exec", "--name", s.lab, host, "--", "sh", "-ec", "mkdir -p "+filepath.Dir(path)+"; cat > "+path)
 	return err

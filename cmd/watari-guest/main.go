@@ -39,10 +39,10 @@ func main() {
 			os.Exit(1)
 		}
 	case "rsh":
-		// Another program does it, which takes far less memory: a launcher starts one for each guest.
+		// Run the separate program, which needs far less memory: a launcher starts one for each guest.
 		err := unix.Exec(initd.Launcher, os.Args[1:], os.Environ())
 		fmt.Fprintf(os.Stderr, "watari-guest rsh: start %s: %v\n", initd.Launcher, err)
-		os.Exit(255) // as ssh, when it, and not the command, fails
+		os.Exit(255) // like ssh if ssh itself fails, not the command
 	case "version":
 		fmt.Println(version.Version)
 	default:

@@ -56,7 +56,7 @@ func Unplug(path string) error {
 		return err
 	}
 	if _, err := m.Await(func(r *qmp.Reply) bool { return r.Event == "DEVICE_DELETED" && r.Data.Device == deviceName }); err != nil {
-		return fmt.Errorf("wait until the guest lets go of its device: %w", err)
+		return fmt.Errorf("wait until the guest releases the device: %w", err)
 	}
 	return m.Ask("object-del", map[string]any{"id": memoryName}, nil)
 }

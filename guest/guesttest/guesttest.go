@@ -57,7 +57,7 @@ func Image(t testing.TB) string {
 	return directory
 }
 
-// Agent builds watari-guest, with watari-guest-rsh beside it, and gives its path.
+// Agent builds watari-guest, with watari-guest-rsh beside it, and returns its path.
 func Agent(t testing.TB) string {
 	t.Helper()
 	agent := filepath.Join(t.TempDir(), "watari-guest")

@@ -22,7 +22,7 @@ const ModuleList = "/watari/modules"
 // Provider is the file name of PM's libfabric provider. libfabric looks for names of this form.
 const Provider = "libpm-fi.so"
 
-// launcherOf is the path of watari-guest-rsh, which is built with the guest agent and lies beside it.
+// launcherOf returns the path of watari-guest-rsh, which is built together with the guest agent and is beside it.
 func launcherOf(agent string) string {
 	return filepath.Join(filepath.Dir(agent), path.Base(initd.Launcher))
 }

@@ -76,7 +76,7 @@ func resolveModules(ctx context.Context, files fs.FS, needed, late []string) ([]
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("%w: %s; guests need them: choose another kernel by --kernel-package (%s has them)",
+		return nil, fmt.Errorf("%w: %s; guests need them: choose another kernel with --kernel-package (%s has them)",
 			errNoModule, strings.Join(missing, ", "), DefaultKernelPackage)
 	}
 	for _, name := range late {

@@ -62,7 +62,7 @@ type Recipe struct {
 	KernelArgs    string   // appended to the kernel's command line
 	Modules       []string // required modules; nil: initd.Modules
 	LateModules   []string // loaded later, if the kernel has them; nil: initd.LateModules
-	GuestAgent    string   // path of the statically linked watari-guest; watari-guest-rsh lies beside it
+	GuestAgent    string   // path of the statically linked watari-guest, with watari-guest-rsh beside it
 	PM            string   // path of PM's libfabric provider, libpm-fi.so; "": guests have no PM
 
 	// The remaining fields do not change the image.

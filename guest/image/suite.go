@@ -49,7 +49,7 @@ func findSources(ctx context.Context, suite, dir string) (*sources, error) {
 	}
 	text := suiteSources(known, release, suite)
 	if text == "" {
-		return nil, fmt.Errorf("this machine's apt knows no mirror of Debian %s, which would have %s, too: check /etc/apt, and run apt-get update",
+		return nil, fmt.Errorf("this machine's apt knows no mirror of Debian %s, which could have %s, too: check /etc/apt, and run apt-get update",
 			release, suite)
 	}
 	file := filepath.Join(dir, suite+".list")
@@ -109,7 +109,7 @@ func checkSuite(suite string) error {
 	if own, err := machineSuite(); err == nil && suite == own && suiteName.MatchString(suite) {
 		return nil
 	}
-	return fmt.Errorf("suite %q is not one that images are built from: %s", suite, strings.Join(Suites, ", "))
+	return fmt.Errorf("suite %q is not supported for images: use %s", suite, strings.Join(Suites, ", "))
 }
 
 // sourceFiles returns the apt source files of this machine that are in use.
@@ -149,7 +149,7 @@ func sourcesKey() string {
 func machineSuite() (string, error) {
 	name, err := osrelease.Codename()
 	if err != nil {
-		return "", fmt.Errorf("images are built from packages on Debian and its kin only; use --tree or --oci: %w", err)
+		return "", fmt.Errorf("building from packages needs Debian or a derivative; use --tree or --oci: %w", err)
 	}
 	return name, nil
 }

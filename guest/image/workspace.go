@@ -113,7 +113,7 @@ func makeCache(cache string) error {
 
 func cacheError(err error, dir string) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("image cache: %w: run as root (sudo), or name a folder of your own by --cache", err)
+		return fmt.Errorf("image cache: %w: run as root (sudo), or set a directory of your own with --cache", err)
 	}
 	return diskError(err, dir)
 }
@@ -303,5 +303,5 @@ func fullDisk(dir string) error {
 	if unix.Statfs(dir, &stat) == nil {
 		free = fmt.Sprintf(" (%d MiB free)", stat.Bavail*uint64(stat.Bsize)>>20)
 	}
-	return fmt.Errorf("the disk is full at %s%s: make room there, or choose another place by --cache: %w", dir, free, syscall.ENOSPC)
+	return fmt.Errorf("the disk is full at %s%s: make room there, or set another directory with --cache: %w", dir, free, syscall.ENOSPC)
 }

@@ -17,8 +17,8 @@ import (
 // Program is the path of the guest program after the root is mounted.
 const Program = "/run/watari/watari-guest"
 
-// Launcher is where watari-guest-rsh lies then, by which MPI's launchers reach other guests, and LauncherInitrd where it
-// lies in the initrd.
+// Launcher is the path of watari-guest-rsh after the root is mounted. With it, MPI's launchers reach other guests.
+// LauncherInitrd is its path in the initrd.
 const (
 	Launcher       = Program + "-rsh"
 	LauncherInitrd = "/watari/watari-guest-rsh"
@@ -50,7 +50,7 @@ func Run() {
 	late, err := boot()
 	if err != nil {
 		say("cannot boot: %v", err)
-		say("the guest stays here so that this can be read; delete it, or boot it with another image")
+		say("the guest stays so that this message can be read; delete it, or boot it with another image")
 		for {
 			time.Sleep(time.Hour)
 		}

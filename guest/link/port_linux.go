@@ -54,7 +54,7 @@ func findPort(name string) (string, error) {
 			return filepath.Join("/dev", filepath.Base(filepath.Dir(file))), nil
 		}
 	}
-	return "", fmt.Errorf("no virtio-serial port %s among the %d that are there", name, len(names))
+	return "", fmt.Errorf("no virtio-serial port %s among %d ports", name, len(names))
 }
 
 // Read waits for bytes. It returns ErrNoHost once when the host has disconnected; the next Read waits for a new host.

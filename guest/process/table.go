@@ -37,7 +37,7 @@ type Table struct {
 // earlier table left there, in a program that has died, are ended and kept as ended processes.
 func NewTable(directory string) (*Table, error) {
 	if err := os.MkdirAll(directory, 0o700); err != nil {
-		return nil, fmt.Errorf("make room for process output: %w", err)
+		return nil, fmt.Errorf("make the directory for process output: %w", err)
 	}
 	t := &Table{directory: directory, processes: make(map[string]*Process)}
 	return t, t.takeOver()

@@ -3,8 +3,8 @@ package lan
 
 import "net"
 
-// Address returns this machine's IPv4 address towards the rest of the world, or else any address that is not loopback,
-// or else the loopback address, which suffices for a single host.
+// Address returns this machine's IPv4 address towards the rest of the world. If there is none, it returns any address
+// that is not loopback, or else the loopback address, which suffices for a single host.
 func Address() string {
 	// Connecting a UDP socket sends no packet; the kernel only chooses a route. The address is reserved for
 	// documentation.

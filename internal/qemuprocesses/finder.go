@@ -1,7 +1,7 @@
 package qemuprocesses
 
-// finder.go - looks at the process table that are bounded in time. A process that the kernel holds in an uninterruptible
-// sleep can keep a look from ending.
+// finder.go - checks of the process table with a time limit. A process in an uninterruptible sleep in the kernel can
+// block a check.
 
 import (
 	"context"
@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// lookTime is how long a caller waits for a look.
+// lookTime is how long a caller waits for a check.
 const lookTime = 2 * time.Second
 
-// Finder makes looks, one at a time.
+// Finder makes checks, one at a time.
 type Finder struct {
 	list func() ([]Process, error) // nil: List
 
@@ -21,15 +21,16 @@ type Finder struct {
 	current *look
 }
 
-// look is one look at the process table.
+// look is one check of the process table.
 type look struct {
 	ended chan struct{}
 	pids  map[string][]int
 	err   error
 }
 
-// Find returns the pids of guests' processes, by guest uid, as a look found them that began after the call: the absence of a
-// process from an earlier one proves nothing. It fails when that has not ended in time, or could not see all processes.
+// Find returns the pids of guests' processes by guest uid. The result is that of a check that began after the call,
+// because the absence of a process from an earlier check proves nothing. Find fails if the check does not end in time
+// or could not read all processes.
 func (f *Finder) Find(ctx context.Context) (map[string][]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
@@ -44,11 +45,11 @@ func (f *Finder) Find(ctx context.Context) (map[string][]int, error) {
 		if fresh {
 			return l.pids, l.err
 		}
-		fresh = true // the next look begins after this one, and so after the call
+		fresh = true // the next check begins after this one, and so after the call
 	}
 }
 
-// join returns the look that is under way, or begins one.
+// join returns the current check, or begins one.
 func (f *Finder) join() (l *look, began bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -13,19 +13,19 @@ import (
 	"syscall"
 )
 
-// namePrefix begins the names that libvirt has given the domains of guests.
+// namePrefix is the prefix of the domain names of guests.
 const namePrefix = "watari-"
 
 // Process is the QEMU process of a guest.
 type Process struct {
 	PID  int
-	UID  string // the guest's
-	Name string // the guest's
+	UID  string // uid of the guest
+	Name string // name of the guest
 }
 
-// List looks at the process table once. It finds the guests of its own PID namespace: a machine that is a host and has a
-// lab too sees the guests of the lab's hosts as well. It fails where a process cannot be looked at, which may be a guest's,
-// and returns the others. A process that ends meanwhile is no failure.
+// List reads the process table once. It returns the guests in its own PID namespace: a machine that is a host and also
+// has a lab sees the guests of the lab's hosts, too. If it cannot inspect a process, which may be a guest's, it returns
+// an error and the other processes. A process that ends meanwhile is not an error.
 func List() ([]Process, error) { return list("/proc") }
 
 func list(proc string) ([]Process, error) {
@@ -56,8 +56,8 @@ func list(proc string) ([]Process, error) {
 	return found, problem
 }
 
-// ended tells whether a process that could not be looked at has ended. The links of one that is ending, or that nobody has
-// waited for yet, are refused even to root.
+// ended reports whether a process that could not be inspected has ended. Not even root can read the links of a process
+// that is ending or is a zombie.
 func ended(dir string, err error) bool {
 	if gone(err) {
 		return true
@@ -66,14 +66,14 @@ func ended(dir string, err error) bool {
 	if err != nil {
 		return gone(err)
 	}
-	// "123 (name) Z ...": the name may have any character in it.
+	// "123 (name) Z ...": the name may contain any character.
 	_, after, found := bytes.Cut(stat[max(bytes.LastIndexByte(stat, ')'), 0):], []byte(") "))
 	return found && len(after) > 0 && strings.IndexByte("ZXx", after[0]) >= 0
 }
 
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// read looks at a process; nil: it is no guest's QEMU of the PID namespace own.
+// read inspects a process; nil if it is not a guest's QEMU in the PID namespace own.
 func read(dir string, pid int, own string) (*Process, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 	if err != nil || !bytes.Contains(data, []byte("\x00-uuid\x00")) {
@@ -102,7 +102,7 @@ func read(dir string, pid int, own string) (*Process, error) {
 	return p, nil
 }
 
-// ByGuest are the pids by the guests' uids.
+// ByGuest returns the pids by the guests' uids.
 func ByGuest(list []Process) map[string][]int {
 	pids := map[string][]int{}
 	for _, p := range list {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// process writes what /proc has of a process.
+// process writes the files of a process in /proc.
 func process(t *testing.T, proc, pid, cmdline, namespace, stat string) {
 	t.Helper()
 	dir := filepath.Join(proc, pid)
@@ -54,7 +54,7 @@ func TestOnlyAProcessThatLivesIsTrouble(t *testing.T) {
 			proc := t.TempDir()
 			process(t, proc, "self", "test", "pid:[1]", "")
 			process(t, proc, "10", qemu, "", c.stat)
-			// Reading the link of a folder fails, for root, too.
+			// Reading a directory as a link fails, even for root.
 			if err := os.Mkdir(filepath.Join(proc, "10", "ns", "pid"), 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -65,7 +65,7 @@ func TestOnlyAProcessThatLivesIsTrouble(t *testing.T) {
 	}
 }
 
-// A process table that cannot be read holds one look up, not each caller.
+// A process table that cannot be read blocks one check, not every caller.
 func TestALookIsBoundedAndNotRepeatedWhileItLasts(t *testing.T) {
 	begun, release := make(chan struct{}, 10), make(chan struct{})
 	f := &Finder{list: func() ([]Process, error) {

@@ -48,7 +48,7 @@ func (s Spec) Check() error {
 	case !slices.Contains(Suites, s.Suite):
 		return fmt.Errorf("suite %q: must be one of %v", s.Suite, Suites)
 	case !modelPattern.MatchString(s.Model):
-		return fmt.Errorf("CPU model %q: must be a model and features as QEMU's -cpu has them, such as %s", s.Model, "EPYC,-avx")
+		return fmt.Errorf("CPU model %q: must be a model and features in the form of QEMU's -cpu, such as %s", s.Model, "EPYC,-avx")
 	case s.Memory < MinMemory:
 		return fmt.Errorf("memory of %d MiB: must be at least %d MiB", s.Memory, MinMemory)
 	case s.Cells != 1 && s.Cells != 2 && s.Cells != 4:

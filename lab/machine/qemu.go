@@ -37,9 +37,9 @@ type launch struct {
 // kernelArguments are the kernel's command line. no_timer_check avoids a panic at boot if ticks come late under
 // emulation; tsc=reliable avoids the search for a better clock. Emulated guests have both, too.
 //
-// // nohz=off and highres=off make the tick periodic. QEMU changes the word of pending interrupts without a lock when
-// it enters or leaves a nested guest, and seems to lose an interrupt now and then. A periodic tick recovers with the
-// next one; with single-shot timers no next interrupt came and the machine hung.
+// nohz=off and highres=off make the tick periodic. QEMU changes the word of pending interrupts without a lock when it
+// enters or leaves a nested guest, and seems to lose an interrupt now and then. A periodic tick recovers with the next
+// one; with single-shot timers no next interrupt came and the machine hung.
 const kernelArguments = "nohz=off highres=off root=LABEL=" + rootLabel + " rw quiet console=ttyS0 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
 
 // arguments returns QEMU's arguments.

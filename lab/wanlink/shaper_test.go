@@ -101,8 +101,8 @@ func TestLossIsAsLikelyAsAsked(t *testing.T) {
 	}
 }
 
-// TestNothingIsReorderedOrEarly checks with random traffic that packets between one sender and one receiver stay in
-// order, that none arrives earlier than delay and rate allow, and that each arrives or is counted as dropped.
+// TestNothingIsReorderedOrEarly uses random traffic. Packets between one sender and one receiver must stay in order. None
+// may arrive earlier than delay and rate allow. Each must arrive or be counted as dropped.
 func TestNothingIsReorderedOrEarly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := Limits{

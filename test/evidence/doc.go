@@ -1,3 +1,3 @@
-// Package evidence judges what the tests of the whole have seen: whether two copies of a guest ran, and whether a fault
-// struck a move in the stage that it was meant for. What judges is pure; what reads /proc and logs is apart from it.
+// Package evidence decides from samples and logs whether two copies of a guest ran, and whether a fault struck a move
+// in the intended stage. The deciding code is pure. The code that reads /proc and logs is separate.
 package evidence

@@ -1,6 +1,6 @@
 package evidence
 
-// judge.go - decides from samples whether a guest has run twice. It reads no clock and no files.
+// judge.go - decides from samples whether a guest has run twice. It uses no clock and no files.
 
 import (
 	"fmt"
@@ -10,24 +10,24 @@ import (
 )
 
 const (
-	// Window is the shortest time over which it is found out whether a copy ran.
+	// Window is the shortest time over which the judge decides whether a copy ran.
 	Window = 500 * time.Millisecond
-	// ranAtLeast is how much time of the processor a copy that ran has used in a window, as a part of it. Idle emulated guests
-	// were seen to use 0.001 and more, and paused ones exactly none, but for 0.3 ms when QEMU makes the thread.
+	// ranAtLeast is the fraction of a window that a running copy uses of a CPU, at least. Idle emulated guests used
+	// 0.001 and more. Paused guests used none, except for 0.3 ms when QEMU makes the thread.
 	ranAtLeast = 0.0005
-	// setUp is for how long a QEMU process makes its threads; what they use meanwhile does not count.
+	// setUp is the time in which a QEMU process makes its threads. CPU time in this period does not count.
 	setUp = time.Second
-	// Overlong is for how long two processes of a guest may be there while it does not move.
+	// Overlong is how long a guest may have two processes while it does not move.
 	Overlong = 5 * time.Minute
-	// threadsBy is when a QEMU process has threads for its processors.
+	// threadsBy is the time by which a QEMU process has its CPU threads.
 	threadsBy = 10 * time.Second
 )
 
 // Process is one QEMU process.
 type Process struct {
 	PID     int
-	Started uint64 // in the kernel's ticks since it booted: tells it from a later process of the same number
-	Host    string // of the lab; empty: not known
+	Started uint64 // start in clock ticks after boot; tells it from a later process with the same id
+	Host    string // host of the lab; empty: unknown
 }
 
 func (p Process) String() string {
@@ -37,20 +37,20 @@ func (p Process) String() string {
 	return fmt.Sprintf("process %d on %s", p.PID, p.Host)
 }
 
-// Copy is one QEMU process of a guest, as it was seen at one time.
+// Copy is one QEMU process of a guest at one time.
 type Copy struct {
 	Process
-	Threads int           // that execute the guest's processors
-	Used    time.Duration // the time of this machine's processors that these have used
+	Threads int           // number of CPU threads
+	Used    time.Duration // CPU time of these threads
 }
 
-// Guest is what was seen of a guest at one time.
+// Guest is a sample of one guest.
 type Guest struct {
 	UID, Name string
 	Copies    []Copy
 }
 
-// Violation is a breach of the rule that there are never two of one guest, or what keeps it from being seen.
+// Violation is a violation of the rule that a guest never runs twice, or a reason why it could not be seen.
 type Violation struct {
 	At        time.Time
 	UID, Name string
@@ -66,32 +66,32 @@ func (v Violation) String() string {
 	return fmt.Sprintf("%s guest %s (%s): %s: %s", v.At.Format("15:04:05.000"), v.Name, v.UID, v.What, strings.Join(list, ", "))
 }
 
-// Judge keeps what it needs of earlier samples.
+// Judge keeps the earlier samples that it needs.
 //
-// It takes two copies to have run at once when the same two used time of the processor in two windows, one after the
-// other. A move passes this: from the moment at which its source is stopped, that copy uses none. Its target runs only
-// after that moment, so if the source ran in the second window, the target did not run in the first.
+// Two copies count as running at once if both used CPU time in two consecutive windows. A move does not violate this:
+// after its source is stopped, the source uses no CPU time, and the target starts only later. So if the source ran in
+// the second window, the target did not run in the first.
 //
-// It does not see two copies that ran together for less than two windows, or before one of them was set up, or of which
-// one was so idle that it slept through a window.
+// The judge does not see two copies that ran together for less than two windows, or before one of them was set up. It
+// does not see them either if one was so idle that it used no CPU time in a window.
 type Judge struct {
 	guests map[string]*watched
 }
 
-// watched is what is kept of a guest that has a process.
+// watched is the state of a guest that has a process.
 type watched struct {
 	name      string
-	first     map[Process]time.Time     // when each was seen first
-	begun     time.Time                 // of the window
-	used      map[Process]time.Duration // when it began, by those that were set up
-	ran       []Process                 // in the window before
+	first     map[Process]time.Time     // time when each was seen first
+	begun     time.Time                 // start of the window
+	used      map[Process]time.Duration // CPU time at its start, of the processes that were set up
+	ran       []Process                 // processes that ran in the previous window
 	told      map[string]bool
-	since     time.Time // when there were two; zero: there are not
-	unmoved   time.Time // since when there were two though it did not move, as far as is known
+	since     time.Time // start of the time with two processes; zero: there are not two
+	unmoved   time.Time // start of the time with two processes without a move, as far as known
 	processes []Process
 }
 
-// See takes a sample of all guests, and returns what is new of violations.
+// See adds a sample of all guests, and returns new violations.
 func (j *Judge) See(at time.Time, guests []Guest) (found []Violation) {
 	if j.guests == nil {
 		j.guests = map[string]*watched{}
@@ -114,7 +114,7 @@ func (j *Judge) See(at time.Time, guests []Guest) (found []Violation) {
 	return found
 }
 
-// begin begins a window.
+// begin starts a window.
 func (w *watched) begin(at time.Time, copies []Copy) {
 	w.begun, w.used = at, map[Process]time.Duration{}
 	for _, c := range copies {
@@ -173,7 +173,7 @@ func (w *watched) tell(found []Violation, at time.Time, uid, what string, proces
 	return append(found, v)
 }
 
-// Overlaps are the guests of which there have been two processes for a time.
+// Overlaps returns the guests that have had two processes for at least this time.
 func (j *Judge) Overlaps(at time.Time, atLeast time.Duration) (uids []string) {
 	for uid, w := range j.guests {
 		if !w.since.IsZero() && at.Sub(w.since) >= atLeast {
@@ -184,8 +184,8 @@ func (j *Judge) Overlaps(at time.Time, atLeast time.Duration) (uids []string) {
 	return uids
 }
 
-// Moves says whether a guest of which there are two processes has a move that has not ended, and returns what is new of
-// violations: two processes are part of a move, or one of them is soon gone.
+// Moves records whether a guest with two processes has a move that has not ended, and returns new violations. Two
+// processes must be part of a move, or one of them must end soon.
 func (j *Judge) Moves(at time.Time, uid string, moving bool) (found []Violation) {
 	w := j.guests[uid]
 	switch {

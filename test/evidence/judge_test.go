@@ -9,23 +9,23 @@ import (
 
 const tick = 100 * time.Millisecond
 
-// second is a time of the tests.
+// second returns a time for tests.
 func second(s float64) time.Time {
 	return time.Date(2026, 11, 24, 8, 0, 0, 0, time.UTC).Add(time.Duration(s * float64(time.Second)))
 }
 
-// life is a copy in a test: alive from begin to end, and using time of the processor in the ticks that runs says.
+// life is a copy in a test. It is alive from begin to end, and uses CPU time in the ticks for which runs returns true.
 type life struct {
 	pid        int
 	begin, end int // ticks
 	runs       func(tick int) bool
-	busy       time.Duration // a tick; 0: all of it
+	busy       time.Duration // CPU time per tick; 0: the whole tick
 	threads    int           // 0: one; negative: none
 }
 
 func between(from, to int) func(int) bool { return func(n int) bool { return n >= from && n < to } }
 
-// play shows a judge a guest's copies, tick by tick.
+// play gives a judge a guest's copies, tick by tick.
 func play(ticks int, copies ...life) (found []Violation) {
 	var j Judge
 	used := map[int]time.Duration{}
@@ -82,7 +82,7 @@ func TestTwoCopiesThatRunAreSeen(t *testing.T) {
 	}
 }
 
-// A move is no violation, whenever it switches, however short the guest is stopped, and however rarely it is looked.
+// A move is not a violation, whenever it switches, however short the pause, and however rare the samples.
 func TestAMoveIsNotTakenForTwo(t *testing.T) {
 	for at := 20; at < 60; at++ {
 		for stopped := range 8 {

@@ -1,6 +1,6 @@
 package evidence
 
-// moves.go - decides from a manager's log whether a fault struck a move in the stage that it was meant for.
+// moves.go - decides from a manager's log whether a fault struck a move in the intended stage.
 
 import (
 	"fmt"
@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// Step is a line of a manager's log that tells which state a move is in from now on. The manager writes it after the
-// state is stored and before any host hears of the state.
+// Step is a line of a manager's log with the new state of a move. The manager writes it after it has stored the state
+// and before any host learns of the state.
 type Step struct {
-	At             time.Time // cut to milliseconds
+	At             time.Time // truncated to milliseconds
 	State, Message string
 }
 
-// Stages of a move that faults are meant for, by the manager's words for states.
+// Stages of a move for faults. They are the manager's names of states.
 const (
 	Transferring = "transferring"
 	Switching    = "switching"
 	Resuming     = "resuming"
 )
 
-// follows are the states that a stage is left for. Those after the first end the move, and are reached only when
-// something goes wrong.
+// follows lists the states that may follow a stage. Those after the first end the move and are reached only if
+// something fails.
 var follows = map[string][]string{
 	Transferring: {Switching, "rolling back", "failed", "cancelled"},
 	Switching:    {Resuming, "rolling back", "failed", "cancelled"},
@@ -35,11 +35,11 @@ var follows = map[string][]string{
 
 var attribute = regexp.MustCompile(`(\w+)=("(?:[^"\\]|\\.)*"|\S*)`)
 
-// Steps finds a move's steps in a log, as log/slog's TextHandler writes it.
+// Steps finds a move's steps in a log of log/slog's TextHandler.
 func Steps(log, move string) (steps []Step) {
 	for line := range strings.Lines(log) {
 		if !strings.HasSuffix(line, "\n") || !strings.Contains(line, " msg=migration ") {
-			continue // the last line may be half written
+			continue // the last line may be incomplete
 		}
 		values := map[string]string{}
 		for _, m := range attribute.FindAllStringSubmatch(line, -1) {
@@ -57,12 +57,12 @@ func Steps(log, move string) (steps []Step) {
 	return steps
 }
 
-// Struck tells whether a fault hit a move in a stage, and how that is known. begun is a time before the fault took effect
-// and done one after it; steps are all of the move's, once it has ended.
+// Struck reports whether a fault hit a move in a stage, and why. begun is a time before the fault took effect, and done
+// a time after it. steps are all steps of the move, which has ended.
 //
-// It did if the move was in the stage at begun and left it after done, or left it between the two for a state that only a
-// fault leads to. A state that a manager stored without logging it, for it was killed in between, shows by the next one,
-// which cannot follow the stage.
+// The fault hit if the move was in the stage at begun and left it after done. It also hit if the move left the stage
+// between the two for a state that only a fault leads to. A killed manager may have stored a state without logging it.
+// Then the next state shows it, because it cannot follow the stage.
 func Struck(steps []Step, stage string, begun, done time.Time) (struck bool, how string) {
 	at := slices.IndexFunc(steps, func(s Step) bool { return s.At.After(begun) })
 	if at < 0 {

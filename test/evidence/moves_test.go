@@ -23,7 +23,7 @@ func TestStepsAreReadFromALog(t *testing.T) {
 	}
 }
 
-// path is a move that takes a second for each state.
+// path returns the steps of a move that spends one second in each state.
 func path(states ...string) (steps []Step) {
 	for i, state := range states {
 		steps = append(steps, Step{At: second(float64(i)), State: state})

@@ -1,6 +1,6 @@
 package evidence
 
-// proc.go - reads from /proc which QEMU processes of guests there are, and how long their processors' threads have run.
+// proc.go - reads from /proc the QEMU processes of guests, and the run times of their CPU threads.
 
 import (
 	"bytes"
@@ -16,34 +16,34 @@ import (
 	"time"
 )
 
-// A process that is no QEMU may become one by exec(2): a young one is looked at each time, others now and then.
+// A process may become QEMU by exec(2). So young processes are checked each time, others now and then.
 const (
 	youngLooks = 50
 	otherLooks = 20
 )
 
-// templatePrefix begins the names of guests that a template is made of. Two hosts may make the same template at the same
-// time, and give both guests the same uid, which is made of the template's key.
+// templatePrefix begins the names of guests of which templates are made. Two hosts may make the same template at the
+// same time. Then both guests have the same uid, which derives from the template's key.
 const templatePrefix = "watari-template."
 
-// Proc reads /proc. It keeps what it knows of processes from one look to the next.
+// Proc reads /proc. It keeps what it knows of processes between calls.
 type Proc struct {
-	lab   string // empty: all
+	lab   string // empty: all labs
 	known map[int]*process
 	looks int
 }
 
-// process is what is known of a process.
+// process is what is known of one process.
 type process struct {
-	looks   int    // at it so far
-	uid     string // of the guest; empty: it is not a guest's
+	looks   int    // number of checks so far
+	uid     string // uid of the guest; empty: not a guest's process
 	name    string
 	self    Process
-	threads []string // schedstat files of the threads that execute the guest's processors
+	threads []string // schedstat files of the CPU threads
 }
 
-// OpenProc begins to watch the guests that have a process in a lab, and all that these have elsewhere on this machine. Without
-// a name of a lab it watches all guests. The error says why it would see nothing.
+// OpenProc starts watching the guests that have a process in a lab, with all processes that these guests have on this
+// machine. Without a lab's name it watches all guests. The error says why it would see nothing.
 func OpenProc(lab string) (*Proc, error) {
 	if _, err := threadTime("/proc/self/schedstat"); err != nil {
 		return nil, fmt.Errorf("watch what guests' processors use: the kernel keeps no times of threads: %w", err)
@@ -51,7 +51,7 @@ func OpenProc(lab string) (*Proc, error) {
 	return &Proc{lab: lab, known: map[int]*process{}}, nil
 }
 
-// Look finds all guests that have a QEMU process now. A process that ends meanwhile may be missing.
+// Look returns all guests that now have a QEMU process. A process that ends meanwhile may be missing.
 func (p *Proc) Look() ([]Guest, error) {
 	folder, err := os.Open("/proc")
 	if err != nil {
@@ -83,11 +83,11 @@ func (p *Proc) Look() ([]Guest, error) {
 			g.Copies = append(g.Copies, copy)
 		}
 	}
-	p.known = known // which forgets the processes that are gone
+	p.known = known // drops processes that are gone
 	list := make([]Guest, 0, len(guests))
 	for _, g := range guests {
 		if p.lab != "" && !slices.ContainsFunc(g.Copies, func(c Copy) bool { return c.Host != "" }) {
-			continue // nothing of it is in the lab
+			continue // the guest has no process in the lab
 		}
 		slices.SortFunc(g.Copies, func(a, b Copy) int { return a.PID - b.PID })
 		list = append(list, *g)
@@ -95,7 +95,7 @@ func (p *Proc) Look() ([]Guest, error) {
 	return list, nil
 }
 
-// look looks at one process; false: it is not a guest's, or has ended.
+// look checks one process; false if it is not a guest's process or has ended.
 func (p *Proc) look(pid int, one *process) (Copy, bool) {
 	one.looks++
 	if one.uid == "" {
@@ -110,25 +110,25 @@ func (p *Proc) look(pid int, one *process) (Copy, bool) {
 	if one.self.Started == 0 {
 		one.self.Started = started
 	}
-	if one.self.Started != started { // a new process has the number of one that has ended
+	if one.self.Started != started { // a new process has the id of one that has ended
 		*one = process{}
 		return Copy{}, false
 	}
-	if one.threads == nil || one.looks <= youngLooks { // they are started one after the other
+	if one.threads == nil || one.looks <= youngLooks { // QEMU starts its threads one after the other
 		one.threads = processorThreads(pid)
 	}
 	c := Copy{Process: one.self, Threads: len(one.threads)}
 	for _, path := range one.threads {
 		used, err := threadTime(path)
 		if err != nil {
-			return Copy{}, false // it is ending
+			return Copy{}, false // the process is ending
 		}
 		c.Used += used
 	}
 	return c, true
 }
 
-// identify finds out whether a process is a guest's.
+// identify determines whether a process is a guest's.
 func (p *Proc) identify(pid int, one *process) bool {
 	folder := filepath.Join("/proc", strconv.Itoa(pid))
 	comm, err := os.ReadFile(filepath.Join(folder, "comm"))
@@ -149,7 +149,7 @@ func (p *Proc) identify(pid int, one *process) bool {
 	return true
 }
 
-// guestOf is the uid and the domain's name of the guest that QEMU is started for; empty: it is for none.
+// guestOf returns the uid and the domain's name of the guest on QEMU's command line; empty if there is none.
 func guestOf(words []string) (uid, name string) {
 	for i := range len(words) - 1 {
 		switch words[i] {
@@ -166,10 +166,10 @@ func guestOf(words []string) (uid, name string) {
 	return uid, name
 }
 
-// A lab's host is a control group, in which all its processes are.
+// A lab's host is a control group that contains all its processes.
 var labGroup = regexp.MustCompile(`/watari-lab/([^/\n]+)/([^/\n]+)`)
 
-// labOf is the lab, and the host of it, that a process with these control groups is of; empty: of none.
+// labOf returns the lab and the host of a process with these control groups; empty if there is none.
 func labOf(groups string) (lab, host string) {
 	if m := labGroup.FindStringSubmatch(groups); m != nil {
 		return m[1], m[2]
@@ -177,13 +177,13 @@ func labOf(groups string) (lab, host string) {
 	return "", ""
 }
 
-// stateOf is a process's state and when it was started, of proc(5)'s stat.
+// stateOf returns a process's state and start time from proc(5)'s stat.
 func stateOf(pid int) (state string, started uint64, err error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return "", 0, err
 	}
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the third on
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the third field and those after it
 	if len(fields) < 20 {
 		return "", 0, fmt.Errorf("stat of process %d: %d fields after its name", pid, len(fields))
 	}
@@ -191,7 +191,7 @@ func stateOf(pid int) (state string, started uint64, err error) {
 	return fields[0], started, err
 }
 
-// QEMU's names for the threads that execute a guest's processors; libvirt asks for names (debug-threads=on).
+// The names of QEMU's CPU threads. libvirt asks QEMU to name its threads (debug-threads=on).
 var processorThread = regexp.MustCompile(`^(CPU \d+|ALL CPUs)/(TCG|KVM)\n?$`)
 
 func processorThreads(pid int) (files []string) {
@@ -204,7 +204,8 @@ func processorThreads(pid int) (files []string) {
 	return files
 }
 
-// threadTime is how long a thread has run, to the microsecond; utime and stime are counted in hundredths of a second.
+// threadTime returns a thread's run time with a resolution of a microsecond; utime and stime count hundredths of a
+// second.
 func threadTime(path string) (time.Duration, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -218,7 +219,7 @@ func threadTime(path string) (time.Duration, error) {
 	return time.Duration(ns), nil
 }
 
-// ProcessesOn are the processes of a lab's host whose command lines match, the words of which have a blank between them.
+// ProcessesOn returns the processes of a lab's host whose command lines, with spaces between words, match.
 func ProcessesOn(lab, host string, pattern *regexp.Regexp) (pids []int) {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range lines {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// inPlaceOfQEMU has this program be a process that looks like QEMU's.
+// inPlaceOfQEMU makes this program a process that looks like QEMU.
 const inPlaceOfQEMU = "WATARI_TEST_IN_PLACE_OF_QEMU"
 
 func TestMain(m *testing.M) {
@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// beQEMU has a thread named for a guest's processor, which computes while the last line read from standard input is "run".
+// beQEMU runs a thread with the name of a CPU thread. The thread computes while the last line of standard input is
+// "run".
 func beQEMU() {
 	var runs atomic.Bool
 	woken := make(chan struct{})
@@ -41,7 +42,7 @@ func beQEMU() {
 
 func beProcessor(runs *atomic.Bool, woken chan struct{}) {
 	runtime.LockOSThread()
-	if syscall.Gettid() == os.Getpid() { // the first thread's name is the process's
+	if syscall.Gettid() == os.Getpid() { // the main thread's name is that of the process
 		go beProcessor(runs, woken)
 		select {}
 	}
@@ -55,7 +56,7 @@ func beProcessor(runs *atomic.Bool, woken chan struct{}) {
 	}
 }
 
-// standIn starts a process in the place of a guest's QEMU, which is told "run" and "stop".
+// standIn starts a process that stands for a guest's QEMU. The test writes "run" and "stop" to it.
 func standIn(t *testing.T, name, uid string) io.Writer {
 	t.Helper()
 	self, err := os.Executable()
@@ -83,7 +84,7 @@ func standIn(t *testing.T, name, uid string) io.Writer {
 	return input
 }
 
-// looks looks at a guest for a time, or until a violation is seen.
+// looks watches a guest for a time, or until there is a violation.
 func looks(t *testing.T, p *Proc, uid string, limit time.Duration) (found []Violation, most int) {
 	t.Helper()
 	var j Judge

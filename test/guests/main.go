@@ -1,6 +1,6 @@
-// Command guests runs a command of this machine while one or two guests are up, and lets it use them: for tests and
-// benchmarks of what has to be in real guests, such as PM's rails. When the command ends, and also when this program
-// is killed, the guests end, and nothing is left but the image's parts in its cache. Building images needs root.
+// Command guests runs a command of this machine while one or two guests are up, and lets the command use them. It is
+// for tests and benchmarks that need real guests, such as those of PM's rails. When the command ends or this program is
+// killed, the guests end, and only the image's parts in the cache remain. Building images needs root.
 package main
 
 import (
@@ -30,10 +30,10 @@ The guests' names are md-0 and md-1. mpirun in one of them, as the user watari, 
 --hostfile /run/watari/hostfile --mca plm_rsh_agent "watari-guest rsh".
 `
 
-// folderVariable names the folder of the guests that are up.
+// folderVariable is the environment variable with the directory of the running guests.
 const folderVariable = "WATARI_GUESTS"
 
-// status is the exit status of what was run.
+// status is the exit status of the command.
 type status int
 
 func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -77,7 +77,7 @@ func command(ctx context.Context, args []string) error {
 	return status(2)
 }
 
-// guest is the folder of a guest that is up.
+// guest returns the directory of a running guest.
 func guest(index string) (string, error) {
 	folder := os.Getenv(folderVariable)
 	if folder == "" {
@@ -121,7 +121,7 @@ func put(ctx context.Context, index string, sources []string, destination string
 	return nil
 }
 
-// plug gives the guest the memory that the process has which started it.
+// plug gives a guest the shared memory of the process that started it.
 func plug(index string) error {
 	folder, err := guest(index)
 	if err != nil {

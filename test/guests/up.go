@@ -1,6 +1,6 @@
 package main
 
-// up.go - brings guests up for as long as this process lives.
+// up.go - runs guests as long as this process lives.
 
 import (
 	"context"
@@ -28,21 +28,21 @@ type options struct {
 }
 
 const (
-	// defaultCPUs is one of two that could be: an emulator of a machine that can never have more than one does atomic
-	// instructions and fences without the processor's, which is wrong when another process shares the memory.
+	// defaultCPUs allows a second CPU. With at most one CPU, the emulator does not use the machine's atomic
+	// instructions and fences, which is wrong if another process shares the memory.
 	defaultCPUs = "1,maxcpus=2"
-	agentFile   = "agent"  // in a guest's folder: the socket that calls to its agent go through
-	memoryFile  = "memory" // a link to the memory that can be plugged
+	agentFile   = "agent"  // in a guest's directory: the socket for calls to its agent
+	memoryFile  = "memory" // a link to the memory to be plugged in
 	bootLimit   = 2 * time.Minute
 )
 
-// up is what has been started.
+// up holds what has been started.
 type up struct {
 	folder string
 	guests []*bare.Guest
 }
 
-// end ends what there is.
+// end ends everything.
 func (u *up) end() {
 	for _, g := range u.guests {
 		g.End()
@@ -51,7 +51,7 @@ func (u *up) end() {
 }
 
 func start(ctx context.Context, o options) (*up, error) {
-	// The guests end with the thread that starts them.
+	// The guests end when the thread that started them ends.
 	runtime.LockOSThread()
 	u := &up{folder: o.folder}
 	var err error
@@ -74,10 +74,10 @@ func start(ctx context.Context, o options) (*up, error) {
 	return u, u.boot(ctx, o, files)
 }
 
-// prefix is that of folders' names; the process's number follows.
+// prefix is the prefix of directory names. The process id follows.
 const prefix = "watari-guests-"
 
-// sweep removes folders of processes that were killed.
+// sweep removes directories of killed processes.
 func sweep() {
 	left, _ := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
 	for _, folder := range left {
@@ -88,7 +88,7 @@ func sweep() {
 	}
 }
 
-// makeMemory makes memory that is nowhere in the file system, and ends with its last user.
+// makeMemory makes memory without a name in the file system, which is freed after its last user.
 func (u *up) makeMemory(megabytes int) error {
 	descriptor, err := unix.MemfdCreate("shared by guests", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -100,7 +100,7 @@ func (u *up) makeMemory(megabytes int) error {
 	return os.Symlink(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), descriptor), filepath.Join(u.folder, memoryFile))
 }
 
-// build makes the image, out of the cache where it has been made before.
+// build makes the image, or takes it from the cache.
 func build(ctx context.Context, o options, folder string) error {
 	program, err := os.Executable()
 	if err != nil {
@@ -109,7 +109,7 @@ func build(ctx context.Context, o options, folder string) error {
 	recipe := image.Recipe{
 		Packages: strings.Split(o.packages, ","), Cache: bare.Cache,
 		GuestAgent:  filepath.Join(filepath.Dir(program), "watari-guest"),
-		LateModules: []string{"virtio_rng"}, // those of the shared home take longest to load, and there is none
+		LateModules: []string{"virtio_rng"}, // without those of the shared home, which take longest to load: there is no shared home
 	}
 	if o.modules != "" {
 		recipe.LateModules = append(recipe.LateModules, strings.Split(o.modules, ",")...)
@@ -132,7 +132,7 @@ func (u *up) boot(ctx context.Context, o options, files string) error {
 		if err := os.Mkdir(folder, 0o755); err != nil {
 			return err
 		}
-		identities[i].HomeServer = "" // a home for each: what is tested needs none in common
+		identities[i].HomeServer = "" // each guest has its own home: the tests need no shared one
 		g, err := bare.Start(identities[i], bare.Options{
 			Image: files, Directory: folder, Network: filepath.Join(u.folder, "network"), Index: i, Memory: o.memory, CPUs: o.cpus,
 		})

@@ -1,6 +1,6 @@
 package packages
 
-// packages_test.go - the packages in small Debian systems: installed, upgraded, downgraded, purged.
+// packages_test.go - installing, upgrading, downgrading and purging the packages in small Debian systems.
 
 import (
 	"os"
@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// suites are those that the packages are for.
+// suites are the Debian suites that the packages support.
 var suites = []string{"bookworm", "trixie"}
 
-// install puts packages of a version into the system, without what they depend on.
+// install returns a script that installs packages of a version without their dependencies.
 func install(version string) string {
 	var files []string
 	for _, name := range names {
@@ -57,7 +57,7 @@ func (s *system) programsWork() {
 	}
 }
 
-// nothingIsEnabled: `watari up` is what enables the units.
+// nothingIsEnabled checks that the units are disabled: only `watari up` enables them.
 func (s *system) nothingIsEnabled() {
 	s.Helper()
 	links, _ := filepath.Glob(filepath.Join(s.root, "etc/systemd/system/*/watari*"))
@@ -66,7 +66,7 @@ func (s *system) nothingIsEnabled() {
 	}
 }
 
-// state makes files as manager, agent and `watari up` do.
+// state makes the files that manager, agent and `watari up` would make.
 func (s *system) state() {
 	s.Helper()
 	s.must(`mkdir -p /var/lib/watari/manager/etcd /var/lib/watari/agent/guests/1 /var/lib/watari/up /var/cache/watari/images
@@ -88,13 +88,13 @@ func (s *system) upgrades() {
 			s.Errorf("after a downgrade that was refused, %s is %s", name, got)
 		}
 	}
-	// Removed and not purged, the state is still there.
+	// If a package is removed but not purged, the state remains.
 	s.must("dpkg --force-depends --remove watari-agent")
 	s.refused("dpkg --force-depends --install /tmp/watari-agent_"+older+".deb", "99.1 is older: it may not understand")
 	s.must("dpkg --force-depends --install /tmp/watari-agent_" + newer + ".deb")
 }
 
-// staysUnderGuests plays a guest by a process that has a guest's command line.
+// staysUnderGuests simulates a guest by a process with a guest's command line.
 func (s *system) staysUnderGuests() {
 	s.Helper()
 	s.refused(`sh -c 'sleep 60; :' qemu -name guest=watari-md-0,debug-threads=on -uuid 11111111-2222-4333-8444-555555555555 &
@@ -110,7 +110,7 @@ dpkg --force-depends --remove watari-agent`, "watari host drain")
 	}
 }
 
-// TestDependenciesAreMet has apt plan a whole installation, of which nothing is made.
+// TestDependenciesAreMet lets apt plan a complete installation without performing it.
 func TestDependenciesAreMet(t *testing.T) {
 	requirements(t)
 	folder, err := filepath.Abs(deb)

@@ -1,6 +1,6 @@
 package packages
 
-// system_test.go - a small Debian system in a folder.
+// system_test.go - a small Debian system in a directory.
 
 import (
 	"errors"
@@ -17,14 +17,14 @@ import (
 
 const (
 	deb = "../../build/deb"
-	// kept is where the systems' archives are kept for the next time.
+	// kept is the directory in which the archives of the systems are kept for later tests.
 	kept = "../../build/test-packages"
 )
 
 // names are the packages that make deb builds.
 var names = []string{"watari", "watari-agent", "libpm1", "libpm-dev", "libpm-fi"}
 
-// need fails a test where something is missing that make test-full-bookworm and test-full-trixie set up.
+// need fails a test if something is missing that make test-full-bookworm and test-full-trixie set up.
 func need(t *testing.T, there bool, what string) {
 	t.Helper()
 	if !there {
@@ -32,7 +32,7 @@ func need(t *testing.T, there bool, what string) {
 	}
 }
 
-// requirements skips a test unless it was asked for. Each test checks them, since one may be run alone.
+// requirements skips a test unless it was requested. Each test calls it, because a test may be run alone.
 func requirements(t *testing.T) {
 	t.Helper()
 	if os.Getenv("WATARI_TEST_FULL") == "" {
@@ -48,20 +48,20 @@ func requirements(t *testing.T) {
 	}
 }
 
-// built are the files of a package in build/deb.
+// built returns the files of a package in build/deb.
 func built(name string) []string {
 	paths, _ := filepath.Glob(filepath.Join(deb, name+"_*.deb"))
 	return paths
 }
 
-// system is a small Debian system in a folder.
+// system is a small Debian system in a directory.
 type system struct {
 	*testing.T
 	root string
 }
 
-// newSystem makes one of a suite, with what the packages' scripts call and watari-agent is linked to. The rest of what they
-// depend on is left out, which saves minutes; TestDependenciesAreMet looks after it.
+// newSystem makes a system of a suite, with the programs that the packages' scripts call and the libraries of
+// watari-agent. It leaves out other dependencies, which saves minutes; TestDependenciesAreMet checks those.
 func newSystem(t *testing.T, suite string) *system {
 	t.Helper()
 	s := &system{t, filepath.Join(t.TempDir(), "root")}
@@ -80,7 +80,7 @@ func newSystem(t *testing.T, suite string) *system {
 	return s
 }
 
-// mirrors are apt's lines for a suite, from where this machine's apt has its packages.
+// mirrors returns apt's source lines for a suite, on the mirrors that this machine's apt uses.
 func mirrors(t *testing.T, suite string) []string {
 	t.Helper()
 	lines, err := machine.Sources(t.Context(), suite)
@@ -100,7 +100,7 @@ func (s *system) command(name string, arguments ...string) string {
 	return string(out)
 }
 
-// try runs a shell script in the system, in namespaces of its own, and with this machine's settings out of reach.
+// try runs a shell script in the system, in its own namespaces, without access to this machine's settings.
 func (s *system) try(script string) (string, error) {
 	outer := `mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount --bind "$1/proc/sys" "$1/proc/sys" &&
 mount -o remount,bind,ro "$1/proc/sys" && mount -t tmpfs tmpfs "$1/run" && exec chroot "$1" /bin/sh -ec "$2"`
@@ -111,7 +111,7 @@ mount -o remount,bind,ro "$1/proc/sys" && mount -t tmpfs tmpfs "$1/run" && exec 
 	return string(out), err
 }
 
-// must is try that has to succeed.
+// must is try for a script that must succeed.
 func (s *system) must(script string) string {
 	s.Helper()
 	out, err := s.try(script)
@@ -121,7 +121,7 @@ func (s *system) must(script string) string {
 	return out
 }
 
-// refused is try that has to fail, and to say why.
+// refused is try for a script that must fail with a reason.
 func (s *system) refused(script, why string) {
 	s.Helper()
 	out, err := s.try(script)
@@ -141,7 +141,7 @@ func (s *system) copyIn(path string) {
 	}
 }
 
-// remake makes a package of another version of each of the built ones, with the same files, as /tmp/NAME_VERSION.deb.
+// remake makes another version of each built package with the same files, as /tmp/NAME_VERSION.deb.
 func (s *system) remake(version string) {
 	s.Helper()
 	for _, name := range names {
@@ -161,12 +161,12 @@ func (s *system) remake(version string) {
 	}
 }
 
-// version is that of a built package.
+// version returns the version of a built package.
 func (s *system) version(name string) string {
 	return strings.TrimSpace(s.command("dpkg-deb", "--field", built(name)[0], "Version"))
 }
 
-// files are all files of the system, but what dpkg itself keeps and logs.
+// files returns all files of the system, except those that dpkg itself keeps and logs.
 func (s *system) files() []string {
 	s.Helper()
 	apart := []string{"/var/lib/dpkg", "/var/log", "/var/cache", "/tmp", "/proc", "/run"}

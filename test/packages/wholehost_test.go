@@ -1,6 +1,6 @@
 package packages
 
-// wholehost_test.go - the packages on whole hosts, as docs/guide/install.md has it.
+// wholehost_test.go - the packages on whole hosts, as in docs/guide/install.md.
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// lab is two whole machines of a release, without agents: what docs/guide/install.md begins with.
+// lab is two whole hosts of a release without agents, the starting point of docs/guide/install.md.
 type lab struct {
 	*testing.T
 	name, config string
@@ -22,7 +22,7 @@ type lab struct {
 
 const watariBinary = "../../build/bin/watari"
 
-// TestInstallOnWholeHosts does what docs/guide/install.md says, on machines with systemd, AppArmor and KVM.
+// TestInstallOnWholeHosts follows docs/guide/install.md on hosts with systemd, AppArmor and KVM.
 func TestInstallOnWholeHosts(t *testing.T) {
 	requirements(t)
 	_, err := os.Stat(watariBinary)
@@ -34,11 +34,11 @@ func TestInstallOnWholeHosts(t *testing.T) {
 
 func installOn(t *testing.T, suite string) {
 	l := &lab{t, "packages", filepath.Join(t.TempDir(), "admin.json")}
-	_, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) // of a run that was killed
+	_, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) // left by a run that was killed
 	t.Cleanup(func() { _, _ = l.try(5*time.Minute, "lab", "down", "--name", l.name) })
 	l.must(30*time.Minute, "lab", "up", "--name", l.name, "--sites", "1", "--hosts", "2", "--whole", "--cells", "1", "--suite", suite, "--agent=false")
 	before := map[string][]string{}
-	s := &system{t, t.TempDir()} // newer and older packages are made here
+	s := &system{t, t.TempDir()} // for making newer and older packages
 	s.command("mkdir", filepath.Join(s.root, "tmp"))
 	s.remake("99.2")
 	s.remake("0~0")
@@ -61,7 +61,7 @@ func installOn(t *testing.T, suite string) {
 	l.on("a2", "systemctl is-active watari-agent; systemctl is-enabled watari-agent")
 	l.hosts()
 
-	// A user's machine, this one, with a guest whose memory tells whether it goes on.
+	// This machine is a user's machine. The mark in a guest's memory shows whether the guest keeps running.
 	l.login(l.on("a1", "cat /var/lib/watari/admin.json"), manager)
 	l.must(15*time.Minute, "image", "build", "tiny", "--packages", "procps")
 	l.must(30*time.Minute, "cluster", "create", "g", "--guests", "2", "--memory", "256M", "--image", "tiny", "--spread", "host", "--wait")
@@ -85,7 +85,7 @@ func installOn(t *testing.T, suite string) {
 	l.hosts()
 	for _, guest := range []string{"g-0", "g-1"} {
 		if out := l.must(5*time.Minute, "guest", "exec", guest, "--", "cat", "/run/mark"); !strings.Contains(out, "here") {
-			t.Errorf("guest %s was started anew by the upgrade: %s", guest, out)
+			t.Errorf("guest %s was restarted by the upgrade: %s", guest, out)
 		}
 	}
 	l.must(5*time.Minute, "cluster", "delete", "g", "--wait")
@@ -101,7 +101,8 @@ func installOn(t *testing.T, suite string) {
 	}
 }
 
-// apt installs files as an administrator would. The machines have what the packages depend on, and no way out.
+// apt installs files as an administrator would. The hosts have the packages' dependencies, and no access to the
+// internet.
 func apt(arguments string) string {
 	return "DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends " + arguments
 }
@@ -154,14 +155,14 @@ func (l *lab) copy(host, path, name string) {
 	}
 }
 
-// files are a host's settings and state, but what other daemons keep.
+// files returns the files of a host's settings and state, except those of other daemons.
 func (l *lab) files(host string) []string {
 	l.Helper()
 	return strings.Split(l.on(host, "find /etc /usr /var/lib/watari /var/cache/watari /run/watari -xdev "+
 		"-not -path '*/__pycache__*' -not -path '/etc/libvirt/*' -not -path '/etc/apparmor.d/libvirt/*' 2>/dev/null || true"), "\n")
 }
 
-// login makes this machine's client config of that which is on the manager's machine.
+// login makes this machine's client config from the one on the manager's host.
 func (l *lab) login(config, manager string) {
 	l.Helper()
 	var fields map[string]any
@@ -178,7 +179,7 @@ func (l *lab) login(config, manager string) {
 	}
 }
 
-// address is a host's on its site's LAN.
+// address returns a host's address on its site's LAN.
 func (l *lab) address(host string) string {
 	l.Helper()
 	var status struct {

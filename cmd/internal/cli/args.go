@@ -34,7 +34,7 @@ func ArgsBetween(least int, words ...string) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		switch {
 		case len(args) < least:
-			return Usagef("%s wants %s; see `%s --help`", command.CommandPath(), strings.Join(words[len(args):least], " "), command.CommandPath())
+			return Usagef("%s needs %s; see `%s --help`", command.CommandPath(), strings.Join(words[len(args):least], " "), command.CommandPath())
 		case len(args) > len(words):
 			return Usagef("%s: %q is one argument too many; usage: %s", command.CommandPath(), args[len(words)], command.UseLine())
 		}

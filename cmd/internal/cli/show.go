@@ -34,7 +34,7 @@ func Find[T any](kind, name string, list func() ([]T, error)) (found T, err erro
 		return found, fmt.Errorf("show %s %s: %w", kind, name, err)
 	}
 	if len(all) == 0 {
-		return found, fmt.Errorf("there is no %s %s; `watari %s list` shows those there are", kind, name, kind)
+		return found, fmt.Errorf("there is no %s %s; `watari %s list` shows all", kind, name, kind)
 	}
 	return all[0], nil
 }

@@ -49,7 +49,7 @@ func UserConfigPath() (string, error) {
 	}
 	folder, err := os.UserConfigDir()
 	if err != nil {
-		return "", fmt.Errorf("find the folder of configs: %w (set WATARI_CONFIG to a file's path)", err)
+		return "", fmt.Errorf("find the directory of configs: %w (set WATARI_CONFIG to the path of a config)", err)
 	}
 	return filepath.Join(folder, "watari", "config.json"), nil
 }

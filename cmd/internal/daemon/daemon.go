@@ -96,7 +96,7 @@ func (p *Process) Ended() bool {
 // Died returns an error for a daemon that ended unexpectedly, with the end of its log.
 func (p *Process) Died() error {
 	if p.unit {
-		return fmt.Errorf("the %s ended at once, and systemd goes on trying; its log (%s) ends with:\n%s", p.spec.Name, p.Log(), journal(p.spec.Unit, 8))
+		return fmt.Errorf("the %s ended at once, and systemd keeps restarting it; its log (%s) ends with:\n%s", p.spec.Name, p.Log(), journal(p.spec.Unit, 8))
 	}
 	return fmt.Errorf("the %s ended at once; its log %s ends with:\n%s", p.spec.Name, p.spec.Log, LastLines(p.spec.Log, 8))
 }
@@ -145,7 +145,7 @@ func (p *Process) Stop(grace time.Duration) error {
 			}
 		}
 	}
-	return fmt.Errorf("end the %s: pid %d is still there after SIGKILL", p.spec.Name, p.PID)
+	return fmt.Errorf("end the %s: pid %d still exists after SIGKILL", p.spec.Name, p.PID)
 }
 
 // Forget removes the pid file.

@@ -84,7 +84,7 @@ func read(path string) (identity, error) {
 	}
 	fields := strings.Fields(string(text))
 	if len(fields) != 3 {
-		return identity{}, fmt.Errorf("%s does not hold a pid, a start time and a boot", filepath.Clean(path))
+		return identity{}, fmt.Errorf("%s does not contain a pid, a start time and a boot id", filepath.Clean(path))
 	}
 	pid, err := strconv.Atoi(fields[0])
 	if err != nil {

@@ -134,7 +134,7 @@ func argumentsFile(arguments []string) (string, error) {
 	words := make([]string, len(arguments))
 	for i, argument := range arguments {
 		if strings.ContainsAny(argument, "'\"\\\n") {
-			return "", fmt.Errorf("the argument %q has a quote, a backslash or a line's end, which a systemd unit cannot be given", argument)
+			return "", fmt.Errorf("the argument %q has a quote, a backslash or a newline, which a systemd unit cannot pass", argument)
 		}
 		words[i] = `"` + argument + `"`
 	}

@@ -13,7 +13,7 @@ func New(env *cli.Env) *cobra.Command {
 		Use:     "cluster",
 		Aliases: []string{"clusters"},
 		Short:   "Virtual clusters: create, list, show, delete",
-		Long: "A cluster is a set of guests (virtual machines) that look like one MPI cluster: they share a home folder, " +
+		Long: "A cluster is a set of guests (virtual machines) that form one MPI cluster: they share a home directory, " +
 			"know each other by name, and keep their addresses wherever they run.",
 		Example: "  watari cluster create md --guests 4 --vcpus 1 --memory 512M --image mpi --wait\n" +
 			"  watari cluster list",

@@ -28,14 +28,14 @@ func newCreate(env *cli.Env) *cobra.Command {
 		Use:   "create CLUSTER --image IMAGE",
 		Short: "Create a cluster and start its guests",
 		Long: "Create a cluster of equal guests, named CLUSTER-0, CLUSTER-1 and so on. The manager chooses hosts for them.\n\n" +
-			"Creating the same cluster again does nothing; creating a different one under a name that is taken is refused. " +
-			"Without --wait the command returns at once, and the guests start meanwhile. Ctrl-C while waiting ends the " +
-			"waiting alone.\n\n" +
-			"A guest keeps the CPU that it was started with, and moves only to hosts that can give it all of that. With " +
-			"--cpu baseline it has the features that all hosts with CPUs of one vendor have in common when the cluster is " +
-			"created (of the hosts at the sites given), so that it can move to each of them. With --cpu host it has all " +
-			"features of the host that it starts on, and moves to hosts that have them, too. With --cpu MODEL it starts on " +
-			"hosts that can run this model. `watari cluster show` says what was chosen, and what was left out.",
+			"Creating the same cluster again does nothing. Creating a different cluster with an existing name fails. " +
+			"Without --wait the command returns at once, and the guests start in the background. Ctrl-C ends only the " +
+			"waiting.\n\n" +
+			"A guest keeps the CPU that it was started with, and moves only to hosts that provide all features of it. With " +
+			"--cpu baseline, the CPU has the features that all hosts with CPUs of the same vendor have in common when the cluster is " +
+			"created (of the hosts at the given sites), so a guest can move to each of them. With --cpu host, it has all " +
+			"features of the host on which the guest starts, and the guest moves only to hosts that have them, too. With --cpu MODEL, guests start on " +
+			"hosts that support this model. `watari cluster show` shows what was chosen and what was left out.",
 		Example: "  watari cluster create md --guests 4 --memory 512M --image mpi --wait\n" +
 			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site",
 		Args: cli.Args("CLUSTER"),
@@ -48,7 +48,7 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.StringVarP(&flags.image, "image", "i", "", "image that the guests boot")
 	f.StringSliceVar(&flags.sites, "site", nil, "site to use, may be repeated (default: any)")
 	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
-	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named model of libvirt's such as EPYC-Rome")
+	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named libvirt model such as EPYC-Rome")
 	f.BoolVar(&flags.noFork, "no-fork", false, "boot each guest instead of forking it from a booted template")
 	f.BoolVarP(&flags.wait, "wait", "w", false, "wait until every guest is ready")
 	command.ValidArgsFunction = cobra.NoFileCompletions
@@ -70,11 +70,11 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	case !ok:
 		return nil, cli.Usagef("--spread %q: use site or host", f.spread)
 	case f.image == "":
-		return nil, cli.Usagef("--image is missing: name the image that the guests boot (`watari image list` shows those there are)")
+		return nil, cli.Usagef("--image is missing: name the image that the guests boot (`watari image list` shows the images)")
 	case f.guests == 0:
-		return nil, cli.Usagef("--guests 0: a cluster has at least one guest")
+		return nil, cli.Usagef("--guests 0: a cluster needs at least one guest")
 	case f.vcpus == 0:
-		return nil, cli.Usagef("--vcpus 0: a guest has at least one")
+		return nil, cli.Usagef("--vcpus 0: a guest needs at least one")
 	}
 	if err := cli.CheckName("image", f.image); err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func create(ctx context.Context, env *cli.Env, name string, flags createFlags) e
 	}
 	made := response.Msg.Cluster
 	if response.Msg.Existed {
-		env.Notef("cluster %s was there already, the same", name)
+		env.Notef("cluster %s already exists, with the same settings", name)
 	}
 	if flags.wait {
 		if made, err = waitReady(ctx, env, c, name); err != nil {
@@ -125,7 +125,7 @@ func showCreated(env *cli.Env, made *v1.Cluster, said bool) error {
 	if said {
 		return nil
 	}
-	env.Notef("cluster %s is being started: %s on %s; watch it with `watari cluster show %s`", name,
+	env.Notef("cluster %s is starting: %s on %s; see `watari cluster show %s`", name,
 		output.Count(int(made.GetSpec().GetGuests()), "guest"), made.GetPrefix(), name)
 	return nil
 }
@@ -145,7 +145,7 @@ func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string)
 	if err != nil {
 		view.lines.Keep()
 		if ctx.Err() != nil {
-			return nil, cli.Interruptedf("stopped waiting: cluster %s goes on starting; look with `watari cluster show %s`, undo with `watari cluster delete %s`", name, name, name)
+			return nil, cli.Interruptedf("stopped waiting: cluster %s is still starting; see `watari cluster show %s`, undo with `watari cluster delete %s`", name, name, name)
 		}
 		return nil, fmt.Errorf("wait for cluster %s: %w", name, err)
 	}

@@ -21,14 +21,14 @@ func newDelete(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:     "delete CLUSTER...",
 		Aliases: []string{"rm", "remove"},
-		Short:   "Delete clusters, with their guests and all that is in them",
-		Long: "Delete clusters. Their guests end, runs on them are lost, and so are the files in their shared home. A cluster " +
-			"that is still starting, or of which a guest is being migrated, can be deleted too.",
+		Short:   "Delete clusters with their guests and files",
+		Long: "Delete clusters. Their guests end. Runs on them and the files in their shared homes are lost. A cluster " +
+			"can be deleted while it starts and while its guests migrate.",
 		Example: "  watari cluster delete md --wait",
 		Args:    cobra.MinimumNArgs(0),
 		RunE: env.Run(func(ctx context.Context, args []string) error {
 			if len(args) == 0 {
-				return cli.Usagef("watari cluster delete wants CLUSTER")
+				return cli.Usagef("watari cluster delete needs CLUSTER")
 			}
 			for _, name := range args {
 				if err := cli.CheckName("cluster", name); err != nil {
@@ -42,7 +42,7 @@ func newDelete(env *cli.Env) *cobra.Command {
 			return remove(ctx, env, c, args, wait)
 		}),
 	}
-	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until nothing of them is left")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until they are deleted")
 	command.ValidArgsFunction = func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 		return env.Complete(cli.Clusters)(command, nil, begun)
 	}
@@ -72,7 +72,7 @@ func remove(ctx context.Context, env *cli.Env, c *client.Client, names []string,
 		}
 		err := waitDeleted(ctx, env, c, name)
 		if ctx.Err() != nil {
-			return cli.Interruptedf("stopped waiting: cluster %s goes on being deleted; look with `watari cluster list`", strings.Join(asked[i:], ", "))
+			return cli.Interruptedf("stopped waiting: cluster %s is still being deleted; see `watari cluster list`", strings.Join(asked[i:], ", "))
 		}
 		failed = append(failed, client.Explain(err))
 	}

@@ -15,27 +15,27 @@ import (
 	"watari/cmd/internal/output"
 )
 
-const long = `Look over this machine and say what it lacks to be a host or a manager, and what mends it. Nothing is changed.
+const long = `Check what this machine lacks to be a host or a manager, and what to do about it. The command changes nothing.
 
-A finding is ok, a warning (the machine works, but worse than it could), or missing (it cannot do its part). KVM and
-libvirt are tried by the program watari-agent. Run it as root: others cannot see all of it.
+A finding is "ok", "warning" (the machine works, but worse than it could) or "missing" (it cannot fulfil its role). The
+program watari-agent tests KVM and libvirt. Run the command as root: other users cannot see everything.
 
-Exit status: 0 where nothing is missing, 1 where something is.`
+Exit status: 0 if nothing is missing, 1 if something is.`
 
 // New returns `watari doctor`.
 func New(env *cli.Env) *cobra.Command {
 	var role, state string
 	command := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine lacks to be a host or a manager",
+		Short: "Check what this machine lacks to be a host or a manager",
 		Long:  long,
 		Example: "  sudo watari doctor\n  sudo watari doctor --for manager\n" +
 			"  sudo watari doctor -o json | jq '.[] | select(.level != \"ok\")'",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	command.Flags().StringVar(&role, "for", string(RoleBoth), "what the machine is for: host, manager, both")
-	command.Flags().StringVar(&state, "state", "/var/lib/watari", "folder in which everything is kept")
+	command.Flags().StringVar(&role, "for", string(RoleBoth), "role of the machine: host, manager, both")
+	command.Flags().StringVar(&state, "state", "/var/lib/watari", "directory of all of Watari's state")
 	env.CompleteFlag(command, "for", cli.Words(string(RoleHost), string(RoleManager), string(RoleBoth)))
 	cli.CompleteFolders(command, "state")
 	command.RunE = env.Run(func(ctx context.Context, _ []string) error {
@@ -44,14 +44,14 @@ func New(env *cli.Env) *cobra.Command {
 		default:
 			return cli.Usagef("--for %q: use host, manager or both", role)
 		}
-		slow := time.AfterFunc(time.Second, func() { env.Notef("trying KVM, and asking libvirt, which takes a while where its daemon starts now") })
+		slow := time.AfterFunc(time.Second, func() { env.Notef("testing KVM and libvirt; this takes a while if libvirt's daemon has to start") })
 		facts := Read(ctx, state)
 		slow.Stop()
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if !facts.Root {
-			env.Notef("some things are seen by root alone: sudo watari doctor")
+			env.Notef("only root can see everything: sudo watari doctor")
 		}
 		return show(env, Judge(facts, Role(role)))
 	})
@@ -102,7 +102,7 @@ func write(w io.Writer, findings []Finding) {
 			continue
 		}
 		if first {
-			fmt.Fprintln(w, "\nTo mend it:")
+			fmt.Fprintln(w, "\nWhat to do:")
 			first = false
 		}
 		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Remedy)

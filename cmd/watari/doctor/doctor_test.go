@@ -52,7 +52,7 @@ func TestEachLackIsNamedWithARemedy(t *testing.T) {
 		{"agent", func(f *Facts) { f.AgentProgram, f.Probe = "", nil }, Missing, "no program watari-agent", "apt install"},
 		{"agent", func(f *Facts) { f.Probe, f.ProbeError = nil, "libvirt.so.0: no such file" }, Missing, "libvirt.so.0", "libvirt0"},
 		{"libvirt", func(f *Facts) { f.Probe.Libvirt = "8.10.1" }, Missing, "8.10.1 is older than 9.0.0", "upgrade"},
-		{"libvirt", func(f *Facts) { f.LibvirtSocket, f.Probe = "", nil }, Missing, "no libvirt daemon is there", "libvirt-daemon-system"},
+		{"libvirt", func(f *Facts) { f.LibvirtSocket, f.Probe = "", nil }, Missing, "no libvirt daemon is installed", "libvirt-daemon-system"},
 		{"libvirt", func(f *Facts) { f.LibvirtSocket, f.Probe, f.Libvirtd = "", nil, true }, Warning, "no libvirt daemon answers", "systemctl start"},
 		{"libvirt", func(f *Facts) { f.Probe.Libvirt, f.Probe.LibvirtError = "", "permission denied" }, Missing, "permission denied", "as root"},
 		{"QEMU", func(f *Facts) { f.Probe.QEMU = "" }, Missing, "no QEMU", "qemu-system-x86"},
@@ -109,7 +109,7 @@ func TestWhatIsMissingIsTheExitStatus(t *testing.T) {
 	if exit := (*cli.Exit)(nil); !errors.As(err, &exit) || exit.Code != cli.StatusFailed {
 		t.Errorf("%v", err)
 	}
-	for _, want := range []string{"nftables        host     missing", "To mend it:\n  nftables: apt install nftables\n  clock: "} {
+	for _, want := range []string{"nftables        host     missing", "What to do:\n  nftables: apt install nftables\n  clock: "} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in:\n%s", want, out.String())
 		}

@@ -102,14 +102,14 @@ func judgeKVM(f Facts) (Level, string, string) {
 		return OK, f.Probe.Acceleration, ""
 	case f.CPUFlag == "":
 		return Warning, "the CPU has neither the vmx nor the svm flag: guests are emulated, many times slower",
-			"switch on virtualisation in the firmware; in a virtual machine, nested virtualisation on the machine that runs it"
+			"switch on virtualisation in the firmware; in a virtual machine, enable nested virtualisation on the machine that runs it"
 	case !f.KVMDevice:
 		return Warning, "the CPU has " + f.CPUFlag + ", but there is no /dev/kvm: guests are emulated, many times slower",
 			"modprobe " + kvmModule(f.CPUFlag) + "; if that fails, switch on virtualisation in the firmware"
 	case f.Probe != nil:
-		return Warning, f.Probe.Acceleration, "in a virtual machine, see to nested virtualisation on the machine that runs it"
+		return Warning, f.Probe.Acceleration, "in a virtual machine, enable nested virtualisation on the machine that runs it"
 	}
-	return Warning, "the CPU has " + f.CPUFlag + " and there is a /dev/kvm; whether a guest runs under it was not tried",
+	return Warning, "the CPU has " + f.CPUFlag + " and /dev/kvm exists; a guest was not tried under it",
 		"install watari-agent and run watari doctor as root"
 }
 
@@ -133,9 +133,9 @@ func judgeNestedPaging(f Facts) (Level, string, string) {
 func judgeAgent(f Facts) (Level, string, string) {
 	switch {
 	case f.AgentProgram == "":
-		return Missing, "there is no program watari-agent", "apt install watari-agent, or put it beside watari"
+		return Missing, "no program watari-agent was found", "apt install watari-agent, or put it beside watari"
 	case f.Probe == nil && f.ProbeError != "":
-		return Missing, f.AgentProgram + " does not work: " + f.ProbeError, "see to what it says; it needs libvirt's client library (libvirt0)"
+		return Missing, f.AgentProgram + " does not work: " + f.ProbeError, "fix the error; it needs libvirt's client library (libvirt0)"
 	}
 	return OK, f.AgentProgram, ""
 }
@@ -155,13 +155,13 @@ func judgeLibvirt(f Facts) (Level, string, string) {
 	if f.Libvirtd {
 		return Warning, "no libvirt daemon answers", "systemctl start libvirtd; without systemd, watari up starts one"
 	}
-	return Missing, "no libvirt daemon is there", "apt install libvirt-daemon-system"
+	return Missing, "no libvirt daemon is installed", "apt install libvirt-daemon-system"
 }
 
 func judgeQEMU(f Facts) (Level, string, string) {
 	switch {
 	case f.Probe == nil || f.Probe.Libvirt == "":
-		return Warning, "not known: libvirt could not be asked", "see libvirt"
+		return Warning, "unknown: libvirt did not answer", "see libvirt"
 	case f.Probe.QEMU == "":
 		return Missing, "libvirt finds no QEMU", "apt install qemu-system-x86"
 	case olderThan(f.Probe.QEMU, leastQEMU):
@@ -172,22 +172,22 @@ func judgeQEMU(f Facts) (Level, string, string) {
 
 func judgeConfinement(f Facts) (Level, string, string) {
 	if f.Probe == nil || f.Probe.Libvirt == "" {
-		return Warning, "not known: libvirt could not be asked", "see libvirt"
+		return Warning, "unknown: libvirt did not answer", "see libvirt"
 	}
 	switch {
 	case f.Probe.User == "root":
-		return Warning, "QEMU runs as root: the host takes no guests, since a guest that escaped from QEMU would be root here",
-			"take user and group out of /etc/libvirt/qemu.conf, restart libvirtd; or accept it by watari up --allow-unconfined"
+		return Warning, "QEMU runs as root: the host runs no guests, because a guest that escapes from QEMU would be root on the host",
+			"take user and group out of /etc/libvirt/qemu.conf, restart libvirtd; or accept it with watari up --allow-unconfined"
 	case f.Probe.SecurityModel == "":
-		return Warning, "neither AppArmor nor SELinux confines QEMU: the host takes no guests",
-			"apt install apparmor, boot with it, take security_driver out of /etc/libvirt/qemu.conf; or accept it by watari up --allow-unconfined"
+		return Warning, "neither AppArmor nor SELinux confines QEMU: the host runs no guests",
+			"apt install apparmor, boot with it, take security_driver out of /etc/libvirt/qemu.conf; or accept it with watari up --allow-unconfined"
 	}
 	return OK, fmt.Sprintf("QEMU runs as user %s, confined by %s", f.Probe.User, f.Probe.SecurityModel), ""
 }
 
 func judgeNftables(f Facts) (Level, string, string) {
 	if !f.Nftables {
-		return Missing, "there is no program nft", "apt install nftables"
+		return Missing, "no program nft was found", "apt install nftables"
 	}
 	return OK, "the program nft is there", ""
 }
@@ -200,7 +200,7 @@ func judgeForwarding(f Facts) (Level, string, string) {
 		}
 	}
 	if len(f.ForwardDrops) > 0 {
-		return OK, "iptables drops forwarded packets by default; the agent has it accept those of guests", ""
+		return OK, "iptables drops forwarded packets by default; the agent has it accept guests' packets", ""
 	}
 	return OK, "no packet filter drops forwarded packets by default", ""
 }
@@ -208,7 +208,7 @@ func judgeForwarding(f Facts) (Level, string, string) {
 func judgeMTU(f Facts) (Level, string, string) {
 	switch {
 	case f.LANInterface == "":
-		return Warning, "there is no default route, so the LAN's interface is not known", "give watari up --lan-address"
+		return Warning, "there is no default route, so the LAN's interface is unknown", "use watari up --lan-address"
 	case f.LANMTU < leastMTU:
 		return Missing, fmt.Sprintf("%s has an MTU of %d, less than %d", f.LANInterface, f.LANMTU, leastMTU), fmt.Sprintf("ip link set %s mtu %d", f.LANInterface, usualMTU)
 	case f.LANMTU < usualMTU:
@@ -227,11 +227,11 @@ func judgeCgroups(f Facts) (Level, string, string) {
 func judgeUserfaultfd(f Facts) (Level, string, string) {
 	switch {
 	case f.UnprivilegedUserfaultfd == "1":
-		return OK, "processes without privileges may use it", ""
+		return OK, "unprivileged processes may use it", ""
 	case f.UnprivilegedUserfaultfd == "":
-		return Warning, "the kernel has none: guests cannot be saved while they run", "a kernel with CONFIG_USERFAULTFD, as Debian's"
+		return Warning, "the kernel has no userfaultfd: guests cannot be saved while they run", "a kernel with CONFIG_USERFAULTFD, as Debian's"
 	case f.UserfaultfdDevice:
-		return Warning, "QEMU may use it by /dev/userfaultfd alone, which QEMU before 8.1 does not know",
+		return Warning, "QEMU may use it only through /dev/userfaultfd, which QEMU before 8.1 does not support",
 			"sysctl vm.unprivileged_userfaultfd=1, and in /etc/sysctl.d; the package watari-agent does that"
 	}
 	return Warning, "QEMU does not run as root and may not use it: guests cannot be saved while they run",
@@ -243,7 +243,7 @@ func judgeHugePages(f Facts) (Level, string, string) {
 	case f.HugePages > 0:
 		return OK, output.Count(int(f.HugePages), "huge page") + " free", ""
 	case f.TransparentHugePages == "always" || f.TransparentHugePages == "madvise":
-		return OK, "transparent ones (" + f.TransparentHugePages + ")", ""
+		return OK, "transparent huge pages (" + f.TransparentHugePages + ")", ""
 	}
 	return Warning, "there are none: guests are slower", "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
 }
@@ -251,7 +251,7 @@ func judgeHugePages(f Facts) (Level, string, string) {
 func judgeMemory(f Facts) (Level, string, string) {
 	found := fmt.Sprintf("%s of %s are available", output.Size(f.MemoryAvailable), output.Size(f.Memory))
 	if f.MemoryAvailable < leastAvailable {
-		return Warning, found + ", too little for more than a small guest", "end what else runs here"
+		return Warning, found + ", too little for more than a small guest", "end other programs"
 	}
 	return OK, found, ""
 }
@@ -259,9 +259,9 @@ func judgeMemory(f Facts) (Level, string, string) {
 func judgeClock(f Facts) (Level, string, string) {
 	switch {
 	case !f.ClockSynchronised:
-		return Warning, "the clock is not synchronised: certificates are refused where clocks differ much", "apt install systemd-timesyncd or chrony"
+		return Warning, "the clock is not synchronised: certificates are refused if clocks differ too much", "apt install systemd-timesyncd or chrony"
 	case f.ClockError > clockTolerance:
-		return Warning, fmt.Sprintf("the clock may be off by %.0f s", f.ClockError.Seconds()), "see to the time server"
+		return Warning, fmt.Sprintf("the clock may be off by %.0f s", f.ClockError.Seconds()), "check the time server"
 	}
 	return OK, "synchronised", ""
 }
@@ -285,13 +285,13 @@ func judgePort(p Port) (Level, string, string) {
 	case strings.HasPrefix(p.Owner, "watari"):
 		return OK, name + " is " + p.Owner + "'s", ""
 	case p.Owner == "" && p.Network == "udp":
-		return OK, name + " is the kernel's, for WireGuard, or another's", ""
+		return OK, name + " is the kernel's, for WireGuard, or another program's", ""
 	case p.Owner == "":
 		return Warning, name + " is taken", "run watari doctor as root to see by which program"
 	}
 	remedy := "end it"
 	if p.Role == RoleManager {
-		remedy = "end it, or give watari up --listen"
+		remedy = "end it, or use watari up --listen"
 	}
 	return Missing, name + " is taken by " + p.Owner, remedy
 }

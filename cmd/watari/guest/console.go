@@ -27,12 +27,13 @@ func newConsole(env *cli.Env) *cobra.Command {
 	var o consoleOptions
 	command := &cobra.Command{
 		Use:   "console GUEST",
-		Short: "Write what a guest has written to its console",
-		Long: "Write what a guest has written to its console since it was started, or since it came to its present host: " +
-			"kernel and guest agent. To type commands into a guest use `watari guest exec -it`.\n\n" +
-			"Each host keeps the consoles of lives that ended there, the last few of each guest for three days. --list shows " +
-			"them, --previous writes that of the last life that ended, --previous=2 that of the one before it. " +
-			"A guest that was forked begins where its template was saved.\n\n" +
+		Short: "Print a guest's console",
+		Long: "Print what a guest has written to its console since it started or since it moved to its current host: " +
+			"messages of the kernel and the guest agent. To type commands into a guest, use `watari guest exec -it`.\n\n" +
+			"When a guest ends on a host or moves away, the host keeps its console for three days, but only the last few " +
+			"consoles of each guest. --list lists them. --previous prints the console of the latest start that has " +
+			"ended, --previous=2 that of the start before it. " +
+			"The console of a forked guest begins at the point where its template was saved.\n\n" +
 			"On a terminal, escape sequences and other control characters are shown as text.",
 		Example: "  watari guest console md-2\n  watari guest console -f md-2\n  watari guest console --previous md-2\n" +
 			"  watari guest console --list md-2",
@@ -43,7 +44,7 @@ func newConsole(env *cli.Env) *cobra.Command {
 				return err
 			}
 			if o.follow && (o.list || o.previous > 0) || o.list && o.previous > 0 {
-				return cli.Usagef("take one of --follow, --list and --previous")
+				return cli.Usagef("use only one of --follow, --list and --previous")
 			}
 			c, err := env.Client()
 			if err != nil {
@@ -53,9 +54,9 @@ func newConsole(env *cli.Env) *cobra.Command {
 		}),
 	}
 	flags := command.Flags()
-	flags.BoolVarP(&o.follow, "follow", "f", false, "go on as it writes, until Ctrl-C")
-	flags.BoolVarP(&o.list, "list", "l", false, "list the consoles that hosts keep of lives that ended")
-	flags.Uint32VarP(&o.previous, "previous", "p", 0, "the console of an earlier life: 1 is the last that ended")
+	flags.BoolVarP(&o.follow, "follow", "f", false, "continue with new output until Ctrl-C")
+	flags.BoolVarP(&o.list, "list", "l", false, "list the consoles that hosts keep")
+	flags.Uint32VarP(&o.previous, "previous", "p", 0, "print the console of an earlier start: 1 is the latest that has ended")
 	flags.Lookup("previous").NoOptDefVal = "1"
 	return command
 }
@@ -110,11 +111,11 @@ func listConsoles(ctx context.Context, env *cli.Env, c *client.Client, name stri
 		return fmt.Errorf("list the consoles of guest %s: %w", name, err)
 	}
 	for _, host := range r.Msg.UnreachableHosts {
-		env.Notef("host %s could not be asked; it may keep more", host)
+		env.Notef("host %s did not answer; it may have more consoles", host)
 	}
 	return cli.ShowList(env, r.Msg.Consoles, func(w io.Writer) {
 		if len(r.Msg.Consoles) == 0 {
-			env.Notef("no host keeps a console of a life of guest %s that ended", name)
+			env.Notef("no host keeps an earlier console of guest %s", name)
 			return
 		}
 		t := output.NewTable("PREVIOUS", "HOST", "EPOCH", "BEGAN", "ENDED", "SIZE", "END")

@@ -19,9 +19,9 @@ func newCopy(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:     "cp SOURCE DESTINATION",
 		Aliases: []string{"copy"},
-		Short:   "Copy a file into a guest or out of one",
-		Long: "Copy a file into a guest or out of one. A file in a guest is GUEST:PATH, with a whole path from /; \"-\" as " +
-			"the destination writes the file to standard output. A destination that ends with / is a folder.",
+		Short:   "Copy a file to or from a guest",
+		Long: "Copy a file to or from a guest. GUEST:PATH names a file in a guest; PATH must begin with /. With \"-\" as " +
+			"the destination, the file goes to standard output. A destination that ends with / is a directory.",
 		Example: "  watari guest cp in.melt md-0:/home/watari/in.melt\n  watari guest cp md-0:/var/log/dmesg ./",
 		Args:    cli.Args("SOURCE", "DESTINATION"),
 		ValidArgsFunction: func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
@@ -45,7 +45,7 @@ func place(word string) (client.Place, bool, error) {
 		return client.Place{}, true, err
 	}
 	if !path.IsAbs(file) {
-		return client.Place{}, true, cli.Usagef("%q: give a whole path in the guest, as in %s:/home/watari/%s", word, guest, file)
+		return client.Place{}, true, cli.Usagef("%q: use an absolute path in the guest, as in %s:/home/watari/%s", word, guest, file)
 	}
 	return client.Place{Guest: guest, Path: file}, true, nil
 }
@@ -60,7 +60,7 @@ func copyFile(ctx context.Context, env *cli.Env, source, destination string) err
 		return err
 	}
 	if in == out {
-		return cli.Usagef("one of the two is to be in a guest, as GUEST:PATH, and the other here")
+		return cli.Usagef("one of the two must be in a guest, as GUEST:PATH, and the other on this machine")
 	}
 	c, err := env.Client()
 	if err != nil {

@@ -29,9 +29,9 @@ func newExec(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "exec [-it] GUEST -- COMMAND [ARGUMENT...]",
 		Short: "Run a command in a guest",
-		Long: "Run a command in a guest and end with its exit status. With -i standard input is passed on, with -t the " +
-			"command gets a terminal. A broken connection is taken up again; a command whose caller stays away for a " +
-			"minute is ended. Ctrl-C interrupts the command, a second Ctrl-C leaves it.",
+		Long: "Run a command in a guest and exit with its status. With -i it gets standard input, with -t a " +
+			"terminal. After a broken connection, the command reconnects. If it cannot do so within a minute, the " +
+			"command in the guest is ended. Ctrl-C interrupts the command; a second Ctrl-C detaches from it.",
 		Example: "  watari guest exec md-0 -- uptime\n  watari guest exec -it md-0 -- bash\n  watari guest exec -i md-0 -- tar x < files.tar",
 		RunE: func(command *cobra.Command, args []string) error {
 			dash := command.ArgsLenAtDash()
@@ -39,7 +39,7 @@ func newExec(env *cli.Env) *cobra.Command {
 				dash = 1
 			}
 			if dash != 1 || len(args) < 2 {
-				return cli.Usagef("watari guest exec wants GUEST -- COMMAND, as in `watari guest exec -it md-0 -- bash`")
+				return cli.Usagef("watari guest exec needs GUEST -- COMMAND, as in `watari guest exec -it md-0 -- bash`")
 			}
 			return env.RunWithSignals(func(ctx context.Context, args []string) error {
 				return execute(ctx, env, args[0], args[1:], f)
@@ -48,10 +48,10 @@ func newExec(env *cli.Env) *cobra.Command {
 		ValidArgsFunction: env.Complete(cli.Guests),
 	}
 	flags := command.Flags()
-	flags.BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on")
+	flags.BoolVarP(&f.stdin, "stdin", "i", false, "pass on standard input")
 	flags.BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
-	flags.StringVarP(&f.user, "user", "u", "", "user to run it as (default: root; programs run as watari)")
-	flags.StringVar(&f.directory, "directory", "", "directory to run it in (default: the user's home)")
+	flags.StringVarP(&f.user, "user", "u", "", "user to run the command as (default: root; runs use watari)")
+	flags.StringVar(&f.directory, "directory", "", "directory to run the command in (default: the user's home)")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V; may be repeated")
 	return command
 }
@@ -92,7 +92,7 @@ func execute(ctx context.Context, env *cli.Env, guest string, command []string, 
 	}
 	err = env.Patiently(ctx, c, end, func(alive func()) error { return s.attempt(ctx, c, alive) })
 	if context.Cause(ctx) == cli.ErrInterrupted {
-		return cli.Interruptedf("left the command in guest %s; it is ended in a minute", guest)
+		return cli.Interruptedf("detached from the command in guest %s; it is ended in a minute", guest)
 	}
 	if err != nil {
 		return fmt.Errorf("run %s in guest %s: %w", command[0], guest, client.Explain(err))
@@ -118,7 +118,7 @@ func ended(guest, command string, process *v1.Process) error {
 func (s *session) takeTerminal() (restore func(), err error) {
 	file, ok := s.env.In.(*os.File)
 	if !ok || !term.IsTerminal(int(file.Fd())) {
-		return nil, cli.Usagef("--tty: standard input is not a terminal here; leave -t out")
+		return nil, cli.Usagef("--tty: standard input is not a terminal; omit -t")
 	}
 	fd := int(file.Fd())
 	if columns, rows, err := term.GetSize(fd); err == nil {

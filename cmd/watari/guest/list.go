@@ -45,7 +45,7 @@ func newList(env *cli.Env) *cobra.Command {
 // Table writes guests in a table for people.
 func Table(w io.Writer, env *cli.Env, guests []*v1.Guest) {
 	if len(guests) == 0 {
-		env.Notef("there are no guests; `watari cluster create` makes a cluster of some")
+		env.Notef("there are no guests; `watari cluster create` makes a cluster")
 		return
 	}
 	t := output.NewTable("NAME", "STATE", "HOST", "ADDRESS", "VCPUS", "MEMORY", "READY", "AGE", "MESSAGE")

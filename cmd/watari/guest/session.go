@@ -128,7 +128,7 @@ func (s *session) attempt(ctx context.Context, c *client.Client, alive func()) e
 		select {
 		case answer := <-answers:
 			if errors.Is(answer.err, io.EOF) {
-				return connect.NewError(connect.CodeUnavailable, errors.New("the stream ended before the command did"))
+				return connect.NewError(connect.CodeUnavailable, errors.New("the stream ended before the command"))
 			}
 			if answer.err != nil {
 				return answer.err

@@ -19,8 +19,8 @@ func newStart(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "start GUEST",
 		Short: "Start a guest that was stopped or has failed",
-		Long: "Start a guest that was stopped or has failed. It comes up fresh: what its processes had in memory and in " +
-			"files outside the shared home is gone.",
+		Long: "Start a guest that was stopped or has failed. It boots anew: the contents of its memory and of its " +
+			"files outside the shared home are lost.",
 		Example:           "  watari guest start md-2 --wait",
 		Args:              cli.Args("GUEST"),
 		ValidArgsFunction: env.Complete(cli.Guests),
@@ -35,7 +35,7 @@ func newStart(env *cli.Env) *cobra.Command {
 				}, (*v1.Guest).GetReady)
 		}),
 	}
-	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until it is ready")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the guest is ready")
 	return command
 }
 
@@ -76,7 +76,7 @@ func change(ctx context.Context, env *cli.Env, name string, wait bool, verb, goa
 	})
 	if ctx.Err() != nil {
 		lines.Keep()
-		return cli.Interruptedf("stopped waiting: guest %s: the %s goes on; look with `watari guest show %s`", name, verb, name)
+		return cli.Interruptedf("stopped waiting: guest %s: the %s continues; see `watari guest show %s`", name, verb, name)
 	}
 	if err != nil {
 		return fmt.Errorf("%s guest %s: %w", verb, name, err)

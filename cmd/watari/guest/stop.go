@@ -15,8 +15,8 @@ func newStop(env *cli.Env) *cobra.Command {
 	var wait bool
 	command := &cobra.Command{
 		Use:               "stop GUEST",
-		Short:             "End a guest until it is started again",
-		Long:              "End a guest until it is started again. Its memory is lost, and runs that have ranks on it fail.",
+		Short:             "Stop a guest until it is started again",
+		Long:              "Stop a guest until it is started again. Its memory is lost, and runs with ranks on it fail.",
 		Example:           "  watari guest stop md-2 --wait",
 		Args:              cli.Args("GUEST"),
 		ValidArgsFunction: env.Complete(cli.Guests),
@@ -31,6 +31,6 @@ func newStop(env *cli.Env) *cobra.Command {
 				}, func(g *v1.Guest) bool { return g.GetState() == v1.GuestState_GUEST_STATE_STOPPED })
 		}),
 	}
-	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until it has ended")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the guest has ended")
 	return command
 }

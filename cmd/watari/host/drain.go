@@ -19,9 +19,9 @@ func newDrain(env *cli.Env) *cobra.Command {
 	var undo, wait bool
 	command := &cobra.Command{
 		Use:   "drain HOST",
-		Short: "Move all guests away from a host and put none there, until --undo",
-		Long: "Drain a host: its guests are live-migrated to other hosts, and no guest is put there until `--undo`. Runs " +
-			"go on. Guests for which there is no room elsewhere stay and are named.",
+		Short: "Move all guests away from a host and place none there until --undo",
+		Long: "Drain a host: its guests migrate live to other hosts, and no guest is placed there until --undo. Runs " +
+			"continue. Guests for which no other host has room stay on the host and are listed.",
 		Example:           "  watari host drain a1 --wait\n  watari host drain a1 --undo",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
@@ -29,8 +29,8 @@ func newDrain(env *cli.Env) *cobra.Command {
 			return drain(ctx, env, args[0], undo, wait)
 		}),
 	}
-	command.Flags().BoolVar(&undo, "undo", false, "let the host take guests again")
-	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until no guest is left there")
+	command.Flags().BoolVar(&undo, "undo", false, "let the host run guests again")
+	command.Flags().BoolVarP(&wait, "wait", "w", false, "wait until the host has no guests")
 	return command
 }
 
@@ -39,7 +39,7 @@ func drain(ctx context.Context, env *cli.Env, name string, undo, wait bool) erro
 		return err
 	}
 	if undo && wait {
-		return cli.Usagef("--undo and --wait do not go together: undoing is at once")
+		return cli.Usagef("--undo and --wait exclude each other: undoing is immediate")
 	}
 	c, err := env.Client()
 	if err != nil {
@@ -69,7 +69,7 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 		case host.GetState() == v1.HostState_HOST_STATE_DRAINED:
 			return true, nil
 		case !host.GetDraining():
-			return false, fmt.Errorf("the draining was undone meanwhile")
+			return false, fmt.Errorf("draining was undone meanwhile")
 		}
 		lines.Set(progress.Line{Key: name, Text: fmt.Sprintf("host %s: %s left: %s", name,
 			output.Count(len(host.GetGuests()), "guest"), strings.Join(host.GetGuests(), ", "))})
@@ -77,7 +77,7 @@ func waitDrained(ctx context.Context, env *cli.Env, c *client.Client, name strin
 	})
 	if ctx.Err() != nil {
 		lines.Keep()
-		return cli.Interruptedf("stopped waiting: host %s goes on being drained; `watari migrate GUEST` says why a guest cannot leave; undo with `watari host drain %s --undo`", name, name)
+		return cli.Interruptedf("stopped waiting: host %s is still being drained; `watari migrate GUEST` says why a guest cannot leave; undo with `watari host drain %s --undo`", name, name)
 	}
 	if err != nil {
 		return fmt.Errorf("wait for host %s to be drained: %w", name, err)

@@ -24,7 +24,7 @@ func newList(env *cli.Env) *cobra.Command {
 
 func table(w io.Writer, env *cli.Env, hosts []*v1.Host) {
 	if len(hosts) == 0 {
-		env.Notef("there are no hosts; make this machine one with `sudo watari up`, or another by a token of `watari token create --host`")
+		env.Notef("there are no hosts; make this machine a host with `sudo watari up`, or another machine with a token from `watari token create --host`")
 		return
 	}
 	t := output.NewTable("NAME", "SITE", "STATE", "CORES", "BUSY", "MEMORY", "FREE", "ACCEL", "GUESTS", "AGENT")

@@ -16,10 +16,10 @@ func newRemove(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:     "remove HOST",
 		Aliases: []string{"rm", "delete"},
-		Short:   "Forget a host; its certificate is worth nothing from then on",
-		Long: "Forget a host. It must have no guests; drain it first.\n\n" +
-			"A host that is broken or unreachable for good is removed with --lost. You vouch by that that it is switched " +
-			"off: its guests are then started afresh elsewhere, and if it did run on there would be two of each.",
+		Short:   "Remove a host and revoke its certificate",
+		Long: "Remove a host. It must have no guests; drain it first.\n\n" +
+			"Use --lost for a host that is permanently broken or unreachable. It is your confirmation that the host is switched " +
+			"off. Its guests are then started anew on other hosts. If the host were still running, there would be two of each.",
 		Example:           "  watari host remove a1\n  watari host remove a1 --lost",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
@@ -38,6 +38,6 @@ func newRemove(env *cli.Env) *cobra.Command {
 			return nil
 		}),
 	}
-	command.Flags().BoolVar(&lost, "lost", false, "the host is off for good: start its guests elsewhere")
+	command.Flags().BoolVar(&lost, "lost", false, "the host is permanently off: start its guests on other hosts")
 	return command
 }

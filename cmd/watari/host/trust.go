@@ -16,11 +16,11 @@ func newTrust(env *cli.Env) *cobra.Command {
 	var none bool
 	command := &cobra.Command{
 		Use:   "trust HOST",
-		Short: "Say which other hosts' templates a host may use",
-		Long: "Put a host into a trust group. Guests are forked from templates, and hosts of one group fetch templates from " +
-			"each other: whoever is root on a host that makes a template is root in all guests that are forked from it. " +
-			"The hosts that one administrator joins are one group, which bears the administrator's name. A host of no group " +
-			"makes all its templates itself. When a host leaves a group, it drops the templates that it fetched there.",
+		Short: "Set with which other hosts a host shares templates",
+		Long: "Put a host into a trust group. Guests are forked from templates, and the hosts of a group fetch templates from " +
+			"each other. Root on a host that makes a template has root's power in all guests that are forked from it. " +
+			"The hosts that one administrator joins form a group with the administrator's name. A host without a group " +
+			"makes all its templates itself. When a host leaves a group, it deletes the templates that it fetched there.",
 		Example:           "  watari host trust a1 --group physics\n  watari host trust a1 --none",
 		Args:              cli.Args("HOST"),
 		ValidArgsFunction: env.Complete(cli.Hosts),
@@ -28,8 +28,8 @@ func newTrust(env *cli.Env) *cobra.Command {
 			return trust(ctx, env, args[0], group, none)
 		}),
 	}
-	command.Flags().StringVar(&group, "group", "", "the trust group that the host is in from now on")
-	command.Flags().BoolVar(&none, "none", false, "the host trusts no other")
+	command.Flags().StringVar(&group, "group", "", "the host's new trust group")
+	command.Flags().BoolVar(&none, "none", false, "the host shares templates with no other host")
 	return command
 }
 

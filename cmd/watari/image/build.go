@@ -33,8 +33,8 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "build NAME",
 		Short: "Build an image from Debian packages, a directory tree or an OCI archive",
-		Long: "Builds what guests boot (a kernel, an initial RAM file system with the guest agent, a read-only root) " +
-			"and gives it to the manager.",
+		Long: "Build an image (a kernel, an initial RAM file system with the guest agent, and a read-only root) " +
+			"and upload it to the manager.",
 		Example: "  watari image build mpi --packages openmpi-bin,lammps\n" +
 			"  watari image build mine --tree ./rootfs\n" +
 			"  watari image build app --oci app.tar --add ./input:/opt/input",
@@ -46,16 +46,16 @@ func BuildCommand(env *cli.Env) *cobra.Command {
 	flags := command.Flags()
 	flags.StringSliceVar(&o.packages, "packages", nil, "Debian packages to install, from this machine's apt sources")
 	flags.StringVar(&o.recipe.Suite, "suite", "", "Debian release of packages and kernel: "+strings.Join(image.Suites, " or ")+" (default: this machine's)")
-	flags.StringVar(&o.recipe.Tree, "tree", "", "directory that becomes the root as it is")
+	flags.StringVar(&o.recipe.Tree, "tree", "", "directory that becomes the root without changes")
 	flags.StringVar(&o.recipe.OCI, "oci", "", "OCI or docker archive (a tar file) whose layers become the root")
-	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or folder into the root (repeatable)")
-	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own, else "+image.DefaultKernelPackage+")")
-	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "added to the kernel's command line")
-	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "the watari-guest binary, beside which watari-guest-rsh lies (default: beside this program)")
-	flags.StringVar(&o.recipe.PM, "pm", "", "PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, where it is there; none: without)")
-	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "where packages, roots and kernels are kept for the next build")
-	flags.BoolVar(&o.recipe.Force, "force", false, "build anew, with the packages' present versions, even if the cache has the same recipe")
-	flags.StringVar(&o.outputDir, "output-dir", "", "write the image into this folder instead of giving it to the manager")
+	flags.StringArrayVar(&o.additions, "add", nil, "SOURCE:DESTINATION: copy a file or directory into the root; may be repeated")
+	flags.StringVar(&o.recipe.KernelPackage, "kernel-package", "", "Debian package of the kernel (default: the root's own kernel, or else "+image.DefaultKernelPackage+")")
+	flags.StringVar(&o.recipe.KernelArgs, "kernel-args", "", "arguments to append to the kernel's command line")
+	flags.StringVar(&o.recipe.GuestAgent, "guest-agent", "", "path of watari-guest, which has watari-guest-rsh beside it (default: beside this program)")
+	flags.StringVar(&o.recipe.PM, "pm", "", "path of PM's libfabric provider, libpm-fi.so, for runs over PM (default: beside this program, if it exists); none: without PM")
+	flags.StringVar(&o.recipe.Cache, "cache", image.DefaultCache, "directory in which packages, roots and kernels are kept for later builds")
+	flags.BoolVar(&o.recipe.Force, "force", false, "ignore cached results and use the latest versions of packages")
+	flags.StringVar(&o.outputDir, "output-dir", "", "write the image to this directory instead of uploading it")
 	command.ValidArgsFunction = env.Complete(cli.Images)
 	cli.CompleteFolders(command, "tree", "cache", "output-dir")
 	cli.CompleteFiles(command, "oci", "add", "guest-agent", "pm")
@@ -108,7 +108,7 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 		}
 	}
 	if sources != 1 {
-		return recipe, cli.Usagef("say what to build from: one of --packages, --tree and --oci, as in `watari image build mpi --packages openmpi-bin`")
+		return recipe, cli.Usagef("name the source of the image: one of --packages, --tree and --oci, as in `watari image build mpi --packages openmpi-bin`")
 	}
 	for _, name := range o.packages {
 		if name = strings.TrimSpace(name); name != "" {
@@ -124,7 +124,7 @@ func (o *buildOptions) complete() (image.Recipe, error) {
 	}
 	program, err := os.Executable()
 	if err != nil {
-		return recipe, fmt.Errorf("find what goes into the image beside this program: %w", err)
+		return recipe, fmt.Errorf("find the programs for the image beside this program: %w", err)
 	}
 	return recipe, findBeside(&recipe, filepath.Dir(program))
 }
@@ -142,7 +142,7 @@ func findBeside(recipe *image.Recipe, folder string) error {
 	}
 	if recipe.GuestAgent == "" {
 		if recipe.GuestAgent = find("watari-guest"); recipe.GuestAgent == "" {
-			return fmt.Errorf("the guest agent is not beside this program (%s): build it, or name it by --guest-agent", filepath.Join(folder, "watari-guest"))
+			return fmt.Errorf("the guest agent is not beside this program (%s): build it, or set --guest-agent", filepath.Join(folder, "watari-guest"))
 		}
 	}
 	switch recipe.PM {

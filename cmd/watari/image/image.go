@@ -17,8 +17,8 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "image",
 		Aliases: []string{"images"},
-		Short:   "Images, what guests boot: build, list, show, remove",
-		Long: "An image is what guests boot: a kernel, an initial RAM file system and a read-only root, each known by its " +
+		Short:   "Images that guests boot: build, list, show, remove",
+		Long: "Guests boot an image: a kernel, an initial RAM file system and a read-only root, each identified by its " +
 			"content's hash. Hosts fetch it from the manager when a guest needs it.",
 		Example: "  watari image list\n  watari image show mpi",
 	}, BuildCommand(env), newList(env), newShow(env), newRemove(env))

@@ -34,13 +34,13 @@ func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, fol
 	for _, blob := range response.Msg.Missing {
 		file := files[blob.GetDigest()]
 		if file == "" {
-			return nil, fmt.Errorf("create image %s: the manager asks for blob %s, which is not of it", name, blob.GetDigest())
+			return nil, fmt.Errorf("create image %s: the manager asks for blob %s, which is not part of the image", name, blob.GetDigest())
 		}
 		err := c.PutBlob(ctx, blob.GetDigest(), filepath.Join(folder, file), func(held, size int64) {
-			lines.Set(progress.Line{Key: file, Text: "giving the " + file + " to the manager: " + lines.Bar(uint64(held), uint64(size))})
+			lines.Set(progress.Line{Key: file, Text: "uploading the " + file + " to the manager: " + lines.Bar(uint64(held), uint64(size))})
 		})
 		if err != nil {
-			return nil, fmt.Errorf("give the %s of image %s to the manager: %w", file, name, err)
+			return nil, fmt.Errorf("upload the %s of image %s to the manager: %w", file, name, err)
 		}
 	}
 	if len(response.Msg.Missing) == 0 {
@@ -48,7 +48,7 @@ func upload(ctx context.Context, env *cli.Env, name string, built *v1.Image, fol
 	}
 	response, err = c.CreateImage(ctx, connect.NewRequest(&v1.CreateImageRequest{Image: image}))
 	if err == nil && len(response.Msg.Missing) > 0 {
-		err = fmt.Errorf("the manager still lacks %d of its blobs", len(response.Msg.Missing))
+		err = fmt.Errorf("the manager still lacks %d blobs of the image", len(response.Msg.Missing))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create image %s: %w", name, err)

@@ -18,12 +18,12 @@ import (
 func (v *verbs) exec() *cobra.Command {
 	return &cobra.Command{
 		Use:               "exec HOST -- COMMAND [ARG...]",
-		Short:             "Run a command inside a host; the exit status is the command's",
+		Short:             "Run a command inside a host and exit with its status",
 		Example:           "  watari lab exec a1 -- virsh -c qemu:///system list",
 		ValidArgsFunction: v.completeHosts,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return cli.Usagef("watari lab exec wants HOST -- COMMAND; see `watari lab exec --help`")
+				return cli.Usagef("watari lab exec needs HOST -- COMMAND; see `watari lab exec --help`")
 			}
 			return nil
 		},

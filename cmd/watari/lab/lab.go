@@ -30,12 +30,12 @@ func New(env *cli.Env) *cobra.Command {
 	noun := cli.Noun(&cobra.Command{
 		Use:     "lab",
 		Aliases: []string{"labs"},
-		Short:   "Several sites and hosts on this one machine: up, down, status, wan, exec, host, owner",
-		Long: `A lab runs several sites with several hosts each on this one machine, to try Watari and to test it.
-Each host is a set of namespaces with its own libvirt daemon, agent, addresses and files, or a virtual machine that
-plays a whole machine; each site is a LAN; the sites are joined by a WAN whose bandwidth, delay and loss can be set, and
-which can be cut.
-A lab needs root, and a manager on this machine (watari up) for its hosts to join.`,
+		Short:   "Labs, several sites and hosts on this machine: up, down, status, wan, exec, host, owner",
+		Long: `A lab runs several sites with several hosts each on this machine, for trying and testing Watari.
+Each host is a set of namespaces with its own libvirt daemon, agent, addresses and files, or a virtual machine (a whole
+host). Each site is a LAN. A WAN joins the sites. Its bandwidth, delay and loss can be set, and sites can be cut off
+it.
+A lab needs root, and a manager on this machine (watari up) that its hosts join.`,
 		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab wan cut b\n  watari lab exec a1 -- virsh list",
 	}, v.up(), v.down(), v.status(), v.list(), v.exec(), v.host(), v.owner(), v.wan())
 	noun.PersistentFlags().StringVar(&v.name, "name", DefaultName, "the lab's name")
@@ -49,7 +49,7 @@ A lab needs root, and a manager on this machine (watari up) for its hosts to joi
 func (v *verbs) open() (*lab.Lab, error) {
 	l, err := lab.Open(v.name)
 	if errors.Is(err, lab.ErrNotFound) {
-		return nil, fmt.Errorf("there is no lab %q; `watari lab up` makes one, `watari lab list` shows those there are", v.name)
+		return nil, fmt.Errorf("there is no lab %q; `watari lab up` makes one, `watari lab list` shows all labs", v.name)
 	}
 	if err != nil {
 		return nil, err

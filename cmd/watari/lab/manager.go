@@ -61,10 +61,10 @@ func (v *verbs) admit(ctx context.Context, host lab.Host, joined bool) error {
 	case joined || known == nil:
 		return nil
 	case !leftOver(known):
-		return fmt.Errorf("the manager has another host %s; take the lab down that it belongs to (watari lab list), or remove it (watari host remove %s)",
+		return fmt.Errorf("the manager has another host %s; take down the lab to which it belongs (watari lab list), or remove it (watari host remove %s)",
 			host.Name, host.Name)
 	}
-	v.Notef("forgetting host %s of a lab that is gone", host.Name)
+	v.Notef("removing host %s of a lab that no longer exists from the manager", host.Name)
 	return remove(ctx, c, host.Name)
 }
 
@@ -161,7 +161,7 @@ func (v *verbs) forget(ctx context.Context, hosts []lab.Host) {
 		}
 	}
 	if len(gone) > 0 {
-		v.Notef("the manager has forgotten hosts %s", strings.Join(gone, ", "))
+		v.Notef("the manager has removed hosts %s", strings.Join(gone, ", "))
 	}
 	if len(kept) > 0 {
 		v.Notef("the manager still lists hosts %s (%v); the next `watari lab up` or `watari host remove --lost` removes them",

@@ -17,10 +17,10 @@ func (v *verbs) owner() *cobra.Command {
 	words := ownerWords(lab.OwnerActivities)
 	return &cobra.Command{
 		Use:   "owner HOST " + strings.Join(words, "|"),
-		Short: "Play the owner of a host, who needs it or goes away",
-		Long: `Play the owner of a host. Busy: a process outside Watari, of the user nobody, keeps a processor busy. Types: somebody
-is logged in on a terminal, and types every second. Both can be at once; away ends them. They end in a crash of the
-host, too.`,
+		Short: "Play the owner of a host, who uses it or goes away",
+		Long: `Play the owner of a host. busy: a process outside Watari, of the user nobody, keeps a CPU busy. types: somebody
+is logged in on a terminal and types every second. Both are possible at the same time. away ends them. A crash of the
+host ends them, too.`,
 		Example: "  watari lab owner a1 busy\n  watari lab owner a1 away",
 		Args:    cli.Args("HOST", strings.Join(words, "|")),
 		ValidArgsFunction: func(command *cobra.Command, args []string, start string) ([]string, cobra.ShellCompDirective) {

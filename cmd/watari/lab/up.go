@@ -22,14 +22,14 @@ func (v *verbs) up() *cobra.Command {
 	wan, cpus := "", ""
 	command := &cobra.Command{
 		Use:   "up",
-		Short: "Make a lab, or finish one that was left half made",
-		Long: `Make a lab, or finish one that was left half made. Each host's agent joins the manager of this machine, found by
-the client config, unless --manager and --token name another; or pass --agent=false for hosts without agents.
+		Short: "Make a lab, or complete one that was left half made",
+		Long: `Make a lab, or complete one that was left half made. Each host's agent joins this machine's manager, which the client
+config names, unless --manager and --token name another. --agent=false makes hosts without agents.
 
-With --whole, hosts are whole machines: virtual machines with Debian, systemd, a kernel and a disk of their own, in which
-KVM runs. QEMU emulates them. The first such lab installs Debian and saves a machine that is up, which takes minutes;
-hosts start from there within seconds. --whole=b makes whole machines of the hosts of site b only, --whole=a2,b1 of these
-two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only those of site b.`,
+With --whole, hosts are whole hosts: virtual machines with their own Debian, systemd, kernel and disk, in which KVM works.
+QEMU emulates them. The first such lab installs Debian and saves a booted machine, which takes minutes; after that, hosts
+start from the saved state within seconds. --whole=b makes whole hosts only on site b, --whole=a2,b1 makes these two
+hosts whole hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only those of site b.`,
 		Example: "  watari lab up --sites 2 --hosts 2 --wan 20ms,200mbit\n  watari lab up --cpus a1=0.7,b1=1.5\n  watari lab up --whole\n" +
 			"  watari lab up --whole=b --suite=trixie --memory 4G",
 		Args:              wholeArgs,
@@ -38,10 +38,10 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 	flags := command.Flags()
 	flags.IntVar(&o.Sites, "sites", 2, "number of sites")
 	flags.IntVar(&o.Hosts, "hosts", 2, "number of hosts on each site")
-	flags.StringVar(&wan, "wan", "", "round trip, bandwidth and loss between sites: 20ms,200mbit,1% (each may be left out); none: unshaped")
-	flags.StringVar(&cpus, "cpus", "", "how many processors' worth of time hosts may use, as in a1=0.7,b1=1.5; none: no limits")
+	flags.StringVar(&wan, "wan", "", "round trip, bandwidth and loss between sites, as in 20ms,200mbit,1% (each is optional); none: unshaped")
+	flags.StringVar(&cpus, "cpus", "", "limits of hosts' CPU time in CPUs, as in a1=0.7,b1=1.5; none: no limits")
 	flags.BoolVar(&o.Agent, "agent", true, "start an agent on each host")
-	flags.StringVar(&o.Manager, "manager", "", "the URL of the manager, as the hosts reach it (default: the client config's, on this machine)")
+	flags.StringVar(&o.Manager, "manager", "", "URL at which the hosts reach the manager (default: the client config's manager, on this machine)")
 	flags.StringSliceVar(&o.Tokens, "token", nil, "join tokens, one for each host")
 	whole := addWholeFlags(flags)
 	command.RunE = v.Run(func(ctx context.Context, _ []string) error {
@@ -80,7 +80,7 @@ two hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie only tho
 			err = v.hostsReady(ctx, l)
 		}
 		if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
-			return cli.Interruptedf("interrupted; `watari lab up` goes on from here, `watari lab down` removes what was made")
+			return cli.Interruptedf("interrupted; `watari lab up` continues, `watari lab down` removes what was made")
 		}
 		if err != nil {
 			return err
@@ -132,9 +132,9 @@ func (v *verbs) say(line string) { v.Notef("%s", line) }
 func (v *verbs) down() *cobra.Command {
 	return &cobra.Command{
 		Use:   "down",
-		Short: "Remove every trace of a lab, also of one that crashed",
-		Long: "Remove every trace of a lab, also of one that crashed. Its hosts are gone for good then: the manager, if it " +
-			"answers, is told to forget them, and starts their guests elsewhere if it can.",
+		Short: "Remove everything of a lab, even after a crash",
+		Long: "Remove everything of a lab, even after a crash. Its hosts are then gone for good. The manager, if it answers, " +
+			"removes them and starts their guests on other hosts if it can.",
 		Example:           "  watari lab down",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -149,7 +149,7 @@ func (v *verbs) down() *cobra.Command {
 				v.say(line)
 			})
 			if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
-				return cli.Interruptedf("interrupted; `watari lab down` goes on from here")
+				return cli.Interruptedf("interrupted; `watari lab down` continues")
 			}
 			if err == nil && !removed {
 				v.Notef("there is nothing of lab %s", v.name)

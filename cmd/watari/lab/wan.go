@@ -24,7 +24,7 @@ func (v *verbs) wan() *cobra.Command {
 func (v *verbs) wanShow() *cobra.Command {
 	return &cobra.Command{
 		Use:               "show",
-		Short:             "Show how the WAN is shaped, and which sites are cut",
+		Short:             "Show the shape of the WAN, and which sites are cut",
 		Example:           "  watari lab wan show",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -60,10 +60,10 @@ func (v *verbs) showWAN(l *lab.Lab) error {
 func (v *verbs) wanSet() *cobra.Command {
 	return &cobra.Command{
 		Use:   "set ROUND-TRIP,RATE,LOSS",
-		Short: "Shape the WAN anew; what is left out is not limited; none: unshaped",
-		Long: `Shape the WAN anew. The round trip (20ms) is added between two sites, half in each direction. The rate (200mbit) is
-each site's, in each direction. The loss (1%) is that of a packet on its way between two sites, in each direction.
-What is left out is not limited; "none" alone takes all shaping away, and sites are then joined at full speed.`,
+		Short: "Shape the WAN",
+		Long: `Set the shape of the WAN. The round trip (20ms) is added between two sites, half in each direction. The rate (200mbit)
+is the bandwidth of each site in each direction. The loss (1%) is the probability that a packet between two sites is lost.
+A part that is not given is not limited. "none" removes all limits, and the sites are joined at full speed.`,
 		Example:           "  watari lab wan set 50ms,100mbit,0.5%\n  watari lab wan set none",
 		Args:              cli.Args("WAN"),
 		ValidArgsFunction: cobra.NoFileCompletions,

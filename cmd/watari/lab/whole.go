@@ -29,12 +29,12 @@ type wholeFlags struct {
 
 func addWholeFlags(flags *pflag.FlagSet) *wholeFlags {
 	w := &wholeFlags{}
-	flags.StringSliceVar(&w.hosts, "whole", nil, "make whole machines of all hosts, or of those of the sites and hosts named: --whole=a,b2")
+	flags.StringSliceVar(&w.hosts, "whole", nil, "make all hosts whole hosts, or only those of the named sites and hosts, as in --whole=a,b2")
 	flags.Lookup("whole").NoOptDefVal = allHosts
-	flags.StringSliceVar(&w.suites, "suite", nil, "Debian release of whole hosts, bookworm or trixie; of some: b=trixie (default bookworm)")
-	flags.StringArrayVar(&w.models, "cpu-model", nil, "CPU of whole hosts as QEMU's -cpu has it; of some: b=EPYC,-xsave,-avx (default all that works under emulation)")
+	flags.StringSliceVar(&w.suites, "suite", nil, "Debian release of whole hosts, bookworm or trixie; b=trixie sets that of site b (default bookworm)")
+	flags.StringArrayVar(&w.models, "cpu-model", nil, "CPU of whole hosts in the form of QEMU's -cpu; b=EPYC,-xsave,-avx sets that of site b (default: all features that work under emulation)")
 	flags.StringVar(&w.memory, "memory", "", "memory of each whole host (default 3G)")
-	flags.IntVar(&w.cells, "cells", 0, "NUMA cells of each whole host, with a processor each: 1, 2 or 4 (default 2)")
+	flags.IntVar(&w.cells, "cells", 0, "NUMA cells of each whole host, with one CPU each: 1, 2 or 4 (default 2)")
 	return w
 }
 
@@ -51,7 +51,7 @@ func (w *wholeFlags) read(flags *pflag.FlagSet) (whole *lab.Whole, err error) {
 	if !flags.Changed("whole") {
 		for _, name := range []string{"suite", "cpu-model", "memory", "cells"} {
 			if flags.Changed(name) {
-				return nil, fmt.Errorf("--%s is about whole hosts: it goes with --whole", name)
+				return nil, fmt.Errorf("--%s is for whole hosts: use it with --whole", name)
 			}
 		}
 		return nil, nil

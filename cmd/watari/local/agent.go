@@ -81,7 +81,7 @@ func (u *up) admit(ctx context.Context) (manager string, err error) {
 	if u.hasCertificate() {
 		known, err := c.ListHosts(ctx, connect.NewRequest(&v1.ListHostsRequest{}))
 		if err != nil {
-			return "", fmt.Errorf("look whether the manager knows host %s: %w", u.Name, err)
+			return "", fmt.Errorf("ask the manager for host %s: %w", u.Name, err)
 		}
 		for _, host := range known.Msg.Hosts {
 			if host.GetMeta().GetName() == u.Name {
@@ -107,17 +107,17 @@ func (l layout) hasCertificate() bool {
 
 func (l layout) forgetCertificate() error {
 	if err := os.RemoveAll(l.agentPKI()); err != nil {
-		return fmt.Errorf("take away the agent's old certificate: %w", err)
+		return fmt.Errorf("remove the agent's old certificate: %w", err)
 	}
 	return nil
 }
 
 func (l layout) writeToken(token string) error {
 	if err := os.MkdirAll(filepath.Dir(l.tokenFile()), 0o755); err != nil {
-		return fmt.Errorf("hand the token to the agent: %w", err)
+		return fmt.Errorf("pass the token to the agent: %w", err)
 	}
 	if err := os.WriteFile(l.tokenFile(), []byte(token+"\n"), 0o600); err != nil {
-		return fmt.Errorf("hand the token to the agent: %w", err)
+		return fmt.Errorf("pass the token to the agent: %w", err)
 	}
 	return nil
 }

@@ -27,11 +27,11 @@ func NewDown(env *cli.Env) *cobra.Command {
 	var guests bool
 	command := &cobra.Command{
 		Use:   "down",
-		Short: "End what `watari up` began on this machine",
-		Long: "End the agent, the manager and the libvirt daemons that `watari up` started on this machine. Guests go on, " +
-			"and are found again by the next `watari up`; so do runs on them. With --guests the guests of this machine end " +
-			"too, and the next `watari up` starts them afresh. Nothing that `watari up` did not start is touched, and " +
-			"everything that is kept stays where it is.",
+		Short: "End what `watari up` started on this machine",
+		Long: "End the agent, the manager and the libvirt daemons that `watari up` started on this machine. Guests and runs continue, " +
+			"and the next `watari up` finds them again. With --guests, the guests of this machine end, " +
+			"too, and the next `watari up` starts them anew. The command touches nothing that `watari up` did not start, and " +
+			"it deletes no state.",
 		Example:           "  sudo watari down\n  sudo watari down --guests",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -47,8 +47,8 @@ func NewDown(env *cli.Env) *cobra.Command {
 			return down(ctx, env, l, guests)
 		}),
 	}
-	command.Flags().BoolVar(&guests, "guests", false, "end the guests of this machine too")
-	command.Flags().StringVar(&l.state, "state", defaultState, "folder in which everything is kept")
+	command.Flags().BoolVar(&guests, "guests", false, "end the guests of this machine, too")
+	command.Flags().StringVar(&l.state, "state", defaultState, "directory of all of Watari's state")
 	cli.CompleteFolders(command, "state")
 	return command
 }
@@ -71,7 +71,7 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 				var was bool
 				if was, err = daemon.Disarm(spec); was && err == nil {
 					ended++
-					lines.Notef("%s does not run, and is not started at boot any more", spec.Name)
+					lines.Notef("%s was not running, and is no longer started at boot", spec.Name)
 				}
 			}
 			failed = append(failed, err)
@@ -86,7 +86,7 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 		if err := endGuests(ctx, l); err != nil {
 			failed = append(failed, err)
 		} else if left, err = findGuests(l.agentState()); err == nil {
-			lines.Notef("this machine's guests have ended, and its part of the overlay is gone")
+			lines.Notef("this machine's guests have ended, and its part of the overlay is removed")
 		}
 	}
 	failed = append(failed, stop(l.libvirtd(), l.virtlogd(), l.manager()))
@@ -94,8 +94,8 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 		lines.Notef("nothing that `watari up` started runs here (state in %s)", l.state)
 	}
 	if len(left) > 0 {
-		lines.Notef("%s: %s; take them up again with `sudo watari up`, end them with `sudo watari down --guests`",
-			goOn(len(left)), strings.Join(names(left), ", "))
+		lines.Notef("%s: %s; `sudo watari up` finds them again, `sudo watari down --guests` ends them",
+			keepRunning(len(left)), strings.Join(names(left), ", "))
 	}
 	if answering := foreign(); answering != "" && ended > 0 {
 		lines.Notef("%s", answering)
@@ -103,11 +103,11 @@ func down(ctx context.Context, env *cli.Env, l layout, guests bool) error {
 	return errors.Join(failed...)
 }
 
-func goOn(n int) string {
+func keepRunning(n int) string {
 	if n == 1 {
-		return "1 guest goes on"
+		return "1 guest keeps running"
 	}
-	return fmt.Sprintf("%d guests go on", n)
+	return fmt.Sprintf("%d guests keep running", n)
 }
 
 // foreign describes running services that `watari up` uses and did not start.

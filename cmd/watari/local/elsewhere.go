@@ -26,22 +26,22 @@ const joinPatience = 10 * time.Second
 // noBlob is a path of a blob with a digest that no image has.
 var noBlob = "/blobs/sha256:" + strings.Repeat("0", 64)
 
-// standing is how a manager on another machine regards this host.
-type standing int
+// recognition is how a manager on another machine regards this host.
+type recognition int
 
 const (
-	silent  standing = iota // the manager does not answer or gives no clear answer
-	refused                 // the manager does not accept the host's certificate
+	unclear recognition = iota // the manager does not answer or gives no clear answer
+	refused                    // the manager does not accept the host's certificate
 	known
 )
 
-// standing asks the manager, with the agent's certificate, whether it knows this host.
-func (u *up) standing(ctx context.Context) (standing, string) {
+// recognized asks the manager, with the agent's certificate, whether it knows this host.
+func (u *up) recognized(ctx context.Context) (recognition, string) {
 	var pem [3][]byte
 	for i, name := range []string{"ca.pem", "certificate.pem", "key.pem"} {
 		var err error
 		if pem[i], err = os.ReadFile(filepath.Join(u.agentPKI(), name)); err != nil {
-			return silent, "joining " + u.Manager
+			return unclear, "joining " + u.Manager
 		}
 	}
 	options, err := ca.ClientTLS(pem[0], pem[1], pem[2])
@@ -67,7 +67,7 @@ func (u *up) standing(ctx context.Context) (standing, string) {
 		if verdict := (*net.OpError)(nil); errors.As(err, &verdict) && verdict.Op == "remote error" { // a TLS alert
 			return refused, verdict.Err.Error()
 		}
-		return silent, fmt.Sprintf("%s does not answer: %v", u.Manager, err)
+		return unclear, fmt.Sprintf("%s does not answer: %v", u.Manager, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusNotFound {
@@ -76,7 +76,7 @@ func (u *up) standing(ctx context.Context) (standing, string) {
 	text, _ := io.ReadAll(io.LimitReader(response.Body, 1024))
 	why, _, _ := strings.Cut(strings.TrimSpace(string(text)), ";") // without the next step, which is added here
 	if response.StatusCode != http.StatusUnauthorized {
-		return silent, fmt.Sprintf("%s answers %s: %s", u.Manager, response.Status, why)
+		return unclear, fmt.Sprintf("%s answers %s: %s", u.Manager, response.Status, why)
 	}
 	return refused, why
 }
@@ -88,12 +88,12 @@ func (u *up) admitElsewhere(ctx context.Context) error {
 		if u.hasCertificate() {
 			return nil
 		}
-		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and give it with --token", u.Manager)
+		return fmt.Errorf("join %s: a token is missing; get one there with `watari token create --host` and pass it with --token", u.Manager)
 	}
 	if u.hasCertificate() {
 		// The user may have repeated the same command. While the manager does not answer, the certificate may still be
 		// valid. Without it the manager would not know this host and its guests.
-		if at, _ := u.standing(ctx); at != refused {
+		if answer, _ := u.recognized(ctx); answer != refused {
 			return nil
 		}
 		if err := u.forgetCertificate(); err != nil {
@@ -105,22 +105,22 @@ func (u *up) admitElsewhere(ctx context.Context) error {
 
 // awaitElsewhere waits until the manager on another machine knows this host.
 func (u *up) awaitElsewhere(ctx context.Context, process *daemon.Process, before bool) error {
-	var at standing
+	var answer recognition
 	var why string
 	begun := time.Now()
 	err := u.await(ctx, process, "starting the agent", func() (bool, string) {
-		at, why = u.standing(ctx)
-		return at != silent || before && time.Since(begun) > joinPatience, why
+		answer, why = u.recognized(ctx)
+		return answer != unclear || before && time.Since(begun) > joinPatience, why
 	})
 	switch {
 	case err != nil:
 		return err
-	case at == refused:
+	case answer == refused:
 		return fmt.Errorf("join %s: it refuses this host's certificate: %s; end the agent with `sudo watari down`, then join with a new token (--token)", u.Manager, why)
 	}
 	_ = os.Remove(u.tokenFile()) // the token is used up
-	if at == silent {
-		u.lines.Notef("the agent runs, pid %d, and goes on trying: %s", process.PID, why)
+	if answer == unclear {
+		u.lines.Notef("the agent runs, pid %d, and keeps trying: %s", process.PID, why)
 		return nil
 	}
 	u.lines.Notef("host %s has joined %s; the agent's pid is %d, its log %s", u.Name, u.Manager, process.PID, process.Log())

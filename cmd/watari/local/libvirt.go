@@ -79,7 +79,7 @@ func (u *up) startOne(ctx context.Context, name, socket string, args ...string) 
 	}
 	err = u.await(ctx, process, "starting "+name, func() (bool, string) { return answers(socket), "waiting for " + socket })
 	if err == nil && began {
-		u.lines.Notef("%s runs, since none did; its log is %s", name, spec.Log)
+		u.lines.Notef("started %s, because none was running; its log is %s", name, spec.Log)
 	}
 	return err
 }

@@ -154,7 +154,7 @@ func needRoot(command string) error {
 	if os.Geteuid() == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s needs root, since it sets up networks and virtual machines: sudo %s", command, command)
+	return fmt.Errorf("%s needs root, because it sets up networks and virtual machines: sudo %s", command, command)
 }
 
 // Program finds a program beside this one, in the PATH, or in the sbin directories.
@@ -173,7 +173,7 @@ func Program(name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("there is no program %s, neither beside watari nor on the PATH; install it", name)
+	return "", fmt.Errorf("program %s is neither beside watari nor in the PATH; install it", name)
 }
 
 // hostName converts this machine's name to a host's name: the first label without characters that a name cannot have.

@@ -28,18 +28,18 @@ const (
 	quiet = time.Second
 )
 
-const upLong = `Make this machine a manager with its own store, and a host that runs guests. With --manager and --token it
-becomes a host of a manager elsewhere. What already runs is left as it is, so the command can be repeated.
+const upLong = `Make this machine a manager with its own store, and a host that runs guests. With --manager and --token,
+it becomes a host of a manager on another machine. The command does not touch what already runs, so it can be repeated.
 
-Several managers, of which one leads, share an etcd cluster and a folder of images' content: give each --etcd-endpoints
-and --blobs.
+Several managers, one of which leads, share an etcd cluster and a directory with the content of images: use
+--etcd-endpoints and --blobs for each.
 
-Where Watari is installed as a package and systemd runs, manager and agent are run by the units watari-manager and
-watari-agent, which start them at boot too; their logs are in the journal (journalctl -u watari-agent). Otherwise they
-are daemons of their own, whose logs are /var/lib/watari/manager/manager.log and /var/lib/watari/agent/agent.log.
+If Watari is installed as a package and systemd is running, the units watari-manager and watari-agent run the manager and
+the agent, and start them at boot, too. Their logs are in the journal (journalctl -u watari-agent). Otherwise the manager
+and the agent are daemons with the logs /var/lib/watari/manager/manager.log and /var/lib/watari/agent/agent.log.
 
-The options are kept for the next time: after a boot without units, "watari up" is enough. Where no libvirt daemon
-answers, one is started, which listens on no network. "watari down" ends what this command began; "watari doctor" says
+The options are stored: after a boot without units, "watari up" without options is enough. If no libvirt daemon answers,
+the command starts one, which listens on no network. "watari down" ends what this command started. "watari doctor" shows
 what a machine lacks.`
 
 // up is one run of `watari up`.
@@ -57,7 +57,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	u := &up{env: env}
 	command := &cobra.Command{
 		Use:   "up",
-		Short: "Start manager and agent on this machine, or join a manager elsewhere",
+		Short: "Start a manager and an agent on this machine, or join another machine's manager",
 		Long:  upLong,
 		Example: "  sudo watari up\n  sudo watari up --site kyoto --lan-address 192.0.2.7\n  sudo watari up --no-agent --listen 192.0.2.1:7070\n" +
 			"  sudo watari up --manager https://192.0.2.1:7070 --token watari1.…\n" +
@@ -67,24 +67,24 @@ func NewUp(env *cli.Env) *cobra.Command {
 	}
 	var asked options
 	flags := command.Flags()
-	flags.StringVar(&asked.Manager, "manager", "", "join the manager at this URL instead of running one")
-	flags.StringVar(&u.token, "token", "", "token to join by, that \"watari token create --host\" made")
+	flags.StringVar(&asked.Manager, "manager", "", "join the manager at this URL instead of running a manager")
+	flags.StringVar(&u.token, "token", "", "token for joining, from \"watari token create --host\"")
 	flags.StringVar(&asked.Site, "site", "", "site of this host (default: "+defaultSite+", or the token's)")
 	flags.StringVar(&asked.Name, "name", "", "name of this host (default: the machine's)")
-	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address by which other hosts of the site reach this one (default: that of the default route)")
-	flags.StringVar(&asked.Memory, "memory", "", "most memory that guests may take of this machine, as in 8G (default: all)")
-	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests on this machine though QEMU runs as root or without AppArmor or SELinux")
-	flags.StringVar(&asked.ImageBandwidth, "image-bandwidth", "", "most bytes per second of images and templates that this host fetches, and passes on to others, as in 200mbit or 25M (default: no limit)")
+	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address at which other hosts of the site reach this host (default: that of the default route)")
+	flags.StringVar(&asked.Memory, "memory", "", "maximum memory for guests, as in 8G (default: all of this machine's memory)")
+	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests even if QEMU runs as root, or without AppArmor or SELinux")
+	flags.StringVar(&asked.ImageBandwidth, "image-bandwidth", "", "limit of the bandwidth at which this host fetches images and templates, and of that at which it passes them on, as in 200mbit or 25M (bytes per second; default: no limit)")
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
-	flags.BoolVar(&asked.NoAgent, "no-agent", false, "the manager alone: this machine runs no guests")
-	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "hosts do not fetch images and templates from each other: each fetches images from the manager and makes its templates")
-	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL by which hosts and users reach this manager (default: from --listen)")
-	flags.StringSliceVar(&asked.Outside.Endpoints, "etcd-endpoints", nil, "URLs of an etcd cluster to keep everything in (default: an embedded etcd)")
+	flags.BoolVar(&asked.NoAgent, "no-agent", false, "start only the manager: this machine runs no guests")
+	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "do not share images and templates between hosts: each host fetches images from the manager and makes its own templates")
+	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL at which hosts and users reach this manager (default: from --listen)")
+	flags.StringSliceVar(&asked.Outside.Endpoints, "etcd-endpoints", nil, "URLs of an etcd cluster that stores the state (default: an embedded etcd)")
 	flags.StringVar(&asked.Outside.CA, "etcd-ca", "", "file with the certificate of etcd's CA")
 	flags.StringVar(&asked.Outside.Cert, "etcd-cert", "", "file with the client certificate for etcd")
-	flags.StringVar(&asked.Outside.Key, "etcd-key", "", "file with its key")
-	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "folder of images' content that all managers share, where there are several")
-	flags.StringVar(&u.state, "state", defaultState, "folder in which everything is kept")
+	flags.StringVar(&asked.Outside.Key, "etcd-key", "", "file with the key of --etcd-cert")
+	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "directory with the content of images, shared by all managers if there are several")
+	flags.StringVar(&u.state, "state", defaultState, "directory of all of Watari's state")
 	cli.CompleteFolders(command, "state", "blobs")
 	cli.CompleteFiles(command, "etcd-ca", "etcd-cert", "etcd-key")
 	command.RunE = env.Run(func(ctx context.Context, _ []string) error {
@@ -164,9 +164,9 @@ func (u *up) check() error {
 	}
 	switch {
 	case u.Manager != "" && u.NoAgent:
-		return cli.Usagef("--manager and --no-agent do not go together: nothing would be left to start")
+		return cli.Usagef("--manager and --no-agent exclude each other: there would be nothing to start")
 	case u.token != "" && u.Manager == "":
-		return cli.Usagef("--token goes with --manager URL")
+		return cli.Usagef("--token needs --manager URL")
 	}
 	if u.token != "" {
 		if _, err := ca.ParseToken(u.token); err != nil {
@@ -187,7 +187,7 @@ func (u *up) run(ctx context.Context) error {
 	err := u.steps(ctx)
 	if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 		u.lines.Keep()
-		return cli.Interruptedf("stopped waiting; what was started goes on, `sudo watari down` ends it")
+		return cli.Interruptedf("stopped waiting; what was started keeps running, `sudo watari down` ends it")
 	}
 	u.lines.Clear()
 	return err
@@ -207,7 +207,7 @@ func (u *up) checkRunning() error {
 			return err
 		}
 		if process != nil && !one.same {
-			return fmt.Errorf("the %s runs already, pid %d, with other options; end it with `sudo watari down` (guests go on), then repeat this command",
+			return fmt.Errorf("the %s runs already, pid %d, with other options; end it with `sudo watari down` (guests keep running), then repeat this command",
 				one.spec.Name, process.PID)
 		}
 	}
@@ -264,7 +264,7 @@ func (u *up) await(ctx context.Context, process *daemon.Process, what string, do
 			u.lines.Set(progress.Line{Key: what, Text: text})
 		}
 		if time.Since(begun) > startTimeout {
-			return fmt.Errorf("%s: not done after %s: %s; its log says more", what, startTimeout, why)
+			return fmt.Errorf("%s: not done after %s: %s; see its log", what, startTimeout, why)
 		}
 		select {
 		case <-ctx.Done():

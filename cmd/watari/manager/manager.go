@@ -35,7 +35,7 @@ func Command() *cobra.Command {
 		Short:  "Run the manager in the foreground",
 		Hidden: true,
 		Long: "Run the manager in the foreground: the control API, agents' sessions, and the controllers, with etcd embedded " +
-			"unless --etcd-endpoints names one. It logs to standard error and ends at SIGTERM; runs and guests go on without it.",
+			"unless --etcd-endpoints names one. It logs to standard error and ends at SIGTERM. Guests and runs continue without it.",
 		Example:       "  watari manager --state /var/lib/watari/manager --listen 0.0.0.0:7070",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
@@ -43,18 +43,18 @@ func Command() *cobra.Command {
 		RunE:          func(c *cobra.Command, _ []string) error { return f.run(c.Context()) },
 	}
 	set := command.Flags()
-	set.StringVar(&f.config.State, "state", "/var/lib/watari/manager", "folder of all that is kept")
-	set.StringVar(&f.config.Listen, "listen", "0.0.0.0:7070", "TCP address of the one port (TLS)")
-	set.StringVar(&f.config.Advertise, "advertise", "", "URL by which agents and users reach this manager (default: from --listen)")
+	set.StringVar(&f.config.State, "state", "/var/lib/watari/manager", "directory of the manager's state")
+	set.StringVar(&f.config.Listen, "listen", "0.0.0.0:7070", "TCP address of the manager's only port (TLS)")
+	set.StringVar(&f.config.Advertise, "advertise", "", "URL at which agents and users reach this manager (default: from --listen)")
 	set.StringVar(&f.config.Name, "name", "", "this manager's name (default: the host name)")
-	set.StringVar(&f.config.AdminConfig, "admin-config", "", "where the first administrator's client config is written (default: admin.json beside --state)")
-	set.StringVar(&f.config.Blobs, "blobs", "", "folder of images' content, shared by several managers (default: blobs in --state)")
-	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix that clusters' prefixes, a /24 or larger each, are taken from")
-	set.BoolVar(&f.config.NoSharing, "no-sharing", false, "each host fetches images from the manager and makes templates itself")
+	set.StringVar(&f.config.AdminConfig, "admin-config", "", "path of the client config that is written for the first administrator (default: admin.json beside --state)")
+	set.StringVar(&f.config.Blobs, "blobs", "", "directory with the content of images, shared by several managers (default: blobs in --state)")
+	set.StringVar(&f.prefix, "prefix", "10.77.0.0/16", "IPv4 prefix from which each cluster gets a /24 or larger")
+	set.BoolVar(&f.config.NoSharing, "no-sharing", false, "do not share images and templates between hosts")
 	set.StringSliceVar(&f.config.EtcdEndpoints, "etcd-endpoints", nil, "URLs of an etcd cluster (default: etcd is embedded)")
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
 	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
-	set.StringVar(&f.etcdKey, "etcd-key", "", "file with its key, PEM")
+	set.StringVar(&f.etcdKey, "etcd-key", "", "file with the key of --etcd-cert, PEM")
 	set.BoolVar(&f.debug, "debug", false, "log more")
 	command.AddCommand(f.setAside(command))
 	return command
@@ -64,10 +64,10 @@ func Command() *cobra.Command {
 func (f *flags) setAside(parent *cobra.Command) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "set-aside KEY",
-		Short: "Move an object that cannot be read out of a stopped manager's way",
-		Long: "Move an object that cannot be read out of a stopped manager's way. A manager does not lead while its store has " +
-			"such an object, and names it in its log and in the answer to `watari status`. The object stays in etcd under " +
-			"/watari-set-aside/, where nothing reads it. A guest that was set aside is not known any more: hosts keep its copy.",
+		Short: "Set an unreadable object aside while the manager is stopped",
+		Long: "Set an object aside that the manager cannot read. The manager must be stopped. A manager does not lead while its store has " +
+			"such an object, and names the object in its log and in the answer to `watari status`. The object stays in etcd under " +
+			"/watari-set-aside/, where nothing reads it. The manager no longer knows a guest that was set aside; hosts keep its copy.",
 		Example:       "  watari manager set-aside /watari/guests/md-1",
 		Args:          cobra.ExactArgs(1),
 		SilenceUsage:  true,

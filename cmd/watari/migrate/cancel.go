@@ -14,9 +14,9 @@ import (
 func newCancel(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel MIGRATION|GUEST",
-		Short: "Give up a migration; the guest goes on where it is",
-		Long: "Give up a migration; the guest goes on where it is. Once the source has let go of the guest it is too late: " +
-			"the migration is then finished.",
+		Short: "Cancel a migration; the guest continues on its source",
+		Long: "Cancel a migration. The guest continues on its source. When the source has already handed over the guest, it is too late: " +
+			"the migration is then completed.",
 		Example:           "  watari migrate cancel md-2",
 		Args:              cli.Args("MIGRATION|GUEST"),
 		ValidArgsFunction: env.Complete(cli.Migrations),

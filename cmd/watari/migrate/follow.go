@@ -53,12 +53,12 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, begun *v1.Migra
 				leave(cli.ErrInterrupted)
 				continue
 			}
-			lines.Notef("cancelling; Ctrl-C again leaves without waiting for guest %s to go on at %s", guest, begun.GetSource())
+			lines.Notef("cancelling; Ctrl-C again exits without waiting until guest %s continues at %s", guest, begun.GetSource())
 			go cancelSoon(ctx, c, name, send)
 		case err := <-ended:
 			if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 				lines.Keep()
-				return nil, true, cli.Interruptedf("stopped waiting: migration %s was asked to end, guest %s goes on at %s or, if it came too late, at %s; look with `watari migrate show %s`",
+				return nil, true, cli.Interruptedf("stopped waiting: migration %s is being cancelled; guest %s continues at %s or, if that is too late, at %s; see `watari migrate show %s`",
 					name, guest, begun.GetSource(), begun.GetTarget(), name)
 			}
 			lines.Clear()

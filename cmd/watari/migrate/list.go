@@ -18,7 +18,7 @@ func newList(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:               "list [GUEST]",
 		Aliases:           []string{"ls"},
-		Short:             "List the migrations under way; with --all also those that have ended",
+		Short:             "List the migrations in progress, or all migrations with --all",
 		Example:           "  watari migrate list\n  watari migrate list md-2 --all",
 		Args:              cli.ArgsBetween(0, "GUEST"),
 		ValidArgsFunction: env.Complete(cli.Guests),
@@ -41,7 +41,7 @@ func newList(env *cli.Env) *cobra.Command {
 			return cli.ShowList(env, migrations, func(w io.Writer) { table(w, env, migrations, all) })
 		}),
 	}
-	command.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")
+	command.Flags().BoolVarP(&all, "all", "a", false, "include migrations that have ended")
 	return command
 }
 
@@ -50,7 +50,7 @@ func table(w io.Writer, env *cli.Env, migrations []*v1.Migration, all bool) {
 		if all {
 			env.Notef("there were no migrations")
 		} else {
-			env.Notef("no migration is under way; --all shows those that have ended")
+			env.Notef("no migration is in progress; --all shows those that have ended")
 		}
 		return
 	}

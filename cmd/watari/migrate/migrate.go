@@ -28,11 +28,11 @@ func New(env *cli.Env) *cobra.Command {
 		Use:     "migrate GUEST [--to HOST | --to-site SITE]",
 		Aliases: []string{"migration", "migrations"},
 		Short:   "Move a guest to another host while it runs",
-		Long: "Move a guest to another host while it runs. Programs in it go on, and it keeps its address. Without --to and " +
-			"--to-site the manager takes the best host that is not the present one.\n\n" +
+		Long: "Move a guest to another host while it runs. Its programs continue, and it keeps its address. Without --to and " +
+			"--to-site, the manager chooses the best other host.\n\n" +
 			"The command shows the transfer and ends with a report: total time, downtime (from the stop at the source to " +
-			"the resume at the target), bytes sent. Ctrl-C cancels the migration and waits until the guest is known to go " +
-			"on where it was; a second Ctrl-C leaves without waiting.",
+			"the resume at the target) and bytes sent. Ctrl-C cancels the migration and waits until the manager knows that the guest " +
+			"continues at its source. A second Ctrl-C ends the command without waiting.",
 		Example: "  watari migrate md-2 --to b1\n  watari migrate md-2 --to-site kyoto --bandwidth 200mbit\n" +
 			"  watari migrate list\n  watari migrate cancel md-2",
 		Args:              cli.Args("GUEST"),
@@ -41,9 +41,9 @@ func New(env *cli.Env) *cobra.Command {
 			return migrate(ctx, env, args[0], f)
 		}),
 	}
-	command.Flags().StringVar(&f.host, "to", "", "host to move it to")
-	command.Flags().StringVar(&f.site, "to-site", "", "site to move it to, to the best host there")
-	command.Flags().StringVar(&f.bandwidth, "bandwidth", "", "most bytes per second to send, as in 200mbit or 25M (default: no limit)")
+	command.Flags().StringVar(&f.host, "to", "", "target host")
+	command.Flags().StringVar(&f.site, "to-site", "", "target site; the manager chooses the best host there")
+	command.Flags().StringVar(&f.bandwidth, "bandwidth", "", "limit of the bandwidth, as in 200mbit or 25M (bytes per second; default: no limit)")
 	command.Flags().BoolVarP(&f.detach, "detach", "d", false, "print the migration's name and return")
 	env.CompleteFlag(command, "to", cli.Hosts)
 	env.CompleteFlag(command, "to-site", cli.Sites)
@@ -58,7 +58,7 @@ func (f flags) request(guest string) (*v1.MigrateRequest, error) {
 	}
 	request := &v1.MigrateRequest{Guest: guest, ToHost: f.host, ToSite: f.site}
 	if f.host != "" && f.site != "" {
-		return nil, cli.Usagef("--to and --to-site do not go together: a host is of one site")
+		return nil, cli.Usagef("--to and --to-site exclude each other: a host belongs to one site")
 	}
 	if f.host != "" {
 		if err := cli.CheckName("host", f.host); err != nil {
@@ -88,7 +88,7 @@ func migrate(ctx context.Context, env *cli.Env, guest string, f flags) error {
 	response, err := c.Migrate(asking, connect.NewRequest(request))
 	stop()
 	if err != nil && errors.Is(context.Cause(asking), cli.ErrInterrupted) {
-		return cli.Interruptedf("stopped asking: whether guest %s moves is told by `watari migrate list`", guest)
+		return cli.Interruptedf("stopped asking: `watari migrate list` shows whether guest %s is moving", guest)
 	}
 	if err != nil {
 		return fmt.Errorf("migrate guest %s: %w", guest, err)
@@ -100,7 +100,7 @@ func migrate(ctx context.Context, env *cli.Env, guest string, f flags) error {
 	if f.detach {
 		return env.Show(begun, func(w io.Writer) {
 			fmt.Fprintln(w, begun.GetMeta().GetName())
-			env.Notef("guest %s is being moved from %s to %s; look with `watari migrate list`, cancel with `watari migrate cancel %s`",
+			env.Notef("guest %s is moving from %s to %s; see `watari migrate list`, cancel with `watari migrate cancel %s`",
 				guest, begun.GetSource(), begun.GetTarget(), guest)
 		})
 	}
@@ -125,5 +125,5 @@ func get(ctx context.Context, c *client.Client, name string) (*v1.Migration, err
 			return response.Msg.Migrations[len(response.Msg.Migrations)-1], nil
 		}
 	}
-	return nil, fmt.Errorf("there is no migration %s, nor one of a guest of that name; `watari migrate list --all` shows those there were", name)
+	return nil, fmt.Errorf("there is no migration %s, nor one of a guest of that name; `watari migrate list --all` shows all migrations", name)
 }

@@ -18,8 +18,8 @@ import (
 func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "quota",
-		Short:   "What users' clusters may hold together: set",
-		Long:    "A quota limits the virtual CPUs and the memory of all clusters of a user together. `watari user list` shows the quotas.",
+		Short:   "Quotas, the limits of users' clusters: set",
+		Long:    "A quota limits the virtual CPUs and the memory of all of a user's clusters together. `watari user list` shows the quotas.",
 		Example: "  watari quota set aiko --vcpus 16 --memory 32G",
 	}, newSet(env))
 }
@@ -30,8 +30,8 @@ func newSet(env *cli.Env) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "set USER",
 		Short: "Set a user's quota",
-		Long: "Set a user's quota; a limit that is not given stays as it is, 0 takes it away. Clusters that are over a new " +
-			"limit stay; no new one can be made until there is room.",
+		Long: "Set a user's quota. A limit that is not given is not changed; 0 removes the limit. Clusters that exceed a new " +
+			"limit stay, but the user cannot make new ones until there is room.",
 		Example:           "  watari quota set aiko --vcpus 16 --memory 32G\n  watari quota set aiko --memory 0",
 		Args:              cli.Args("USER"),
 		ValidArgsFunction: env.Complete(cli.Users),
@@ -42,7 +42,7 @@ func newSet(env *cli.Env) *cobra.Command {
 		}
 		given := command.Flags()
 		if !given.Changed("vcpus") && !given.Changed("memory") {
-			return cli.Usagef("say what to set: --vcpus, --memory")
+			return cli.Usagef("name a limit to set: --vcpus, --memory")
 		}
 		bytes := uint64(0)
 		if given.Changed("memory") && memory != "0" {
@@ -79,7 +79,7 @@ func newSet(env *cli.Env) *cobra.Command {
 			env.Notef("quota of %s: %d vCPUs, %s of memory (0: no limit)", args[0], quota.Vcpus, output.Size(quota.MemoryBytes))
 		})
 	})
-	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "most virtual CPUs; 0: no limit")
-	command.Flags().StringVar(&memory, "memory", "", "most memory, as in 32G; 0: no limit")
+	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "maximum of virtual CPUs; 0: no limit")
+	command.Flags().StringVar(&memory, "memory", "", "maximum memory, as in 32G; 0: no limit")
 	return command
 }

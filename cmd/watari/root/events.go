@@ -22,9 +22,9 @@ func newEvents(env *cli.Env) *cobra.Command {
 	var last uint32
 	command := &cobra.Command{
 		Use:   "events",
-		Short: "Show what has happened, and who asked for it",
-		Long: "Show the history: what happened to hosts, guests, migrations and runs, and who asked for what. With --follow " +
-			"go on as things happen, also over a manager's restart. With -o json, one event a line.",
+		Short: "Show what has happened, and who requested it",
+		Long: "Show the history: what has happened to hosts, guests, migrations and runs, and who requested it. With --follow, " +
+			"continue with new events, even across a restart of the manager. With -o json, print one event per line.",
 		Example:           "  watari events --last 20\n  watari events -f",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -32,8 +32,8 @@ func newEvents(env *cli.Env) *cobra.Command {
 			return events(ctx, env, c, &v1.EventsRequest{Follow: follow, Last: last})
 		}),
 	}
-	command.Flags().BoolVarP(&follow, "follow", "f", false, "go on as things happen")
-	command.Flags().Uint32VarP(&last, "last", "n", 0, "only the last so many (default: all that are kept)")
+	command.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
+	command.Flags().Uint32VarP(&last, "last", "n", 0, "number of latest events to show (default: all that are kept)")
 	return command
 }
 

@@ -21,10 +21,10 @@ func newLogin(env *cli.Env) *cobra.Command {
 	var manager, token string
 	command := &cobra.Command{
 		Use:   "login --manager URL --token TOKEN",
-		Short: "Get a certificate from a manager by a token",
-		Long: "Get a certificate from a manager by the token that an administrator got from `watari user add`, and keep it in " +
-			"the client config. The token is good once; it holds the hash of the manager's CA, so that only the right " +
-			"manager is talked to. A config that was there before is kept beside the new one.",
+		Short: "Get a certificate from a manager with a token",
+		Long: "Get a certificate from a manager with the token that an administrator got from `watari user add`, and store it in " +
+			"the client config. The token is valid once. It contains the hash of the manager's CA, so that the command talks " +
+			"only to the right manager. An existing config is kept beside the new one.",
 		Example:           "  watari login --manager https://192.0.2.1:7070 --token watari1.…\n  watari login --manager https://192.0.2.1:7070 --token - < token",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -33,13 +33,13 @@ func newLogin(env *cli.Env) *cobra.Command {
 		}),
 	}
 	command.Flags().StringVar(&manager, "manager", "", "the manager's URL, as in https://192.0.2.1:7070")
-	command.Flags().StringVar(&token, "token", "", "the token; - reads it from standard input")
+	command.Flags().StringVar(&token, "token", "", "the token; - to read it from standard input")
 	return command
 }
 
 func login(ctx context.Context, env *cli.Env, manager, text string) error {
 	if manager == "" || text == "" {
-		return cli.Usagef("watari login wants --manager URL and --token TOKEN; an administrator makes a token with `watari user add`")
+		return cli.Usagef("watari login needs --manager URL and --token TOKEN; an administrator makes a token with `watari user add`")
 	}
 	if text == "-" {
 		read, err := io.ReadAll(io.LimitReader(env.In, 4096))
@@ -63,7 +63,7 @@ func login(ctx context.Context, env *cli.Env, manager, text string) error {
 		return fmt.Errorf("log in at %s: %w", manager, err)
 	}
 	if err := os.Rename(path, path+".old"); err == nil {
-		env.Notef("the config that was there is kept as %s.old", path)
+		env.Notef("the old config is kept as %s.old", path)
 	}
 	if err := config.Save(path); err != nil {
 		return err

@@ -26,24 +26,24 @@ import (
 	"watari/cmd/watari/user"
 )
 
-const long = `Watari makes virtual MPI clusters out of the machines there are, over several sites if need be, and moves their
-guests between machines while MPI programs run on them.
+const long = `Watari makes virtual MPI clusters from existing machines, on several sites if needed, and moves their guests between
+machines while MPI programs run on them.
 
   sudo watari up                                  this machine becomes manager and host
-  watari image build mpi --packages openmpi-bin   what guests boot
+  watari image build mpi --packages openmpi-bin   make an image for guests
   watari cluster create md --guests 4 --image mpi --wait
   watari run md -- hostname
-  watari migrate md-2 --to-site kyoto             while it runs
+  watari migrate md-2 --to-site kyoto             move a guest while it runs
 
 Exit status: 0 success, 1 failure, 2 a mistake in the command line, 130 after Ctrl-C; "watari run" and
 "watari guest exec" end with the program's own status.
 
-With --output json, lists are arrays of objects and the rest is one object, in protobuf's JSON mapping: the names of
+With --output json, a list is an array of objects, and all else is one object, in protobuf's JSON mapping: the names of
 api/watari/v1/types.proto in lowerCamelCase, 64-bit numbers as strings, times as RFC 3339. Notes, progress and errors go
 to standard error.
 
-The manager and who you are come from the client config: $WATARI_CONFIG, else /var/lib/watari/admin.json for root
-where it exists, else ~/.config/watari/config.json, which "watari login" writes.`
+The client config names the manager and the user. It is $WATARI_CONFIG, or else /var/lib/watari/admin.json for root
+if it exists, or else ~/.config/watari/config.json, which "watari login" writes.`
 
 // The groups of commands in the help.
 const (
@@ -70,8 +70,8 @@ func New(env *cli.Env) *cobra.Command {
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
 	flags := root.PersistentFlags()
-	flags.StringVar(&env.Config, "config", "", "client config to use in place of the usual one")
-	flags.StringVarP(&env.Output, "output", "o", output.FormatTable, "form of what is shown: table, json, yaml")
+	flags.StringVar(&env.Config, "config", "", "client config to use instead of the default one")
+	flags.StringVarP(&env.Output, "output", "o", output.FormatTable, "output format: table, json, yaml")
 	env.CompleteFlag(root, "output", cli.Words(output.Formats...))
 	root.AddGroup(&cobra.Group{ID: groupWork, Title: "Clusters and programs:"},
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})

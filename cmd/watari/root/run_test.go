@@ -178,7 +178,7 @@ func TestCtrlCInterruptsTheRunAndASecondOneLeavesIt(t *testing.T) {
 		t.Errorf("the run got signal %d", number)
 	}
 	command.Signals <- os.Interrupt
-	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "take it up with `watari run attach md-run-1`") {
+	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "attach again with `watari run attach md-run-1`") {
 		t.Errorf("%+v", result)
 	}
 

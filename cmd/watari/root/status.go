@@ -17,8 +17,8 @@ import (
 func newStatus(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "status",
-		Short:             "Say how things stand, and what is wrong if something is",
-		Long:              "Say how things stand: manager, hosts, guests, migrations, runs, who you are to the manager; and what is wrong, if something is.",
+		Short:             "Show the state of the manager, hosts and guests, and problems",
+		Long:              "Show the state of the manager, the hosts, guests, migrations and runs, as which user the manager knows you, and problems.",
 		Example:           "  watari status\n  watari status -o json | jq .problems",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -16,8 +16,8 @@ import (
 func newVersion(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "version",
-		Short:             "Say which version this program is",
-		Long:              "Say which version this program is. The manager's is told by `watari status`, the agents' by `watari host show`.",
+		Short:             "Print the version of this program",
+		Long:              "Print the version of this program. `watari status` shows the manager's version, `watari host show` an agent's.",
 		Example:           "  watari version\n  watari version -o json | jq -r .version",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,

@@ -156,11 +156,11 @@ func TestCtrlCEndsAWaitAloneAndSaysWhatGoesOn(t *testing.T) {
 	}
 	manager := (&stub.Manager{Unary: unary, OnWatch: block}).Start(t)
 	for _, one := range []struct{ command, shown, said string }{
-		{"cluster create md --image mpi --guests 4 --wait", "md-0: starting", "goes on starting; look with `watari cluster show md`, undo with `watari cluster delete md`"},
-		{"cluster delete md --wait", "1 guest left", "goes on being deleted"},
+		{"cluster create md --image mpi --guests 4 --wait", "md-0: starting", "is still starting; see `watari cluster show md`, undo with `watari cluster delete md`"},
+		{"cluster delete md --wait", "1 guest left", "is still being deleted"},
 		{"host drain a1 --wait", "1 guest left: md-0", "undo with `watari host drain a1 --undo`"},
-		{"guest start md-0 --wait", "guest md-0: starting", "the start goes on"},
-		{"guest stop md-0 --wait", "guest md-0: starting", "the stop goes on"},
+		{"guest start md-0 --wait", "guest md-0: starting", "the start continues"},
+		{"guest stop md-0 --wait", "guest md-0: starting", "the stop continues"},
 	} {
 		t.Run(one.command, func(t *testing.T) {
 			command := manager.Begin(t, strings.Fields(one.command)...)
@@ -241,7 +241,7 @@ func TestSeveralClustersAreDeletedAtOnce(t *testing.T) {
 		t.Errorf("the second is not asked for before the first has gone")
 	}
 	command.Signals <- os.Interrupt
-	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "cluster md, me goes on being deleted") {
+	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "cluster md, me is still being deleted") {
 		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
 	}
 	if result := manager.Run(t, "cluster", "delete", "md", "No!"); result.Status != 2 || asked.Load() != 3 {
@@ -251,8 +251,8 @@ func TestSeveralClustersAreDeletedAtOnce(t *testing.T) {
 
 func TestCtrlCBeforeTheManagerHasAnsweredEndsWithItsOwnStatus(t *testing.T) {
 	for command, said := range map[string]string{
-		"migrate md-1":       "whether guest md-1 moves is told by `watari migrate list`",
-		"run md -- hostname": "whether there is a run now is told by `watari run list md`",
+		"migrate md-1":       "`watari migrate list` shows whether guest md-1 is moving",
+		"run md -- hostname": "`watari run list md` shows whether the run exists",
 		"cluster list":       "",
 	} {
 		t.Run(command, func(t *testing.T) {
@@ -356,7 +356,7 @@ func TestSecondCtrlCLeavesAMigration(t *testing.T) {
 	command.Signals <- os.Interrupt
 	<-asked
 	command.Signals <- syscall.SIGINT
-	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "look with `watari migrate show md-1-m1`") {
+	if result := command.Wait(t); result.Status != 130 || !strings.Contains(result.Err, "see `watari migrate show md-1-m1`") {
 		t.Errorf("status %d, wrote:\n%s", result.Status, result.Err)
 	}
 }

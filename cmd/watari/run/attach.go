@@ -13,8 +13,8 @@ func newAttach(env *cli.Env) *cobra.Command {
 	var collect []string
 	command := &cobra.Command{
 		Use:   "attach RUN",
-		Short: "Take up a run as if it had been started here",
-		Long: "Take up a run as if it had been started here: its output from the beginning, Ctrl-C interrupts it, and the " +
+		Short: "Attach to a run as if it had been started here",
+		Long: "Attach to a run as if it had been started here. The command prints all output of the run, Ctrl-C interrupts the run, and the " +
 			"exit status is the program's.",
 		Example:           "  watari run attach md-run-1 --collect log.lammps",
 		Args:              cli.Args("RUN"),

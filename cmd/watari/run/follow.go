@@ -45,7 +45,7 @@ func copyOutput(ctx context.Context, env *cli.Env, c *client.Client, name string
 			return err
 		}
 		if wait && ended == nil {
-			return connect.NewError(connect.CodeUnavailable, errors.New("the output ended before the run did"))
+			return connect.NewError(connect.CodeUnavailable, errors.New("the output ended before the run"))
 		}
 		return nil
 	})
@@ -84,11 +84,11 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (r
 				leave(cli.ErrInterrupted)
 				continue
 			}
-			env.Notef("watari: interrupting run %s; Ctrl-C again leaves it to itself", name)
+			env.Notef("watari: interrupting run %s; Ctrl-C again detaches from it", name)
 			go interrupt(ctx, env, c, name, signal)
 		case end := <-ended:
 			if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
-				return nil, true, cli.Interruptedf("left run %s to itself; take it up with `watari run attach %s`, end it with `watari run cancel %s`", name, name, name)
+				return nil, true, cli.Interruptedf("detached from run %s; attach again with `watari run attach %s`, end it with `watari run cancel %s`", name, name, name)
 			}
 			if end.err != nil {
 				return nil, false, fmt.Errorf("follow run %s: %w", name, end.err)
@@ -138,12 +138,12 @@ func conclude(run *v1.Run, interrupted bool) error {
 		if how, ok := strings.CutPrefix(run.GetMessage(), "cancelled "); ok {
 			return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled %s", name, how)}
 		}
-		return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled%s", name, because(run))}
+		return &cli.Exit{Code: code, Err: fmt.Errorf("run %s was cancelled%s", name, reasonSuffix(run))}
 	}
-	return &cli.Exit{Code: cli.StatusFailed, Err: fmt.Errorf("run %s %s%s; its output: `watari run logs %s`", name, output.State(run.GetState()), because(run), name)}
+	return &cli.Exit{Code: cli.StatusFailed, Err: fmt.Errorf("run %s %s%s; its output: `watari run logs %s`", name, output.State(run.GetState()), reasonSuffix(run), name)}
 }
 
-func because(run *v1.Run) string {
+func reasonSuffix(run *v1.Run) string {
 	if run.GetMessage() == "" {
 		return ""
 	}

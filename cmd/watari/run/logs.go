@@ -14,7 +14,7 @@ func newLogs(env *cli.Env) *cobra.Command {
 	var wait bool
 	command := &cobra.Command{
 		Use:               "logs RUN",
-		Short:             "Write a run's output so far; with -f until it ends",
+		Short:             "Print a run's output so far, or until the run ends with -f",
 		Example:           "  watari run logs md-run-1 > out.txt",
 		Args:              cli.Args("RUN"),
 		ValidArgsFunction: env.Complete(cli.Runs),
@@ -32,7 +32,7 @@ func newLogs(env *cli.Env) *cobra.Command {
 			})
 			away.end()
 			if ctx.Err() != nil {
-				return cli.Interruptedf("stopped reading; run %s goes on", args[0])
+				return cli.Interruptedf("stopped reading; run %s continues", args[0])
 			}
 			if err != nil {
 				return fmt.Errorf("read the output of run %s: %w", args[0], client.Explain(err))
@@ -40,6 +40,6 @@ func newLogs(env *cli.Env) *cobra.Command {
 			return nil
 		}),
 	}
-	command.Flags().BoolVarP(&wait, "follow", "f", false, "go on until the run has ended")
+	command.Flags().BoolVarP(&wait, "follow", "f", false, "continue until the run has ended")
 	return command
 }

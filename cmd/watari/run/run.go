@@ -25,14 +25,14 @@ type flags struct {
 }
 
 const long = `Run a program on a cluster: an MPI program under the image's own launcher (Open MPI's mpirun or MPICH's mpiexec), with
-one rank for each virtual CPU unless -n says otherwise. Everything after -- is the program and its arguments.
+one rank for each virtual CPU unless -n sets another number. Everything after -- is the program and its arguments.
 
-Each run has a directory of its own in the cluster's shared home. --stage puts files there before the program starts,
---collect fetches files from there after its end. Output comes as the program writes it, standard output and standard
-error apart; a broken connection or a manager's restart loses none of it.
+Each run has its own directory in the cluster's shared home. --stage copies files there before the program starts.
+--collect fetches files from there after its end. Output appears as the program writes it, separated into standard output
+and standard error. A broken connection or a restart of the manager loses no output.
 
-The exit status is the program's, 130 where Ctrl-C has ended it. Ctrl-C interrupts the program (SIGINT to its ranks); a
-second Ctrl-C leaves it to itself: ` + "`watari run attach RUN`" + ` takes it up again.`
+The exit status is the program's, or 130 if Ctrl-C has ended it. Ctrl-C interrupts the program (SIGINT to its ranks). A
+second Ctrl-C detaches from the run; ` + "`watari run attach RUN`" + ` attaches to it again.`
 
 // New returns `watari run`.
 func New(env *cli.Env) *cobra.Command {
@@ -56,17 +56,17 @@ func New(env *cli.Env) *cobra.Command {
 		ValidArgsFunction: env.Complete(cli.Clusters),
 	}
 	set := command.Flags()
-	set.StringVarP(&f.cluster, "cluster", "c", "", "the cluster, where its name is also one of this command's words (list, show, ...)")
+	set.StringVarP(&f.cluster, "cluster", "c", "", "the cluster, if its name is also a subcommand (list, show, ...)")
 	set.StringVar(&f.name, "name", "", "name of the run (default: the manager makes one)")
 	set.Uint32VarP(&f.ranks, "ranks", "n", 0, "number of ranks (default: one per virtual CPU)")
-	set.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V of the ranks, or K to pass the caller's on; may be repeated")
-	set.StringArrayVar(&f.stage, "stage", nil, "local FILE[:NAME] to put into the run's directory first; may be repeated")
+	set.StringArrayVarP(&f.env, "env", "e", nil, "environment variable K=V of the ranks, or K to pass on the caller's value; may be repeated")
+	set.StringArrayVar(&f.stage, "stage", nil, "local FILE[:NAME] to copy into the run's directory before the start; may be repeated")
 	set.StringArrayVar(&f.collect, "collect", nil, "FILE[:LOCAL] of the run's directory to fetch at the end; may be repeated")
-	set.StringVar(&f.directory, "directory", "", "directory to run in (default: the run's own in the shared home)")
+	set.StringVar(&f.directory, "directory", "", "directory in which to run (default: the run's own directory in the shared home)")
 	set.StringVarP(&f.user, "user", "u", "", "user in the guests (default: the cluster's ordinary user)")
-	set.StringVar(&f.transport, "transport", "", "what carries the messages: tcp (default), or pm, Watari's own message library")
+	set.StringVar(&f.transport, "transport", "", "transport of MPI messages: tcp (default), or pm, Watari's own message library")
 	set.StringArrayVar(&f.launcherArgs, "launcher-arg", nil, "argument for the launcher, as in --launcher-arg=--bind-to --launcher-arg=none; may be repeated")
-	set.BoolVarP(&f.tag, "tag-output", "t", false, "put each line's rank before it")
+	set.BoolVarP(&f.tag, "tag-output", "t", false, "prefix each line with its rank")
 	set.BoolVarP(&f.detach, "detach", "d", false, "print the run's name and return")
 	env.CompleteFlag(command, "cluster", cli.Clusters)
 	env.CompleteFlag(command, "transport", cli.Words("tcp", "pm"))
@@ -87,11 +87,11 @@ func (f flags) words(args []string, dash int) (cluster string, program []string,
 	}
 	switch {
 	case cluster == "":
-		return "", nil, cli.Usagef("watari run wants CLUSTER -- PROGRAM, as in `watari run md -- hostname`")
+		return "", nil, cli.Usagef("watari run needs CLUSTER -- PROGRAM, as in `watari run md -- hostname`")
 	case dash < 0:
 		return "", nil, cli.Usagef("put -- before the program, as in `watari run %s -- %s`", cluster, cmp.Or(strings.Join(before, " "), "hostname"))
 	case len(before) > 0:
-		return "", nil, cli.Usagef("%q stands before --: the program and its arguments go after it", strings.Join(before, " "))
+		return "", nil, cli.Usagef("%q is before --: the program and its arguments must come after it", strings.Join(before, " "))
 	case len(program) == 0:
 		return "", nil, cli.Usagef("no program after --, as in `watari run %s -- hostname`", cluster)
 	}
@@ -137,7 +137,7 @@ func (f flags) spec(cluster string, program []string, lookup func(string) (strin
 		}
 		if !given {
 			if value, given = lookup(key); !given {
-				return nil, cli.Usagef("--env %s: there is no such variable here; give it as %s=VALUE", key, key)
+				return nil, cli.Usagef("--env %s: there is no such variable here; set it with %s=VALUE", key, key)
 			}
 		}
 		spec.Env[key] = value

@@ -39,11 +39,11 @@ func run(ctx context.Context, env *cli.Env, cluster string, program []string, f 
 		return err
 	}
 	if f.detach && len(collect) > 0 {
-		return cli.Usagef("--collect waits for the end, and --detach does not: leave one out, and fetch files later with `watari guest cp`")
+		return cli.Usagef("--collect waits for the end, and --detach does not: use only one, and fetch files later with `watari guest cp`")
 	}
 	for _, file := range stage {
 		if info, err := os.Stat(file.from); err != nil || !info.Mode().IsRegular() {
-			return cli.Usagef("--stage %s: there is no such regular file", file.from)
+			return cli.Usagef("--stage %s: no such regular file", file.from)
 		}
 	}
 	c, err := env.Client()
@@ -70,7 +70,7 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 	defer stop()
 	made, err := create(ctx, c, &v1.CreateRunRequest{Name: name, Spec: spec, RequestId: rand.Text()})
 	if err != nil && errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
-		return nil, cli.Interruptedf("stopped asking: whether there is a run now is told by `watari run list %s`", spec.Cluster)
+		return nil, cli.Interruptedf("stopped asking: `watari run list %s` shows whether the run exists", spec.Cluster)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("run on cluster %s: %w", spec.Cluster, err)
@@ -93,10 +93,10 @@ func begin(ctx context.Context, env *cli.Env, c *client.Client, name string, spe
 	defer done()
 	_, undo := c.CancelRun(quiet, connect.NewRequest(&v1.CancelRunRequest{Name: name}))
 	if undo != nil {
-		env.Notef("run %s could not be taken back: %v; try `watari run cancel %s`", name, client.Explain(undo), name)
+		env.Notef("run %s could not be cancelled: %v; try `watari run cancel %s`", name, client.Explain(undo), name)
 	}
 	if ctx.Err() != nil {
-		return nil, cli.Interruptedf("run %s was taken back before it began", name)
+		return nil, cli.Interruptedf("run %s was cancelled before it began", name)
 	}
 	return nil, fmt.Errorf("start run %s: %w", name, err)
 }
@@ -165,7 +165,7 @@ func gather(ctx context.Context, env *cli.Env, c *client.Client, run *v1.Run, co
 		if errors.Is(context.Cause(ctx), cli.ErrInterrupted) {
 			lines.Clear()
 			name := run.GetMeta().GetName()
-			return cli.Interruptedf("stopped collecting; `watari run attach %s --collect FILE` fetches what is missing", name)
+			return cli.Interruptedf("stopped collecting; `watari run attach %s --collect FILE` fetches the missing files", name)
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("collect %s of run %s: %w", file.from, run.GetMeta().GetName(), client.Explain(err)))

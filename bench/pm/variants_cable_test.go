@@ -9,15 +9,15 @@ import (
 
 func TestTwoLinksAreComparedWithEitherAndTheirSum(t *testing.T) {
 	b := &bench{programs: "build/bench-pm", cables: map[string]*cable{twoCables: {}}}
-	ways := b.ways()
+	variants := b.variants()
 	for carrier, figures := range map[string][]float64{firstLink: {20, 10}, secondLink: {30, 10, 50}, "pm": {40, 30}} {
 		for _, figure := range figures {
-			find(ways, twoCables, "", carrier).add(key{large, bandwidth}, figure, figure)
+			find(variants, twoCables, "", carrier).add(key{large, bandwidth}, figure, figure)
 		}
 	}
-	addLinks(ways)
+	addLinks(variants)
 	ratios := map[string][]float64{}
-	for _, line := range newResult(ways, nil, map[string]string{whole: "-", lossy: "-", twoGuests: "-"}).Rows {
+	for _, line := range newResult(variants, nil, map[string]string{whole: "-", lossy: "-", twoGuests: "-"}).Rows {
 		ratios[line.Peer] = line.RatioOf.Runs
 	}
 	want := map[string][]float64{firstLink: {2, 3}, secondLink: {40. / 30, 3}, bothLinks: {40. / 50, 1.5}, "pm": nil}
@@ -43,7 +43,7 @@ func TestEveryWayOverTwoCablesHasItsLinks(t *testing.T) {
 	for _, w := range b.acrossCables() {
 		lines, known := linkFiles[w.carrier]
 		if w.perf == nil {
-			continue // the sum
+			continue // the sum of the links
 		}
 		if !known || len(w.environment) != 1 || w.environment[0] != "PM_LINKS="+b.linkFile(w.carrier) || strings.Contains(b.linkFile(w.carrier), " ") {
 			t.Errorf("%s: links %q, environment %q", w.name(), lines, w.environment)
