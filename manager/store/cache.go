@@ -20,6 +20,7 @@ import (
 type Snapshot struct {
 	Revision   int64
 	Term       uint64 // of the manager that leads or led last; 0: none ever did
+	TermID     string // of that term; empty: an older version began it
 	Leader     string // what that manager calls itself (see Lead)
 	Hosts      map[string]*v1.Host
 	Images     map[string]*v1.Image
@@ -30,6 +31,8 @@ type Snapshot struct {
 	Users      map[string]*v1.User
 	Tokens     map[string]*v1.Token
 	Removed    map[string]*v1.RemovedHost // by uid
+	Holds      map[string]*v1.Hold        // see Hold
+	Terms      map[string]*v1.Term        // every term that began since terms have ids, by id
 	// Unreadable are objects whose value cannot be read, by key. What was read of them before stays in force.
 	Unreadable map[string]error
 }
@@ -39,9 +42,18 @@ func emptySnapshot() *Snapshot {
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{},
-		Removed: map[string]*v1.RemovedHost{},
+		Removed: map[string]*v1.RemovedHost{}, Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{},
 	}
 }
+
+// HoldName is the name of the one Hold that there is.
+const HoldName = "rolled-back"
+
+// Hold says whether the manager holds, and why; nil: it never did. Held says whether it does.
+func (s *Snapshot) Hold() *v1.Hold { return s.Holds[HoldName] }
+
+// Held tells whether the manager holds.
+func (s *Snapshot) Held() bool { return len(s.Hold().GetEvidence()) > 0 }
 
 type subscriber struct {
 	ch  chan struct{}
@@ -161,6 +173,10 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Tokens, &b.next.Tokens, name, kv)
 	case Removed.dir:
 		return put(b, Removed, &b.next.Removed, name, kv)
+	case Holds.dir:
+		return put(b, Holds, &b.next.Holds, name, kv)
+	case termsDir:
+		return applyTerm(b, name, kv)
 	}
 	if key == termKey && kv != nil {
 		return decodeTerm(kv.Value, &b.next)
