@@ -20,12 +20,14 @@ import (
 
 	"watari/ca"
 	"watari/hostlink"
+	"watari/internal/stamp"
 	"watari/internal/version"
 	"watari/manager/api"
 	"watari/manager/blob"
 	"watari/manager/controller"
 	"watari/manager/session"
 	"watari/manager/store"
+	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 )
@@ -70,6 +72,7 @@ type Manager struct {
 	Config
 	store     *store.Store
 	authority *ca.Authority
+	stamps    *view.Stamps
 	sessions  *session.Sessions
 	blobs     *blob.Store
 	api       *api.Server
@@ -158,8 +161,10 @@ func (m *Manager) open(ctx context.Context) error {
 		m.store.Close()
 		return err
 	}
+	m.stamps = view.NewStamps(m.authority.Certificate())
+	m.store.SignTerms(func(t *v1.Term) error { return stamp.SignTerm(m.authority, t) })
 	m.api = api.New(api.Options{
-		Store: m.store, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
+		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
 		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
 			return controller.Feasible(s, m.sessions, spec, digest, time.Since(*m.led.Load())) // asked of a leader alone

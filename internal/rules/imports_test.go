@@ -33,7 +33,7 @@ func underAny(name string, paths []string) bool {
 
 // deciders are pure: no files, no network, no processes, no clock of their own.
 var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility",
-	"watari/manager/lifecycle", "watari/agent/machine", "watari/agent/domain"}
+	"watari/manager/lifecycle", "watari/agent/machine", "watari/agent/domain", "watari/core"}
 
 // pureImports are all that deciders may import, beside each other.
 var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode",

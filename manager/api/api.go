@@ -16,6 +16,7 @@ import (
 	"watari/manager/blob"
 	"watari/manager/session"
 	"watari/manager/store"
+	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -32,6 +33,8 @@ type Options struct {
 	Sessions  *session.Sessions
 	Blobs     *blob.Store
 	Authority *ca.Authority
+	// Stamps verifies what hosts show; nil in tests that have none.
+	Stamps *view.Stamps
 	// RunsDir holds <run uid>/{stdout,stderr}.
 	RunsDir string
 	// Leading says whether this manager leads.

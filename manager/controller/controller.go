@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/ca"
 	"watari/internal/printable"
 	"watari/manager/lifecycle"
 	"watari/manager/store"
@@ -45,6 +46,9 @@ type Deps struct {
 	// NoSharing has each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Term      uint64
+	TermID    string // empty only in tests, as the next two
+	Stamps    *view.Stamps
+	Authority *ca.Authority // signs the stamps of orders
 	Log       *slog.Logger
 }
 
@@ -60,6 +64,8 @@ type Controller struct {
 	driving    sync.WaitGroup
 	done       chan string // runs whose runner has ended
 	started    time.Time
+	pinned     *pinned  // Deps.Sessions, as long as the loop runs
+	live       Sessions // the sessions as they are now, for runs
 }
 
 // sent is what a host was told last.
@@ -76,13 +82,15 @@ type stateSince struct {
 // idlePass bounds how long the loop sleeps when nothing happens, so that waits that are bounded in time end.
 const idlePass = 2 * time.Second
 
-// Run works until ctx ends, leadership is lost, or an object cannot be read.
+// Run works until ctx ends, leadership is lost, an object cannot be read, or a new term is needed (*LeadAgainError).
 func Run(ctx context.Context, d Deps) error {
 	c := &Controller{Deps: d, sent: map[string]sent{}, inState: map[string]stateSince{}, avoid: map[string][]string{},
 		identities: map[identityKey]*v1.Identity{}, runs: map[string]*runner{}, done: make(chan string), started: time.Now()}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
+	c.pinned, c.live = &pinned{Sessions: d.Sessions}, d.Sessions
+	c.Sessions = c.pinned
 	ctx, stop := context.WithCancel(ctx)
 	// Should this process lead again, no run may have two runners, which would write its output twice.
 	defer c.driving.Wait()
@@ -102,8 +110,9 @@ func Run(ctx context.Context, d Deps) error {
 		wait := idlePass
 		again, err := c.pass(ctx)
 		var unreadable *store.UnreadableError
+		var leadAgain *LeadAgainError
 		switch {
-		case errors.Is(err, store.ErrNotLeader), errors.As(err, &unreadable):
+		case errors.Is(err, store.ErrNotLeader), errors.As(err, &unreadable), errors.As(err, &leadAgain):
 			return err
 		case err != nil && ctx.Err() == nil:
 			c.Log.Error("a decision could not be written down; trying again", "error", err)
@@ -117,12 +126,17 @@ func Run(ctx context.Context, d Deps) error {
 
 // pass tells every host what is wanted, then decides once about everything. again: something was decided.
 func (c *Controller) pass(ctx context.Context) (again bool, err error) {
-	return c.decide(ctx, c.Store.Snapshot())
+	s := c.Store.Snapshot()
+	c.pinned.pin(s)
+	return c.decide(ctx, s)
 }
 
 // decide is a pass over a snapshot. It decides nothing while an object of it cannot be read.
 func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again bool, err error) {
 	if err := s.Readable(); err != nil {
+		return false, err
+	}
+	if held, err := c.held(ctx, s); held || err != nil {
 		return false, err
 	}
 	steps := []func(context.Context, *store.Snapshot) (bool, error){c.hosts, c.migrations, c.guests, c.clusters, c.drain, c.prune}
@@ -155,7 +169,7 @@ func (c *Controller) tell(s *store.Snapshot) {
 	for name, w := range wanted {
 		since, last := connectedSince[name], c.sent[name].wanted
 		w.Term, w.Generation = c.Term, last.GetGeneration()
-		w.Network.Generation = last.GetNetwork().GetGeneration()
+		w.Network.Generation, w.Stamp = last.GetNetwork().GetGeneration(), last.GetStamp()
 		if last != nil && proto.Equal(w, last) {
 			if !since.Equal(c.sent[name].since) {
 				c.sent[name] = sent{last, since}
@@ -167,6 +181,12 @@ func (c *Controller) tell(s *store.Snapshot) {
 			w.Network.Generation++
 		}
 		w.Generation++
+		stamp, err := c.stamp(s)
+		if err != nil {
+			c.Log.Error("orders could not be signed, and are not sent", "host", name, "error", err)
+			continue
+		}
+		w.Stamp = stamp
 		c.sent[name] = sent{w, since}
 		c.Sessions.Send(name, w)
 	}

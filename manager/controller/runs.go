@@ -112,7 +112,7 @@ func (r *runner) drive(ctx context.Context) error {
 			return nil
 		}
 		s := r.c.Store.Snapshot()
-		cluster, halted := view.Cluster(s, r.c.Sessions, run.Spec.Cluster), view.Halted(s, run.Spec.Cluster)
+		cluster, halted := view.Cluster(s, r.c.live, run.Spec.Cluster), view.Halted(s, run.Spec.Cluster)
 		switch {
 		case run.State == v1.RunState_RUN_STATE_STARTING || run.State == v1.RunState_RUN_STATE_RUNNING:
 			return r.execute(ctx, run)
@@ -174,7 +174,7 @@ func (r *runner) say(ctx context.Context, message string) error {
 
 // processes calls the head guest's ProcessService, wherever the guest is now.
 func (r *runner) processes(run *v1.Run) (watariv1connect.ProcessServiceClient, error) {
-	return GuestProcesses(r.c.Store.Snapshot(), r.c.Sessions, run.Head, run.HeadUid)
+	return GuestProcesses(r.c.Store.Snapshot(), r.c.live, run.Head, run.HeadUid)
 }
 
 // GuestProcesses is a client for a guest's ProcessService through its host's agent.

@@ -118,11 +118,23 @@ func guestWanted(s *store.Snapshot, o view.Observer, m *v1.Migration, identify I
 		return nil
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
-		Shape: g.Shape, NoFork: g.NoFork, Image: imageByDigest(s, g.ImageDigest), Identity: identify(s, g, epoch), Platform: g.Platform}
+		Shape: g.Shape, NoFork: g.NoFork, Image: imageByDigest(s, g.ImageDigest), Identity: identify(s, g, epoch), Platform: g.Platform,
+		Facts: guestFacts(s, g)}
 	if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Migration = order(s, m)
 	}
 	return w
+}
+
+// guestFacts are what hosts keep of a guest, so that its objects can be made again if they are lost.
+func guestFacts(s *store.Snapshot, g *v1.Guest) *v1.GuestFacts {
+	c := s.Clusters[g.Cluster]
+	return &v1.GuestFacts{
+		Cluster: &v1.ClusterFacts{Name: g.Cluster, Uid: c.GetMeta().GetUid(), Owner: c.GetMeta().GetOwner(), OwnerUid: c.GetMeta().GetOwnerUid(),
+			Prefix: c.GetPrefix(), Mtu: c.GetMtu(), Spec: c.GetSpec()},
+		Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid, Index: g.Index, Shape: g.Shape, ImageDigest: g.ImageDigest, Address: g.Address,
+		NoFork: g.NoFork, Platform: g.Platform, StartedEpoch: g.StartedEpoch,
+	}
 }
 
 func order(s *store.Snapshot, m *v1.Migration) *v1.MigrationOrder {

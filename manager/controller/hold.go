@@ -1,0 +1,140 @@
+package controller
+
+// hold.go - a manager whose state was rolled back decides nothing and tells hosts nothing (docs/design/manager.md).
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/internal/stamp"
+	"watari/manager/store"
+	"watari/manager/view"
+)
+
+// LeadAgainError ends a term: the next one's number has to be above one that a host showed, or the manager holds from now on
+// and what was begun before is to end.
+type LeadAgainError struct {
+	Above  uint64 // the number that the next term is to be above
+	Reason string
+}
+
+// Error says why the term ends.
+func (e *LeadAgainError) Error() string { return "a new term is begun: " + e.Reason }
+
+// held looks at the stamps that hosts show, before anything is decided, and tells whether the manager holds. What it finds is
+// in the store before it is acted on.
+func (c *Controller) held(ctx context.Context, s *store.Snapshot) (bool, error) {
+	if c.TermID == "" { // of a test
+		return s.Held(), nil
+	}
+	if s.TermID != c.TermID {
+		// Nothing may be computed from objects of a later term: its stamps would contradict the next term's beginning.
+		return false, store.ErrNotLeader
+	}
+	shown, _ := c.Stamps.Shown(s, c.Sessions)
+	shown = slices.DeleteFunc(shown, func(x core.Shown) bool { return x.Stamp.GetId() == c.TermID })
+	if len(shown) == 0 {
+		return s.Held(), nil
+	}
+	found := core.RolledBack(c.Stamps.Terms(s), core.Unanswered(s.Hold(), shown...)...)
+	begun, err := c.keepEvidence(ctx, s, found)
+	if err != nil {
+		return true, err
+	}
+	above := core.HighestTerm(shown...)
+	switch {
+	case above >= c.Term:
+		return true, &LeadAgainError{above, fmt.Sprintf("a host took up orders of term %d, and this one is term %d", above, c.Term)}
+	case begun:
+		return true, &LeadAgainError{c.Term, "the manager holds from now on"}
+	}
+	return s.Held() || len(found) > 0, nil
+}
+
+// keepEvidence writes down what is new. begun: the manager did not hold before.
+func (c *Controller) keepEvidence(ctx context.Context, s *store.Snapshot, found []core.Evidence) (begun bool, err error) {
+	update := proto.CloneOf(s.Hold())
+	if update == nil {
+		update = &v1.Hold{Meta: &v1.Meta{Name: store.HoldName}}
+	}
+	var fresh []core.Evidence
+	for _, e := range found {
+		at := slices.IndexFunc(update.Evidence, func(x *v1.ShownStamp) bool { return x.Host == e.Host })
+		switch {
+		case at < 0:
+			update.Evidence = append(update.Evidence, &v1.ShownStamp{Host: e.Host, Stamp: e.Stamp})
+		case proto.Equal(update.Evidence[at].Stamp, e.Stamp):
+			continue
+		default:
+			update.Evidence[at].Stamp = e.Stamp
+		}
+		fresh = append(fresh, e)
+	}
+	if len(fresh) == 0 {
+		return false, nil
+	}
+	op := store.Create(update)
+	if s.Hold() != nil {
+		op = store.Update(update)
+	}
+	if err := c.Store.Txn(ctx, op); err != nil {
+		return false, fmt.Errorf("write down that the state was rolled back: %w", err)
+	}
+	for _, e := range fresh {
+		c.Log.Error("the state was rolled back; this manager holds", "evidence", e.String())
+		c.event(ctx, v1.Severity_SEVERITY_ERROR, "host", e.Host, "%s: %s", e.String(), view.HoldNext)
+	}
+	return !s.Held(), nil
+}
+
+// stamp is the stamp of orders that are computed from a snapshot; nil in tests that have no authority.
+func (c *Controller) stamp(s *store.Snapshot) (*v1.Stamp, error) {
+	if c.Authority == nil {
+		return nil, nil
+	}
+	return stamp.New(c.Authority, &v1.Term{Number: c.Term, Id: c.TermID}, s.Revision)
+}
+
+// pinned are sessions whose reports stay as they are during a pass: what is decided on is what was looked at first.
+type pinned struct {
+	Sessions
+
+	mu   sync.Mutex
+	seen map[string]seen // nil: nothing is pinned
+}
+
+type seen struct {
+	report    *v1.HostObserved
+	since     time.Time
+	connected bool
+}
+
+// pin takes the reports of the snapshot's hosts up. Other hosts count as never seen.
+func (p *pinned) pin(s *store.Snapshot) {
+	taken := make(map[string]seen, len(s.Hosts))
+	for name := range s.Hosts {
+		report, since, connected := p.Sessions.Observed(name)
+		taken[name] = seen{report, since, connected}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen = taken
+}
+
+// Observed is a host's report as it was at the beginning of the pass.
+func (p *pinned) Observed(host string) (*v1.HostObserved, time.Time, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.seen == nil {
+		return p.Sessions.Observed(host)
+	}
+	at := p.seen[host]
+	return at.report, at.since, at.connected
+}
