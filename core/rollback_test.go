@@ -8,7 +8,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-func term(number uint64, id string, revision int64) *v1.Term {
+func begunTerm(number uint64, id string, revision int64) *v1.Term {
 	return &v1.Term{Number: number, Id: id, Revision: revision}
 }
 
@@ -18,7 +18,7 @@ func shows(host string, number uint64, id string, revision int64) Shown {
 
 func TestRolledBack(t *testing.T) {
 	// Term 1 began at revision 10, 2 at 50, and 3, which is in force, at 90.
-	terms := []*v1.Term{term(3, "c", 90), term(1, "a", 10), term(2, "b", 50)}
+	terms := []*v1.Term{begunTerm(3, "c", 90), begunTerm(1, "a", 10), begunTerm(2, "b", 50)}
 	for name, c := range map[string]struct {
 		shown Shown
 		want  string // part of the reason; empty: no evidence
@@ -60,7 +60,7 @@ func TestRolledBack(t *testing.T) {
 // in between, as soon as a host has taken up an order that rests on it the two are told apart.
 func TestEveryLostRevisionIsNoticed(t *testing.T) {
 	for lost := int64(61); lost < 70; lost++ {
-		restored := []*v1.Term{term(1, "a", 10), term(2, "b", 50), term(3, "new", 61)}
+		restored := []*v1.Term{begunTerm(1, "a", 10), begunTerm(2, "b", 50), begunTerm(3, "new", 61)}
 		if len(RolledBack(restored, shows("h", 2, "b", lost))) != 1 {
 			t.Errorf("orders of revision %d, which the restored state does not have, are not noticed", lost)
 		}

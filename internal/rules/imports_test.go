@@ -36,7 +36,7 @@ var deciders = []string{"watari/placement", "watari/migration", "watari/sharing"
 	"watari/manager/lifecycle", "watari/agent/machine", "watari/agent/domain", "watari/core"}
 
 // pureImports are all that deciders may import, beside each other.
-var pureImports = []string{"cmp", "errors", "fmt", "iter", "maps", "math", "slices", "sort", "strconv", "strings", "time", "unicode",
+var pureImports = []string{"cmp", "crypto/sha256", "encoding/hex", "errors", "fmt", "iter", "maps", "math", "net/netip", "regexp", "slices", "sort", "strconv", "strings", "time", "unicode",
 	"github.com/dustin/go-humanize", "watari/api/watariv1", "google.golang.org/protobuf"}
 
 // forbidden says what some packages must not depend on, even through others.

@@ -107,22 +107,12 @@ type pinned struct {
 	Sessions
 
 	mu   sync.Mutex
-	seen map[string]seen // nil: nothing is pinned
+	seen view.Reports // nil: nothing is pinned
 }
 
-type seen struct {
-	report    *v1.HostObserved
-	since     time.Time
-	connected bool
-}
-
-// pin takes the reports of the snapshot's hosts up. Other hosts count as never seen.
+// pin takes the reports of the snapshot's hosts up.
 func (p *pinned) pin(s *store.Snapshot) {
-	taken := make(map[string]seen, len(s.Hosts))
-	for name := range s.Hosts {
-		report, since, connected := p.Sessions.Observed(name)
-		taken[name] = seen{report, since, connected}
-	}
+	taken := view.Capture(s, p.Sessions)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen = taken
@@ -135,6 +125,5 @@ func (p *pinned) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 	if p.seen == nil {
 		return p.Sessions.Observed(host)
 	}
-	at := p.seen[host]
-	return at.report, at.since, at.connected
+	return p.seen.Observed(host)
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -104,3 +105,39 @@ func HeldBecause(s *store.Snapshot) (evidence []string) {
 // HoldNext is what a person does about a manager that holds.
 const HoldNext = "the manager's state was put back from an older copy, so nothing is started, ended or moved; guests run on as they are; " +
 	"put the newer state back if you have it, else see what `watari recover` says"
+
+// Reports are what hosts reported at one time.
+type Reports map[string]report
+
+type report struct {
+	observed  *v1.HostObserved
+	since     time.Time
+	connected bool
+}
+
+// Capture takes the reports of a snapshot's hosts up. Of other hosts it knows nothing.
+func Capture(s *store.Snapshot, o Observer) Reports {
+	r := make(Reports, len(s.Hosts))
+	for name := range s.Hosts {
+		observed, since, connected := o.Observed(name)
+		r[name] = report{observed, since, connected}
+	}
+	return r
+}
+
+// Observed is what a host reported at that time.
+func (r Reports) Observed(host string) (*v1.HostObserved, time.Time, bool) {
+	at := r[host]
+	return at.observed, at.since, at.connected
+}
+
+// Connected are the reports of the hosts that were connected, by host.
+func (r Reports) Connected() map[string]*v1.HostObserved {
+	connected := map[string]*v1.HostObserved{}
+	for name, at := range r {
+		if at.connected {
+			connected[name] = at.observed
+		}
+	}
+	return connected
+}
