@@ -21,8 +21,12 @@ func (m *Manager) leadAgainAndAgain(ctx context.Context) {
 			return
 		}
 		m.Log.Warn("this manager does not lead", "reason", err)
+		pause := leadPause
+		if again := (*controller.LeadAgainError)(nil); errors.As(err, &again) {
+			pause = leadPause / 20 // nothing went wrong
+		}
 		select {
-		case <-time.After(leadPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}

@@ -169,6 +169,7 @@ func (m *Manager) open(ctx context.Context) error {
 		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
 			return controller.Feasible(s, m.sessions, spec, digest, time.Since(*m.led.Load())) // asked of a leader alone
 		},
+		Expected: func(host string) bool { return controller.Expected(m.sessions, host, time.Since(*m.led.Load())) },
 		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
 			return controller.PlanMigration(s, m.sessions, g, toHost, toSite)
 		},

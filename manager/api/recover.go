@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"watari/core"
 	"watari/manager/store"
@@ -26,6 +27,9 @@ const recoveryBatch = 100
 
 // Recover says what a recovery would do, and does it if asked to. It may be repeated: what was done is found done.
 func (s *Server) Recover(ctx context.Context, r *connect.Request[v1.RecoverRequest]) (*connect.Response[v1.RecoverResponse], error) {
+	if err := s.awaitHosts(ctx, r.Msg.Without); err != nil {
+		return nil, err
+	}
 	s.changing.Lock()
 	defer s.changing.Unlock()
 	for try := 1; ; try++ {
@@ -39,6 +43,29 @@ func (s *Server) Recover(ctx context.Context, r *connect.Request[v1.RecoverReque
 		}
 		return connect.NewResponse(resp), nil
 	}
+}
+
+// awaitHosts waits for hosts that are expected back within seconds: a hold, and a manager's start, cuts all connections.
+func (s *Server) awaitHosts(ctx context.Context, without []string) error {
+	awaited := func() bool {
+		snap := s.Store.Snapshot()
+		for name := range snap.Hosts {
+			if _, _, connected := s.Sessions.Observed(name); !connected && s.Expected(name) && !slices.Contains(without, name) {
+				return true
+			}
+		}
+		return false
+	}
+	poll := time.NewTicker(100 * time.Millisecond)
+	defer poll.Stop()
+	for awaited() {
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 func (s *Server) recoverOnce(ctx context.Context, r *v1.RecoverRequest) (*v1.RecoverResponse, error) {

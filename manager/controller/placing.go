@@ -70,8 +70,8 @@ func PlacementHosts(s *store.Snapshot, o view.Observer, cluster, imageDigest str
 // lead: its agent dials again within seconds, and guests wait for it.
 const ExpectedWithin = 15 * time.Second
 
-// expected tells whether a host is connected, or expected back within seconds. led is for how long the manager has led.
-func expected(o view.Observer, host string, led time.Duration) bool {
+// Expected tells whether a host is connected, or expected back within seconds. led is for how long the manager has led.
+func Expected(o view.Observer, host string, led time.Duration) bool {
 	_, since, connected := o.Observed(host)
 	switch {
 	case connected:
@@ -90,7 +90,7 @@ func Feasible(s *store.Snapshot, o view.Observer, spec *v1.ClusterSpec, imageDig
 	r.Shape = spec.Shape
 	hosts := PlacementHosts(s, o, "", imageDigest)
 	for i, h := range hosts {
-		hosts[i].Connected = h.Info != nil && expected(o, h.Name, led)
+		hosts[i].Connected = h.Info != nil && Expected(o, h.Name, led)
 	}
 	_, err := placement.Plan(r, int(spec.Guests), hosts)
 	return cluster.Platforms, err
