@@ -23,7 +23,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	var err error
 	switch act.Kind {
 	case machine.KeepTerm:
-		err = a.keepTerm(act.Term)
+		err = a.keepTerm(act.Term, act.Stamp)
 	case machine.List:
 		return a.list(ctx, act)
 	case machine.ReadRecord:

@@ -33,6 +33,8 @@ type Config struct {
 	// that began after the call. It fails where the table could not be read whole in time: any guest may have a process
 	// then, beside those that it returns.
 	Processes func(context.Context) (map[string][]int, error)
+	// Authority is the certificate, PEM, of the authority that signs the stamps of orders.
+	Authority []byte
 	// AllowUnconfined accepts new guests though QEMU runs as root or without a security driver.
 	AllowUnconfined bool
 
@@ -117,7 +119,7 @@ func (a *Agent) loadState() machine.Loaded {
 		loaded.Problems = append(loaded.Problems, err.Error())
 	}
 	var err error
-	if loaded.Term, err = a.readTerm(); err != nil {
+	if loaded.Term, loaded.Stamp, err = a.readTerm(); err != nil {
 		loaded.Problems = append(loaded.Problems, err.Error())
 	}
 	records, problems := a.records.Load()
@@ -239,6 +241,11 @@ func (a *Agent) sample(ctx context.Context) {
 
 // Take takes up what the manager wants. It fails with machine.ErrStale where the orders are refused for good.
 func (a *Agent) Take(w *v1.HostWanted) (err error) {
+	if forged := a.genuine(w); forged != nil {
+		a.feed(func(m *machine.Machine, now time.Time) { m.Refuse(now, forged.Error()) })
+		a.publish()
+		return fmt.Errorf("%w: %w", machine.ErrStale, forged)
+	}
 	a.feed(func(m *machine.Machine, now time.Time) { err = m.Take(now, w) })
 	return err
 }

@@ -47,7 +47,7 @@ func TestOrdersForAnotherBootAreRefused(t *testing.T) {
 	if err := o.agent.Take(w); !errors.Is(err, machine.ErrStale) {
 		t.Errorf("orders for the boot before: %v", err)
 	}
-	if term, err := o.agent.readTerm(); o.agent.guest(uid) != nil || term != 0 || err != nil {
+	if term, _, err := o.agent.readTerm(); o.agent.guest(uid) != nil || term != 0 || err != nil {
 		t.Error("something of them was taken up")
 	}
 	w.BootId = "second"

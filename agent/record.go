@@ -22,7 +22,8 @@ type RecordStore struct {
 	Dir string
 	Now func() time.Time
 	// Write is replaced by tests to fail.
-	Write func(path string, data []byte) error
+	Write  func(path string, data []byte) error
+	epochs epochs
 }
 
 // NewRecordStore keeps records under dir.
@@ -77,6 +78,7 @@ func (s *RecordStore) save(r *machine.Record) error {
 	if err := s.Write(s.path(r.UID), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of guest %s: %w", r.Name, err)
 	}
+	s.epochs.note(r.UID, r.Epoch)
 	if err := durable.SyncDir(s.Dir); err != nil {
 		return fmt.Errorf("write the record of guest %s: %w", r.Name, err)
 	}
@@ -118,6 +120,9 @@ func (s *RecordStore) read(uid string) (*machine.Record, error) {
 	}
 	if err == nil && r.UID != uid {
 		err = fmt.Errorf("it is guest %q's", r.UID)
+	}
+	if err == nil {
+		s.epochs.note(uid, r.Epoch)
 	}
 	return r, err
 }
@@ -167,6 +172,7 @@ func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
 
 // remove removes all files of a guest but its kept consoles, which have a time of their own (see consoles.clear).
 func (s *RecordStore) remove(uid string) {
+	s.epochs.forget(uid)
 	files, _ := os.ReadDir(s.GuestDir(uid))
 	for _, file := range files {
 		if !file.IsDir() {

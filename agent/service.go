@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
+	"sync/atomic"
 
 	"connectrpc.com/connect"
 
@@ -31,6 +32,7 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	received := make(chan error, 1)
+	var told atomic.Bool // orders of this session were taken
 	go func() {
 		defer cancel()
 		for {
@@ -41,11 +43,17 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 			}
 			if err := s.Take(w); err != nil {
 				s.log.Warn("orders refused", "error", err)
+				continue
 			}
+			told.Store(true)
 		}
 	}()
 	for {
+		knows := told.Load()
 		observed, changed := s.Observed()
+		if knows {
+			trimmed(observed, s.wants)
+		}
 		if err := stream.Send(observed); err != nil {
 			return err
 		}
@@ -63,6 +71,15 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 			}
 		}
 	}
+}
+
+// wants tells whether the latest orders want a guest here.
+func (a *Agent) wants(uid string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	view, _ := a.machine.Guest(uid)
+	role := view.Wanted.GetRole()
+	return role != v1.GuestRole_GUEST_ROLE_UNSPECIFIED && role != v1.GuestRole_GUEST_ROLE_ABSENT
 }
 
 // serveGuest passes a request on to a guest's agent, in both directions at once.

@@ -1,35 +1,70 @@
 package agent
 
-// term.go - the managers' last term on disk.
+// term.go - the managers' last term on disk, and whether orders' stamps are genuine.
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	v1 "watari/api/watariv1"
+	"watari/ca"
+	"watari/internal/stamp"
 )
 
 func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
 
-// readTerm reads the last term whose orders were in force; 0: none were.
-func (a *Agent) readTerm() (uint64, error) {
+// readTerm reads the last term whose orders were in force, 0 where none were, and the stamp of the latest ones.
+func (a *Agent) readTerm() (uint64, *v1.Stamp, error) {
 	data, err := os.ReadFile(a.termFile())
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	var term uint64
-	if err == nil {
-		term, err = strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
+		return 0, nil, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read the manager's last term: %w", err)
+		return 0, nil, fmt.Errorf("read the manager's last term: %w", err)
 	}
-	return term, nil
+	text := bytes.TrimSpace(data)
+	if term, err := strconv.ParseUint(string(text), 10, 64); err == nil {
+		return term, nil, nil // of an agent, or a manager, of before stamps
+	}
+	s := &v1.Stamp{}
+	if err := protojson.Unmarshal(text, s); err != nil {
+		return 0, nil, fmt.Errorf("read the manager's last term: %s: %w", a.termFile(), err)
+	}
+	return s.Term, s, nil
 }
 
-// keepTerm writes a term so that it survives a crash.
-func (a *Agent) keepTerm(term uint64) error {
-	return writeFile(a.termFile(), []byte(strconv.FormatUint(term, 10)+"\n"))
+// keepTerm writes a term, and the stamp of its latest orders, so that they survive a crash.
+func (a *Agent) keepTerm(term uint64, s *v1.Stamp) error {
+	text := []byte(strconv.FormatUint(term, 10))
+	if s != nil {
+		var err error
+		if text, err = protojson.Marshal(s); err != nil {
+			return fmt.Errorf("write the manager's term: %w", err)
+		}
+	}
+	return writeFile(a.termFile(), append(text, '\n'))
+}
+
+// genuine says why the stamp of orders is not taken for true; nil: it is, or there is none, as from an older manager.
+func (a *Agent) genuine(w *v1.HostWanted) error {
+	if w.Stamp == nil {
+		return nil
+	}
+	authority, err := ca.ParseCertificate(a.config.Authority)
+	if err == nil {
+		err = stamp.Verify(authority, w.Stamp)
+	}
+	if err == nil && w.Stamp.Term != w.Term {
+		err = fmt.Errorf("they are of term %d, and their stamp is of term %d", w.Term, w.Stamp.Term)
+	}
+	if err != nil {
+		return fmt.Errorf("a manager's orders were refused: %w", err)
+	}
+	return nil
 }

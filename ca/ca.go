@@ -60,6 +60,11 @@ func New(name string) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newAuthority(name, key, keyPEM)
+}
+
+// newAuthority makes an authority of a key.
+func newAuthority(name string, key *ecdsa.PrivateKey, keyPEM []byte) (*Authority, error) {
 	now := time.Now()
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: name},
@@ -70,6 +75,7 @@ func New(name string) (*Authority, error) {
 		IsCA:                  true,
 		MaxPathLenZero:        true,
 	}
+	var err error
 	if template.SerialNumber, err = serial(); err != nil {
 		return nil, err
 	}

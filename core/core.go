@@ -19,18 +19,47 @@ type Seen struct {
 	Connected bool
 }
 
+// Captured are reports as they were at one time, by host.
+type Captured map[string]Seen
+
+// Capture takes up what the hosts of some objects have reported. Of other hosts it knows nothing.
+func Capture(s *Objects, r Reports) Captured {
+	c := make(Captured, len(s.Hosts))
+	for name := range s.Hosts {
+		report, since, connected := r.Observed(name)
+		c[name] = Seen{Report: report, Since: since, Connected: connected}
+	}
+	return c
+}
+
+// Observed makes Captured a Reports.
+func (c Captured) Observed(host string) (*v1.HostObserved, time.Time, bool) {
+	seen := c[host]
+	return seen.Report, seen.Since, seen.Connected
+}
+
+// Connected returns the reports of the hosts that were connected, by host.
+func (c Captured) Connected() map[string]*v1.HostObserved {
+	connected := map[string]*v1.HostObserved{}
+	for name, seen := range c {
+		if seen.Connected {
+			connected[name] = seen.Report
+		}
+	}
+	return connected
+}
+
 // World is all that a decision depends on besides what Core remembers.
 type World struct {
 	*Objects
-	Reports map[string]Seen    // by host
+	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
 	Now     time.Time
 }
 
 // Observed makes World a Reports.
 func (w *World) Observed(host string) (*v1.HostObserved, time.Time, bool) {
-	seen := w.Reports[host]
-	return seen.Report, seen.Since, seen.Connected
+	return w.Reports.Observed(host)
 }
 
 // Identify returns the identity of a guest for an epoch, without its peers. The same call has the same answer. nil: none

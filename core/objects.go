@@ -17,6 +17,7 @@ import (
 type Objects struct {
 	Revision   int64
 	Term       uint64 // of the manager that leads or led last; 0: none ever did
+	TermID     string // of that term; empty: an older version began it
 	Leader     string // what that manager calls itself, its URL
 	Hosts      map[string]*v1.Host
 	Images     map[string]*v1.Image
@@ -27,6 +28,8 @@ type Objects struct {
 	Users      map[string]*v1.User
 	Tokens     map[string]*v1.Token
 	Removed    map[string]*v1.RemovedHost // by uid
+	Holds      map[string]*v1.Hold        // see Hold
+	Terms      map[string]*v1.Term        // every term that began since terms have ids, by id
 	// Unreadable are objects whose value cannot be read, by key. What was read of them before stays in force.
 	Unreadable map[string]error
 }
@@ -37,8 +40,18 @@ func NoObjects() *Objects {
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
+		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{},
 	}
 }
+
+// HoldName is the name of the one Hold that there is.
+const HoldName = "rolled-back"
+
+// Hold says why the manager holds; nil: it never did.
+func (o *Objects) Hold() *v1.Hold { return o.Holds[HoldName] }
+
+// Held tells whether the manager holds: its store is older than what hosts have seen.
+func (o *Objects) Held() bool { return len(o.Hold().GetEvidence()) > 0 }
 
 // Object is anything that is stored.
 type Object interface {

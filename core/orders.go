@@ -78,7 +78,8 @@ func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
 func (p *pass) send(host string, base *v1.HostWanted) {
 	book := &p.Core.orders
 	last := book.told[host]
-	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images}
+	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images,
+		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
 		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu}
 	if s := book.share[host]; s != nil {
@@ -96,6 +97,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 		w.Network.Generation++
 	}
 	w.Generation++
+	w.Stamp = nil // the caller signs what is new
 	book.told[host] = told{w, since}
 	p.orders[host] = w
 }
@@ -177,7 +179,8 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 		return nil
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
-		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, epoch), Platform: g.Platform}
+		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, epoch), Platform: g.Platform,
+		Facts: guestFacts(p.Clusters[g.Cluster], g)}
 	if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Migration = moveOrder(p.Objects, m)
 	}
@@ -194,6 +197,16 @@ func (p *pass) identity(g *v1.Guest, epoch uint64) *v1.Identity {
 	n := p.network(g.Cluster)
 	id.Peers, id.HomeServer = n.identities, n.homeServer
 	return id
+}
+
+// guestFacts are what hosts keep of a guest, so that its objects can be made again if they are lost.
+func guestFacts(c *v1.Cluster, g *v1.Guest) *v1.GuestFacts {
+	return &v1.GuestFacts{
+		Cluster: &v1.ClusterFacts{Name: g.Cluster, Uid: c.GetMeta().GetUid(), Owner: c.GetMeta().GetOwner(), OwnerUid: c.GetMeta().GetOwnerUid(),
+			Prefix: c.GetPrefix(), Mtu: c.GetMtu(), Spec: c.GetSpec()},
+		Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid, Index: g.Index, Shape: g.Shape, ImageDigest: g.ImageDigest, Address: g.Address,
+		NoFork: g.NoFork, Platform: g.Platform, StartedEpoch: g.StartedEpoch,
+	}
 }
 
 func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {

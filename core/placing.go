@@ -199,8 +199,8 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	p.propose(key, c)
 }
 
-// expected tells whether a host is connected, or expected back within seconds.
-func expected(r Reports, host string, now, began time.Time) bool {
+// Expected tells whether a host is connected, or expected back within seconds.
+func Expected(r Reports, host string, now, began time.Time) bool {
 	_, since, connected := r.Observed(host)
 	switch {
 	case connected:
@@ -220,7 +220,7 @@ func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, n
 	moves := ActiveMoves(s)
 	hosts := newRoom(s, r, moves).forCluster(r, moves, nil, imageDigest)
 	for i, h := range hosts {
-		hosts[i].Connected = h.Info != nil && expected(r, h.Name, now, began)
+		hosts[i].Connected = h.Info != nil && Expected(r, h.Name, now, began)
 	}
 	_, err := placement.Plan(req, int(spec.Guests), hosts)
 	return cluster.Platforms, err

@@ -23,6 +23,7 @@ import (
 
 	"watari/ca"
 	"watari/hostlink"
+	"watari/manager/controller"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -45,6 +46,7 @@ type running struct {
 	ends  map[string]context.CancelFunc // ends a host for good
 	mu    sync.Mutex
 
+	deps     atomic.Pointer[controller.Deps] // what the controller was started with last
 	consoles atomic.Int32
 	problems []string // that hosts report which come from now on
 }
@@ -69,12 +71,16 @@ func begin(t *testing.T, dir string, endpoints ...string) *running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan net.Addr, 1), make(chan error, 1)
+	r := &running{t: t, dir: dir, cuts: map[string]context.CancelFunc{}, ends: map[string]context.CancelFunc{}}
 	go func() {
 		ended <- Run(ctx, Config{
 			State: filepath.Join(dir, "manager"), Listen: "127.0.0.1:0", EtcdEndpoints: endpoints, Ready: func(a net.Addr) { ready <- a },
+			RunController: func(ctx context.Context, d controller.Deps) error {
+				r.deps.Store(&d)
+				return controller.Run(ctx, d)
+			},
 		})
 	}()
-	r := &running{t: t, dir: dir, cuts: map[string]context.CancelFunc{}, ends: map[string]context.CancelFunc{}}
 	select {
 	case a := <-ready:
 		r.url = "https://" + a.String()

@@ -22,8 +22,12 @@ func (m *Manager) leadAgainAndAgain(ctx context.Context) {
 			return
 		}
 		m.Log.Warn("this manager does not lead", "reason", err)
+		pause := leadPause
+		if again := (*controller.LeadAgainError)(nil); errors.As(err, &again) {
+			pause = leadPause / 20 // nothing went wrong
+		}
 		select {
-		case <-time.After(leadPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}
@@ -60,8 +64,12 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 		m.tidy(ctx)
 	}()
 	err = m.RunController(ctx, controller.Deps{
-		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), RunsDir: m.runsDir(), NoSharing: m.NoSharing, Term: term, Log: m.Log,
+		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), RunsDir: m.runsDir(), NoSharing: m.NoSharing,
+		Term: term, TermID: m.store.Led().GetId(), Stamps: m.stamps, Authority: m.authority, Log: m.Log,
 	})
+	if again := (*controller.LeadAgainError)(nil); errors.As(err, &again) {
+		m.store.RaiseTerm(again.Above)
+	}
 	m.leading.Store(false)
 	cancel(err)
 	<-tidying

@@ -21,12 +21,14 @@ import (
 	"watari/ca"
 	"watari/core"
 	"watari/hostlink"
+	"watari/internal/stamp"
 	"watari/internal/version"
 	"watari/manager/api"
 	"watari/manager/blob"
 	"watari/manager/controller"
 	"watari/manager/session"
 	"watari/manager/store"
+	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 )
@@ -71,6 +73,7 @@ type Manager struct {
 	Config
 	store     *store.Store
 	authority *ca.Authority
+	stamps    *view.Stamps
 	sessions  *session.Sessions
 	blobs     *blob.Store
 	api       *api.Server
@@ -159,12 +162,15 @@ func (m *Manager) open(ctx context.Context) error {
 		m.store.Close()
 		return err
 	}
+	m.stamps = view.NewStamps(m.authority.Certificate())
+	m.store.SignTerms(func(t *v1.Term) error { return stamp.SignTerm(m.authority, t) })
 	m.api = api.New(api.Options{
-		Store: m.store, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
+		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
 		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
 			return core.Feasible(s, m.sessions, spec, digest, time.Now(), *m.led.Load()) // asked of a leader alone
 		},
+		Expected: func(host string) bool { return core.Expected(m.sessions, host, time.Now(), *m.led.Load()) },
 		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
 			return core.PlanMove(s, m.sessions, g, toHost, toSite)
 		},

@@ -34,12 +34,20 @@ const (
 func (m *Manager) tidy(ctx context.Context) {
 	ticker := time.NewTicker(tidyPace)
 	defer ticker.Stop()
-	var collected time.Time
+	m.maintain(ctx)
+	// Content that only lost objects refer to must not be removed: hosts get the time to show that the state was rolled back.
+	collected := time.Now()
 	for {
-		m.tidyObjects(ctx)
+		held := m.store.Snapshot().Held()
+		if !held {
+			m.tidyObjects(ctx)
+		}
 		if time.Since(collected) > collectPace {
 			collected = time.Now()
-			m.tidyDisk(ctx)
+			m.maintain(ctx)
+			if !held {
+				m.tidyDisk(ctx)
+			}
 		}
 		select {
 		case <-ticker.C:
@@ -105,10 +113,14 @@ func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
 	return old
 }
 
-// tidyDisk removes blobs and outputs that nothing refers to.
-func (m *Manager) tidyDisk(ctx context.Context) {
+// maintain keeps the administrator's client config good, and takes etcd's alarm back.
+func (m *Manager) maintain(ctx context.Context) {
 	m.complain(ctx, "renew the administrator's client config", m.ensureAdmin(ctx))
 	m.complain(ctx, "take back etcd's alarm", m.store.DisarmNoSpace(ctx))
+}
+
+// tidyDisk removes blobs and outputs that nothing refers to.
+func (m *Manager) tidyDisk(ctx context.Context) {
 	before := time.Now().Add(-garbageAge)
 	freed, err := m.blobs.Collect(before, func() map[string]bool { return api.BlobsInUse(m.store.Snapshot()) })
 	m.complain(ctx, "remove unused blobs", err)

@@ -12,7 +12,7 @@ type Kind string
 
 // Acts of the host. Each act says which of Act's and Result's fields it uses.
 const (
-	// KeepTerm writes Act.Term to disk, so that it survives a crash.
+	// KeepTerm writes Act.Term and Act.Stamp to disk, so that they survive a crash. Stamp is nil where the orders have none.
 	KeepTerm Kind = "keep term"
 	// Obey hands Act.Orders to what keeps the network, the images and the templates. It is carried out before the acts that
 	// follow it.
@@ -74,6 +74,7 @@ type Act struct {
 	Guest, Name string // uid and name; empty: of the host
 
 	Term       uint64
+	Stamp      *v1.Stamp
 	Orders     *v1.HostWanted
 	Late       []string
 	Record     *Record

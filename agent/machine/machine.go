@@ -29,7 +29,8 @@ type Config struct {
 
 // Loaded is what a new agent finds on disk.
 type Loaded struct {
-	Term uint64
+	Term  uint64
+	Stamp *v1.Stamp // of the latest orders; nil: they had none
 	// Records are those that could be read, by uid. One that could not is read when its guest is first heard of.
 	Records  map[string]*Record
 	Problems []string // of reading, for people
@@ -68,7 +69,7 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 		config.SendEndWait = time.Minute
 	}
 	m := &Machine{config: config, now: now, domains: newDomains(), guests: map[string]*guest{},
-		terms: terms{term: loaded.Term}, problems: slices.Clone(loaded.Problems)}
+		terms: terms{term: loaded.Term, stamp: loaded.Stamp}, problems: slices.Clone(loaded.Problems)}
 	m.requestList()
 	var uids []string
 	for uid, r := range loaded.Records {

@@ -11,8 +11,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Take takes up what the manager wants. It refuses the word of an older term, and orders for another boot of the host, with
-// ErrStale. An older word of the same term is left unheard. Orders of a newer term are in force once that is on disk.
+// Take takes up what the manager wants. It refuses orders of an older term, of another term of the same number, and for another
+// boot of the host, with ErrStale. It ignores older orders of the same term. Orders of a newer term are in force once that is on
+// disk. The caller has verified the stamp.
 func (m *Machine) Take(now time.Time, w *v1.HostWanted) error {
 	m.now = now
 	defer m.settle()
@@ -31,6 +32,7 @@ func (m *Machine) Take(now time.Time, w *v1.HostWanted) error {
 // obey puts orders in force.
 func (m *Machine) obey(w *v1.HostWanted) {
 	m.taken, m.refused = mark{w.Term, w.Generation}, ""
+	m.keepStamp(w.Stamp)
 	m.act(nil, Act{Kind: Obey, Orders: w})
 	mentioned := map[string]bool{}
 	for _, wanted := range w.Guests {
@@ -54,6 +56,11 @@ func (m *Machine) obey(w *v1.HostWanted) {
 			delete(m.guests, g.uid)
 		}
 	}
+}
+
+// Refuse reports why orders were refused before they came here.
+func (m *Machine) Refuse(now time.Time, why string) {
+	m.now, m.refused = now, why
 }
 
 // Evict ends all guests: the host was removed, and they may have been started elsewhere. It may be repeated.

@@ -55,6 +55,7 @@ type Record struct {
 	MemoryBytes uint64  `json:"memory_bytes,omitempty"`
 	Image       string  `json:"image,omitempty"`      // digest
 	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for clearing away old ones
+	Facts       *Facts  `json:"facts,omitempty"`      // nil: an older manager gave the orders
 }
 
 // bootID is the boot in which the record's epoch began; empty: there is no record, or it does not say.
@@ -88,5 +89,5 @@ func sending(r *Record, w *v1.GuestWanted) Action {
 func newRecord(w *v1.GuestWanted, phase Phase) *Record {
 	return &Record{UID: w.Uid, Name: w.Name, Cluster: w.Cluster, Epoch: w.Epoch, Phase: phase,
 		Address: w.Identity.GetAddress(), Prefix: w.Identity.GetPrefix(), MAC: w.Identity.GetMac(),
-		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest()}
+		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest(), Facts: factsOf(w)}
 }

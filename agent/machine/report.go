@@ -3,6 +3,7 @@ package machine
 // report.go - what the host reports of its guests.
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,7 +18,7 @@ import (
 // where the guest's end is not established: SeeProcesses corrects that.
 func (m *Machine) Report(now time.Time) *v1.HostObserved {
 	m.now = now
-	o := &v1.HostObserved{Term: m.full.term, Generation: m.full.generation, Problems: append([]string(nil), m.problems...)}
+	o := &v1.HostObserved{Term: m.full.term, Generation: m.full.generation, Stamp: m.terms.stamp, Problems: append([]string(nil), m.problems...)}
 	if m.refused != "" {
 		o.Problems = append(o.Problems, m.refused)
 	}
@@ -70,7 +71,8 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel would refuse it yet
 	}
 	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message,
-		BootId: g.record.bootID(), MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step}
+		BootId: g.record.bootID(), MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step,
+		Facts: cmp.Or(g.record.known(), g.wanted.GetFacts())}
 	switch r.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_SENDING,
 		v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:

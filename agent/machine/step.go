@@ -98,7 +98,7 @@ func Step(o Observed) Decision {
 	}
 	switch o.Wanted.Role {
 	case v1.GuestRole_GUEST_ROLE_RUN:
-		return stepRun(o)
+		return withFacts(o, stepRun(o))
 	case v1.GuestRole_GUEST_ROLE_ABSENT:
 		return stepAbsent(o)
 	case v1.GuestRole_GUEST_ROLE_INCOMING:

@@ -4,6 +4,7 @@ package machine
 // followed after a crash.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -21,10 +22,12 @@ const keepAgainAfter = 2 * time.Second
 // terms is the term in force, and the orders that wait for theirs.
 type terms struct {
 	term    uint64         // in force, and on disk
+	stamp   *v1.Stamp      // of the latest orders in force; nil: they have none
 	held    *v1.HostWanted // the latest orders of a newer term; nil: none
-	keeping uint64         // the act that writes a term; 0: none
+	keeping uint64         // the act that writes; 0: none. There is one at a time: an older term must not overwrite a newer one
 	kept    uint64         // the term that it writes
-	retry   time.Time      // when the term is written again; zero: it is not to be
+	written *v1.Stamp      // the stamp that it writes
+	retry   time.Time      // when a newer term is written again; zero: it is not to be
 }
 
 // check says why orders are refused.
@@ -32,12 +35,20 @@ func (m *Machine) check(w *v1.HostWanted) error {
 	if w.BootId != "" && w.BootId != m.config.BootID {
 		return fmt.Errorf("%w: orders for boot %s of the host were refused, which is in boot %s", ErrStale, w.BootId, m.config.BootID)
 	}
-	newest := max(m.terms.term, m.terms.held.GetTerm())
-	if w.Term < newest {
-		m.refused = fmt.Sprintf("a manager of term %d gave orders, but term %d has begun; they were refused", w.Term, newest)
-		return fmt.Errorf("%w: %s", ErrStale, m.refused)
+	newest, stamp := m.terms.term, m.terms.stamp
+	if held := m.terms.held; held != nil {
+		newest, stamp = held.Term, held.Stamp
 	}
-	return nil
+	switch {
+	case w.Term < newest:
+		m.refused = fmt.Sprintf("a manager of term %d gave orders, but term %d has begun; they were refused", w.Term, newest)
+	case w.Term == newest && stamp != nil && w.Stamp.GetId() != stamp.Id:
+		m.refused = fmt.Sprintf("a manager of term %d (%s) gave orders, but term %d (%s) of another manager had begun here; they were refused "+
+			"until a higher term begins", w.Term, cmp.Or(w.Stamp.GetId(), "without a stamp"), newest, stamp.Id)
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: %s", ErrStale, m.refused)
 }
 
 // hold keeps orders of a newer term back until that is on disk; false: they are in force already.
@@ -55,21 +66,43 @@ func (m *Machine) hold(w *v1.HostWanted) bool {
 	return true
 }
 
+// keepStamp has the stamp of orders that are in force be the latest one. They do not wait for it to be on disk, and a failure
+// stops nothing: their term is on disk.
+func (m *Machine) keepStamp(s *v1.Stamp) {
+	t := &m.terms
+	if s == nil || t.stamp != nil && s.Revision <= t.stamp.Revision {
+		return
+	}
+	t.stamp = s
+	if t.keeping == 0 {
+		m.keepTerm()
+	}
+}
+
 func (m *Machine) keepTerm() {
 	t := &m.terms
-	t.retry, t.kept = time.Time{}, t.held.Term
-	t.keeping = m.act(nil, Act{Kind: KeepTerm, Term: t.kept})
+	t.retry, t.kept, t.written = time.Time{}, t.term, t.stamp
+	if t.held != nil {
+		t.kept, t.written = t.held.Term, t.held.Stamp
+	}
+	t.keeping = m.act(nil, Act{Kind: KeepTerm, Term: t.kept, Stamp: t.written})
 }
 
 func (m *Machine) termKept(err error) {
 	t := &m.terms
 	t.keeping = 0
+	if t.kept == t.term { // a stamp of the term in force
+		if t.held != nil || err == nil && t.stamp != t.written {
+			m.keepTerm()
+		}
+		return
+	}
 	if err != nil {
 		m.refused = fmt.Sprintf("orders of the manager were refused, for its term could not be written: %v", err)
 		t.retry = m.now.Add(keepAgainAfter)
 		return
 	}
-	t.term = t.kept
+	t.term, t.stamp = t.kept, t.written
 	if t.held.Term > t.term { // a newer one came meanwhile
 		m.keepTerm()
 		return

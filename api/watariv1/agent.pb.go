@@ -384,6 +384,7 @@ type GuestWanted struct {
 	Identity      *Identity              `protobuf:"bytes,9,opt,name=identity,proto3" json:"identity,omitempty"`
 	Migration     *MigrationOrder        `protobuf:"bytes,10,opt,name=migration,proto3" json:"migration,omitempty"` // INCOMING, OUTGOING
 	Platform      *Platform              `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`   // RUN: what to start it in; unset: the host chooses
+	Facts         *GuestFacts            `protobuf:"bytes,12,opt,name=facts,proto3" json:"facts,omitempty"`         // to be kept beside the guest's record; unset: an older manager
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -491,6 +492,13 @@ func (x *GuestWanted) GetMigration() *MigrationOrder {
 func (x *GuestWanted) GetPlatform() *Platform {
 	if x != nil {
 		return x.Platform
+	}
+	return nil
+}
+
+func (x *GuestWanted) GetFacts() *GuestFacts {
+	if x != nil {
+		return x.Facts
 	}
 	return nil
 }
@@ -987,6 +995,7 @@ type HostWanted struct {
 	// boot_id: the orders are meant for this boot of the host alone. Empty: an older manager, which does not say.
 	BootId        string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	Protocol      uint32 `protobuf:"varint,11,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the manager speaks; 0: 1
+	Stamp         *Stamp `protobuf:"bytes,12,opt,name=stamp,proto3" json:"stamp,omitempty"`        // unset: an older manager
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1098,6 +1107,13 @@ func (x *HostWanted) GetProtocol() uint32 {
 	return 0
 }
 
+func (x *HostWanted) GetStamp() *Stamp {
+	if x != nil {
+		return x.Stamp
+	}
+	return nil
+}
+
 // GuestObserved is one guest as its host sees it.
 type GuestObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1118,8 +1134,10 @@ type GuestObserved struct {
 	BootId        string                 `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                         // of the host, in which this epoch began here; empty: an older agent
 	// process: the host's process table has a QEMU process of this guest, or could not be read whole. While it is set,
 	// the copy may run, whatever else is reported.
-	Process       bool         `protobuf:"varint,16,opt,name=process,proto3" json:"process,omitempty"`
-	OutOfMemory   *OutOfMemory `protobuf:"bytes,17,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"` // as the guest told last
+	Process     bool         `protobuf:"varint,16,opt,name=process,proto3" json:"process,omitempty"`
+	OutOfMemory *OutOfMemory `protobuf:"bytes,17,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"` // as the guest told last
+	// facts, as far as the host keeps them. An agent leaves them out once it has orders of the present session for the guest.
+	Facts         *GuestFacts `protobuf:"bytes,18,opt,name=facts,proto3" json:"facts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1273,6 +1291,66 @@ func (x *GuestObserved) GetOutOfMemory() *OutOfMemory {
 	return nil
 }
 
+func (x *GuestObserved) GetFacts() *GuestFacts {
+	if x != nil {
+		return x.Facts
+	}
+	return nil
+}
+
+// KnownEpoch is the highest epoch of a guest that a host has a record of.
+type KnownEpoch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KnownEpoch) Reset() {
+	*x = KnownEpoch{}
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KnownEpoch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KnownEpoch) ProtoMessage() {}
+
+func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
+func (*KnownEpoch) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *KnownEpoch) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *KnownEpoch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 // BlobObserved is a blob that a host holds or fetches.
 type BlobObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1286,7 +1364,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1376,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1389,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -1356,7 +1434,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1446,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1459,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -1436,6 +1514,9 @@ type HostObserved struct {
 	// fetch_bytes_per_second: how fast blobs came from the manager last; 0: not known.
 	FetchBytesPerSecond uint64 `protobuf:"varint,12,opt,name=fetch_bytes_per_second,json=fetchBytesPerSecond,proto3" json:"fetch_bytes_per_second,omitempty"`
 	Protocol            uint32 `protobuf:"varint,13,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the agent speaks; 0: 1
+	Stamp               *Stamp `protobuf:"bytes,14,opt,name=stamp,proto3" json:"stamp,omitempty"`        // the latest that the host has taken up, in whatever session; unset: none
+	// epochs of all guests that the host has records of. Sent until there are orders of the present session.
+	Epochs []*KnownEpoch `protobuf:"bytes,15,rep,name=epochs,proto3" json:"epochs,omitempty"`
 	// processes_unknown: the host's process table could not be read whole, so that guests may run that are not listed here.
 	ProcessesUnknown bool `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -1444,7 +1525,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1537,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1550,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -1563,6 +1644,20 @@ func (x *HostObserved) GetProtocol() uint32 {
 	return 0
 }
 
+func (x *HostObserved) GetStamp() *Stamp {
+	if x != nil {
+		return x.Stamp
+	}
+	return nil
+}
+
+func (x *HostObserved) GetEpochs() []*KnownEpoch {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
 func (x *HostObserved) GetProcessesUnknown() bool {
 	if x != nil {
 		return x.ProcessesUnknown
@@ -1582,7 +1677,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1689,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1702,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -1650,7 +1745,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1757,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1770,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -1701,7 +1796,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1808,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1821,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -1745,7 +1840,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1852,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1865,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -1797,7 +1892,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"source_uid\x18\a \x01(\tR\tsourceUid\x12\x1d\n" +
 	"\n" +
-	"target_uid\x18\b \x01(\tR\ttargetUid\"\x96\x03\n" +
+	"target_uid\x18\b \x01(\tR\ttargetUid\"\xc3\x03\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1810,7 +1905,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\bidentity\x18\t \x01(\v2\x13.watari.v1.IdentityR\bidentity\x127\n" +
 	"\tmigration\x18\n" +
 	" \x01(\v2\x19.watari.v1.MigrationOrderR\tmigration\x12/\n" +
-	"\bplatform\x18\v \x01(\v2\x13.watari.v1.PlatformR\bplatform\":\n" +
+	"\bplatform\x18\v \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12+\n" +
+	"\x05facts\x18\f \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -1848,7 +1944,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xa2\x03\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xca\x03\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -1865,7 +1961,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"trustGroup\x12\x17\n" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12\x1a\n" +
-	"\bprotocol\x18\v \x01(\rR\bprotocol\"\xc6\x04\n" +
+	"\bprotocol\x18\v \x01(\rR\bprotocol\x12&\n" +
+	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\"\xf3\x04\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -1885,7 +1982,12 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"last_lines\x18\x0e \x01(\tR\tlastLines\x12\x17\n" +
 	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12\x18\n" +
 	"\aprocess\x18\x10 \x01(\bR\aprocess\x12:\n" +
-	"\rout_of_memory\x18\x11 \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\"~\n" +
+	"\rout_of_memory\x18\x11 \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\x12+\n" +
+	"\x05facts\x18\x12 \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\"4\n" +
+	"\n" +
+	"KnownEpoch\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"~\n" +
 	"\fBlobObserved\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x14\n" +
 	"\x05whole\x18\x02 \x01(\bR\x05whole\x12\x1d\n" +
@@ -1898,7 +2000,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xab\x04\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\x82\x05\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -1915,7 +2017,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	" \x03(\v2\x17.watari.v1.BlobObservedR\x05blobs\x129\n" +
 	"\ttemplates\x18\v \x03(\v2\x1b.watari.v1.TemplateObservedR\ttemplates\x123\n" +
 	"\x16fetch_bytes_per_second\x18\f \x01(\x04R\x13fetchBytesPerSecond\x12\x1a\n" +
-	"\bprotocol\x18\r \x01(\rR\bprotocol\x12+\n" +
+	"\bprotocol\x18\r \x01(\rR\bprotocol\x12&\n" +
+	"\x05stamp\x18\x0e \x01(\v2\x10.watari.v1.StampR\x05stamp\x12-\n" +
+	"\x06epochs\x18\x0f \x03(\v2\x15.watari.v1.KnownEpochR\x06epochs\x12+\n" +
 	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
@@ -1978,7 +2082,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
@@ -1995,65 +2099,73 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*TemplateShare)(nil),        // 12: watari.v1.TemplateShare
 	(*HostWanted)(nil),           // 13: watari.v1.HostWanted
 	(*GuestObserved)(nil),        // 14: watari.v1.GuestObserved
-	(*BlobObserved)(nil),         // 15: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 16: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 17: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 18: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 19: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 20: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 21: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 22: watari.v1.GuestShape
-	(*Image)(nil),                // 23: watari.v1.Image
-	(*Identity)(nil),             // 24: watari.v1.Identity
-	(*Platform)(nil),             // 25: watari.v1.Platform
-	(*Blob)(nil),                 // 26: watari.v1.Blob
-	(*MigrationProgress)(nil),    // 27: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 28: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 29: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 30: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 31: watari.v1.KeptConsole
+	(*KnownEpoch)(nil),           // 15: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 16: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 17: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 18: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 19: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 20: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 21: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 22: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 23: watari.v1.GuestShape
+	(*Image)(nil),                // 24: watari.v1.Image
+	(*Identity)(nil),             // 25: watari.v1.Identity
+	(*Platform)(nil),             // 26: watari.v1.Platform
+	(*GuestFacts)(nil),           // 27: watari.v1.GuestFacts
+	(*Blob)(nil),                 // 28: watari.v1.Blob
+	(*Stamp)(nil),                // 29: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 30: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 31: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 32: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 33: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 34: watari.v1.KeptConsole
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	22, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	23, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	24, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	23, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	24, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	25, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	4,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	25, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	6,  // 6: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	7,  // 7: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	8,  // 8: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	10, // 9: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	10, // 10: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	1,  // 11: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	26, // 12: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	5,  // 13: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	9,  // 14: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	23, // 15: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	11, // 16: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	12, // 17: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	2,  // 18: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	27, // 19: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	28, // 20: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	3,  // 21: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	26, // 22: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	29, // 23: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	30, // 24: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	14, // 25: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	15, // 26: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	16, // 27: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	31, // 28: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	13, // 29: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	18, // 30: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	20, // 31: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	17, // 32: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	19, // 33: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	21, // 34: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	32, // [32:35] is the sub-list for method output_type
-	29, // [29:32] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	26, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	27, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	6,  // 7: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	7,  // 8: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	8,  // 9: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	10, // 10: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	10, // 11: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	1,  // 12: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	28, // 13: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	5,  // 14: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	9,  // 15: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	24, // 16: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	11, // 17: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	12, // 18: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	29, // 19: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	2,  // 20: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	30, // 21: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	31, // 22: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	27, // 23: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	3,  // 24: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	28, // 25: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	32, // 26: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	33, // 27: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	14, // 28: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	16, // 29: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	17, // 30: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	29, // 31: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	15, // 32: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	34, // 33: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	13, // 34: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	19, // 35: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	21, // 36: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	18, // 37: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	20, // 38: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	22, // 39: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	37, // [37:40] is the sub-list for method output_type
+	34, // [34:37] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -2069,7 +2181,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

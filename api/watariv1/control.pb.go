@@ -26,6 +26,73 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type RecoveryAct int32
+
+const (
+	RecoveryAct_RECOVERY_ACT_UNSPECIFIED RecoveryAct = 0
+	RecoveryAct_RECOVERY_ACT_KEEP        RecoveryAct = 1 // the object stays as it is
+	RecoveryAct_RECOVERY_ACT_ADOPT       RecoveryAct = 2 // the guest is given the grant where it runs
+	RecoveryAct_RECOVERY_ACT_RESTART     RecoveryAct = 3 // no host runs it; it is started anew
+	RecoveryAct_RECOVERY_ACT_HOLD        RecoveryAct = 4 // no connected host runs it, another may; it waits for a person
+	RecoveryAct_RECOVERY_ACT_CONFLICT    RecoveryAct = 5 // a person has to decide
+	RecoveryAct_RECOVERY_ACT_WAIT        RecoveryAct = 6 // something that ends by itself is under way
+	RecoveryAct_RECOVERY_ACT_LEAVE       RecoveryAct = 7 // a copy that is neither adopted nor ended
+	RecoveryAct_RECOVERY_ACT_END         RecoveryAct = 8 // a copy that is ended
+)
+
+// Enum value maps for RecoveryAct.
+var (
+	RecoveryAct_name = map[int32]string{
+		0: "RECOVERY_ACT_UNSPECIFIED",
+		1: "RECOVERY_ACT_KEEP",
+		2: "RECOVERY_ACT_ADOPT",
+		3: "RECOVERY_ACT_RESTART",
+		4: "RECOVERY_ACT_HOLD",
+		5: "RECOVERY_ACT_CONFLICT",
+		6: "RECOVERY_ACT_WAIT",
+		7: "RECOVERY_ACT_LEAVE",
+		8: "RECOVERY_ACT_END",
+	}
+	RecoveryAct_value = map[string]int32{
+		"RECOVERY_ACT_UNSPECIFIED": 0,
+		"RECOVERY_ACT_KEEP":        1,
+		"RECOVERY_ACT_ADOPT":       2,
+		"RECOVERY_ACT_RESTART":     3,
+		"RECOVERY_ACT_HOLD":        4,
+		"RECOVERY_ACT_CONFLICT":    5,
+		"RECOVERY_ACT_WAIT":        6,
+		"RECOVERY_ACT_LEAVE":       7,
+		"RECOVERY_ACT_END":         8,
+	}
+)
+
+func (x RecoveryAct) Enum() *RecoveryAct {
+	p := new(RecoveryAct)
+	*p = x
+	return p
+}
+
+func (x RecoveryAct) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RecoveryAct) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_control_proto_enumTypes[0].Descriptor()
+}
+
+func (RecoveryAct) Type() protoreflect.EnumType {
+	return &file_watari_v1_control_proto_enumTypes[0]
+}
+
+func (x RecoveryAct) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RecoveryAct.Descriptor instead.
+func (RecoveryAct) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{0}
+}
+
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3655,6 +3722,389 @@ func (x *JoinResponse) GetSite() string {
 	return ""
 }
 
+type RecoverRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Apply         bool                   `protobuf:"varint,1,opt,name=apply,proto3" json:"apply,omitempty"`                                                                        // false: say what would be done
+	Keep          map[string]string      `protobuf:"bytes,2,rep,name=keep,proto3" json:"keep,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // guest's name or uid: the host whose copy of it goes on, where several run it
+	Without       []string               `protobuf:"bytes,3,rep,name=without,proto3" json:"without,omitempty"`                                                                     // hosts that are not connected and whose guests are gone; the caller vouches for it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverRequest) Reset() {
+	*x = RecoverRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverRequest) ProtoMessage() {}
+
+func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
+func (*RecoverRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *RecoverRequest) GetApply() bool {
+	if x != nil {
+		return x.Apply
+	}
+	return false
+}
+
+func (x *RecoverRequest) GetKeep() map[string]string {
+	if x != nil {
+		return x.Keep
+	}
+	return nil
+}
+
+func (x *RecoverRequest) GetWithout() []string {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+// GuestRecovery is what becomes of one guest.
+type GuestRecovery struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guest         string                 `protobuf:"bytes,1,opt,name=guest,proto3" json:"guest,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Cluster       string                 `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Act           RecoveryAct            `protobuf:"varint,4,opt,name=act,proto3,enum=watari.v1.RecoveryAct" json:"act,omitempty"`
+	Host          string                 `protobuf:"bytes,5,opt,name=host,proto3" json:"host,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestRecovery) Reset() {
+	*x = GuestRecovery{}
+	mi := &file_watari_v1_control_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestRecovery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestRecovery) ProtoMessage() {}
+
+func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
+func (*GuestRecovery) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *GuestRecovery) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *GuestRecovery) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *GuestRecovery) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *GuestRecovery) GetAct() RecoveryAct {
+	if x != nil {
+		return x.Act
+	}
+	return RecoveryAct_RECOVERY_ACT_UNSPECIFIED
+}
+
+func (x *GuestRecovery) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *GuestRecovery) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *GuestRecovery) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ClusterRecovery is a cluster that is made again.
+type ClusterRecovery struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Owner         string                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	Guests        uint32                 `protobuf:"varint,4,opt,name=guests,proto3" json:"guests,omitempty"`
+	Notes         []string               `protobuf:"bytes,5,rep,name=notes,proto3" json:"notes,omitempty"` // what is missing: its image, its owner
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterRecovery) Reset() {
+	*x = ClusterRecovery{}
+	mi := &file_watari_v1_control_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterRecovery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterRecovery) ProtoMessage() {}
+
+func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
+func (*ClusterRecovery) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ClusterRecovery) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *ClusterRecovery) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ClusterRecovery) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ClusterRecovery) GetGuests() uint32 {
+	if x != nil {
+		return x.Guests
+	}
+	return 0
+}
+
+func (x *ClusterRecovery) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// HostRecovery is a host that is not connected.
+type HostRecovery struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Vouched       bool                   `protobuf:"varint,2,opt,name=vouched,proto3" json:"vouched,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // what may be missed for it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostRecovery) Reset() {
+	*x = HostRecovery{}
+	mi := &file_watari_v1_control_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostRecovery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostRecovery) ProtoMessage() {}
+
+func (x *HostRecovery) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
+func (*HostRecovery) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *HostRecovery) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *HostRecovery) GetVouched() bool {
+	if x != nil {
+		return x.Vouched
+	}
+	return false
+}
+
+func (x *HostRecovery) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type RecoverResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Held          bool                   `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`        // the manager held before this call
+	Evidence      []string               `protobuf:"bytes,2,rep,name=evidence,proto3" json:"evidence,omitempty"` // which host showed what
+	Guests        []*GuestRecovery       `protobuf:"bytes,3,rep,name=guests,proto3" json:"guests,omitempty"`
+	Clusters      []*ClusterRecovery     `protobuf:"bytes,4,rep,name=clusters,proto3" json:"clusters,omitempty"`
+	Hosts         []*HostRecovery        `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	Obstacles     []string               `protobuf:"bytes,6,rep,name=obstacles,proto3" json:"obstacles,omitempty"` // why it cannot be carried out now
+	Done          bool                   `protobuf:"varint,7,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverResponse) Reset() {
+	*x = RecoverResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverResponse) ProtoMessage() {}
+
+func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
+func (*RecoverResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *RecoverResponse) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *RecoverResponse) GetEvidence() []string {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+func (x *RecoverResponse) GetGuests() []*GuestRecovery {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+func (x *RecoverResponse) GetClusters() []*ClusterRecovery {
+	if x != nil {
+		return x.Clusters
+	}
+	return nil
+}
+
+func (x *RecoverResponse) GetHosts() []*HostRecovery {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *RecoverResponse) GetObstacles() []string {
+	if x != nil {
+		return x.Obstacles
+	}
+	return nil
+}
+
+func (x *RecoverResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 var File_watari_v1_control_proto protoreflect.FileDescriptor
 
 const file_watari_v1_control_proto_rawDesc = "" +
@@ -3866,7 +4316,50 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12%\n" +
 	"\x0eca_certificate\x18\x02 \x01(\fR\rcaCertificate\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
-	"\x04site\x18\x04 \x01(\tR\x04site2\xd9\x14\n" +
+	"\x04site\x18\x04 \x01(\tR\x04site\"\xb2\x01\n" +
+	"\x0eRecoverRequest\x12\x14\n" +
+	"\x05apply\x18\x01 \x01(\bR\x05apply\x127\n" +
+	"\x04keep\x18\x02 \x03(\v2#.watari.v1.RecoverRequest.KeepEntryR\x04keep\x12\x18\n" +
+	"\awithout\x18\x03 \x03(\tR\awithout\x1a7\n" +
+	"\tKeepEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbd\x01\n" +
+	"\rGuestRecovery\x12\x14\n" +
+	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12(\n" +
+	"\x03act\x18\x04 \x01(\x0e2\x16.watari.v1.RecoveryActR\x03act\x12\x12\n" +
+	"\x04host\x18\x05 \x01(\tR\x04host\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\x81\x01\n" +
+	"\x0fClusterRecovery\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x16\n" +
+	"\x06guests\x18\x04 \x01(\rR\x06guests\x12\x14\n" +
+	"\x05notes\x18\x05 \x03(\tR\x05notes\"T\n" +
+	"\fHostRecovery\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\avouched\x18\x02 \x01(\bR\avouched\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x8c\x02\n" +
+	"\x0fRecoverResponse\x12\x12\n" +
+	"\x04held\x18\x01 \x01(\bR\x04held\x12\x1a\n" +
+	"\bevidence\x18\x02 \x03(\tR\bevidence\x120\n" +
+	"\x06guests\x18\x03 \x03(\v2\x18.watari.v1.GuestRecoveryR\x06guests\x126\n" +
+	"\bclusters\x18\x04 \x03(\v2\x1a.watari.v1.ClusterRecoveryR\bclusters\x12-\n" +
+	"\x05hosts\x18\x05 \x03(\v2\x17.watari.v1.HostRecoveryR\x05hosts\x12\x1c\n" +
+	"\tobstacles\x18\x06 \x03(\tR\tobstacles\x12\x12\n" +
+	"\x04done\x18\a \x01(\bR\x04done*\xeb\x01\n" +
+	"\vRecoveryAct\x12\x1c\n" +
+	"\x18RECOVERY_ACT_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11RECOVERY_ACT_KEEP\x10\x01\x12\x16\n" +
+	"\x12RECOVERY_ACT_ADOPT\x10\x02\x12\x18\n" +
+	"\x14RECOVERY_ACT_RESTART\x10\x03\x12\x15\n" +
+	"\x11RECOVERY_ACT_HOLD\x10\x04\x12\x19\n" +
+	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
+	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
+	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\x9b\x15\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -3905,7 +4398,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tListUsers\x12\x1b.watari.v1.ListUsersRequest\x1a\x1c.watari.v1.ListUsersResponse\x12I\n" +
 	"\n" +
 	"RemoveUser\x12\x1c.watari.v1.RemoveUserRequest\x1a\x1d.watari.v1.RemoveUserResponse\x12C\n" +
-	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12?\n" +
+	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12@\n" +
+	"\aRecover\x12\x19.watari.v1.RecoverRequest\x1a\x1a.watari.v1.RecoverResponse\x12?\n" +
 	"\x06Events\x12\x18.watari.v1.EventsRequest\x1a\x19.watari.v1.EventsResponse0\x01\x12<\n" +
 	"\x05Watch\x12\x17.watari.v1.WatchRequest\x1a\x18.watari.v1.WatchResponse0\x012F\n" +
 	"\vJoinService\x127\n" +
@@ -3923,224 +4417,239 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 	return file_watari_v1_control_proto_rawDescData
 }
 
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_watari_v1_control_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),          // 0: watari.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 1: watari.v1.GetStatusResponse
-	(*WhoAmIRequest)(nil),             // 2: watari.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),            // 3: watari.v1.WhoAmIResponse
-	(*ListHostsRequest)(nil),          // 4: watari.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),         // 5: watari.v1.ListHostsResponse
-	(*DrainHostRequest)(nil),          // 6: watari.v1.DrainHostRequest
-	(*DrainHostResponse)(nil),         // 7: watari.v1.DrainHostResponse
-	(*RemoveHostRequest)(nil),         // 8: watari.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),        // 9: watari.v1.RemoveHostResponse
-	(*TrustHostRequest)(nil),          // 10: watari.v1.TrustHostRequest
-	(*TrustHostResponse)(nil),         // 11: watari.v1.TrustHostResponse
-	(*CreateImageRequest)(nil),        // 12: watari.v1.CreateImageRequest
-	(*CreateImageResponse)(nil),       // 13: watari.v1.CreateImageResponse
-	(*ListImagesRequest)(nil),         // 14: watari.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),        // 15: watari.v1.ListImagesResponse
-	(*RemoveImageRequest)(nil),        // 16: watari.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),       // 17: watari.v1.RemoveImageResponse
-	(*CreateClusterRequest)(nil),      // 18: watari.v1.CreateClusterRequest
-	(*CreateClusterResponse)(nil),     // 19: watari.v1.CreateClusterResponse
-	(*ListClustersRequest)(nil),       // 20: watari.v1.ListClustersRequest
-	(*ListClustersResponse)(nil),      // 21: watari.v1.ListClustersResponse
-	(*DeleteClusterRequest)(nil),      // 22: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 23: watari.v1.DeleteClusterResponse
-	(*ListGuestsRequest)(nil),         // 24: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 25: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 26: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 27: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 28: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 29: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 30: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 31: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 32: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 33: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 34: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 35: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 36: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 37: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 38: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 39: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 40: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 41: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 42: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 43: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 44: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 45: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 46: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 47: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 48: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 49: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 50: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 51: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 52: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 53: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 54: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 55: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 56: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 57: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 58: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 59: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 60: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 61: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 62: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 63: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 64: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 65: watari.v1.SetQuotaResponse
-	(*EventsRequest)(nil),             // 66: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 67: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 68: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 69: watari.v1.WatchResponse
-	(*JoinRequest)(nil),               // 70: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 71: watari.v1.JoinResponse
-	(*User)(nil),                      // 72: watari.v1.User
-	(*Host)(nil),                      // 73: watari.v1.Host
-	(*Image)(nil),                     // 74: watari.v1.Image
-	(*Blob)(nil),                      // 75: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 76: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 77: watari.v1.Cluster
-	(*Guest)(nil),                     // 78: watari.v1.Guest
-	(*KeptConsole)(nil),               // 79: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 80: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 81: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 82: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 83: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 84: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 85: watari.v1.Migration
-	(*RunSpec)(nil),                   // 86: watari.v1.RunSpec
-	(*Run)(nil),                       // 87: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 88: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 89: google.protobuf.Timestamp
-	(Role)(0),                         // 90: watari.v1.Role
-	(*Quota)(nil),                     // 91: watari.v1.Quota
-	(*Event)(nil),                     // 92: watari.v1.Event
+	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
+	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 2: watari.v1.GetStatusResponse
+	(*WhoAmIRequest)(nil),             // 3: watari.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),            // 4: watari.v1.WhoAmIResponse
+	(*ListHostsRequest)(nil),          // 5: watari.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),         // 6: watari.v1.ListHostsResponse
+	(*DrainHostRequest)(nil),          // 7: watari.v1.DrainHostRequest
+	(*DrainHostResponse)(nil),         // 8: watari.v1.DrainHostResponse
+	(*RemoveHostRequest)(nil),         // 9: watari.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),        // 10: watari.v1.RemoveHostResponse
+	(*TrustHostRequest)(nil),          // 11: watari.v1.TrustHostRequest
+	(*TrustHostResponse)(nil),         // 12: watari.v1.TrustHostResponse
+	(*CreateImageRequest)(nil),        // 13: watari.v1.CreateImageRequest
+	(*CreateImageResponse)(nil),       // 14: watari.v1.CreateImageResponse
+	(*ListImagesRequest)(nil),         // 15: watari.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),        // 16: watari.v1.ListImagesResponse
+	(*RemoveImageRequest)(nil),        // 17: watari.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),       // 18: watari.v1.RemoveImageResponse
+	(*CreateClusterRequest)(nil),      // 19: watari.v1.CreateClusterRequest
+	(*CreateClusterResponse)(nil),     // 20: watari.v1.CreateClusterResponse
+	(*ListClustersRequest)(nil),       // 21: watari.v1.ListClustersRequest
+	(*ListClustersResponse)(nil),      // 22: watari.v1.ListClustersResponse
+	(*DeleteClusterRequest)(nil),      // 23: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 24: watari.v1.DeleteClusterResponse
+	(*ListGuestsRequest)(nil),         // 25: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 26: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 27: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 28: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 29: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 30: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 31: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 32: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 33: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 34: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 35: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 36: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 37: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 38: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 39: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 40: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 41: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 42: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 43: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 44: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 45: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 46: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 47: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 48: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 49: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 50: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 51: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 52: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 53: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 54: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 55: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 56: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 57: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 58: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 59: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 60: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 61: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 62: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 63: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 64: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 65: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 66: watari.v1.SetQuotaResponse
+	(*EventsRequest)(nil),             // 67: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 68: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 69: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 70: watari.v1.WatchResponse
+	(*JoinRequest)(nil),               // 71: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 72: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 73: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 74: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 75: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 76: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 77: watari.v1.RecoverResponse
+	nil,                               // 78: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 79: watari.v1.User
+	(*Host)(nil),                      // 80: watari.v1.Host
+	(*Image)(nil),                     // 81: watari.v1.Image
+	(*Blob)(nil),                      // 82: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 83: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 84: watari.v1.Cluster
+	(*Guest)(nil),                     // 85: watari.v1.Guest
+	(*KeptConsole)(nil),               // 86: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 87: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 88: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 89: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 90: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 91: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 92: watari.v1.Migration
+	(*RunSpec)(nil),                   // 93: watari.v1.RunSpec
+	(*Run)(nil),                       // 94: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 95: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 96: google.protobuf.Timestamp
+	(Role)(0),                         // 97: watari.v1.Role
+	(*Quota)(nil),                     // 98: watari.v1.Quota
+	(*Event)(nil),                     // 99: watari.v1.Event
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	72, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	73, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	73, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	73, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	74, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	74, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	75, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	74, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	76, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	77, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	77, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	78, // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	78, // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	78, // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	79, // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	80, // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	81, // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	82, // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	83, // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	84, // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	85, // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	85, // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	85, // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	86, // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	87, // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	87, // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	87, // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	87, // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	87, // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	88, // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	89, // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	90, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	91, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	72, // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	72, // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	91, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	72, // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	92, // 37: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	77, // 38: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	78, // 39: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	73, // 40: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	85, // 41: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	87, // 42: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	78, // 43: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	0,  // 44: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	2,  // 45: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	4,  // 46: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	6,  // 47: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	8,  // 48: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	10, // 49: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	12, // 50: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	14, // 51: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	16, // 52: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	18, // 53: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	20, // 54: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	22, // 55: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	24, // 56: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	26, // 57: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	28, // 58: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	30, // 59: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	32, // 60: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	34, // 61: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	36, // 62: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	38, // 63: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	40, // 64: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	42, // 65: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	44, // 66: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	46, // 67: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	48, // 68: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	50, // 69: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	52, // 70: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	54, // 71: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	56, // 72: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	58, // 73: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	60, // 74: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	62, // 75: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	64, // 76: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	66, // 77: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	68, // 78: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	70, // 79: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	1,  // 80: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	3,  // 81: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	5,  // 82: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	7,  // 83: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	9,  // 84: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	11, // 85: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	13, // 86: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	15, // 87: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	17, // 88: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	19, // 89: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	21, // 90: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	23, // 91: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	25, // 92: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	27, // 93: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	29, // 94: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	31, // 95: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	33, // 96: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	35, // 97: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	37, // 98: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	39, // 99: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	41, // 100: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	43, // 101: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	45, // 102: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	47, // 103: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	49, // 104: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	51, // 105: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	53, // 106: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	55, // 107: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	57, // 108: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	59, // 109: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	61, // 110: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	63, // 111: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	65, // 112: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	67, // 113: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	69, // 114: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	71, // 115: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	80, // [80:116] is the sub-list for method output_type
-	44, // [44:80] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	79, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	80, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	80, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	80, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	81, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	81, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	82, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	81, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	83, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	84, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	84, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	85, // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	85, // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	85, // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	86, // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	87, // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	88, // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	89, // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	90, // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	91, // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	92, // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	92, // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	92, // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	93, // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	94, // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	94, // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	94, // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	94, // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	94, // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	95, // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	96, // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	97, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	98, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	79, // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	79, // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	98, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	79, // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	99, // 37: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	84, // 38: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	85, // 39: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	80, // 40: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	92, // 41: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	94, // 42: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	85, // 43: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	78, // 44: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,  // 45: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	74, // 46: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	75, // 47: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	76, // 48: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,  // 49: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,  // 50: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,  // 51: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,  // 52: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,  // 53: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11, // 54: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13, // 55: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15, // 56: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17, // 57: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19, // 58: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21, // 59: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23, // 60: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	25, // 61: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	27, // 62: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	29, // 63: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	31, // 64: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	33, // 65: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	35, // 66: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	37, // 67: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	39, // 68: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	41, // 69: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	43, // 70: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	45, // 71: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	47, // 72: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	49, // 73: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	51, // 74: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	53, // 75: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	55, // 76: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	57, // 77: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	59, // 78: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	61, // 79: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	63, // 80: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	65, // 81: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	73, // 82: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	67, // 83: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	69, // 84: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	71, // 85: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,  // 86: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,  // 87: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,  // 88: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,  // 89: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10, // 90: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12, // 91: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14, // 92: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16, // 93: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18, // 94: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20, // 95: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22, // 96: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24, // 97: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	26, // 98: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	28, // 99: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	30, // 100: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	32, // 101: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	34, // 102: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	36, // 103: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	38, // 104: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	40, // 105: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	42, // 106: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	44, // 107: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	46, // 108: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	48, // 109: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	50, // 110: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	52, // 111: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	54, // 112: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	56, // 113: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	58, // 114: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	60, // 115: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	62, // 116: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	64, // 117: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	66, // 118: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	77, // 119: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	68, // 120: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	70, // 121: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	72, // 122: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	86, // [86:123] is the sub-list for method output_type
+	49, // [49:86] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -4155,13 +4664,14 @@ func file_watari_v1_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   72,
+			NumEnums:      1,
+			NumMessages:   78,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
 		GoTypes:           file_watari_v1_control_proto_goTypes,
 		DependencyIndexes: file_watari_v1_control_proto_depIdxs,
+		EnumInfos:         file_watari_v1_control_proto_enumTypes,
 		MessageInfos:      file_watari_v1_control_proto_msgTypes,
 	}.Build()
 	File_watari_v1_control_proto = out.File

@@ -3218,6 +3218,541 @@ func (x *KeptConsole) GetLife() uint32 {
 	return 0
 }
 
+// Term is the office of one manager, from its election to the next. The store keeps every term.
+type Term struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`               // random: two copies of a store begin different terms of one number
+	Leader        string                 `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`       // the manager's URL
+	Revision      int64                  `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`  // the store's revision at which the term began
+	Signature     []byte                 `protobuf:"bytes,5,opt,name=signature,proto3" json:"signature,omitempty"` // by the authority; empty: the manager ended before it gave orders
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Term) Reset() {
+	*x = Term{}
+	mi := &file_watari_v1_types_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Term) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Term) ProtoMessage() {}
+
+func (x *Term) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Term.ProtoReflect.Descriptor instead.
+func (*Term) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Term) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Term) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Term) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *Term) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Term) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+// Stamp says from which state of which manager's store a host's orders were computed.
+type Stamp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Term          uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`               // the term's
+	Revision      int64                  `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`  // the store's, of the objects that the orders were computed from
+	Signature     []byte                 `protobuf:"bytes,4,opt,name=signature,proto3" json:"signature,omitempty"` // by the authority
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stamp) Reset() {
+	*x = Stamp{}
+	mi := &file_watari_v1_types_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stamp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stamp) ProtoMessage() {}
+
+func (x *Stamp) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
+func (*Stamp) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Stamp) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *Stamp) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Stamp) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Stamp) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+// ShownStamp is a stamp and the host that showed it.
+type ShownStamp struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Stamp         *Stamp                 `protobuf:"bytes,2,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShownStamp) Reset() {
+	*x = ShownStamp{}
+	mi := &file_watari_v1_types_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShownStamp) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShownStamp) ProtoMessage() {}
+
+func (x *ShownStamp) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
+func (*ShownStamp) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ShownStamp) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ShownStamp) GetStamp() *Stamp {
+	if x != nil {
+		return x.Stamp
+	}
+	return nil
+}
+
+// Hold says whether the manager holds: its state is older than what hosts have seen. There is at most one.
+type Hold struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Meta  *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	// evidence is the stamps that prove it, one of each host; empty: the manager does not hold.
+	Evidence []*ShownStamp `protobuf:"bytes,2,rep,name=evidence,proto3" json:"evidence,omitempty"`
+	// answered are stamps of hosts that took part in a recovery. Such a stamp, and an earlier one of its term, is no new
+	// evidence when that host shows it.
+	Answered      []*ShownStamp  `protobuf:"bytes,3,rep,name=answered,proto3" json:"answered,omitempty"`
+	Vouched       []*VouchedHost `protobuf:"bytes,4,rep,name=vouched,proto3" json:"vouched,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hold) Reset() {
+	*x = Hold{}
+	mi := &file_watari_v1_types_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hold) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hold) ProtoMessage() {}
+
+func (x *Hold) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hold.ProtoReflect.Descriptor instead.
+func (*Hold) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Hold) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Hold) GetEvidence() []*ShownStamp {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+func (x *Hold) GetAnswered() []*ShownStamp {
+	if x != nil {
+		return x.Answered
+	}
+	return nil
+}
+
+func (x *Hold) GetVouched() []*VouchedHost {
+	if x != nil {
+		return x.Vouched
+	}
+	return nil
+}
+
+// VouchedHost is a host whose guests are gone, as an administrator said at a recovery. What it shows of terms up to the
+// given one is no new evidence.
+type VouchedHost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Term          uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VouchedHost) Reset() {
+	*x = VouchedHost{}
+	mi := &file_watari_v1_types_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VouchedHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VouchedHost) ProtoMessage() {}
+
+func (x *VouchedHost) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
+func (*VouchedHost) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *VouchedHost) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *VouchedHost) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+// ClusterFacts are what is needed to make a cluster's object again.
+type ClusterFacts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Owner         string                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	OwnerUid      string                 `protobuf:"bytes,4,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
+	Prefix        string                 `protobuf:"bytes,5,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Mtu           uint32                 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Spec          *ClusterSpec           `protobuf:"bytes,7,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterFacts) Reset() {
+	*x = ClusterFacts{}
+	mi := &file_watari_v1_types_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterFacts) ProtoMessage() {}
+
+func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
+func (*ClusterFacts) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ClusterFacts) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClusterFacts) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ClusterFacts) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ClusterFacts) GetOwnerUid() string {
+	if x != nil {
+		return x.OwnerUid
+	}
+	return ""
+}
+
+func (x *ClusterFacts) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ClusterFacts) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *ClusterFacts) GetSpec() *ClusterSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+// GuestFacts are what is needed to make a guest's object again. Hosts keep them for the manager.
+type GuestFacts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       *ClusterFacts          `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	OwnerUid      string                 `protobuf:"bytes,3,opt,name=owner_uid,json=ownerUid,proto3" json:"owner_uid,omitempty"`
+	Index         uint32                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`
+	Shape         *GuestShape            `protobuf:"bytes,5,opt,name=shape,proto3" json:"shape,omitempty"`
+	ImageDigest   string                 `protobuf:"bytes,6,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	Address       string                 `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`
+	NoFork        bool                   `protobuf:"varint,8,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
+	Platform      *Platform              `protobuf:"bytes,9,opt,name=platform,proto3" json:"platform,omitempty"`                               // of its present copy
+	StartedEpoch  uint64                 `protobuf:"varint,10,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // of its present copy
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestFacts) Reset() {
+	*x = GuestFacts{}
+	mi := &file_watari_v1_types_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestFacts) ProtoMessage() {}
+
+func (x *GuestFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
+func (*GuestFacts) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *GuestFacts) GetCluster() *ClusterFacts {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+func (x *GuestFacts) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *GuestFacts) GetOwnerUid() string {
+	if x != nil {
+		return x.OwnerUid
+	}
+	return ""
+}
+
+func (x *GuestFacts) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *GuestFacts) GetShape() *GuestShape {
+	if x != nil {
+		return x.Shape
+	}
+	return nil
+}
+
+func (x *GuestFacts) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *GuestFacts) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *GuestFacts) GetNoFork() bool {
+	if x != nil {
+		return x.NoFork
+	}
+	return false
+}
+
+func (x *GuestFacts) GetPlatform() *Platform {
+	if x != nil {
+		return x.Platform
+	}
+	return nil
+}
+
+func (x *GuestFacts) GetStartedEpoch() uint64 {
+	if x != nil {
+		return x.StartedEpoch
+	}
+	return 0
+}
+
 var File_watari_v1_types_proto protoreflect.FileDescriptor
 
 const file_watari_v1_types_proto_rawDesc = "" +
@@ -3478,7 +4013,51 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05ended\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x10\n" +
 	"\x03end\x18\a \x01(\tR\x03end\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x04R\x05bytes\x12\x12\n" +
-	"\x04life\x18\t \x01(\rR\x04life*\x8a\x01\n" +
+	"\x04life\x18\t \x01(\rR\x04life\"\x80\x01\n" +
+	"\x04Term\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x16\n" +
+	"\x06leader\x18\x03 \x01(\tR\x06leader\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x1c\n" +
+	"\tsignature\x18\x05 \x01(\fR\tsignature\"e\n" +
+	"\x05Stamp\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x1c\n" +
+	"\tsignature\x18\x04 \x01(\fR\tsignature\"H\n" +
+	"\n" +
+	"ShownStamp\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12&\n" +
+	"\x05stamp\x18\x02 \x01(\v2\x10.watari.v1.StampR\x05stamp\"\xc3\x01\n" +
+	"\x04Hold\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x121\n" +
+	"\bevidence\x18\x02 \x03(\v2\x15.watari.v1.ShownStampR\bevidence\x121\n" +
+	"\banswered\x18\x03 \x03(\v2\x15.watari.v1.ShownStampR\banswered\x120\n" +
+	"\avouched\x18\x04 \x03(\v2\x16.watari.v1.VouchedHostR\avouched\"5\n" +
+	"\vVouchedHost\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\"\xbd\x01\n" +
+	"\fClusterFacts\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x1b\n" +
+	"\towner_uid\x18\x04 \x01(\tR\bownerUid\x12\x16\n" +
+	"\x06prefix\x18\x05 \x01(\tR\x06prefix\x12\x10\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12*\n" +
+	"\x04spec\x18\a \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\"\xe1\x02\n" +
+	"\n" +
+	"GuestFacts\x121\n" +
+	"\acluster\x18\x01 \x01(\v2\x17.watari.v1.ClusterFactsR\acluster\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1b\n" +
+	"\towner_uid\x18\x03 \x01(\tR\bownerUid\x12\x14\n" +
+	"\x05index\x18\x04 \x01(\rR\x05index\x12+\n" +
+	"\x05shape\x18\x05 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12!\n" +
+	"\fimage_digest\x18\x06 \x01(\tR\vimageDigest\x12\x18\n" +
+	"\aaddress\x18\a \x01(\tR\aaddress\x12\x17\n" +
+	"\ano_fork\x18\b \x01(\bR\x06noFork\x12/\n" +
+	"\bplatform\x18\t \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12#\n" +
+	"\rstarted_epoch\x18\n" +
+	" \x01(\x04R\fstartedEpoch*\x8a\x01\n" +
 	"\tHostState\x12\x1a\n" +
 	"\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10HOST_STATE_READY\x10\x01\x12\x1a\n" +
@@ -3557,7 +4136,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -3596,13 +4175,20 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*Token)(nil),                 // 34: watari.v1.Token
 	(*Event)(nil),                 // 35: watari.v1.Event
 	(*KeptConsole)(nil),           // 36: watari.v1.KeptConsole
-	nil,                           // 37: watari.v1.RunSpec.EnvEntry
-	nil,                           // 38: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*Term)(nil),                  // 37: watari.v1.Term
+	(*Stamp)(nil),                 // 38: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 39: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 40: watari.v1.Hold
+	(*VouchedHost)(nil),           // 41: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 42: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 43: watari.v1.GuestFacts
+	nil,                           // 44: watari.v1.RunSpec.EnvEntry
+	nil,                           // 45: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	39, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	39, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	46, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	46, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -3612,12 +4198,12 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	39, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	46, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
 	10, // 12: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	17, // 13: watari.v1.Host.info:type_name -> watari.v1.HostInfo
 	0,  // 14: watari.v1.Host.state:type_name -> watari.v1.HostState
 	19, // 15: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	39, // 16: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	46, // 16: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
 	10, // 17: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
 	10, // 18: watari.v1.Image.meta:type_name -> watari.v1.Meta
 	22, // 19: watari.v1.Image.kernel:type_name -> watari.v1.Blob
@@ -3631,37 +4217,46 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	3,  // 27: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
 	10, // 28: watari.v1.Guest.meta:type_name -> watari.v1.Meta
 	24, // 29: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	39, // 30: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	46, // 30: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
 	16, // 31: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	4,  // 32: watari.v1.Guest.state:type_name -> watari.v1.GuestState
 	10, // 33: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	5,  // 34: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
 	28, // 35: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	39, // 36: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	39, // 37: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	39, // 38: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	37, // 39: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	46, // 36: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	46, // 37: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	46, // 38: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	44, // 39: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
 	7,  // 40: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
 	10, // 41: watari.v1.Run.meta:type_name -> watari.v1.Meta
 	30, // 42: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
 	6,  // 43: watari.v1.Run.state:type_name -> watari.v1.RunState
-	39, // 44: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	39, // 45: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	38, // 46: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	46, // 44: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	46, // 45: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	45, // 46: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
 	10, // 47: watari.v1.User.meta:type_name -> watari.v1.Meta
 	8,  // 48: watari.v1.User.role:type_name -> watari.v1.Role
 	32, // 49: watari.v1.User.quota:type_name -> watari.v1.Quota
 	10, // 50: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	39, // 51: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	39, // 52: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	46, // 51: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	46, // 52: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
 	9,  // 53: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	39, // 54: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	39, // 55: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	56, // [56:56] is the sub-list for method output_type
-	56, // [56:56] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	46, // 54: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	46, // 55: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	38, // 56: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	10, // 57: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	39, // 58: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	39, // 59: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	41, // 60: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	25, // 61: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	42, // 62: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	24, // 63: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	16, // 64: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	65, // [65:65] is the sub-list for method output_type
+	65, // [65:65] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -3675,7 +4270,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   29,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

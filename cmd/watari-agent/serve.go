@@ -83,7 +83,7 @@ func serve(ctx context.Context, o options) error {
 	if peers, err = openTunnels(ctx, o, tie, store, log); err != nil {
 		return err
 	}
-	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info,
+	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: tie.PEM().CA,
 		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
 		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {

@@ -7,4 +7,6 @@ package protocol
 //	1  orders and reports, by term and generation; the number itself was not told
 //	2  orders name the host's boot and are sent only after the host's first report in a session; reports name the boot in
 //	   which a guest's epoch began, and whether a process of it was seen
-const Version = 2
+//	3  orders bear a stamp and facts of guests; reports show the latest stamp, and facts and epochs until there are orders. Either
+//	   side does without where the other is older
+const Version = 3

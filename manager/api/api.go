@@ -16,6 +16,7 @@ import (
 	"watari/manager/blob"
 	"watari/manager/session"
 	"watari/manager/store"
+	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -32,6 +33,8 @@ type Options struct {
 	Sessions  *session.Sessions
 	Blobs     *blob.Store
 	Authority *ca.Authority
+	// Stamps verifies what hosts show; nil in tests that have none.
+	Stamps *view.Stamps
 	// RunsDir holds <run uid>/{stdout,stderr}.
 	RunsDir string
 	// Leading says whether this manager leads.
@@ -39,6 +42,8 @@ type Options struct {
 	// Feasible decides what a new cluster's guests are started in, and says why the cluster could not be placed now, naming
 	// each host's reason.
 	Feasible func(s *store.Snapshot, spec *v1.ClusterSpec, imageDigest string) ([]*v1.Platform, error)
+	// Expected tells whether a host is connected, or expected back within seconds.
+	Expected func(host string) bool
 	// PlanMigration chooses a guest's target and makes the record, with a line of explanation for each host.
 	PlanMigration func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error)
 	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.

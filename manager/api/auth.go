@@ -10,6 +10,7 @@ import (
 	"watari/ca"
 	"watari/hostlink"
 	"watari/manager/store"
+	"watari/manager/view"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -81,10 +82,10 @@ func hostRefused(snap *store.Snapshot, id ca.Identity) string {
 	case h != nil && h.Meta.Uid == id.UID && h.Meta.Deleting == nil:
 		return ""
 	case snap.Removed[id.UID] != nil || h != nil && h.Meta.Uid == id.UID:
-		return "host " + id.Name + " was removed; to take it back, delete its agent's state and join it with a new token"
+		return "host " + id.Name + " was removed; to take it back, delete pki/ in its agent's state folder and join it with a new token"
 	}
 	return "host " + id.Name + " is not known to this manager, whose state may have been put back from an older copy; " +
-		"its guests are left alone; to take it in, delete its agent's state and join it with a new token"
+		"its guests are left alone; to take it in, delete pki/ in its agent's state folder, and nothing else there, and join it with a new token"
 }
 
 // AcceptHost is for session.New: only hosts that exist, and only at the leader. A host that was removed is told so, and ends
@@ -112,6 +113,26 @@ var adminOnly = map[string]bool{
 	watariv1connect.ControlServiceAddUserProcedure:     true,
 	watariv1connect.ControlServiceRemoveUserProcedure:  true,
 	watariv1connect.ControlServiceSetQuotaProcedure:    true,
+	watariv1connect.ControlServiceRecoverProcedure:     true,
+}
+
+// heldBack are the procedures that are refused while the manager holds: they change clusters, guests, moves, runs or hosts, or
+// remove what lost objects may need. Users, images and tokens can be added, since a recovery may need them.
+var heldBack = map[string]bool{
+	watariv1connect.ControlServiceCreateClusterProcedure:   true,
+	watariv1connect.ControlServiceDeleteClusterProcedure:   true,
+	watariv1connect.ControlServiceStartGuestProcedure:      true,
+	watariv1connect.ControlServiceStopGuestProcedure:       true,
+	watariv1connect.ControlServiceMigrateProcedure:         true,
+	watariv1connect.ControlServiceCancelMigrationProcedure: true,
+	watariv1connect.ControlServiceCreateRunProcedure:       true,
+	watariv1connect.ControlServiceStartRunProcedure:        true,
+	watariv1connect.ControlServiceCancelRunProcedure:       true,
+	watariv1connect.ControlServiceDrainHostProcedure:       true,
+	watariv1connect.ControlServiceTrustHostProcedure:       true,
+	watariv1connect.ControlServiceRemoveHostProcedure:      true,
+	watariv1connect.ControlServiceRemoveImageProcedure:     true,
+	watariv1connect.ControlServiceRemoveUserProcedure:      true,
 }
 
 // anywhere are the procedures that a manager answers that does not lead.
@@ -133,9 +154,22 @@ func (g *guard) check(ctx context.Context, procedure string) error {
 		return fail(connect.CodePermissionDenied, "user %s is not an administrator", c.name)
 	}
 	if !anywhere[procedure] {
-		return g.s.mustLead()
+		if err := g.s.mustLead(); err != nil {
+			return err
+		}
+	}
+	if heldBack[procedure] {
+		return g.s.mustNotHold()
 	}
 	return nil
+}
+
+// mustNotHold is an error while the manager holds.
+func (s *Server) mustNotHold() error {
+	if !s.Store.Snapshot().Held() {
+		return nil
+	}
+	return fail(connect.CodeFailedPrecondition, "%s", view.HoldNext)
 }
 
 // mustLead is an error where this manager does not lead; it says who does.

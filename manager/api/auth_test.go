@@ -20,7 +20,11 @@ func TestALaterUserOfTheSameNameOwnsNothingOfTheEarlierOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := New(Options{Prefix: netip.MustParsePrefix("10.77.0.0/16")})
+	authority, err := ca.New("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := New(Options{Prefix: netip.MustParsePrefix("10.77.0.0/16"), Authority: authority})
 	spec := &v1.ClusterSpec{Guests: 1, Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 64 << 20}}
 	cluster, guests, err := server.newCluster(&store.Snapshot{}, "md", earlier, spec, image)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"maps"
 	"slices"
 
-	"watari/ca"
+	"watari/core"
 	"watari/manager/store"
 	"watari/manager/view"
 
@@ -153,18 +153,19 @@ func (s *Server) newCluster(snap *store.Snapshot, name string, owner caller, spe
 	if err != nil {
 		return nil, nil, err
 	}
-	authority, err := ca.New("watari cluster " + name)
+	uid := store.NewUID()
+	authority, err := s.Authority.ClusterAuthority(name, uid)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the authority of cluster %s: %w", name, err)
+		return nil, nil, err
 	}
 	cluster := &v1.Cluster{
-		Meta: &v1.Meta{Name: name, Owner: owner.name, OwnerUid: owner.uid}, Spec: proto.CloneOf(spec), ImageDigest: image.Digest, Prefix: prefix.String(),
+		Meta: &v1.Meta{Name: name, Uid: uid, Owner: owner.name, OwnerUid: owner.uid}, Spec: proto.CloneOf(spec), ImageDigest: image.Digest, Prefix: prefix.String(),
 		Mtu: clusterMTU(snap), CaCertificate: authority.CertificatePEM(), CaKey: authority.KeyPEM(),
 	}
 	guests := make([]*v1.Guest, spec.Guests)
 	for i := range guests {
 		guests[i] = &v1.Guest{
-			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Owner: owner.name, OwnerUid: owner.uid}, Cluster: name, Index: uint32(i),
+			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Uid: core.GuestUID(uid, uint32(i)), Owner: owner.name, OwnerUid: owner.uid}, Cluster: name, Index: uint32(i),
 			Shape: proto.CloneOf(spec.Shape), ImageDigest: image.Digest, Address: guestAddress(prefix, i).String(), NoFork: spec.NoFork,
 		}
 	}

@@ -25,6 +25,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 	if c.admin {
 		resp.Problems = s.Store.Problems(ctx)
 	}
+	resp.Problems = append(resp.Problems, s.holdStatus(c, snap)...)
 	s.hostStatus(c, snap, resp)
 	if c.admin {
 		strangers := core.Strangers(snap, s.Sessions)
@@ -55,6 +56,20 @@ func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusR
 		}
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// holdStatus says whether the manager holds, and which host's stamp is not genuine. Which host showed what is told to
+// administrators.
+func (s *Server) holdStatus(c caller, snap *store.Snapshot) (problems []string) {
+	if snap.Held() {
+		problems = append(problems, view.HoldNext)
+	}
+	if !c.admin {
+		return problems
+	}
+	problems = append(problems, view.HeldBecause(snap)...)
+	_, forged := s.Stamps.Shown(snap, s.Sessions)
+	return append(problems, forged...)
 }
 
 func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusResponse) {

@@ -6,6 +6,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -13,8 +14,10 @@ import (
 	"connectrpc.com/connect"
 
 	v1 "watari/api/watariv1"
+	"watari/ca"
 	"watari/core"
 	"watari/manager/store"
+	"watari/manager/view"
 )
 
 // Sessions are the agents that are connected.
@@ -37,6 +40,9 @@ type Deps struct {
 	// NoSharing has each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Term      uint64
+	TermID    string // empty only in tests, as the next two
+	Stamps    *view.Stamps
+	Authority *ca.Authority // signs the stamps of orders
 	Log       *slog.Logger
 }
 
@@ -53,11 +59,13 @@ type Controller struct {
 const (
 	// conflictPause is how long the loop waits after it could not write anything.
 	conflictPause = 200 * time.Millisecond
+	// heldPass is how often a manager that holds looks whether it still does.
+	heldPass = 2 * time.Second
 	// restPause is how long a change rests that could not be written for a reason of its own: a record that is too large.
 	restPause = time.Second
 )
 
-// Run works until ctx ends, leadership is lost, or an object cannot be read.
+// Run works until ctx ends, leadership is lost, an object cannot be read, or a new term is needed (*LeadAgainError).
 func Run(ctx context.Context, d Deps) error {
 	if d.Log == nil {
 		d.Log = slog.Default()
@@ -81,8 +89,9 @@ func Run(ctx context.Context, d Deps) error {
 		}
 		again, err := c.pass(ctx)
 		var unreadable *store.UnreadableError
+		var leadAgain *LeadAgainError
 		switch {
-		case errors.Is(err, store.ErrNotLeader), errors.As(err, &unreadable):
+		case errors.Is(err, store.ErrNotLeader), errors.As(err, &unreadable), errors.As(err, &leadAgain):
 			return err
 		case err != nil && ctx.Err() == nil:
 			c.Log.Error("decisions could not be written down; trying again", "error", err)
@@ -102,12 +111,16 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	if err := store.Readable(s); err != nil {
 		return time.Time{}, err
 	}
-	d := c.core.Decide(core.World{Objects: s, Reports: c.reports(s), Runs: c.runsSeen(), Now: time.Now()})
+	reports := core.Capture(s, c.Sessions) // what is decided on is what is looked at here
+	if held, err := c.held(ctx, s, reports); held || err != nil {
+		return time.Now().Add(heldPass), err
+	}
+	d := c.core.Decide(core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()})
 	for _, note := range d.Notes {
 		c.Log.Info(note)
 	}
-	for host, orders := range d.Orders {
-		c.Sessions.Send(host, orders)
+	if err := c.send(s, d.Orders); err != nil {
+		return time.Time{}, err
 	}
 	c.drive(ctx, s, d.Runs)
 	if len(d.Changes) == 0 {
@@ -117,13 +130,22 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	return time.Now(), c.commit(ctx, s, d.Changes)
 }
 
-func (c *Controller) reports(s *store.Snapshot) map[string]core.Seen {
-	seen := make(map[string]core.Seen, len(s.Hosts))
-	for name := range s.Hosts {
-		report, since, connected := c.Sessions.Observed(name)
-		seen[name] = core.Seen{Report: report, Since: since, Connected: connected}
+// send gives hosts their orders. New ones get the stamp of the snapshot from which they follow.
+func (c *Controller) send(s *store.Snapshot, orders map[string]*v1.HostWanted) error {
+	var made *v1.Stamp
+	for host, w := range orders {
+		if w.Stamp == nil && made == nil {
+			var err error
+			if made, err = c.stamp(s); err != nil {
+				return &LeadAgainError{c.Term, fmt.Sprintf("orders could not be signed: %v", err)}
+			}
+		}
+		if w.Stamp == nil {
+			w.Stamp = made
+		}
+		c.Sessions.Send(host, w)
 	}
-	return seen
+	return nil
 }
 
 // commit writes changes, with the events that tell of them. It returns an error where none can be written; a change that
@@ -143,6 +165,7 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 			failed = ctx.Err()
 		case errors.Is(err, store.ErrNotLeader), errors.Is(err, store.ErrNoSpace):
 			failed = err
+			c.core.Rest(change.Key, time.Now().Add(conflictPause))
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrExists), errors.Is(err, store.ErrNotFound):
 			// Somebody else changed the object, which decides it anew.
 		default:

@@ -19,6 +19,9 @@ import (
 // Snapshot is all objects at one revision. It is shared and never changes.
 type Snapshot = core.Objects
 
+// HoldName is the name of the one Hold that there is.
+const HoldName = core.HoldName
+
 type subscriber struct {
 	ch  chan struct{}
 	ctx context.Context // nil: lives as long as the store
@@ -137,6 +140,10 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Tokens, &b.next.Tokens, name, kv)
 	case Removed.dir:
 		return put(b, Removed, &b.next.Removed, name, kv)
+	case Holds.dir:
+		return put(b, Holds, &b.next.Holds, name, kv)
+	case termsDir:
+		return applyTerm(b, name, kv)
 	}
 	if key == termKey && kv != nil {
 		return decodeTerm(kv.Value, &b.next)

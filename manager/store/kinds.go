@@ -37,6 +37,7 @@ var (
 	Users      = Kind[*v1.User]{"user", root + "users/", func() *v1.User { return new(v1.User) }}
 	Tokens     = Kind[*v1.Token]{"token", root + "tokens/", func() *v1.Token { return new(v1.Token) }}
 	Removed    = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
+	Holds      = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
 
 // kindOf tells an object's kind's name and key.
@@ -61,6 +62,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Tokens.name, Tokens.dir
 	case *v1.RemovedHost:
 		kind, dir = Removed.name, Removed.dir
+	case *v1.Hold:
+		kind, dir = Holds.name, Holds.dir
 	default:
 		return "", "", fmt.Errorf("store: %T is not kept", o)
 	}

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 
+	v1 "watari/api/watariv1"
+
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
@@ -21,6 +23,7 @@ const (
 // termRecord is what termKey holds, as JSON.
 type termRecord struct {
 	Term   uint64 `json:"term"`
+	ID     string `json:"id,omitempty"` // empty: an older version began the term
 	Leader string `json:"leader"`
 }
 
@@ -29,7 +32,7 @@ func decodeTerm(value []byte, into *Snapshot) error {
 	if err := json.Unmarshal(value, &r); err != nil {
 		return fmt.Errorf("decode the term record: %w", err)
 	}
-	into.Term, into.Leader = r.Term, r.Leader
+	into.Term, into.TermID, into.Leader = r.Term, r.ID, r.Leader
 	return nil
 }
 
@@ -92,25 +95,30 @@ func (s *Store) beginTerm(ctx context.Context, name string, conditions ...client
 			}
 			rev = got.Kvs[0].ModRevision
 		}
-		value, err := json.Marshal(termRecord{was.Term + 1, name})
+		term := &v1.Term{Number: max(was.Term, s.raised()) + 1, Id: NewUID(), Leader: name}
+		puts, err := putTerm(term)
 		if err != nil {
-			return 0, fmt.Errorf("encode the term record: %w", err)
+			return 0, err
 		}
 		unchanged := clientv3.Compare(clientv3.ModRevision(termKey), "=", rev)
-		resp, err := s.client.Txn(ctx).If(append(conditions, unchanged)...).Then(clientv3.OpPut(termKey, string(value))).Commit()
+		resp, err := s.client.Txn(ctx).If(append(conditions, unchanged)...).Then(puts...).Commit()
 		if err != nil {
-			return 0, fmt.Errorf("begin term %d: %w", was.Term+1, err)
+			return 0, fmt.Errorf("begin term %d: %w", term.Number, err)
 		}
 		if !resp.Succeeded {
 			if len(conditions) > 0 {
-				return 0, fmt.Errorf("begin term %d: %w", was.Term+1, ErrNotLeader)
+				return 0, fmt.Errorf("begin term %d: %w", term.Number, ErrNotLeader)
 			}
 			continue
 		}
+		term.Revision = resp.Header.Revision
 		s.mu.Lock()
-		s.ledRev = resp.Header.Revision
+		s.ledRev, s.led = term.Revision, term
 		s.mu.Unlock()
-		return was.Term + 1, s.cache.wait(ctx, resp.Header.Revision)
+		if err := s.signTerm(ctx, term); err != nil {
+			return 0, err
+		}
+		return term.Number, s.cache.wait(ctx, term.Revision)
 	}
 }
 

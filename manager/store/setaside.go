@@ -38,7 +38,7 @@ func (e *UnreadableError) Error() string {
 
 // restsOn tells whether guests rest on an object. Without it they would be ended, or started twice.
 func restsOn(key string) bool {
-	return slices.ContainsFunc([]string{Hosts.dir, Clusters.dir, Migrations.dir, root + "leader/"}, func(dir string) bool {
+	return slices.ContainsFunc([]string{Hosts.dir, Clusters.dir, Migrations.dir, Holds.dir, termsDir, root + "leader/"}, func(dir string) bool {
 		return strings.HasPrefix(key, dir)
 	})
 }
@@ -68,7 +68,7 @@ func (b *builder) note(key string, err error) {
 }
 
 // SetAside moves an object that cannot be read out of the way, and returns the key at which it is kept. It refuses objects
-// that can be read, and those that guests rest on: hosts, clusters, moves and the term. No manager may run on the store
+// that can be read, and those that guests rest on: hosts, clusters, moves, the hold and the terms. No manager may run on the store
 // meanwhile.
 func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
 	if restsOn(key) {

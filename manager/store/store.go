@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	v1 "watari/api/watariv1"
+
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 )
@@ -61,6 +63,9 @@ type Store struct {
 
 	mu     sync.Mutex
 	ledRev int64 // ModRevision of the term record when this process began to lead; 0: never led
+	led    *v1.Term
+	above  uint64               // every later term's number is above it
+	sign   func(*v1.Term) error // nil: terms are not signed
 }
 
 // Open starts the embedded etcd or connects to the outside one, and returns when the snapshot is loaded.

@@ -129,6 +129,8 @@ const (
 	ControlServiceRemoveUserProcedure = "/watari.v1.ControlService/RemoveUser"
 	// ControlServiceSetQuotaProcedure is the fully-qualified name of the ControlService's SetQuota RPC.
 	ControlServiceSetQuotaProcedure = "/watari.v1.ControlService/SetQuota"
+	// ControlServiceRecoverProcedure is the fully-qualified name of the ControlService's Recover RPC.
+	ControlServiceRecoverProcedure = "/watari.v1.ControlService/Recover"
 	// ControlServiceEventsProcedure is the fully-qualified name of the ControlService's Events RPC.
 	ControlServiceEventsProcedure = "/watari.v1.ControlService/Events"
 	// ControlServiceWatchProcedure is the fully-qualified name of the ControlService's Watch RPC.
@@ -180,6 +182,9 @@ type ControlServiceClient interface {
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
 	RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error)
 	SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error)
+	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
+	// back, and does it if asked to.
+	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error)
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest]) (*connect.ServerStreamForClient[watariv1.WatchResponse], error)
@@ -394,6 +399,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("SetQuota")),
 			connect.WithClientOptions(opts...),
 		),
+		recover: connect.NewClient[watariv1.RecoverRequest, watariv1.RecoverResponse](
+			httpClient,
+			baseURL+ControlServiceRecoverProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Recover")),
+			connect.WithClientOptions(opts...),
+		),
 		events: connect.NewClient[watariv1.EventsRequest, watariv1.EventsResponse](
 			httpClient,
 			baseURL+ControlServiceEventsProcedure,
@@ -444,6 +455,7 @@ type controlServiceClient struct {
 	listUsers         *connect.Client[watariv1.ListUsersRequest, watariv1.ListUsersResponse]
 	removeUser        *connect.Client[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse]
 	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
+	recover           *connect.Client[watariv1.RecoverRequest, watariv1.RecoverResponse]
 	events            *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
 	watch             *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
 }
@@ -613,6 +625,11 @@ func (c *controlServiceClient) SetQuota(ctx context.Context, req *connect.Reques
 	return c.setQuota.CallUnary(ctx, req)
 }
 
+// Recover calls watari.v1.ControlService.Recover.
+func (c *controlServiceClient) Recover(ctx context.Context, req *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error) {
+	return c.recover.CallUnary(ctx, req)
+}
+
 // Events calls watari.v1.ControlService.Events.
 func (c *controlServiceClient) Events(ctx context.Context, req *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error) {
 	return c.events.CallServerStream(ctx, req)
@@ -666,6 +683,9 @@ type ControlServiceHandler interface {
 	ListUsers(context.Context, *connect.Request[watariv1.ListUsersRequest]) (*connect.Response[watariv1.ListUsersResponse], error)
 	RemoveUser(context.Context, *connect.Request[watariv1.RemoveUserRequest]) (*connect.Response[watariv1.RemoveUserResponse], error)
 	SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error)
+	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
+	// back, and does it if asked to.
+	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error
@@ -876,6 +896,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("SetQuota")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceRecoverHandler := connect.NewUnaryHandler(
+		ControlServiceRecoverProcedure,
+		svc.Recover,
+		connect.WithSchema(controlServiceMethods.ByName("Recover")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceEventsHandler := connect.NewServerStreamHandler(
 		ControlServiceEventsProcedure,
 		svc.Events,
@@ -956,6 +982,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceRemoveUserHandler.ServeHTTP(w, r)
 		case ControlServiceSetQuotaProcedure:
 			controlServiceSetQuotaHandler.ServeHTTP(w, r)
+		case ControlServiceRecoverProcedure:
+			controlServiceRecoverHandler.ServeHTTP(w, r)
 		case ControlServiceEventsProcedure:
 			controlServiceEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWatchProcedure:
@@ -1099,6 +1127,10 @@ func (UnimplementedControlServiceHandler) RemoveUser(context.Context, *connect.R
 
 func (UnimplementedControlServiceHandler) SetQuota(context.Context, *connect.Request[watariv1.SetQuotaRequest]) (*connect.Response[watariv1.SetQuotaResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.SetQuota is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Recover is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error {

@@ -101,7 +101,7 @@ func Milliseconds(ms uint32) string {
 func State(value fmt.Stringer) string {
 	text := value.String()
 	for _, prefix := range []string{"HOST_STATE_", "CLUSTER_STATE_", "GUEST_STATE_", "MIGRATION_STATE_", "RUN_STATE_",
-		"ACCELERATION_KIND_", "ROLE_", "SEVERITY_", "SPREAD_", "TRANSPORT_"} {
+		"ACCELERATION_KIND_", "ROLE_", "SEVERITY_", "SPREAD_", "TRANSPORT_", "RECOVERY_ACT_"} {
 		if rest, ok := strings.CutPrefix(text, prefix); ok {
 			text = rest
 			break

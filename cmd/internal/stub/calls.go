@@ -170,6 +170,11 @@ func (m *Manager) SetQuota(ctx context.Context, r *connect.Request[v1.SetQuotaRe
 	return answer[v1.SetQuotaRequest, v1.SetQuotaResponse](ctx, m, r)
 }
 
+// Recover implements the service.
+func (m *Manager) Recover(ctx context.Context, r *connect.Request[v1.RecoverRequest]) (*connect.Response[v1.RecoverResponse], error) {
+	return answer[v1.RecoverRequest, v1.RecoverResponse](ctx, m, r)
+}
+
 // Join implements the service.
 func (m *Manager) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
 	return answer[v1.JoinRequest, v1.JoinResponse](ctx, m, r)

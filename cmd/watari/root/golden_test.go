@@ -110,10 +110,31 @@ func answers(_ context.Context, request any) (any, error) {
 		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("image mpi is admin's"))
 	case *v1.MigrateRequest:
 		return &v1.MigrateResponse{Migration: migrations[1], Explanation: []string{"a1: chosen: 12 GiB free", "b2: refused: 100 MiB free, 512 MiB wanted"}}, nil
+	case *v1.RecoverRequest:
+		return recovery(r)
 	case *v1.CreateRunRequest:
 		return &v1.CreateRunResponse{Run: runs[0]}, nil
 	}
 	return nil, connect.NewError(connect.CodeUnimplemented, fmt.Errorf("%T", request))
+}
+
+// recovery has a conflict until a copy is chosen.
+func recovery(r *v1.RecoverRequest) (*v1.RecoverResponse, error) {
+	response := &v1.RecoverResponse{Held: true, Evidence: []string{"host a1 took up orders of term 7 (t) at revision 40, and this manager's state does not know that term"},
+		Guests: []*v1.GuestRecovery{
+			{Guest: "lu-0", Cluster: "lu", Act: v1.RecoveryAct_RECOVERY_ACT_ADOPT, Host: "a1", Epoch: 2, Reason: "its cluster is made again"},
+			{Guest: "md-0", Cluster: "md", Act: v1.RecoveryAct_RECOVERY_ACT_CONFLICT, Host: "a1, b1", Epoch: 3, Reason: "several hosts run copies of it"},
+			{Guest: "x\x1b[2J", Act: v1.RecoveryAct_RECOVERY_ACT_LEAVE, Host: "b1", Reason: "too little\x1b[2J is known"}},
+		Clusters: []*v1.ClusterRecovery{{Cluster: "lu", Owner: "aiko", Guests: 1, Notes: []string{"its owner, user aiko, is not known"}}},
+		Hosts:    []*v1.HostRecovery{{Host: "b2", Vouched: len(r.Without) > 0, Reason: "it is not connected"}}}
+	if r.Keep["md-0"] == "" {
+		response.Obstacles = []string{"guest md-0 runs on a1 and b1; say whose copy goes on, the others are ended: --keep md-0=HOST"}
+	}
+	if r.Apply && len(response.Obstacles) > 0 {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("nothing was done: "+response.Obstacles[0]))
+	}
+	response.Done = r.Apply
+	return response, nil
 }
 
 func named[T interface{ GetMeta() *v1.Meta }](all []T, name string) []T {

@@ -1,0 +1,55 @@
+package agent
+
+// facts.go - what a manager is told that may have lost the objects of this host's guests.
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	v1 "watari/api/watariv1"
+)
+
+// trimmed leaves out of a report what the manager knows once there are orders of this session: the facts of guests that the
+// orders mention, and the epochs. It changes o, which is the caller's.
+func trimmed(o *v1.HostObserved, mentioned func(uid string) bool) *v1.HostObserved {
+	for _, g := range o.Guests {
+		if mentioned(g.Uid) {
+			g.Facts = nil
+		}
+	}
+	o.Epochs = nil
+	return o
+}
+
+// epochs are the epochs of the records on disk, by guest uid.
+type epochs struct {
+	mu    sync.Mutex
+	known map[string]uint64
+}
+
+func (e *epochs) note(uid string, epoch uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.known == nil {
+		e.known = map[string]uint64{}
+	}
+	e.known[uid] = max(e.known[uid], epoch)
+}
+
+func (e *epochs) forget(uid string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.known, uid)
+}
+
+// list is what the host reports, by uid.
+func (e *epochs) list() []*v1.KnownEpoch {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := make([]*v1.KnownEpoch, 0, len(e.known))
+	for _, uid := range slices.Sorted(maps.Keys(e.known)) {
+		list = append(list, &v1.KnownEpoch{Uid: uid, Epoch: e.known[uid]})
+	}
+	return list
+}

@@ -1,0 +1,121 @@
+package machine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// ofTerm are orders of a term.
+func ofTerm(term uint64, id string, revision int64) *v1.HostWanted {
+	w := &v1.HostWanted{Term: term, Generation: uint64(revision)}
+	if id != "" {
+		w.Stamp = &v1.Stamp{Term: term, Id: id, Revision: revision}
+	}
+	return w
+}
+
+// writes are the acts that write a term.
+func writes(m *Machine) (acts []Act) {
+	for _, a := range m.Acts() {
+		if a.Kind == KeepTerm {
+			acts = append(acts, a)
+		}
+	}
+	return acts
+}
+
+// write is the one act that writes a term now.
+func write(t *testing.T, m *Machine) Act {
+	t.Helper()
+	acts := writes(m)
+	if len(acts) != 1 {
+		t.Fatalf("%d writes of a term at once: %v", len(acts), acts)
+	}
+	return acts[0]
+}
+
+var termTime = time.Unix(1_000_000, 0)
+
+func shown(m *Machine) *v1.Stamp { return m.Report(termTime).Stamp }
+
+func TestTheLatestStampIsShownAndWritten(t *testing.T) {
+	m := New(termTime, Config{Host: "here"}, Loaded{Term: 4})
+	if err := m.Take(termTime, ofTerm(5, "x", 10)); err != nil {
+		t.Fatal(err)
+	}
+	a := write(t, m)
+	if a.Term != 5 || a.Stamp.GetRevision() != 10 || shown(m) != nil {
+		t.Fatalf("%v; shown before it is on disk: %v", a, shown(m))
+	}
+	// A newer one of the term comes while that is written. One write is under way at a time.
+	m.Take(termTime, ofTerm(5, "x", 20))
+	if len(writes(m)) > 0 {
+		t.Error("two writes at once: the older one could overwrite the newer one")
+	}
+	m.Ended(termTime, a.ID, Result{})
+	if b := write(t, m); b.Term != 5 || b.Stamp.GetRevision() != 20 || shown(m).GetRevision() != 20 {
+		t.Errorf("%v, shown %v", b, shown(m))
+	}
+	// A stamp that cannot be written stops no orders, nor does it hinder a newer term.
+	m = New(termTime, Config{Host: "here"}, Loaded{Term: 5, Stamp: ofTerm(5, "x", 20).Stamp})
+	m.Take(termTime, ofTerm(5, "x", 30))
+	a = write(t, m)
+	if shown(m).GetRevision() != 30 || m.taken.generation != 30 {
+		t.Error("orders wait for a stamp of their term")
+	}
+	m.Take(termTime, ofTerm(6, "y", 40))
+	if len(writes(m)) > 0 {
+		t.Error("the new term is written beside the stamp of the old one")
+	}
+	m.Ended(termTime, a.ID, Result{Err: errors.New("no space")})
+	if a = write(t, m); a.Term != 6 || m.taken.term != 5 {
+		t.Error(a, m.taken)
+	}
+	m.Ended(termTime, a.ID, Result{})
+	if m.taken.term != 6 || shown(m).GetId() != "y" {
+		t.Error(m.taken, shown(m))
+	}
+}
+
+func TestOrdersOfAnotherTermOfTheSameNumberAreRefused(t *testing.T) {
+	begin := func() *Machine {
+		return New(termTime, Config{Host: "here"}, Loaded{Term: 5, Stamp: ofTerm(5, "mine", 10).Stamp})
+	}
+	for name, c := range map[string]struct {
+		orders *v1.HostWanted
+		says   []string // empty: they are taken
+	}{
+		"another id":       {ofTerm(5, "theirs", 20), []string{"term 5 (theirs)", "term 5 (mine)"}},
+		"no stamp":         {ofTerm(5, "", 20), []string{"without a stamp", "term 5 (mine)"}},
+		"a lower term":     {ofTerm(4, "x", 20), []string{"term 4", "term 5"}},
+		"the same":         {ofTerm(5, "mine", 20), nil},
+		"a higher term":    {ofTerm(6, "theirs", 20), nil},
+		"an old manager's": {ofTerm(6, "", 20), nil},
+	} {
+		m := begin()
+		err := m.Take(termTime, c.orders)
+		if errors.Is(err, ErrStale) != (len(c.says) > 0) {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, text := range c.says {
+			if problems := strings.Join(m.Report(termTime).Problems, "\n"); !strings.Contains(problems, text) {
+				t.Errorf("%s: %q is not among the problems: %s", name, text, problems)
+			}
+		}
+	}
+	// Of a term whose write is under way, too.
+	m := begin()
+	m.Take(termTime, ofTerm(6, "first", 20))
+	if err := m.Take(termTime, ofTerm(6, "second", 30)); !errors.Is(err, ErrStale) {
+		t.Error(err)
+	}
+	// An agent of before stamps has taken the same term's orders.
+	m = New(termTime, Config{Host: "here"}, Loaded{Term: 5})
+	if err := m.Take(termTime, ofTerm(5, "mine", 10)); err != nil || shown(m).GetId() != "mine" {
+		t.Error(err, shown(m))
+	}
+}

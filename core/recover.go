@@ -1,0 +1,384 @@
+package core
+
+// recover.go - how the objects are made to agree with what hosts run, after an older copy of the state was put back.
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// EpochGap is how far above every epoch that is known of a guest its next one lies after a recovery. Epochs that were given
+// to hosts which are gone, or which never wrote them down, are in the gap: a guest would have to be started or moved that
+// often in the lost time, unseen, for an epoch to be used twice.
+const EpochGap = 1000
+
+// maxEpoch is above every epoch that a guest can have. What a host says beyond it is not taken for true.
+const maxEpoch = math.MaxUint64 / 4
+
+// RecoveryChoices are what a person has decided.
+type RecoveryChoices struct {
+	Keep    map[string]string // guest's name or uid: the host whose copy goes on
+	Without []string          // hosts that are not connected, and whose guests are gone
+}
+
+// RecoveredGuest is what becomes of a guest.
+type RecoveredGuest struct {
+	*v1.GuestRecovery
+	// Object is the guest as it is to be stored; nil: no object of it is written. Its meta.revision is 0 where it is new.
+	Object *v1.Guest
+}
+
+// RecoveredCluster is a cluster that is made again, without the certificate and key of its authority.
+type RecoveredCluster struct {
+	*v1.ClusterRecovery
+	Object *v1.Cluster
+}
+
+// RecoveryPlan is what a recovery does. It is carried out only where there are no Obstacles.
+type RecoveryPlan struct {
+	Guests     []RecoveredGuest // by name
+	Clusters   []RecoveredCluster
+	Hosts      []*v1.HostRecovery // that are not connected
+	Migrations []*v1.Migration    // as they are to be stored: ended
+	Obstacles  []string
+}
+
+// reportedName is what names and uids of guests look like. Others are not taken from a host: they end up in messages.
+var reportedName = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
+
+// guestCopy is a guest on a host, as the host reports it.
+type guestCopy struct {
+	host string
+	seen *v1.GuestObserved
+}
+
+// recovery is the work on one plan.
+type recovery struct {
+	objects *Objects
+	reports map[string]*v1.HostObserved
+	choices RecoveryChoices
+	plan    RecoveryPlan
+
+	absent []string               // hosts that may run any guest: not connected, not vouched for
+	copies map[string][]guestCopy // by guest uid
+	epochs map[string]uint64      // the highest known, by guest uid
+	made   map[string]string      // why an unknown cluster is not made again, by its uid; empty: it is
+}
+
+// Recovery plans a recovery. Reports are those of the hosts that are connected. It decides nothing on what a host that is not
+// connected may run: such a guest is neither started nor given up.
+func Recovery(objects *Objects, reports map[string]*v1.HostObserved, choices RecoveryChoices) RecoveryPlan {
+	r := &recovery{objects: objects, reports: reports, choices: choices, copies: map[string][]guestCopy{},
+		epochs: map[string]uint64{}, made: map[string]string{}}
+	r.hosts()
+	r.collect()
+	r.clusters()
+	byUID := map[string]*v1.Guest{}
+	for _, name := range slices.Sorted(maps.Keys(objects.Guests)) {
+		g := objects.Guests[name]
+		byUID[g.Meta.GetUid()] = g
+		r.guest(g)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(r.copies)) {
+		if byUID[uid] == nil {
+			r.unknown(uid, r.copies[uid])
+		}
+	}
+	r.missing(byUID)
+	r.migrations()
+	r.checkKeep()
+	slices.SortFunc(r.plan.Guests, func(a, b RecoveredGuest) int {
+		return cmp.Or(cmp.Compare(a.Guest, b.Guest), cmp.Compare(a.Uid, b.Uid), cmp.Compare(a.Host, b.Host))
+	})
+	slices.Sort(r.plan.Obstacles)
+	r.plan.Obstacles = slices.Compact(r.plan.Obstacles)
+	return r.plan
+}
+
+func (r *recovery) obstacle(format string, a ...any) {
+	r.plan.Obstacles = append(r.plan.Obstacles, fmt.Sprintf(format, a...))
+}
+
+// hosts finds the hosts that are not connected.
+func (r *recovery) hosts() {
+	for _, name := range r.choices.Without {
+		switch {
+		case r.objects.Hosts[name] == nil:
+			r.obstacle("there is no host %s to go on without", name)
+		case r.reports[name] != nil:
+			r.obstacle("host %s is connected, so it is not gone; leave out --without %s", name, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.objects.Hosts)) {
+		if r.reports[name] != nil || r.objects.Hosts[name].Meta.GetDeleting() != nil { // a removed one ends its guests
+			continue
+		}
+		h := &v1.HostRecovery{Host: name, Vouched: slices.Contains(r.choices.Without, name)}
+		h.Reason = "it is not connected; guests that it alone runs are missed, and are taken up by another recovery when it is back"
+		if h.Vouched {
+			h.Reason = "it is not connected; you vouch that its guests are gone"
+		} else {
+			r.absent = append(r.absent, name)
+		}
+		r.plan.Hosts = append(r.plan.Hosts, h)
+	}
+}
+
+// collect gathers what hosts report of each guest. A host may say anything.
+func (r *recovery) collect() {
+	for _, host := range slices.Sorted(maps.Keys(r.reports)) {
+		report, mine := r.reports[host], map[string]bool{}
+		for _, e := range report.GetEpochs() {
+			r.noteEpoch(e.GetUid(), e.GetEpoch())
+		}
+		for _, seen := range report.GetGuests() {
+			if !reportedName.MatchString(seen.GetUid()) || !reportedName.MatchString(seen.GetName()) || mine[seen.GetUid()] || seen.GetEpoch() >= maxEpoch {
+				r.add(&v1.GuestRecovery{Guest: strconv.Quote(seen.GetName()), Uid: strconv.Quote(seen.GetUid()), Host: host, Epoch: seen.GetEpoch(),
+					Act: v1.RecoveryAct_RECOVERY_ACT_LEAVE, Reason: "the host's report of it is not one that an agent makes; it is left out of account"}, nil)
+				continue
+			}
+			mine[seen.Uid] = true
+			r.noteEpoch(seen.Uid, seen.Epoch)
+			r.copies[seen.Uid] = append(r.copies[seen.Uid], guestCopy{host, seen})
+		}
+	}
+}
+
+func (r *recovery) noteEpoch(uid string, epoch uint64) {
+	if epoch < maxEpoch {
+		r.epochs[uid] = max(r.epochs[uid], epoch)
+	}
+}
+
+// lastEpoch is above all epochs of the guest that are known.
+func (r *recovery) lastEpoch(g *v1.Guest) uint64 {
+	return max(g.LastEpoch, g.Epoch, r.epochs[g.Meta.GetUid()]) + EpochGap
+}
+
+func (r *recovery) add(g *v1.GuestRecovery, object *v1.Guest) {
+	r.plan.Guests = append(r.plan.Guests, RecoveredGuest{g, object})
+}
+
+// guest decides about a guest that the state knows.
+func (r *recovery) guest(stored *v1.Guest) {
+	g := proto.CloneOf(stored)
+	g.LastEpoch = r.lastEpoch(stored)
+	row := &v1.GuestRecovery{Guest: g.Meta.Name, Uid: g.Meta.Uid, Cluster: g.Cluster, Host: g.Host, Epoch: g.Epoch}
+	at, settled := r.choose(row, r.copies[g.Meta.Uid])
+	switch {
+	case settled:
+		r.add(row, nil)
+	case at == nil:
+		r.nowhere(row, g)
+	case at.seen.Epoch < g.Epoch && at.host != g.Host && row.Reason == "":
+		r.add(&v1.GuestRecovery{Guest: g.Meta.Name, Uid: g.Meta.Uid, Cluster: g.Cluster, Host: at.host, Epoch: at.seen.Epoch,
+			Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: fmt.Sprintf("the state knows epoch %d of it", g.Epoch)}, nil)
+		r.nowhere(row, g)
+	case at.host == g.Host && at.seen.Epoch <= g.Epoch:
+		row.Act = v1.RecoveryAct_RECOVERY_ACT_KEEP
+		r.add(row, g)
+	default:
+		row.Act, row.Host, row.Epoch = v1.RecoveryAct_RECOVERY_ACT_ADOPT, at.host, at.seen.Epoch
+		row.Reason = cmp.Or(row.Reason, "it runs there, and the state knew an earlier epoch")
+		r.adopt(g, at)
+		r.add(row, g)
+	}
+}
+
+// adopt gives a guest the grant where its copy is.
+func (r *recovery) adopt(g *v1.Guest, at *guestCopy) {
+	g.Host, g.Epoch, g.BootId = at.host, at.seen.Epoch, r.reports[at.host].GetInfo().GetBootId()
+	g.Stopped, g.Failure, g.Message = false, "", ""
+	started := g.Epoch
+	if f := at.seen.Facts; f.GetStartedEpoch() > 0 && f.GetStartedEpoch() <= g.Epoch {
+		started, g.Platform = f.StartedEpoch, f.Platform
+	}
+	if g.StartedEpoch != started {
+		g.StartedEpoch, g.Started = started, nil
+	}
+}
+
+// choose finds the copy that goes on; nil: there is none. settled: the row says what hinders it.
+func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestCopy, settled bool) {
+	var live, received []guestCopy
+	for _, c := range copies {
+		switch why := unsettled(c.seen); {
+		case why != "":
+			row.Act, row.Host, row.Epoch, row.Reason = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.Epoch, why
+			r.obstacle("guest %s on %s: %s; try again when that has ended", row.Guest, c.host, why)
+			return nil, true
+		case c.seen.Epoch == 0 && mayRun(c.seen):
+			r.add(&v1.GuestRecovery{Guest: row.Guest, Uid: row.Uid, Cluster: row.Cluster, Host: c.host, Act: v1.RecoveryAct_RECOVERY_ACT_END,
+				Reason: "the host has no record of it"}, nil)
+		case mayRun(c.seen):
+			live = append(live, c)
+		case c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_RECEIVED:
+			received = append(received, c)
+		}
+	}
+	switch {
+	case len(live) > 1:
+		return r.conflict(row, live)
+	case len(live) == 1:
+		return &live[0], false
+	case len(received) == 1:
+		return r.received(row, received[0], copies)
+	}
+	return nil, false
+}
+
+// received decides about a paused copy that a move has brought, with no copy at the move's source.
+func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCopy) (at *guestCopy, settled bool) {
+	for _, other := range copies {
+		if other.seen.Condition == v1.GuestCondition_GUEST_CONDITION_SENT && other.seen.Epoch < c.seen.Epoch {
+			row.Reason = fmt.Sprintf("host %s had sent it there", other.host)
+			return &c, false
+		}
+	}
+	if len(r.absent) == 0 {
+		return nil, false // its source let it go on and lost it, perhaps: what came here may be older
+	}
+	row.Act, row.Host, row.Epoch = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.Epoch
+	row.Reason = "a move has brought it there, and the host that sent it is not connected"
+	r.obstacle("guest %s on %s: %s; connect it, or say --without HOST if its guests are gone: %s", row.Guest, c.host, row.Reason, strings.Join(r.absent, ", "))
+	return nil, true
+}
+
+// conflict has a person say which of several copies goes on. The others are ended: their epochs are below the guest's last.
+func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestCopy, settled bool) {
+	keep := cmp.Or(r.choices.Keep[row.Guest], r.choices.Keep[row.Uid])
+	var hosts []string
+	for i, c := range live {
+		hosts = append(hosts, c.host)
+		if c.host == keep {
+			at = &live[i]
+		}
+	}
+	if at == nil {
+		row.Act, row.Host, row.Epoch = v1.RecoveryAct_RECOVERY_ACT_CONFLICT, strings.Join(hosts, ", "), live[0].seen.Epoch
+		row.Reason = "several hosts run copies of it"
+		r.obstacle("guest %s runs on %s; say whose copy goes on, the others are ended: --keep %s=HOST", row.Guest, strings.Join(hosts, " and "), row.Guest)
+		return nil, true
+	}
+	row.Reason = "you chose this copy"
+	for _, c := range live {
+		if c.host != keep {
+			r.add(&v1.GuestRecovery{Guest: row.Guest, Uid: row.Uid, Cluster: row.Cluster, Host: c.host, Epoch: c.seen.Epoch,
+				Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: "you chose the copy on " + keep}, nil)
+		}
+	}
+	return at, false
+}
+
+// nowhere decides about a guest of the state that no connected host runs.
+func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
+	away := r.objects.Hosts[g.Host] != nil && slices.Contains(r.absent, g.Host)
+	deleting := r.objects.Clusters[g.Cluster] == nil || r.objects.Clusters[g.Cluster].Meta.GetDeleting() != nil
+	switch {
+	case away:
+		row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_KEEP, "its host is not connected; it may well run on"
+	case g.Stopped || deleting || g.Host == "" && g.Failure != "":
+		row.Act, g.Host, g.BootId = v1.RecoveryAct_RECOVERY_ACT_KEEP, "", ""
+		row.Host = ""
+	case len(r.absent) > 0:
+		r.holdBack(row, g)
+	default:
+		r.restart(row, g, "no host runs it")
+	}
+	r.add(row, g)
+}
+
+// holdBack keeps a guest from being started while a host is away that may run it.
+func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
+	row.Act, row.Host = v1.RecoveryAct_RECOVERY_ACT_HOLD, ""
+	row.Reason = "no connected host runs it, and it may run on: " + strings.Join(r.absent, ", ")
+	g.Host, g.BootId, g.Platform = "", "", nil
+	g.Failure = fmt.Sprintf("after a recovery it is not known where it runs; it may run on %s; if it does not: watari guest start %s",
+		strings.Join(r.absent, ", "), g.Meta.Name)
+}
+
+// restart has a guest be started anew, if its image is there.
+func (r *recovery) restart(row *v1.GuestRecovery, g *v1.Guest, why string) {
+	row.Act, row.Host, row.Reason = v1.RecoveryAct_RECOVERY_ACT_RESTART, "", why
+	g.Host, g.BootId, g.Platform = "", "", nil
+	if !r.imageKnown(g.ImageDigest) {
+		row.Reason += "; its image is not known and must be imported again first"
+		g.Failure = fmt.Sprintf("its image %s is not known; import the image again, then: watari guest start %s", g.ImageDigest, g.Meta.Name)
+	}
+}
+
+func (r *recovery) imageKnown(digest string) bool {
+	for _, image := range r.objects.Images {
+		if image.Digest == digest {
+			return true
+		}
+	}
+	return false
+}
+
+// migrations ends the moves that the state knows as under way: where their guests are is settled by the recovery.
+func (r *recovery) migrations() {
+	for _, name := range slices.Sorted(maps.Keys(r.objects.Migrations)) {
+		m := r.objects.Migrations[name]
+		switch m.State {
+		case v1.MigrationState_MIGRATION_STATE_DONE, v1.MigrationState_MIGRATION_STATE_FAILED, v1.MigrationState_MIGRATION_STATE_CANCELLED:
+			continue
+		}
+		m = proto.CloneOf(m)
+		m.State, m.Message = v1.MigrationState_MIGRATION_STATE_CANCELLED, "the manager's state was put back from an older copy"
+		r.plan.Migrations = append(r.plan.Migrations, m)
+	}
+}
+
+// checkKeep refuses choices that mean nothing, for they may be misspelt.
+func (r *recovery) checkKeep() {
+	for _, guest := range slices.Sorted(maps.Keys(r.choices.Keep)) {
+		host := r.choices.Keep[guest]
+		if !slices.ContainsFunc(r.plan.Guests, func(g RecoveredGuest) bool {
+			return (g.Guest == guest || g.Uid == guest) && g.Host == host && g.Act != v1.RecoveryAct_RECOVERY_ACT_END
+		}) {
+			r.obstacle("--keep %s=%s: host %s runs no copy of guest %s that can be kept", guest, host, host, guest)
+		}
+	}
+}
+
+// mayRun tells whether a copy runs, or may by itself.
+func mayRun(g *v1.GuestObserved) bool {
+	switch g.GetCondition() {
+	case v1.GuestCondition_GUEST_CONDITION_STARTING:
+		return g.MigrationId == "" // room for a guest that is to be received is made in this condition, too
+	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_PAUSED,
+		v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
+		return true
+	}
+	return false
+}
+
+// unsettled says what is under way with a copy that ends by itself; empty: nothing.
+func unsettled(g *v1.GuestObserved) string {
+	switch g.GetCondition() {
+	case v1.GuestCondition_GUEST_CONDITION_SENDING:
+		return "it is being sent to another host"
+	case v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED:
+		return "its host cannot tell what became of it"
+	case v1.GuestCondition_GUEST_CONDITION_STARTING:
+		if g.GetMigrationId() != "" && g.GetProcess() {
+			return "it is being received or resumed"
+		}
+	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_FAILED, v1.GuestCondition_GUEST_CONDITION_SENT:
+		if g.GetProcess() {
+			return "its host reports its end while a process of it is there"
+		}
+	}
+	return ""
+}

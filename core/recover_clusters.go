@@ -1,0 +1,265 @@
+package core
+
+// recover_clusters.go - clusters that the state never knew are made again from what hosts keep of their guests.
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// GuestUID is the uid of a cluster's guest, so that a guest of which nothing is left has its uid again when its cluster is
+// made again. Clusters of earlier versions have guests with random uids.
+func GuestUID(cluster string, index uint32) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "watari guest %s %d", cluster, index))
+	b := sum[:16]
+	b[6] = b[6]&0x0f | 0x80 // version 8 of RFC 9562: made by a rule of one's own
+	b[8] = b[8]&0x3f | 0x80
+	h := hex.EncodeToString(b)
+	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
+}
+
+// maxRecovered bounds the guests of a cluster that is made again.
+const maxRecovered = 250
+
+var recoveredName = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)
+
+// clusters plans the clusters that are made again: those that a copy which may run belongs to.
+func (r *recovery) clusters() {
+	facts := map[string]*v1.GuestFacts{} // one of each unknown cluster, by its uid
+	for _, uid := range slices.Sorted(maps.Keys(r.copies)) {
+		for _, c := range r.copies[uid] {
+			f := c.seen.GetFacts()
+			cluster := f.GetCluster().GetUid()
+			switch {
+			case cluster == "" || r.clusterByUID(cluster) != nil || !mayRun(c.seen) && c.seen.Condition != v1.GuestCondition_GUEST_CONDITION_RECEIVED:
+			case facts[cluster] == nil:
+				facts[cluster], r.made[cluster] = f, r.refused(f)
+			case !sameCluster(facts[cluster], f):
+				r.made[cluster] = "hosts do not agree about its cluster"
+			}
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(facts)) {
+		if r.made[uid] == "" {
+			r.made[uid] = r.taken(facts[uid])
+		}
+		if r.made[uid] == "" {
+			r.makeAgain(facts[uid])
+		}
+	}
+}
+
+func (r *recovery) clusterByUID(uid string) *v1.Cluster {
+	for _, c := range r.objects.Clusters {
+		if c.Meta.GetUid() == uid {
+			return c
+		}
+	}
+	return nil
+}
+
+func sameCluster(a, b *v1.GuestFacts) bool {
+	return proto.Equal(a.Cluster, b.Cluster) && a.ImageDigest == b.ImageDigest
+}
+
+// refused says what is wrong with a cluster's facts; empty: nothing. A host may have written anything there.
+func (r *recovery) refused(f *v1.GuestFacts) string {
+	c := f.GetCluster()
+	prefix, err := netip.ParsePrefix(c.GetPrefix())
+	switch {
+	case !recoveredName.MatchString(c.GetName()):
+		return "its host keeps facts of a cluster with a name that no cluster has"
+	case err != nil || !prefix.Addr().Is4() || prefix.Bits() != 24 || prefix.Masked() != prefix:
+		return "its host keeps facts of a cluster with a prefix that no cluster has"
+	case c.GetSpec().GetGuests() < 1 || c.GetSpec().GetGuests() > maxRecovered:
+		return "its host keeps facts of a cluster with a number of guests that no cluster has"
+	}
+	return ""
+}
+
+// taken says why a cluster cannot be made again beside those that there are; empty: it can.
+func (r *recovery) taken(f *v1.GuestFacts) string {
+	if r.objects.Clusters[f.Cluster.Name] != nil {
+		return fmt.Sprintf("there is another cluster %s; delete that one to recover this", f.Cluster.Name)
+	}
+	for name, c := range r.objects.Clusters {
+		if c.Prefix == f.Cluster.Prefix {
+			return fmt.Sprintf("cluster %s has its addresses (%s); delete that one to recover this", name, c.Prefix)
+		}
+	}
+	for _, made := range r.plan.Clusters {
+		if made.Cluster == f.Cluster.Name || made.Object.Prefix == f.Cluster.Prefix {
+			return fmt.Sprintf("hosts also run guests of another cluster, %s, of the same name or addresses", made.Cluster)
+		}
+	}
+	return ""
+}
+
+func (r *recovery) makeAgain(f *v1.GuestFacts) {
+	c := f.Cluster
+	row := &v1.ClusterRecovery{Cluster: c.Name, Uid: c.Uid, Owner: c.Owner, Guests: c.Spec.Guests}
+	if !r.imageKnown(f.ImageDigest) {
+		row.Notes = append(row.Notes, fmt.Sprintf("image %s (%s) is not known; its guests run on, and can be started again only when it was imported again",
+			c.Spec.Image, f.ImageDigest))
+	}
+	switch owner := r.objects.Users[c.Owner]; {
+	case owner == nil:
+		row.Notes = append(row.Notes, fmt.Sprintf("its owner, user %s, is not known; administrators can use it", c.Owner))
+	case c.OwnerUid != "" && owner.Meta.GetUid() != c.OwnerUid:
+		row.Notes = append(row.Notes, fmt.Sprintf("its owner was another user %s than the present one; administrators can use it", c.Owner))
+	}
+	r.plan.Clusters = append(r.plan.Clusters, RecoveredCluster{row, &v1.Cluster{
+		Meta: &v1.Meta{Name: c.Name, Uid: c.Uid, Owner: c.Owner, OwnerUid: c.OwnerUid},
+		Spec: proto.CloneOf(c.Spec), ImageDigest: f.ImageDigest, Prefix: c.Prefix, Mtu: c.Mtu,
+	}})
+}
+
+// planned is a cluster that is made again; nil: it is not.
+func (r *recovery) planned(uid string) *RecoveredCluster {
+	at := slices.IndexFunc(r.plan.Clusters, func(c RecoveredCluster) bool { return c.Uid == uid })
+	if at < 0 {
+		return nil
+	}
+	return &r.plan.Clusters[at]
+}
+
+// unknown decides about a guest that the state does not know.
+func (r *recovery) unknown(uid string, copies []guestCopy) {
+	row := &v1.GuestRecovery{Guest: copies[0].seen.GetName(), Uid: uid}
+	var kept *v1.GuestFacts
+	for _, c := range copies {
+		if f := c.seen.GetFacts(); f.GetCluster().GetUid() != "" && (kept == nil || mayRun(c.seen)) {
+			kept = f
+		}
+	}
+	row.Cluster = kept.GetCluster().GetName()
+	at, settled := r.choose(row, copies)
+	if settled {
+		r.add(row, nil)
+		return
+	}
+	if at == nil {
+		return // it ended, and so did what its host keeps of it
+	}
+	row.Host, row.Epoch = at.host, at.seen.Epoch
+	cluster := kept.GetCluster().GetUid()
+	made := r.planned(cluster)
+	reason := r.made[cluster]
+	switch {
+	case cluster == "":
+		reason = "its host keeps too few facts of it: an earlier version started it"
+	case made == nil && reason == "":
+		reason = "its cluster is known, and has no such guest"
+	case made != nil:
+		reason = r.member(made, row, at, kept)
+	}
+	if reason != "" {
+		row.Act = v1.RecoveryAct_RECOVERY_ACT_LEAVE
+		row.Reason = fmt.Sprintf("%s; it is left alone; to end it on its host: virsh -c qemu:///system destroy watari-%s", reason, row.Guest)
+		r.add(row, nil)
+	}
+}
+
+// member adds a guest to a cluster that is made again. It returns why it could not.
+func (r *recovery) member(made *RecoveredCluster, row *v1.GuestRecovery, at *guestCopy, f *v1.GuestFacts) string {
+	c := made.Object
+	prefix, _ := netip.ParsePrefix(c.Prefix)
+	address, err := netip.ParseAddr(f.Address)
+	switch {
+	case row.Guest != fmt.Sprintf("%s-%d", c.Meta.Name, f.Index) || f.Index >= c.Spec.Guests:
+		return "its name is not one of its cluster's"
+	case err != nil || !prefix.Contains(address):
+		return "its address is not one of its cluster's"
+	case r.objects.Guests[row.Guest] != nil:
+		return "there is another guest of that name"
+	case f.Shape.GetVcpus() == 0 || f.Shape.GetMemoryBytes() == 0:
+		return "its host does not know its size"
+	case slices.ContainsFunc(r.plan.Guests, func(g RecoveredGuest) bool {
+		return g.Object != nil && g.Object.Cluster == c.Meta.Name && (g.Guest == row.Guest || g.Object.Address == f.Address)
+	}):
+		return "hosts run another guest of its name or address"
+	}
+	g := &v1.Guest{Meta: &v1.Meta{Name: row.Guest, Uid: row.Uid, Owner: c.Meta.Owner, OwnerUid: c.Meta.OwnerUid}, Cluster: c.Meta.Name,
+		Index: f.Index, Shape: proto.CloneOf(f.Shape), ImageDigest: c.ImageDigest, Address: f.Address, NoFork: f.NoFork}
+	r.adopt(g, at)
+	g.LastEpoch = r.lastEpoch(g)
+	addPlatform(c, g.Platform)
+	row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_ADOPT, strings.Trim("its cluster is made again; "+row.Reason, "; ")
+	r.add(row, g)
+	return ""
+}
+
+// addPlatform has guests that are started later be like those that run.
+func addPlatform(c *v1.Cluster, p *v1.Platform) {
+	if p == nil || slices.ContainsFunc(c.Platforms, func(q *v1.Platform) bool {
+		return q.Acceleration == p.Acceleration && q.GetCpu().GetVendor() == p.GetCpu().GetVendor()
+	}) {
+		return
+	}
+	p = proto.CloneOf(p)
+	p.QemuVersion, p.Explanation = "", "as its guests that ran at a recovery"
+	c.Platforms = append(c.Platforms, p)
+}
+
+// missing adds the guests of clusters that are made again of which no host runs a copy.
+func (r *recovery) missing(byUID map[string]*v1.Guest) {
+	for _, made := range r.plan.Clusters {
+		var members []*v1.Guest
+		taken, derived := map[uint32]bool{}, true
+		for _, g := range r.plan.Guests {
+			if g.Object == nil || byUID[g.Uid] != nil || g.Object.Cluster != made.Cluster {
+				continue
+			}
+			members = append(members, g.Object)
+			taken[g.Object.Index] = true
+			derived = derived && g.Uid == GuestUID(made.Uid, g.Object.Index)
+		}
+		if len(members) == 0 { // their copies wait for something, or a person
+			r.made[made.Uid] = "none of its guests can be taken up"
+			continue
+		}
+		for i := range made.Object.Spec.Guests {
+			name := fmt.Sprintf("%s-%d", made.Cluster, i)
+			if !taken[i] && r.objects.Guests[name] == nil {
+				r.absentMember(made, name, i, derived, members[0])
+			}
+		}
+	}
+	r.plan.Clusters = slices.DeleteFunc(r.plan.Clusters, func(c RecoveredCluster) bool { return r.made[c.Uid] != "" })
+}
+
+// absentMember adds one guest that no host runs. Its uid is its own again where that can be known.
+func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32, derived bool, like *v1.Guest) {
+	if slices.ContainsFunc(r.plan.Guests, func(g RecoveredGuest) bool { return g.Guest == name && g.Act != v1.RecoveryAct_RECOVERY_ACT_END }) {
+		return // a row says what hinders it
+	}
+	prefix, _ := netip.ParsePrefix(made.Object.Prefix)
+	address := prefix.Addr().As4()
+	other, _ := netip.ParseAddr(like.Address)
+	if other.Is4() { // guests' addresses are in the order of their indices
+		address[3] = byte(int(other.As4()[3]) - int(like.Index) + int(index))
+	}
+	g := &v1.Guest{Meta: &v1.Meta{Name: name, Owner: like.Meta.Owner, OwnerUid: like.Meta.OwnerUid}, Cluster: made.Cluster, Index: index,
+		Shape: proto.CloneOf(made.Object.Spec.GetShape()), ImageDigest: made.Object.ImageDigest, Address: netip.AddrFrom4(address).String(), NoFork: like.NoFork}
+	if derived {
+		g.Meta.Uid = GuestUID(made.Uid, index)
+	}
+	g.LastEpoch = r.lastEpoch(g)
+	row := &v1.GuestRecovery{Guest: name, Uid: g.Meta.Uid, Cluster: made.Cluster}
+	if len(r.absent) > 0 {
+		r.holdBack(row, g)
+	} else {
+		r.restart(row, g, "its cluster is made again, and no host runs it")
+	}
+	r.add(row, g)
+}

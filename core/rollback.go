@@ -1,0 +1,91 @@
+package core
+
+// rollback.go - how a manager knows that its state is older than what hosts have seen: an older copy was put back.
+
+import (
+	"fmt"
+	"slices"
+
+	v1 "watari/api/watariv1"
+)
+
+// Shown is a stamp that a host showed, and that the authority signed: RolledBack takes it for true.
+type Shown struct {
+	Host  string
+	Stamp *v1.Stamp
+}
+
+// Evidence is a stamp that this state cannot have given.
+type Evidence struct {
+	Shown
+	// Reason completes "this manager's state": "does not know term 7 (...)".
+	Reason string
+}
+
+// String is a sentence for people.
+func (e Evidence) String() string {
+	return fmt.Sprintf("host %s took up orders of term %d (%s) at revision %d, and this manager's state %s",
+		e.Host, e.Stamp.GetTerm(), e.Stamp.GetId(), e.Stamp.GetRevision(), e.Reason)
+}
+
+// RolledBack returns the stamps that prove that the state was rolled back, in the order of shown. Terms are all that the
+// state knows. A term's id is random, so the numbers may coincide and prove nothing.
+//
+// A manager computes orders from objects in which its own term is the last, so no order of a term has a revision at which the
+// next term had begun. Two histories that part after a term began therefore differ in the next term's beginning, or in its id.
+func RolledBack(terms []*v1.Term, shown ...Shown) []Evidence {
+	var found []Evidence
+	for _, s := range shown {
+		if reason := contradicts(terms, s.Stamp); reason != "" {
+			found = append(found, Evidence{s, reason})
+		}
+	}
+	return found
+}
+
+// contradicts says how a stamp contradicts the terms; empty: it does not.
+func contradicts(terms []*v1.Term, s *v1.Stamp) string {
+	if s == nil {
+		return ""
+	}
+	at := slices.IndexFunc(terms, func(t *v1.Term) bool { return t.GetId() == s.GetId() })
+	if at < 0 || terms[at].GetNumber() != s.GetTerm() {
+		return "does not know that term"
+	}
+	term := terms[at]
+	var next *v1.Term
+	for _, t := range terms {
+		if t.GetRevision() > term.GetRevision() && (next == nil || t.GetRevision() < next.GetRevision()) {
+			next = t
+		}
+	}
+	switch {
+	case s.GetRevision() < term.GetRevision():
+		return fmt.Sprintf("has that term begin later, at revision %d", term.GetRevision())
+	case next != nil && s.GetRevision() >= next.GetRevision():
+		return fmt.Sprintf("has that term end before, at revision %d", next.GetRevision())
+	}
+	return ""
+}
+
+// Unanswered leaves out what earlier recoveries have dealt with: the stamps of hosts that took part, and earlier ones of the
+// same term, and what vouched hosts show of terms up to the one of their recovery.
+func Unanswered(hold *v1.Hold, shown ...Shown) []Shown {
+	return slices.DeleteFunc(slices.Clone(shown), func(s Shown) bool {
+		answered := slices.ContainsFunc(hold.GetAnswered(), func(a *v1.ShownStamp) bool {
+			return a.GetHost() == s.Host && a.GetStamp().GetId() == s.Stamp.GetId() && a.GetStamp().GetTerm() == s.Stamp.GetTerm() &&
+				s.Stamp.GetRevision() <= a.GetStamp().GetRevision()
+		})
+		return answered || slices.ContainsFunc(hold.GetVouched(), func(v *v1.VouchedHost) bool {
+			return v.GetHost() == s.Host && s.Stamp.GetTerm() <= v.GetTerm()
+		})
+	})
+}
+
+// HighestTerm is the highest number that was shown.
+func HighestTerm(shown ...Shown) (highest uint64) {
+	for _, s := range shown {
+		highest = max(highest, s.Stamp.GetTerm())
+	}
+	return highest
+}

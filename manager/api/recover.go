@@ -1,0 +1,171 @@
+package api
+
+// recover.go - after an older copy of the state was put back, the objects are made to agree with what hosts run.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"watari/core"
+	"watari/manager/store"
+	"watari/manager/view"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+	"github.com/dustin/go-humanize/english"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// recoveryBatch bounds the objects of one transaction: an outside etcd allows 128 operations.
+const recoveryBatch = 100
+
+// Recover says what a recovery would do, and does it if asked to. It may be repeated: what was done is found done.
+func (s *Server) Recover(ctx context.Context, r *connect.Request[v1.RecoverRequest]) (*connect.Response[v1.RecoverResponse], error) {
+	if err := s.awaitHosts(ctx, r.Msg.Without); err != nil {
+		return nil, err
+	}
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	for try := 1; ; try++ {
+		resp, err := s.recoverOnce(ctx, r.Msg)
+		overtaken := errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) || errors.Is(err, store.ErrNotFound)
+		if overtaken && try < maxTries {
+			continue
+		}
+		if err != nil {
+			return nil, storeError(err)
+		}
+		return connect.NewResponse(resp), nil
+	}
+}
+
+// awaitHosts waits for hosts that are expected back within seconds: a hold, and a manager's start, cuts all connections.
+func (s *Server) awaitHosts(ctx context.Context, without []string) error {
+	awaited := func() bool {
+		snap := s.Store.Snapshot()
+		for name := range snap.Hosts {
+			if _, _, connected := s.Sessions.Observed(name); !connected && s.Expected(name) && !slices.Contains(without, name) {
+				return true
+			}
+		}
+		return false
+	}
+	poll := time.NewTicker(100 * time.Millisecond)
+	defer poll.Stop()
+	for awaited() {
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+func (s *Server) recoverOnce(ctx context.Context, r *v1.RecoverRequest) (*v1.RecoverResponse, error) {
+	snap := s.Store.Snapshot()
+	resp := &v1.RecoverResponse{Held: snap.Held(), Evidence: view.HeldBecause(snap)}
+	if !snap.Held() {
+		return resp, nil // guests are where the objects say
+	}
+	reports := core.Capture(snap, s.Sessions)
+	plan := core.Recovery(snap, reports.Connected(), core.RecoveryChoices{Keep: r.Keep, Without: r.Without})
+	for _, g := range plan.Guests {
+		resp.Guests = append(resp.Guests, g.GuestRecovery)
+	}
+	for _, c := range plan.Clusters {
+		resp.Clusters = append(resp.Clusters, c.ClusterRecovery)
+	}
+	resp.Hosts, resp.Obstacles = plan.Hosts, plan.Obstacles
+	if !r.Apply {
+		return resp, nil
+	}
+	if len(plan.Obstacles) > 0 {
+		return nil, fail(connect.CodeFailedPrecondition, "nothing was done: %s", strings.Join(plan.Obstacles, "; "))
+	}
+	if err := s.carryOut(ctx, snap, reports, plan); err != nil {
+		return nil, err
+	}
+	resp.Done = true
+	return resp, nil
+}
+
+// carryOut writes the plan down. The hold ends last: until then nobody acts on what is written.
+func (s *Server) carryOut(ctx context.Context, snap *store.Snapshot, reports core.Captured, plan core.RecoveryPlan) error {
+	for _, c := range plan.Clusters {
+		ops, err := s.clusterAgain(ctx, snap, c, plan)
+		if err == nil {
+			err = s.Store.Txn(ctx, ops...)
+		}
+		if err != nil {
+			return fmt.Errorf("make cluster %s again: %w", c.Cluster, err)
+		}
+	}
+	var ops []store.Op
+	for _, g := range plan.Guests {
+		if stored := snap.Guests[g.Guest]; g.Object != nil && stored.GetMeta().GetUid() == g.Uid && !proto.Equal(stored, g.Object) {
+			ops = append(ops, store.Update(g.Object))
+		}
+	}
+	for _, m := range plan.Migrations {
+		m.Ended = timestamppb.Now()
+		ops = append(ops, store.Update(m))
+	}
+	for batch := range slices.Chunk(ops, recoveryBatch) {
+		if err := s.Store.Txn(ctx, batch...); err != nil {
+			return fmt.Errorf("write down where guests run: %w", err)
+		}
+	}
+	return s.Store.Txn(ctx, store.Update(s.answered(snap, reports, plan)),
+		audit(ctx, "manager", store.HoldName, "recovered: %s made again, %s taken up where they run",
+			english.Plural(len(plan.Clusters), "cluster", ""), english.Plural(adopted(plan), "guest", "")))
+}
+
+func adopted(plan core.RecoveryPlan) (n int) {
+	for _, g := range plan.Guests {
+		if g.Act == v1.RecoveryAct_RECOVERY_ACT_ADOPT {
+			n++
+		}
+	}
+	return n
+}
+
+// clusterAgain makes a cluster and its guests.
+func (s *Server) clusterAgain(ctx context.Context, snap *store.Snapshot, c core.RecoveredCluster, plan core.RecoveryPlan) ([]store.Op, error) {
+	authority, err := s.Authority.ClusterAuthority(c.Object.Meta.Name, c.Object.Meta.Uid)
+	if err != nil {
+		return nil, err
+	}
+	c.Object.CaCertificate, c.Object.CaKey = authority.CertificatePEM(), authority.KeyPEM()
+	ops := []store.Op{store.Create(c.Object), audit(ctx, "cluster", c.Cluster, "%s", strings.Join(append([]string{"made again after the state was put back"}, c.Notes...), "; "))}
+	for _, g := range plan.Guests {
+		if g.Object != nil && g.Object.Cluster == c.Cluster && snap.Guests[g.Guest] == nil {
+			ops = append(ops, store.Create(g.Object))
+		}
+	}
+	return ops, nil
+}
+
+// answered is the hold when it ends: what connected hosts show is dealt with, and so is what vouched hosts may show.
+func (s *Server) answered(snap *store.Snapshot, reports core.Captured, plan core.RecoveryPlan) *v1.Hold {
+	hold := proto.CloneOf(snap.Hold())
+	hold.Evidence = nil
+	shown, _ := s.Stamps.Shown(snap, reports)
+	for _, e := range core.RolledBack(s.Stamps.Terms(snap), shown...) {
+		hold.Answered = slices.DeleteFunc(hold.Answered, func(a *v1.ShownStamp) bool { return a.Host == e.Host })
+		hold.Answered = append(hold.Answered, &v1.ShownStamp{Host: e.Host, Stamp: e.Stamp})
+	}
+	for _, h := range plan.Hosts {
+		if h.Vouched {
+			hold.Vouched = slices.DeleteFunc(hold.Vouched, func(v *v1.VouchedHost) bool { return v.Host == h.Host })
+			hold.Vouched = append(hold.Vouched, &v1.VouchedHost{Host: h.Host, Term: snap.Term})
+		}
+	}
+	return hold
+}

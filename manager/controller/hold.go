@@ -1,0 +1,104 @@
+package controller
+
+// hold.go - a manager whose state was rolled back decides nothing and tells hosts nothing (docs/design/manager.md).
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/internal/stamp"
+	"watari/manager/store"
+	"watari/manager/view"
+)
+
+// LeadAgainError ends a term: the next one's number has to be above one that a host showed, or the manager holds from now on
+// and what was begun before is to end.
+type LeadAgainError struct {
+	Above  uint64 // the number that the next term is to be above
+	Reason string
+}
+
+// Error says why the term ends.
+func (e *LeadAgainError) Error() string { return "a new term is begun: " + e.Reason }
+
+// held looks at the stamps that hosts show, before anything is decided, and tells whether the manager holds. What it finds is
+// in the store before it is acted on.
+func (c *Controller) held(ctx context.Context, s *store.Snapshot, reports core.Captured) (bool, error) {
+	if c.TermID == "" { // of a test
+		return s.Held(), nil
+	}
+	if s.TermID != c.TermID {
+		// Nothing may be computed from objects of a later term: its stamps would contradict the next term's beginning.
+		return false, store.ErrNotLeader
+	}
+	shown, _ := c.Stamps.Shown(s, reports)
+	shown = slices.DeleteFunc(shown, func(x core.Shown) bool { return x.Stamp.GetId() == c.TermID })
+	if len(shown) == 0 {
+		return s.Held(), nil
+	}
+	found := core.RolledBack(c.Stamps.Terms(s), core.Unanswered(s.Hold(), shown...)...)
+	begun, err := c.keepEvidence(ctx, s, found)
+	if err != nil {
+		return true, err
+	}
+	above := core.HighestTerm(shown...)
+	switch {
+	case above >= c.Term:
+		return true, &LeadAgainError{above, fmt.Sprintf("a host took up orders of term %d, and this one is term %d", above, c.Term)}
+	case begun:
+		return true, &LeadAgainError{c.Term, "the manager holds from now on"}
+	}
+	return s.Held() || len(found) > 0, nil
+}
+
+// keepEvidence writes down what is new. begun: the manager did not hold before.
+func (c *Controller) keepEvidence(ctx context.Context, s *store.Snapshot, found []core.Evidence) (begun bool, err error) {
+	update := proto.CloneOf(s.Hold())
+	if update == nil {
+		update = &v1.Hold{Meta: &v1.Meta{Name: store.HoldName}}
+	}
+	var fresh []core.Evidence
+	for _, e := range found {
+		at := slices.IndexFunc(update.Evidence, func(x *v1.ShownStamp) bool { return x.Host == e.Host })
+		switch {
+		case at < 0:
+			update.Evidence = append(update.Evidence, &v1.ShownStamp{Host: e.Host, Stamp: e.Stamp})
+		case proto.Equal(update.Evidence[at].Stamp, e.Stamp):
+			continue
+		default:
+			update.Evidence[at].Stamp = e.Stamp
+		}
+		fresh = append(fresh, e)
+	}
+	if len(fresh) == 0 {
+		return false, nil
+	}
+	op := store.Create(update)
+	if s.Hold() != nil {
+		op = store.Update(update)
+	}
+	if err := c.Store.Txn(ctx, op); err != nil {
+		return false, fmt.Errorf("write down that the state was rolled back: %w", err)
+	}
+	for _, e := range fresh {
+		c.Log.Error("the state was rolled back; this manager holds", "evidence", e.String())
+		told := c.Store.AddEvent(ctx, &v1.Event{Severity: v1.Severity_SEVERITY_ERROR, Kind: "host", Name: e.Host, Actor: "manager", Message: e.String() + ": " + view.HoldNext})
+		if told != nil && ctx.Err() == nil {
+			c.Log.Error("an event could not be written", "event", e.String(), "error", told)
+		}
+	}
+	return !s.Held(), nil
+}
+
+// stamp is the stamp of orders that are computed from a snapshot; nil in tests that have no authority.
+func (c *Controller) stamp(s *store.Snapshot) (*v1.Stamp, error) {
+	if c.Authority == nil {
+		return nil, nil
+	}
+	return stamp.New(c.Authority, &v1.Term{Number: c.Term, Id: c.TermID}, s.Revision)
+}
