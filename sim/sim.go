@@ -22,6 +22,24 @@ const (
 	maxEvents = 2_000_000
 )
 
+const (
+	user  = "ann" // who asks for everything
+	image = "mpi" // that all clusters have
+	// mostClusters bounds the clusters that a plan asks for.
+	mostClusters = 3
+)
+
+// quotaOf returns the user's quota: a few guests for some seeds, so that some requests exceed it, and none for the others.
+func quotaOf(seed uint64) *v1.Quota {
+	switch seed % 5 {
+	case 1:
+		return &v1.Quota{Vcpus: 5}
+	case 2:
+		return &v1.Quota{Vcpus: 100, MemoryBytes: 2 << 30}
+	}
+	return nil
+}
+
 // Sim is a simulated Watari.
 type Sim struct {
 	engine
@@ -123,6 +141,8 @@ func (s *Sim) begin(seed uint64) {
 		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}}))
 		h.uid = s.store.objects.Hosts[name].Meta.Uid
 	}
+	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
+	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
 	s.lead()
 	for _, name := range s.names {
 		s.hosts[name].power()
@@ -134,8 +154,8 @@ func (s *Sim) begin(seed uint64) {
 func (s *Sim) tidy() {
 	o := s.store.objects
 	for _, name := range s.names {
-		if h := o.Hosts[name]; h != nil && h.Meta.Deleting != nil && !depends(o, name) {
-			s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Delete, Object: h}}})
+		if forget := core.ForgetHost(o, name); len(forget.Ops) > 0 {
+			s.commit(0, forget)
 			s.wake()
 		}
 	}

@@ -5,7 +5,6 @@ package sim
 import (
 	"errors"
 	"fmt"
-	"maps"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -90,6 +89,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Migrations[name])
 	case *v1.Run:
 		return orNil(o.Runs[name])
+	case *v1.RemovedHost:
+		return orNil(o.Removed[name])
 	}
 	panic(fmt.Sprintf("sim: a %T is stored", object))
 }
@@ -113,12 +114,4 @@ func (s *Sim) beginTerm(name string) uint64 {
 	next.Leader = name
 	s.store.objects = &next
 	return next.Term
-}
-
-// remember writes down that a host was removed.
-func (s *Sim) remember(h *v1.Host) {
-	next := *s.store.objects
-	next.Removed = maps.Clone(next.Removed)
-	next.Removed[h.Meta.Uid] = &v1.RemovedHost{Meta: &v1.Meta{Name: h.Meta.Uid}, Host: h.Meta.Name, BootId: h.GetInfo().GetBootId(), Lost: true}
-	s.store.objects = &next
 }
