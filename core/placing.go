@@ -199,6 +199,22 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	p.propose(key, c)
 }
 
+// complete tells whether every host has come back that is expected, since the manager began to lead. New grants wait for that:
+// if an older copy of the store was put back, it is hosts that know.
+func (p *pass) complete() bool {
+	until := p.Began.Add(ExpectedWithin)
+	if !p.Now.Before(until) {
+		return true
+	}
+	for name, h := range p.Hosts {
+		if seen := p.Reports[name]; h.Info != nil && h.Meta.GetDeleting() == nil && !seen.Connected && seen.Since.IsZero() {
+			p.again = earlier(p.again, until)
+			return false
+		}
+	}
+	return true
+}
+
 // Expected tells whether a host is connected, or expected back within seconds.
 func Expected(r Reports, host string, now, began time.Time) bool {
 	_, since, connected := r.Observed(host)
