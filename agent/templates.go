@@ -306,11 +306,15 @@ func (t *templates) keep(images []string) {
 }
 
 // problems are those of templates that could not be made and that one of the guests needs. What nobody needs is no
-// problem, but is remembered for as long as it is not to be tried again.
+// problem, but is remembered for as long as it is not to be tried again. A host without guests forgets all of it: what kept
+// a template from being made, such as files that guests of before hold, may have gone with them.
 func (t *templates) problems(guests []machine.View) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []string
+	if len(guests) == 0 {
+		clear(t.failed)
+	}
 	for key, f := range t.failed {
 		if slices.ContainsFunc(guests, func(g machine.View) bool { return forksLike(g, f.spec) }) {
 			list = append(list, "guests are booted plainly: "+f.err.Error())

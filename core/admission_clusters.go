@@ -161,7 +161,7 @@ func checkQuota(s *Objects, owner string, spec *v1.ClusterSpec) error {
 	}
 	vcpus := uint64(spec.Guests) * uint64(spec.Shape.Vcpus)
 	memory := uint64(spec.Guests) * spec.Shape.MemoryBytes
-	usedVCPUs, usedMemory := Used(s, owner)
+	usedVCPUs, usedMemory := used(s, owner)
 	if limit := uint64(quota.GetVcpus()); limit > 0 && usedVCPUs+vcpus > limit {
 		return overQuota(owner, english.Plural(int(limit), "vCPU", ""), fmt.Sprint(usedVCPUs), fmt.Sprint(vcpus), "--vcpus")
 	}
@@ -171,8 +171,8 @@ func checkQuota(s *Objects, owner string, spec *v1.ClusterSpec) error {
 	return nil
 }
 
-// Used returns what a user's guests take of the user's quota.
-func Used(s *Objects, owner string) (vcpus, memoryBytes uint64) {
+// used returns what a user's guests take of the user's quota.
+func used(s *Objects, owner string) (vcpus, memoryBytes uint64) {
 	for _, g := range s.Guests {
 		if g.Meta.Owner == owner {
 			vcpus += uint64(g.Shape.GetVcpus())

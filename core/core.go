@@ -109,6 +109,7 @@ type Core struct {
 	inState map[string]stateSince // by the move's uid
 	avoid   map[string][]string   // hosts that could not start a guest, by guest uid
 	memory  map[string]memoryTold // what people were told of guests' memory, by guest uid
+	due     map[string]time.Time  // guests that are decided about again at a time, by name
 	rest    map[string]time.Time  // objects that are not decided about before, by Change.Key
 }
 
@@ -121,7 +122,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, rest: map[string]time.Time{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}}
 }
 
 // Fresh returns a copy that remembers what c does but the objects: its next decision is about everything.
@@ -129,7 +130,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
-	fresh.memory = maps.Clone(c.memory)
+	fresh.memory, fresh.due = maps.Clone(c.memory), maps.Clone(c.due)
 	return &fresh
 }
 
@@ -142,6 +143,13 @@ func (c *Core) Rest(key string, until time.Time) {
 // Decide takes the world up and decides. The changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
+	maps.DeleteFunc(c.due, func(name string, at time.Time) bool {
+		due := !w.Now.Before(at)
+		if due {
+			c.index.guests[name] = true
+		}
+		return due
+	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), statuses: map[string]ClusterStatus{}}
 	p.again = w.Now.Add(idlePass)
@@ -159,6 +167,9 @@ func (c *Core) Decide(w World) Decision {
 	}
 	for _, until := range c.rest {
 		p.again = earlier(p.again, until)
+	}
+	for _, at := range c.due {
+		p.again = earlier(p.again, at)
 	}
 	return Decision{Orders: p.orders, Changes: p.changes, Runs: p.runOrders, Notes: p.notes, Again: p.again}
 }

@@ -47,7 +47,7 @@ func (p *pass) moveAway(g *v1.Guest) {
 	if p.planned == nil {
 		p.planned = maps.Clone(p.index.moves)
 	}
-	m, _, err := planMove(p.working.Objects, p, p.room, p.planned, p.index.guestsOf(g.Cluster), g, "", "")
+	m, _, err := planMove(p.working.Objects, p, p.room, p.planned, p.index.guestsOf(g.Cluster), g, "", "", false)
 	if err != nil {
 		return
 	}
@@ -55,6 +55,7 @@ func (p *pass) moveAway(g *v1.Guest) {
 	var c Change
 	c.write(Create, m)
 	c.write(Expect, p.Hosts[m.Target])
+	c.write(Expect, g)
 	p.propose("guest/"+g.Meta.Name, c)
 	p.room.take(m.Target, g.Shape)
 	p.planned[g.Meta.Uid] = m

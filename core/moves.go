@@ -29,7 +29,7 @@ func (p *pass) moves() {
 		}
 	}
 	for _, m := range active {
-		if _, is := p.index.strangers[m.GuestUid]; is {
+		if s, is := p.index.strangers[m.GuestUid]; is && (!passing(m.State) || s.Host == m.Source || s.Host == m.Target) {
 			continue
 		}
 		if p.full() {
@@ -42,6 +42,12 @@ func (p *pass) moves() {
 			busy[m.Target]++
 		}
 	}
+}
+
+// passing tells whether a move's guest stands still until the grant has passed on. What a host says that has no part in the
+// move must not stop it then.
+func passing(state v1.MigrationState) bool {
+	return state == v1.MigrationState_MIGRATION_STATE_SWITCHING || state == v1.MigrationState_MIGRATION_STATE_RESUMING
 }
 
 // move takes a move one step on. It returns whether the move's state changed.

@@ -49,9 +49,9 @@ func Strangers(s *Objects, r Reports) map[string]Stranger {
 }
 
 // runs tells whether a copy was let run and may have computed what no other copy has. A copy of epoch 0 has no record on
-// its host: it is a remainder.
+// its host: it is a remainder. An epoch that no guest can have is no agent's report.
 func runs(g *v1.GuestObserved) bool {
-	if g.Epoch == 0 {
+	if g.Epoch == 0 || g.Epoch >= maxEpoch {
 		return false
 	}
 	switch g.Condition {

@@ -70,15 +70,7 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 }
 
 // wanted tells whether users want a guest to run.
-func (s *Sim) wanted(uid string) bool {
-	for _, g := range s.store.objects.Guests {
-		if g.Meta.Uid == uid {
-			c := s.store.objects.Clusters[g.Cluster]
-			return !g.Stopped && c != nil && c.Meta.Deleting == nil
-		}
-	}
-	return false
-}
+func (s *Sim) wanted(uid string) bool { return s.intent[uid] }
 
 // checkStart looks at a start: the record of its epoch is on disk, and this epoch was started nowhere else.
 func (s *Sim) checkStart(h *host, a machine.Act) {
@@ -108,7 +100,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
 	}
-	s.checkQuotas(now)
+	s.checkQuotas(before, now)
 	s.checkRoom(now)
 }
 
@@ -131,23 +123,30 @@ func (s *Sim) checkPrefix(now *core.Objects, name string, c *v1.Cluster) {
 	}
 }
 
-// checkQuotas looks whether users have more guests than their quotas permit.
-func (s *Sim) checkQuotas(now *core.Objects) {
+// checkQuotas looks whether a change gives users more guests than their quotas permit. A recovery may: it makes clusters
+// again that were lost, beside others that were made since.
+func (s *Sim) checkQuotas(before, now *core.Objects) {
 	for name, u := range now.Users {
-		var vcpus, memory uint64
-		for _, g := range now.Guests {
-			if g.Meta.Owner == name {
-				vcpus += uint64(g.Shape.GetVcpus())
-				memory += g.Shape.GetMemoryBytes()
-			}
-		}
-		if limit := uint64(u.Quota.GetVcpus()); limit > 0 && vcpus > limit {
+		had, hadMemory := takenBy(before, name)
+		vcpus, memory := takenBy(now, name)
+		if limit := uint64(u.Quota.GetVcpus()); limit > 0 && vcpus > max(limit, had) && !s.recovering {
 			s.violate("user %s has guests of %d vCPUs, and a quota of %d", name, vcpus, limit)
 		}
-		if limit := u.Quota.GetMemoryBytes(); limit > 0 && memory > limit {
+		if limit := u.Quota.GetMemoryBytes(); limit > 0 && memory > max(limit, hadMemory) && !s.recovering {
 			s.violate("user %s has guests of %d MiB, and a quota of %d MiB", name, memory>>20, limit>>20)
 		}
 	}
+}
+
+// takenBy returns what a user's guests have.
+func takenBy(o *core.Objects, user string) (vcpus, memory uint64) {
+	for _, g := range o.Guests {
+		if g.Meta.Owner == user {
+			vcpus += uint64(g.Shape.GetVcpus())
+			memory += g.Shape.GetMemoryBytes()
+		}
+	}
+	return vcpus, memory
 }
 
 // checkGrant looks at a guest that was changed.
@@ -170,7 +169,7 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 		return
 	}
 	c := h.copies[was.Meta.Uid]
-	if c == nil || c.state != domain.Running || c.epoch != was.Epoch {
+	if c == nil || c.state != domain.Running || c.epoch != was.Epoch || s.restored && !s.intent[was.Meta.Uid] {
 		return
 	}
 	s.violate("guest %s: its grant of epoch %d leaves host %s, where that copy runs", g.Meta.Name, was.Epoch, was.Host)
@@ -251,6 +250,9 @@ func keys(d core.Decision) (list []string) {
 // unsettled says what has not settled though nothing breaks any more; empty: all has.
 func (s *Sim) unsettled() string {
 	o := s.store.objects
+	if o.Held() {
+		return "the manager holds"
+	}
 	for name, m := range o.Migrations {
 		if !migration.Ended(m.State) {
 			return fmt.Sprintf("move %s is %s: %s", name, core.StateName(m.State.String()), m.Message)

@@ -34,11 +34,15 @@ var kinds = []struct {
 	{"create", 8}, {"delete", 3}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
-	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2},
+	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2},
 }
 
 // requests are the kinds of steps that users ask a manager for.
 var requests = map[string]bool{"create": true, "delete": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true}
+
+// away are the kinds by which a host cannot be reached.
+var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
+	"vouch wrongly"}
 
 // ballast is how many vital writes a full disk takes.
 const ballast = 3
@@ -80,23 +84,24 @@ func planOf(seed uint64) []Step {
 func (s *Sim) perform(step Step) {
 	h := s.hosts[step.On]
 	later := func(do func()) { s.after(step.For, do) }
-	if requests[step.Kind] && s.manager.dead && s.now.Before(start.Add(chaosFor-time.Second)) {
-		s.after(time.Second, func() { s.perform(step) }) // the user tries again
+	if s.now.Before(s.calmUntil) && slices.Contains(away, step.Kind) {
+		return
+	}
+	if requests[step.Kind] && (s.manager.dead || s.store.objects.Held()) {
+		if s.now.Before(start.Add(chaosFor - time.Second)) {
+			s.after(time.Second, func() { s.perform(step) }) // the user tries again
+		}
 		return
 	}
 	switch step.Kind {
 	case "create":
 		s.createCluster(step.Pick)
 	case "delete":
-		if c := pickOf(s.store.objects.Clusters, step.Pick); c != nil {
-			s.admit(func(a *core.Admission) (core.Change, error) { return a.DeleteCluster(c.Meta.Name) })
-		}
+		s.deleteCluster(step.Pick)
 	case "stop":
 		s.stop(step.Pick)
 	case "start":
-		if g := pickOf(s.store.objects.Guests, step.Pick); g != nil {
-			s.admit(func(a *core.Admission) (core.Change, error) { return a.StartGuest(g.Meta.Name) })
-		}
+		s.startGuest(step.Pick)
 	case "move":
 		s.move(step.Pick)
 	case "cancel":
@@ -173,6 +178,10 @@ func (s *Sim) perform(step Step) {
 			h.newBoot()
 			s.after(time.Second, h.startAgent)
 		}
+	case "back up":
+		s.backup = s.store.objects
+	case "put back":
+		s.putBack()
 	case "remove lost":
 		h.crash()
 		s.removeLost(h)
@@ -259,11 +268,15 @@ func (s *Sim) createCluster(pick int) {
 		return
 	}
 	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}, Spread: v1.Spread(pick % 3), Image: image}
+	name := fmt.Sprintf("c%d", s.clusters+1)
 	granted := s.admit(func(a *core.Admission) (core.Change, error) {
-		return a.CreateCluster(core.ClusterRequest{Name: fmt.Sprintf("c%d", s.clusters+1), Spec: spec, UID: s.store.uid()})
+		return a.CreateCluster(core.ClusterRequest{Name: name, Spec: spec, UID: s.store.uid()})
 	})
 	if granted {
 		s.clusters++
+		for _, g := range core.GuestsOf(s.store.objects, name) {
+			s.intent[g.Meta.Uid] = true
+		}
 	}
 }
 
@@ -275,11 +288,28 @@ func pickOf[T any](m map[string]T, pick int) (o T) {
 	return m[names[pick%len(names)]]
 }
 
+func (s *Sim) deleteCluster(pick int) {
+	c := pickOf(s.store.objects.Clusters, pick)
+	if c == nil || !s.admit(func(a *core.Admission) (core.Change, error) { return a.DeleteCluster(c.Meta.Name) }) {
+		return
+	}
+	for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
+		s.intent[g.Meta.Uid] = false
+	}
+}
+
 // stop has a guest stopped, and notes the last epoch that users let run.
 func (s *Sim) stop(pick int) {
 	g := pickOf(s.store.objects.Guests, pick)
 	if g != nil && s.admit(func(a *core.Admission) (core.Change, error) { return a.StopGuest(g.Meta.Name) }) {
-		s.stopped[g.Meta.Uid] = g.LastEpoch
+		s.stopped[g.Meta.Uid], s.intent[g.Meta.Uid] = g.LastEpoch, false
+	}
+}
+
+func (s *Sim) startGuest(pick int) {
+	g := pickOf(s.store.objects.Guests, pick)
+	if g != nil && s.admit(func(a *core.Admission) (core.Change, error) { return a.StartGuest(g.Meta.Name) }) {
+		s.intent[g.Meta.Uid] = true
 	}
 }
 
@@ -315,7 +345,7 @@ func (s *Sim) cancel(pick int) {
 // removeLost removes a host as `watari host remove --lost` does.
 func (s *Sim) removeLost(h *host) {
 	o := s.store.objects.Hosts[h.name]
-	if o == nil || o.Info == nil || len(s.store.objects.Hosts) < 3 {
+	if o == nil || o.Info == nil || len(s.store.objects.Hosts) < 3 || s.store.objects.Held() {
 		return
 	}
 	if s.admit(func(a *core.Admission) (core.Change, error) { return a.RemoveHost(h.name, true) }) {

@@ -24,7 +24,7 @@ const (
 
 const (
 	user  = "ann" // who asks for everything
-	image = "mpi" // that all clusters have
+	image = "img" // that all clusters have
 	// mostClusters bounds the clusters that a plan asks for.
 	mostClusters = 3
 )
@@ -63,8 +63,15 @@ type Sim struct {
 	granted   map[string]string // to whom an epoch was granted
 	tainted   map[string]bool   // guests whose host was wrongly said to be lost
 	stopped   map[string]uint64 // the last epoch that a guest had when users stopped it
+	intent    map[string]bool   // whether users want a guest to run, by its uid
+	raise     uint64            // the next term is above it
+	backup    *core.Objects     // an older copy of the store; nil: there is none
+	restored  bool              // it was put back
+	calmUntil time.Time         // nothing is cut or switched off before
 	clusters  int
-	violation string
+	// recovering: a person makes the objects agree with what hosts run.
+	recovering bool
+	violation  string
 }
 
 // Result is how a run ended.
@@ -91,7 +98,7 @@ func Replay(seed uint64, plan []Step) Result {
 func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}}
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
 	s.oracle = seed%4 == 0
 	s.begin(seed)
 	for _, step := range plan {
@@ -107,6 +114,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	why := "not looked at"
 	for s.violation == "" && s.now.Before(deadline) {
 		s.until(s.now.Add(time.Second))
+		s.recover()
 		if why = s.unsettled(); why == "" {
 			break
 		}
