@@ -5,6 +5,7 @@ package sim
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -131,6 +132,23 @@ func (s *Sim) recover() {
 	}
 	s.answer(reports)
 	s.wake()
+	for _, g := range plan.Guests {
+		if g.Act == v1.RecoveryAct_RECOVERY_ACT_LEAVE && strings.Contains(g.Reason, "has its addresses") {
+			s.endByHand(g.Uid, g.Host)
+		}
+	}
+}
+
+// endByHand ends a guest with virsh. It is one that a recovery leaves alone because another cluster has its addresses.
+func (s *Sim) endByHand(uid, host string) {
+	h := s.hosts[host]
+	if c := h.copies[uid]; c != nil {
+		s.tell("admin", "ends guest %s on %s", c.name, host)
+		s.endTransferOf(h, uid, "a domain was ended")
+		s.died(h, c, "virsh destroy")
+		delete(h.copies, uid)
+		h.event(uid)
+	}
 }
 
 // newest chooses the newest copy of each guest, by its uid.

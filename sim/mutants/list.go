@@ -73,6 +73,12 @@ var mutants = []mutant{
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		if m.Cancel {\n			return rollBack(\"cancelled\")\n		}\n		return Decision"}}},
 	{"room at a move's target is not counted", []edit{{"core/placing.go",
 		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""}}},
+	// Admission.
+	{"a quota leaves guests out that exist already", []edit{{"core/admission_clusters.go",
+		`usedVCPUs, usedMemory := used(s, owner)`, `usedVCPUs, usedMemory := uint64(0), uint64(0)`}}},
+	{"a prefix is given though a cluster has it that is being deleted", []edit{{"core/prefixes.go",
+		`if p, err := netip.ParsePrefix(c.Prefix); err == nil && p.Addr().Is4() {`, `if p, err := netip.ParsePrefix(c.Prefix); err == nil && c.Meta.GetDeleting() == nil {`}}},
+	{"a host is fenced that is connected", []edit{{"core/admission_hosts.go", `case lost && connected:`, `case lost && connected && h == nil:`}}},
 	// What has changed.
 	{"a guest is let go before its host has taken up that it is not wanted", []edit{{"core/core.go",
 		`return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation`, `return connected`}}},
