@@ -108,6 +108,8 @@ func (s *Sim) recover() {
 		return
 	}
 	s.tell("admin", "recovers")
+	s.recovering = true
+	defer func() { s.recovering = false }()
 	for _, c := range plan.Clusters {
 		change := create(c.Object)
 		for _, g := range plan.Guests {
