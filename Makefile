@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: sim help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
@@ -71,8 +71,17 @@ test-guests: build ## PM between two real guests, with shared memory and verbs d
 	@echo "== PM: between real guests"
 	@$(PM) GUESTS=$(CURDIR)/$(BIN)/guests test-guests
 
+# The unit tests run the first 300 seeds, too. A mutant is a fault that is put into the product; the simulator has to find it.
+SEEDS ?= 1000
+sim: setup ## run the simulator over SEEDS seeds, and look whether it finds each mutant; the report is build/reports/sim.json
+	@$(GO) run ./sim/explore -seeds $(SEEDS) -report build/reports/sim.json
+	@$(GO) run ./sim/mutants -seeds 20000 -report build/reports/sim.json
+
+test-full-sim: ## the simulator over 20,000 seeds, and all mutants
+	@$(MAKE) --no-print-directory sim SEEDS=20000
+
 # The parts of test-full. Each takes less than an hour.
-FULL := test-full-units test-full-lab test-full-machines test-full-bookworm test-full-trixie test-whole test-mixed
+FULL := test-full-units test-full-lab test-full-sim test-full-machines test-full-bookworm test-full-trixie test-whole test-mixed
 .PHONY: $(FULL)
 test-full: ## all tests, including all faults, the packages and whole hosts: several hours; parts are test-full-* (root)
 	@for part in $(FULL); do echo "== $$part" && $(MAKE) --no-print-directory $$part || exit; done

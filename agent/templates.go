@@ -307,11 +307,15 @@ func (t *templates) keep(images []string) {
 }
 
 // problems returns the failures of templates that one of the guests needs. A failure of a template that no guest needs
-// is no problem; it is kept until the template may be tried again.
+// is no problem; it is kept until the template may be tried again. A host without guests forgets all failures, because
+// their cause, such as files of earlier guests, may be gone.
 func (t *templates) problems(guests []machine.View) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []string
+	if len(guests) == 0 {
+		clear(t.failed)
+	}
 	for key, f := range t.failed {
 		if slices.ContainsFunc(guests, func(g machine.View) bool { return forksLike(g, f.spec) }) {
 			list = append(list, "guests are booted plainly: "+f.err.Error())

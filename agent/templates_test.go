@@ -10,8 +10,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"watari/agent/domain"
+	"watari/agent/machine"
 	v1 "watari/api/watariv1"
 )
 
@@ -189,5 +191,19 @@ func TestWhatACrashLeftOfATemplateIsTakenAway(t *testing.T) {
 		if strings.HasSuffix(entry.Name(), ".making") || slices.Contains(killed, entry.Name()) {
 			t.Errorf("left: %s", entry.Name())
 		}
+	}
+}
+
+// A template could not be made because guests of before held a file. It is made once they are gone.
+func TestAHostWithoutGuestsForgetsWhichTemplatesCouldNotBeMade(t *testing.T) {
+	spec := domain.Spec{ImageDigest: "sha256:x", VCPUs: 1, MemoryBytes: 1 << 28}
+	templates := &templates{failed: map[string]failedMaking{"key": {time.Now(), errors.New("in use"), spec}}}
+	guest := machine.View{Wanted: &v1.GuestWanted{Role: v1.GuestRole_GUEST_ROLE_RUN, Image: &v1.Image{Digest: "sha256:x"},
+		Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 28}}}
+	if problems := templates.problems([]machine.View{guest}); len(problems) != 1 {
+		t.Errorf("problems %v", problems)
+	}
+	if templates.problems(nil); len(templates.failed) != 0 {
+		t.Error("the failure is remembered though no guest is here")
 	}
 }

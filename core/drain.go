@@ -47,7 +47,7 @@ func (p *pass) moveAway(g *v1.Guest) {
 	if p.planned == nil {
 		p.planned = maps.Clone(p.index.moves)
 	}
-	m, _, err := planMove(p.working.Objects, p, p.room, p.planned, p.index.guestsOf(g.Cluster), g, "", "")
+	m, _, err := planMove(p.working.Objects, p, p.room, p.planned, p.index.guestsOf(g.Cluster), g, "", "", false)
 	if err != nil {
 		return
 	}

@@ -48,7 +48,9 @@ func (p *pass) guest(g *v1.Guest) {
 		c.write(Delete, proto.CloneOf(g))
 		p.propose(key, c)
 	case lifecycle.Place:
-		p.place(key, g)
+		if p.complete() {
+			p.place(key, g)
+		}
 	case lifecycle.Release, lifecycle.Fail:
 		p.release(key, g, d)
 	}

@@ -199,6 +199,22 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	p.propose(key, c)
 }
 
+// complete tells whether every host has come back that is expected, since the manager began to lead. New grants wait for that:
+// if an older copy of the store was put back, it is hosts that know.
+func (p *pass) complete() bool {
+	until := p.Began.Add(ExpectedWithin)
+	if !p.Now.Before(until) {
+		return true
+	}
+	for name, h := range p.Hosts {
+		if seen := p.Reports[name]; h.Info != nil && h.Meta.GetDeleting() == nil && !seen.Connected && seen.Since.IsZero() {
+			p.again = earlier(p.again, until)
+			return false
+		}
+	}
+	return true
+}
+
 // Expected tells whether a host is connected, or expected back within seconds.
 func Expected(r Reports, host string, now, began time.Time) bool {
 	_, since, connected := r.Observed(host)
@@ -230,10 +246,11 @@ func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, n
 // each host. Errors say why the guest cannot be moved there.
 func PlanMove(s *Objects, r Reports, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
 	moves := ActiveMoves(s)
-	return planMove(s, r, newRoom(s, r, moves), moves, GuestsOf(s, g.Cluster), g, toHost, toSite)
+	return planMove(s, r, newRoom(s, r, moves), moves, GuestsOf(s, g.Cluster), g, toHost, toSite, true)
 }
 
-func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1.Guest, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
+// planMove is PlanMove in a given room. Only with explain it says something of each host.
+func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1.Guest, g *v1.Guest, toHost, toSite string, explain bool) (*v1.Migration, []string, error) {
 	if g.Host == "" {
 		return nil, nil, fmt.Errorf("guest %s does not run", g.Meta.Name)
 	}
@@ -262,10 +279,16 @@ func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1
 	if toHost != "" {
 		hosts = slices.DeleteFunc(hosts, func(h placement.Host) bool { return h.Name != toHost })
 	}
-	chosen, verdicts := placement.Choose(req, hosts)
-	explanation := make([]string, len(verdicts))
-	for i, v := range verdicts {
-		explanation[i] = v.String()
+	var chosen string
+	var explanation []string
+	if explain {
+		var verdicts []placement.Verdict
+		chosen, verdicts = placement.Choose(req, hosts)
+		for _, v := range verdicts {
+			explanation = append(explanation, v.String())
+		}
+	} else if i := placement.Pick(req, hosts); i >= 0 {
+		chosen = hosts[i].Name
 	}
 	if chosen == "" {
 		return nil, explanation, fmt.Errorf("guest %s cannot be moved: %s", g.Meta.Name, strings.Join(explanation, "; "))

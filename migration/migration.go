@@ -179,6 +179,8 @@ func reserving(m *v1.Migration, o Observed) Decision {
 		return rollBack("host %s is not reachable", m.Target)
 	case condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:
 		return rollBack("host %s cannot take it: %s", m.Target, o.Target.Guest.GetMessage())
+	case condition == v1.GuestCondition_GUEST_CONDITION_GONE && o.Target.Current:
+		return rollBack("host %s has given this move up before: %s", m.Target, o.Target.Guest.GetMessage())
 	case o.InState > ReserveWait:
 		return rollBack("host %s did not make room within %s", m.Target, ReserveWait)
 	case condition == v1.GuestCondition_GUEST_CONDITION_RESERVED:

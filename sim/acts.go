@@ -36,7 +36,7 @@ func (h *host) carryOut(a machine.Act) {
 				end(machine.Result{Err: errFull})
 				return
 			}
-			h.term = max(h.term, a.Term)
+			h.term, h.stamp = a.Term, a.Stamp
 			end(machine.Result{})
 		}, false)
 	case machine.Obey:

@@ -69,15 +69,7 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 }
 
 // wanted tells whether users want a guest to run.
-func (s *Sim) wanted(uid string) bool {
-	for _, g := range s.store.objects.Guests {
-		if g.Meta.Uid == uid {
-			c := s.store.objects.Clusters[g.Cluster]
-			return !g.Stopped && c != nil && c.Meta.Deleting == nil
-		}
-	}
-	return false
-}
+func (s *Sim) wanted(uid string) bool { return s.intent[uid] }
 
 // checkStart looks at a start: the record of its epoch is on disk, and this epoch was started nowhere else.
 func (s *Sim) checkStart(h *host, a machine.Act) {
@@ -127,7 +119,7 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 		return
 	}
 	c := h.copies[was.Meta.Uid]
-	if c == nil || c.state != domain.Running || c.epoch != was.Epoch {
+	if c == nil || c.state != domain.Running || c.epoch != was.Epoch || s.restored && !s.intent[was.Meta.Uid] {
 		return
 	}
 	s.violate("guest %s: its grant of epoch %d leaves host %s, where that copy runs", g.Meta.Name, was.Epoch, was.Host)
@@ -208,6 +200,9 @@ func keys(d core.Decision) (list []string) {
 // unsettled says what has not settled though nothing breaks any more; empty: all has.
 func (s *Sim) unsettled() string {
 	o := s.store.objects
+	if o.Held() {
+		return "the manager holds"
+	}
 	for name, m := range o.Migrations {
 		if !migration.Ended(m.State) {
 			return fmt.Sprintf("move %s is %s: %s", name, core.StateName(m.State.String()), m.Message)

@@ -32,6 +32,7 @@ type host struct {
 
 	// On disk.
 	term     uint64
+	stamp    *v1.Stamp
 	records  map[string]*machine.Record
 	damaged  map[string]bool
 	full     bool // writes fail, and what is set aside is used up
@@ -122,7 +123,7 @@ func (h *host) startAgent() {
 		return
 	}
 	h.life++
-	loaded := machine.Loaded{Term: h.term, Records: map[string]*machine.Record{}}
+	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}}
 	for uid, r := range h.records {
 		if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {
 			continue // read again when it matters
@@ -249,6 +250,9 @@ func (h *host) observed() *v1.HostObserved {
 	o.Protocol = protocol.Version
 	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071}
 	o.NetworkGeneration = h.network
+	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
+		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})
+	}
 	return proto.CloneOf(o)
 }
 

@@ -64,7 +64,7 @@ func (h *host) dial() {
 	}
 	c := &connection{sim: s, host: h, life: life, manager: m}
 	m.hosts[h.name] = c
-	h.link = c
+	h.link, h.evicted = c, false
 	s.tell(h.name, "connects to %s", m.name)
 	h.report()
 }

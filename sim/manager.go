@@ -14,11 +14,12 @@ import (
 
 // manager is one manager process.
 type manager struct {
-	sim  *Sim
-	name string
-	term uint64
-	core *core.Core
-	dead bool // killed
+	sim   *Sim
+	name  string
+	term  uint64
+	began *v1.Term
+	core  *core.Core
+	dead  bool // killed
 	// stale: another manager leads, and this one has not noticed. It sees an old snapshot, and writes nothing.
 	stale   *core.Objects
 	offset  time.Duration // of its clock
@@ -33,7 +34,8 @@ type manager struct {
 func (s *Sim) lead() {
 	s.managers++
 	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}}
-	m.term = s.beginTerm(m.name)
+	m.began = s.beginTerm(m.name)
+	m.term = m.began.Number
 	m.core = core.New(core.Config{Term: m.term, Began: m.now(), Identify: identify})
 	s.manager = m
 	s.tell(m.name, "leads, term %d", m.term)
@@ -77,15 +79,19 @@ func (m *manager) pass() {
 	if m.stale != nil {
 		objects = m.stale
 	}
-	reports := map[string]core.Seen{}
-	for name := range objects.Hosts {
-		reports[name] = m.seen[name]
+	reports := core.Capture(objects, m)
+	if m.held(objects, reports) {
+		return
 	}
 	w := core.World{Objects: objects, Reports: reports, Now: m.now()}
 	d := m.sim.decide(m, w)
 	for _, host := range slices.Sorted(maps.Keys(d.Orders)) {
+		w := d.Orders[host]
+		if w.Stamp == nil {
+			w.Stamp = &v1.Stamp{Term: m.term, Id: m.began.Id, Revision: objects.Revision}
+		}
 		if c := m.hosts[host]; c != nil {
-			c.order(d.Orders[host])
+			c.order(w)
 		}
 	}
 	wait := max(d.Again.Sub(w.Now), time.Millisecond)

@@ -36,8 +36,12 @@ var kinds = []struct {
 	{"create", 8}, {"delete", 3}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
-	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2},
+	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2},
 }
+
+// away are the kinds by which a host cannot be reached.
+var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
+	"vouch wrongly"}
 
 // ballast is how many vital writes a full disk takes.
 const ballast = 3
@@ -79,15 +83,23 @@ func planOf(seed uint64) []Step {
 func (s *Sim) perform(step Step) {
 	h := s.hosts[step.On]
 	later := func(do func()) { s.after(step.For, do) }
+	if s.now.Before(s.calmUntil) && slices.Contains(away, step.Kind) {
+		return
+	}
 	switch step.Kind {
 	case "create":
 		s.createCluster(step.Pick)
 	case "delete":
-		s.changeCluster(step.Pick, func(c *v1.Cluster) { c.Meta.Deleting = timestamppb.New(s.now) })
+		s.changeCluster(step.Pick, func(c *v1.Cluster) {
+			c.Meta.Deleting = timestamppb.New(s.now)
+			for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
+				s.intent[g.Meta.Uid] = false
+			}
+		})
 	case "stop":
-		s.changeGuest(step.Pick, func(g *v1.Guest) { g.Stopped, s.stopped[g.Meta.Uid] = true, g.LastEpoch })
+		s.changeGuest(step.Pick, func(g *v1.Guest) { g.Stopped, s.stopped[g.Meta.Uid], s.intent[g.Meta.Uid] = true, g.LastEpoch, false })
 	case "start":
-		s.changeGuest(step.Pick, func(g *v1.Guest) { g.Stopped, g.Failure, g.Restarts = false, "", 0 })
+		s.changeGuest(step.Pick, func(g *v1.Guest) { g.Stopped, g.Failure, g.Restarts, s.intent[g.Meta.Uid] = false, "", 0, true })
 	case "move":
 		s.move(step.Pick)
 	case "cancel":
@@ -164,6 +176,10 @@ func (s *Sim) perform(step Step) {
 			h.newBoot()
 			s.after(time.Second, h.startAgent)
 		}
+	case "back up":
+		s.backup = s.store.objects
+	case "put back":
+		s.putBack()
 	case "remove lost":
 		h.crash()
 		s.removeLost(h)
@@ -224,16 +240,20 @@ func (s *Sim) createCluster(pick int) {
 	s.clusters++
 	name := fmt.Sprintf("c%d", s.clusters)
 	shape := &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}
-	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: shape, Spread: v1.Spread(pick % 3)}
+	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: shape, Spread: v1.Spread(pick % 3), Image: "img"}
 	if s.clusters > 3 {
 		return
 	}
-	change := create(&v1.Cluster{Meta: &v1.Meta{Name: name}, Spec: spec, Prefix: fmt.Sprintf("10.77.%d.0/24", s.clusters), Mtu: 1420})
+	uid := s.store.uid()
+	change := create(&v1.Cluster{Meta: &v1.Meta{Name: name, Uid: uid}, ImageDigest: "sha256:img", Spec: spec, Prefix: fmt.Sprintf("10.77.%d.0/24", s.clusters), Mtu: 1420})
 	for i := range int(spec.Guests) {
-		change.Ops = append(change.Ops, core.Op{Kind: core.Create, Object: &v1.Guest{Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i)}, Cluster: name,
-			Index: uint32(i), Shape: shape, Address: fmt.Sprintf("10.77.%d.%d", s.clusters, 10+i)}})
+		change.Ops = append(change.Ops, core.Op{Kind: core.Create, Object: &v1.Guest{Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i),
+			Uid: core.GuestUID(uid, uint32(i))}, Cluster: name, ImageDigest: "sha256:img", Index: uint32(i), Shape: shape, Address: fmt.Sprintf("10.77.%d.%d", s.clusters, 10+i)}})
 	}
 	s.commit(0, change)
+	for i := range spec.Guests {
+		s.intent[core.GuestUID(uid, i)] = true
+	}
 	s.wake()
 }
 

@@ -45,6 +45,11 @@ type Sim struct {
 	granted   map[string]string // to whom an epoch was granted
 	tainted   map[string]bool   // guests whose host was wrongly said to be lost
 	stopped   map[string]uint64 // the last epoch that a guest had when users stopped it
+	intent    map[string]bool   // whether users want a guest to run, by its uid
+	raise     uint64            // the next term is above it
+	backup    *core.Objects     // an older copy of the store; nil: there is none
+	restored  bool              // it was put back
+	calmUntil time.Time         // nothing is cut or switched off before
 	clusters  int
 	violation string
 }
@@ -73,7 +78,7 @@ func Replay(seed uint64, plan []Step) Result {
 func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}}
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
 	s.oracle = seed%4 == 0
 	s.begin(seed)
 	for _, step := range plan {
@@ -89,6 +94,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	why := "not looked at"
 	for s.violation == "" && s.now.Before(deadline) {
 		s.until(s.now.Add(time.Second))
+		s.recover()
 		if why = s.unsettled(); why == "" {
 			break
 		}
@@ -123,6 +129,7 @@ func (s *Sim) begin(seed uint64) {
 		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}}))
 		h.uid = s.store.objects.Hosts[name].Meta.Uid
 	}
+	s.store.objects.Images["img"] = &v1.Image{Meta: &v1.Meta{Name: "img"}, Digest: "sha256:img"}
 	s.lead()
 	for _, name := range s.names {
 		s.hosts[name].power()

@@ -90,6 +90,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Migrations[name])
 	case *v1.Run:
 		return orNil(o.Runs[name])
+	case *v1.Hold:
+		return orNil(o.Holds[name])
 	}
 	panic(fmt.Sprintf("sim: a %T is stored", object))
 }
@@ -105,14 +107,16 @@ func orNil[T interface {
 	return o
 }
 
-// beginTerm makes a manager the leader, and returns its term.
-func (s *Sim) beginTerm(name string) uint64 {
+// beginTerm makes a manager the leader. The term's number is above all that were, and above raise.
+func (s *Sim) beginTerm(name string) *v1.Term {
 	next := *s.store.objects
-	next.Term++
 	next.Revision++
-	next.Leader = name
+	next.Term, next.Leader, next.TermID = max(next.Term, s.raise)+1, name, fmt.Sprintf("term-%d", s.managers)
+	term := &v1.Term{Number: next.Term, Id: next.TermID, Leader: name, Revision: next.Revision}
+	next.Terms = maps.Clone(next.Terms)
+	next.Terms[term.Id] = term
 	s.store.objects = &next
-	return next.Term
+	return term
 }
 
 // remember writes down that a host was removed.

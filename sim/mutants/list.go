@@ -2,75 +2,84 @@ package main
 
 // list.go - the mutants: faults that are put into the product, one at a time, to see whether the simulator finds them.
 
-// mutant replaces a text, which is once in a file, by another.
+// mutant replaces texts by others. Each is in its file once.
 type mutant struct {
-	name, file, old, new string
+	name  string
+	edits []edit
+}
+
+// edit is one of these.
+type edit struct {
+	file, old, new string
 }
 
 var mutants = []mutant{
 	// Orders and evidence.
-	{"orders for another boot are followed", "agent/machine/term.go",
-		`if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},
-	{"a grant holds in any boot", "core/evidence.go",
-		`case g.BootId == "" || BootID(s, r, host) == g.BootId:`, `case true:`},
-	{"a grant is released though a process lives", "core/lifecycle/lifecycle.go",
-		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {`, `if h.Guest == nil || h.Guest.Epoch != g.Epoch {`},
-	{"a failed start is believed of any agent", "core/lifecycle/lifecycle.go",
-		`return h.Bound, "it could not be started: "`, `return true, "it could not be started: "`},
-	{"a failed start leaves no tombstone", "agent/machine/step.go",
-		`return act(end(newRecord(o.Wanted, PhaseEnded), OutcomeFailed, o.Failure.Message))`, `return Decision{}`},
-	{"a removed host goes on", "agent/machine/orders.go",
-		"func (m *Machine) Evict(now time.Time) {\n", "func (m *Machine) Evict(now time.Time) {\n\tif true {\n\t\treturn\n\t}\n"},
-	{"an unreadable record counts as none", "agent/machine/guest.go",
-		`if o.Err != nil && !o.Damaged {`, "if o.Err != nil {\n\t\to = Result{}\n\t}\n\tif false {"},
-	{"a create that may come late counts as failed", "agent/machine/operation.go",
-		`NeverRan: err == nil && !op.uncertain, Final: true,`, `NeverRan: true, Final: true,`},
-	{"a create is not waited for that may come late", "agent/machine/operation.go",
-		`g.late = g.late || op.uncertain`, `g.late = false`},
-	{"nobody looks for processes", "agent/machine/script.go",
-		`if len(o.PIDs) > 0 {`, `if false {`},
+	{"the last orders are sent again in a new session, and followed in any boot", []edit{
+		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},
+		{"sim/manager.go", "	hosts   map[string]*connection\n", "	hosts   map[string]*connection\n	last    map[string]*v1.HostWanted\n"},
+		{"sim/manager.go", "		if c := m.hosts[host]; c != nil {\n", "		if m.last == nil {\n			m.last = map[string]*v1.HostWanted{}\n		}\n		m.last[host] = w\n		if c := m.hosts[host]; c != nil {\n"},
+		{"sim/link.go", "			c.heard = true\n", "			c.heard = true\n			if m.last[c.host.name] != nil {\n				c.order(m.last[c.host.name])\n			}\n"}}},
+	{"a grant holds in any boot", []edit{{"core/evidence.go",
+		`case g.BootId == "" || BootID(s, r, host) == g.BootId:`, `case true:`}}},
+	{"a grant is released though a process lives", []edit{{"core/lifecycle/lifecycle.go",
+		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {`, `if h.Guest == nil || h.Guest.Epoch != g.Epoch {`}}},
+	{"a failed start is believed of any agent", []edit{{"core/lifecycle/lifecycle.go",
+		`return h.Bound, "it could not be started: "`, `return true, "it could not be started: "`}}},
+	{"a failed start leaves no tombstone", []edit{{"agent/machine/step.go",
+		`return act(end(newRecord(o.Wanted, PhaseEnded), OutcomeFailed, o.Failure.Message))`, `return Decision{}`}}},
+	{"a removed host goes on", []edit{{"agent/machine/orders.go",
+		"func (m *Machine) Evict(now time.Time) {\n", "func (m *Machine) Evict(now time.Time) {\n\tif true {\n\t\treturn\n\t}\n"}}},
+	{"an unreadable record counts as none", []edit{{"agent/machine/guest.go",
+		`if o.Err != nil && !o.Damaged {`, "if o.Err != nil {\n\t\to = Result{}\n\t}\n\tif false {"}}},
+	{"a create that may come late counts as failed", []edit{{"agent/machine/operation.go",
+		`NeverRan: err == nil && !op.uncertain, Final: true,`, `NeverRan: true, Final: true,`}}},
+	{"a create is not waited for that may come late", []edit{{"agent/machine/operation.go",
+		`g.late = g.late || op.uncertain`, `g.late = false`}}},
+	{"nobody looks for processes", []edit{{"agent/machine/script.go",
+		`if len(o.PIDs) > 0 {`, `if false {`}}},
 	// Terms and epochs.
-	{"an earlier term's orders are followed", "agent/machine/term.go",
-		`if w.Term < newest {`, `if false {`},
-	{"a term is in force before it is on disk", "agent/machine/term.go",
-		"	if w.Term <= t.term {\n		return false\n	}", "	if w.Term > t.term {\n		t.term = w.Term\n	}\n	if w.Term <= t.term {\n		return false\n	}"},
-	{"orders for an older epoch are followed", "agent/machine/step.go",
-		`if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {`, `if false {`},
-	{"a grant takes the epoch of the one before", "core/placing.go",
-		"	update.LastEpoch++\n", "	update.LastEpoch = max(update.LastEpoch, 1)\n"},
-	{"a move takes the epoch of the grant", "core/moves.go",
-		"			grant.LastEpoch++\n", ""},
-	{"a report of any epoch counts", "core/lifecycle/lifecycle.go",
-		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {`, `if h.Guest == nil || h.Guest.Process {`},
+	{"an earlier term's orders are followed", []edit{{"agent/machine/term.go",
+		`case w.Term < newest:`, `case false:`}}},
+	{"a term is in force before it is on disk", []edit{{"agent/machine/term.go",
+		"	if w.Term <= t.term {\n		return false\n	}", "	if w.Term > t.term {\n		t.term = w.Term\n	}\n	if w.Term <= t.term {\n		return false\n	}"}}},
+	{"orders for an older epoch are followed", []edit{{"agent/machine/step.go",
+		`if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {`, `if false {`}}},
+	{"a grant takes the epoch of the one before", []edit{{"core/placing.go",
+		"	update.LastEpoch++\n", "	update.LastEpoch = max(update.LastEpoch, 1)\n"}}},
+	{"a move takes the epoch of the grant", []edit{{"core/moves.go",
+		"			grant.LastEpoch++\n", ""}}},
+	{"a report of any epoch counts", []edit{{"core/lifecycle/lifecycle.go",
+		`if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {`, `if h.Guest == nil || h.Guest.Process {`}}},
 	// Records before acts.
-	{"a guest is started before its record is written", "agent/machine/step.go",
+	{"a guest is started before its record is written", []edit{{"agent/machine/step.go",
 		`return act(Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)}, Action{Kind: ActionStart})`,
-		`return act(Action{Kind: ActionStart}, Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)})`},
-	{"a guest is resumed without a record", "agent/machine/step.go",
+		`return act(Action{Kind: ActionStart}, Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)})`}}},
+	{"a guest is resumed without a record", []edit{{"agent/machine/step.go",
 		`return act(record(r, PhaseStarted), Action{Kind: ActionResume})
 		}
 	case PhaseStarted:`, `return act(Action{Kind: ActionResume})
 		}
-	case PhaseStarted:`},
-	{"a listing overrules an act that ended after it began", "agent/machine/domains.go",
-		`if at <= l.begun {`, `if at < ^uint64(0) {`},
+	case PhaseStarted:`}}},
+	{"a listing overrules an act that ended after it began", []edit{{"agent/machine/domains.go",
+		`if at <= l.begun {`, `if at < ^uint64(0) {`}}},
 	// Moves.
-	{"the grant passes on before the source has sent the guest", "migration/migration.go",
-		"	case !sourceGone(m, o):\n		return waitFor(m, \"waits for host %s to confirm that its copy is gone\", m.Source)\n", ""},
-	{"a target that receives counts as empty", "migration/migration.go",
-		`at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING`, `true`},
-	{"a move that has sent the guest can be rolled back", "migration/migration.go",
+	{"the grant passes on before the source has sent the guest", []edit{{"migration/migration.go",
+		"	case !sourceGone(m, o):\n		return waitFor(m, \"waits for host %s to confirm that its copy is gone\", m.Source)\n", ""}}},
+	{"a target that receives counts as empty", []edit{{"migration/migration.go",
+		`at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING`, `true`}}},
+	{"a move that has sent the guest can be rolled back", []edit{{"migration/migration.go",
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		// From here on the only copy is the target's: even a cancel has to go forward.\n		return Decision",
-		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		if m.Cancel {\n			return rollBack(\"cancelled\")\n		}\n		return Decision"},
-	{"room at a move's target is not counted", "core/placing.go",
-		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""},
+		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		if m.Cancel {\n			return rollBack(\"cancelled\")\n		}\n		return Decision"}}},
+	{"room at a move's target is not counted", []edit{{"core/placing.go",
+		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""}}},
 	// What has changed.
-	{"a guest is let go before its host has taken up that it is not wanted", "core/core.go",
-		`return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation`, `return connected`},
-	{"guests are not decided again when their host reports", "core/index.go",
-		"	x.markGuestsAt(host)\n	uids := map[string]bool{}\n", "	uids := map[string]bool{}\n"},
-	{"routes are not sent again when a guest moves", "core/index.go",
-		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n			x.markNetwork(g.Cluster)\n		}\n", ""},
-	{"orders are not made again when a host reports", "core/index.go",
-		"func (x *index) seeReport(host string, before, now Seen) {\n	x.hosts[host] = true\n", "func (x *index) seeReport(host string, before, now Seen) {\n"},
+	{"a guest is let go before its host has taken up that it is not wanted", []edit{{"core/core.go",
+		`return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation`, `return connected`}}},
+	{"guests are not decided again when their host reports", []edit{{"core/index.go",
+		"	x.markGuestsAt(host)\n	uids := map[string]bool{}\n", "	uids := map[string]bool{}\n"}}},
+	{"routes are not sent again when a guest moves", []edit{{"core/index.go",
+		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n			x.markNetwork(g.Cluster)\n		}\n", ""}}},
+	{"orders are not made again when a host reports", []edit{{"core/index.go",
+		"func (x *index) seeReport(host string, before, now Seen) {\n	x.hosts[host] = true\n", "func (x *index) seeReport(host string, before, now Seen) {\n"}}},
 }

@@ -63,22 +63,34 @@ func (m mutant) find(seeds int) (n int, what string, err error) {
 		return 0, "", err
 	}
 	defer os.RemoveAll(dir)
-	text, err := os.ReadFile(m.file)
-	if err != nil {
-		return 0, "", err
+	texts := map[string]string{} // of the files as they are changed
+	for _, e := range m.edits {
+		text, read := texts[e.file]
+		if !read {
+			original, err := os.ReadFile(e.file)
+			if err != nil {
+				return 0, "", err
+			}
+			text = string(original)
+		}
+		if n := strings.Count(text, e.old); n != 1 {
+			return 0, "", fmt.Errorf("%s has the text to be replaced %d times, not once: %s", e.file, n, e.old)
+		}
+		texts[e.file] = strings.Replace(text, e.old, e.new, 1)
 	}
-	if strings.Count(string(text), m.old) != 1 {
-		return 0, "", fmt.Errorf("%s has the text to be replaced %d times, not once", m.file, strings.Count(string(text), m.old))
+	replace := map[string]string{}
+	for file, text := range texts {
+		original, err := filepath.Abs(file)
+		if err != nil {
+			return 0, "", err
+		}
+		changed := filepath.Join(dir, strings.ReplaceAll(file, "/", "-"))
+		if err := os.WriteFile(changed, []byte(text), 0o644); err != nil {
+			return 0, "", err
+		}
+		replace[original] = changed
 	}
-	changed := filepath.Join(dir, filepath.Base(m.file))
-	if err := os.WriteFile(changed, []byte(strings.Replace(string(text), m.old, m.new, 1)), 0o644); err != nil {
-		return 0, "", err
-	}
-	original, err := filepath.Abs(m.file)
-	if err != nil {
-		return 0, "", err
-	}
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return 0, "", err
 	}
