@@ -14,6 +14,9 @@ type Kind string
 const (
 	// KeepTerm writes Act.Term and Act.Stamp to disk, so that they survive a crash. Stamp is nil where the orders have none.
 	KeepTerm Kind = "keep term"
+	// ReadTerm reads what KeepTerm has written: Result.Term and Result.Stamp, zero where it never did. With Err, a term may
+	// be there.
+	ReadTerm Kind = "read term"
 	// Obey hands Act.Orders to what keeps the network, the images and the templates. It is carried out before the acts that
 	// follow it.
 	Obey Kind = "obey"
@@ -107,6 +110,8 @@ const (
 type Result struct {
 	Err error
 
+	Term      uint64
+	Stamp     *v1.Stamp
 	Domains   []domain.Info
 	Creating  []string // uids
 	Record    *Record

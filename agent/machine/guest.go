@@ -10,7 +10,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// readAgainEvery is how often a record that could not be read is tried again.
+// readAgainEvery is how often a record, or the term, that could not be read is tried again.
 const readAgainEvery = time.Second
 
 // guest is one guest on this host. It carries out one script at a time, and beside it at most one operation.

@@ -28,6 +28,12 @@ type terms struct {
 	kept    uint64         // the term that it writes
 	written *v1.Stamp      // the stamp that it writes
 	retry   time.Time      // when a newer term is written again; zero: it is not to be
+
+	// unread is why the term on disk is not known; nil: it is. No orders are in force until it is known, since they may be
+	// of an older term.
+	unread    error
+	reading   uint64    // the act that reads it; 0: none
+	readAgain time.Time // when it is read again; zero: it is not to be
 }
 
 // check says why orders are refused.
@@ -51,19 +57,28 @@ func (m *Machine) check(w *v1.HostWanted) error {
 	return fmt.Errorf("%w: %s", ErrStale, m.refused)
 }
 
-// hold keeps orders of a newer term back until that is on disk; false: they are in force already.
+// hold keeps orders of a newer term back until that is on disk; false: they are in force already. While the term on disk is
+// not known, it keeps all orders back: the manager does not send them again.
 func (m *Machine) hold(w *v1.HostWanted) bool {
 	t := &m.terms
+	if t.unread != nil {
+		t.holdNewest(w)
+		return true
+	}
 	if w.Term <= t.term {
 		return false
 	}
-	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
-		t.held = w
-	}
+	t.holdNewest(w)
 	if t.keeping == 0 {
 		m.keepTerm()
 	}
 	return true
+}
+
+func (t *terms) holdNewest(w *v1.HostWanted) {
+	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
+		t.held = w
+	}
 }
 
 // keepStamp has the stamp of orders that are in force be the latest one. They do not wait for it to be on disk, and a failure
@@ -112,8 +127,29 @@ func (m *Machine) termKept(err error) {
 	m.obey(held)
 }
 
+// termRead takes up the term that was read from disk, and then the orders that waited for it.
+func (m *Machine) termRead(o Result) {
+	t := &m.terms
+	t.reading = 0
+	if o.Err != nil {
+		t.unread, t.readAgain = o.Err, m.now.Add(readAgainEvery)
+		return
+	}
+	t.unread, t.term, t.stamp = nil, o.Term, o.Stamp
+	held := t.held
+	t.held = nil
+	if held != nil && m.check(held) == nil && !m.hold(held) {
+		m.obey(held)
+	}
+}
+
 func (m *Machine) tickTerm() {
-	if t := &m.terms; !t.retry.IsZero() && !m.now.Before(t.retry) {
+	t := &m.terms
+	if !t.retry.IsZero() && !m.now.Before(t.retry) {
 		m.keepTerm()
+	}
+	if !t.readAgain.IsZero() && !m.now.Before(t.readAgain) {
+		t.readAgain = time.Time{}
+		t.reading = m.act(nil, Act{Kind: ReadTerm})
 	}
 }
