@@ -110,6 +110,8 @@ type Core struct {
 	avoid   map[string][]string   // hosts that could not start a guest, by guest uid
 	memory  map[string]memoryTold // what people were told of guests' memory, by guest uid
 	rest    map[string]time.Time  // objects that are not decided about before, by Change.Key
+	// described are the hosts whose description was changed just now.
+	described map[string]described
 }
 
 // stateSince is since when a move has been in its state.
@@ -121,7 +123,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, rest: map[string]time.Time{}}
+		memory: map[string]memoryTold{}, rest: map[string]time.Time{}, described: map[string]described{}}
 }
 
 // Fresh returns a copy that remembers what c does but the objects: its next decision is about everything.
@@ -129,7 +131,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
-	fresh.memory = maps.Clone(c.memory)
+	fresh.memory, fresh.described = maps.Clone(c.memory), maps.Clone(c.described)
 	return &fresh
 }
 
