@@ -1,6 +1,6 @@
 package agent
 
-// acts.go - carries out the machine's acts, but those of a start and of a transfer.
+// acts.go - carries out the machine's acts. The acts of a start are in start.go, those of a transfer in transfer.go.
 
 import (
 	"context"
@@ -15,15 +15,18 @@ import (
 	"watari/agent/machine"
 )
 
-// routeWait is how long a guest that is let run waits for its route: it runs without one rather than not at all.
+// routeWait is how long a guest waits for its route before it runs without one.
 const routeWait = 2 * time.Second
 
-// carryOut carries an act out and returns what came of it.
+// carryOut carries out an act and returns its result.
 func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine.Result {
 	var err error
 	switch act.Kind {
 	case machine.KeepTerm:
 		err = a.keepTerm(act.Term, act.Stamp)
+	case machine.ReadTerm:
+		term, stamp, err := a.readTerm()
+		return machine.Result{Term: term, Stamp: stamp, Err: err}
 	case machine.List:
 		return a.list(ctx, act)
 	case machine.ReadRecord:
@@ -34,7 +37,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 		return a.explain(g, act.Record)
 	case machine.Plug:
 		_, err = a.network.PlugGuest(ctx, act.Tap, act.MTU)
-		poke(a.networks.wake) // whatever was applied before does not know the tap
+		poke(a.networks.wake) // the network was last applied without this tap
 	case machine.Prepare:
 		return a.prepare(ctx, g, act)
 	case machine.Route:
@@ -65,8 +68,8 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	return machine.Result{Err: err}
 }
 
-// list lists the domains. It takes up what only a hypervisor that answers can tell: what the host can run, which may
-// change whenever the hypervisor's daemon is started anew.
+// list lists the domains. It also updates the hypervisor's part of the host's information, which may change whenever
+// the daemon restarts.
 func (a *Agent) list(ctx context.Context, act machine.Act) machine.Result {
 	list, err := a.hypervisor.List(ctx)
 	result := machine.Result{Domains: list, Err: err}
@@ -80,9 +83,9 @@ func (a *Agent) list(ctx context.Context, act machine.Act) machine.Result {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	closeOnce(a.asked)
+	closeOnce(a.listed)
 	if err == nil {
-		closeOnce(a.heard)
+		closeOnce(a.answered)
 	}
 	return result
 }
@@ -163,13 +166,13 @@ func (a *Agent) destroy(ctx context.Context, g *guest) error {
 	}
 }
 
-// processes are the pids of the guest's QEMU processes.
+// processes returns the pids of the guest's QEMU processes.
 func (a *Agent) processes(ctx context.Context, g *guest) ([]int, error) {
 	all, err := a.config.Processes(ctx)
 	return all[g.uid], err
 }
 
-// forget takes away what the host held for the guest, but for its record.
+// forget removes everything that the host holds for the guest, except its record.
 func (a *Agent) forget(ctx context.Context, g *guest, r *machine.Record) machine.Result {
 	g.expectNothing()
 	received := r != nil && r.Source != ""
@@ -184,7 +187,7 @@ func (a *Agent) forget(ctx context.Context, g *guest, r *machine.Record) machine
 		result.Err = fmt.Errorf("remove the sockets of guest %s: %w", g.name, err)
 		return result
 	}
-	if received { // QEMU leaves the socket by which the guest arrived
+	if received { // QEMU does not remove the socket on which the guest arrived
 		socket, err := a.hypervisor.MigrateSocket(g.name)
 		if err != nil {
 			result.Err = err
@@ -199,7 +202,7 @@ func (a *Agent) forget(ctx context.Context, g *guest, r *machine.Record) machine
 	return result
 }
 
-// unplug takes away the guest's tap, and the route to it.
+// unplug removes the guest's tap and the route to it.
 func (a *Agent) unplug(ctx context.Context, g *guest) error {
 	if err := a.network.UnplugGuest(ctx, g.uid); err != nil {
 		return fmt.Errorf("unplug guest %s: %w", g.name, err)

@@ -13,7 +13,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// keepForgotten is how long records of guests that are not wanted any more are kept.
+// keepForgotten is how long the host keeps the record of a forgotten guest.
 const keepForgotten = 24 * time.Hour
 
 // Config says where an agent lives and what it works with.
@@ -23,19 +23,20 @@ type Config struct {
 	RunDir   string // /run/watari
 	Log      *slog.Logger
 
-	// Info is completed by what the hypervisor says of itself, once it answers.
+	// Info is the host's information without the hypervisor's part. The agent adds that part when the hypervisor
+	// answers.
 	Info *v1.HostInfo
 	// Load samples the host's load.
 	Load func() *v1.HostLoad
-	// FreeMemory is what guests may still take, bytes.
+	// FreeMemory is the memory that new guests can use, bytes.
 	FreeMemory func() uint64
-	// Processes are the pids of the QEMU processes of guests on this host, by guest uid, found by a look at the process table
-	// that began after the call. It fails where the table could not be read whole in time: any guest may have a process
-	// then, beside those that it returns.
+	// Processes returns the pids of this host's QEMU processes by guest uid. It begins to read the process table after
+	// the call. It fails if it could not read the whole table in time; any guest may then have a process that it does
+	// not return.
 	Processes func(context.Context) (map[string][]int, error)
 	// Authority is the certificate, PEM, of the authority that signs the stamps of orders.
 	Authority []byte
-	// AllowUnconfined accepts new guests though QEMU runs as root or without a security driver.
+	// AllowUnconfined accepts new guests even if QEMU runs as root or without a security driver.
 	AllowUnconfined bool
 
 	Hypervisor Hypervisor
@@ -45,7 +46,7 @@ type Config struct {
 	Dial       GuestDialer
 }
 
-// Agent carries out for one host what its machine decides.
+// Agent carries out the decisions of one host's machine.
 type Agent struct {
 	config     Config
 	log        *slog.Logger
@@ -59,30 +60,30 @@ type Agent struct {
 	networks   *networkKeeper
 	templates  *templates
 	acting     sync.WaitGroup // the acts under way
-	heard      chan struct{}  // closed when the hypervisor has answered once
-	asked      chan struct{}  // closed when it was asked once, whether it answered or not
+	answered   chan struct{}  // closed when a listing has succeeded
+	listed     chan struct{}  // closed when the first listing has ended, with or without success
 
 	mu           sync.Mutex
 	machine      *machine.Machine
 	guests       map[string]*guest // as the machine knows them
 	running      map[uint64]context.CancelFunc
-	waiting      map[uint64]chan<- error // connections that ask to be let in
+	waiting      map[uint64]chan<- error // connections that wait for LetIn
 	connections  uint64
 	timer        *time.Timer
 	info         *v1.HostInfo // replaced as a whole
 	wantedImages []*v1.Image  // by the latest orders
 	load         *v1.HostLoad
-	changed      chan struct{} // closed at each change of what is reported
-	told         []string      // the problems that were logged last
+	changed      chan struct{} // closed when the report changes
+	logged       []string      // the problems of the last report, which are in the log
 }
 
-// New makes an agent that has read its records and taken up the guests it found; ctx is its life. Run makes it
-// follow what happens.
+// New makes an agent. It reads the host's records and takes over the guests that it finds. The agent acts until ctx
+// ends. Call Run to follow the hypervisor's events.
 func New(ctx context.Context, config Config) (*Agent, error) {
 	a := &Agent{ctx: ctx, config: config, log: config.Log, hypervisor: config.Hypervisor, network: config.Network,
 		images: config.Images, tunnels: config.Tunnels, info: config.Info, guests: map[string]*guest{},
 		running: map[uint64]context.CancelFunc{}, waiting: map[uint64]chan<- error{},
-		changed: make(chan struct{}), heard: make(chan struct{}), asked: make(chan struct{})}
+		changed: make(chan struct{}), answered: make(chan struct{}), listed: make(chan struct{})}
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -103,25 +104,22 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.timer = time.AfterFunc(time.Hour, func() { a.feed((*machine.Machine).Tick) })
 	a.feed(func(*machine.Machine, time.Time) {})
 	select {
-	case <-a.asked: // the first report tells what is here, if the hypervisor does
+	case <-a.listed: // so that the first report shows the host's guests, if the hypervisor answers
 	case <-ctx.Done():
 	}
 	return a, nil
 }
 
-// Tests shorten these; 0: as the machine has it.
+// Tests set these; 0: the machine's default.
 var lateCreate, sendEndWait time.Duration
 
-// loadState reads what an earlier agent left.
+// loadState reads the state that an earlier agent left on disk.
 func (a *Agent) loadState() machine.Loaded {
 	var loaded machine.Loaded
 	if err := a.records.SetAside(); err != nil {
 		loaded.Problems = append(loaded.Problems, err.Error())
 	}
-	var err error
-	if loaded.Term, loaded.Stamp, err = a.readTerm(); err != nil {
-		loaded.Problems = append(loaded.Problems, err.Error())
-	}
+	loaded.Term, loaded.Stamp, loaded.TermUnread = a.readTerm()
 	records, problems := a.records.Load()
 	loaded.Records = records
 	for _, problem := range problems {
@@ -130,8 +128,8 @@ func (a *Agent) loadState() machine.Loaded {
 	return loaded
 }
 
-// clearRecords removes records that were kept for long enough. The lock keeps guests from becoming known meanwhile whose
-// records are removed.
+// clearRecords deletes expired records and consoles. The lock prevents that the machine takes over a guest whose record
+// is being deleted.
 func (a *Agent) clearRecords() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,7 +137,8 @@ func (a *Agent) clearRecords() {
 	a.consoles.clear()
 }
 
-// confinement says how new guests are confined here, and whether that is accepted; nil: not known yet.
+// confinement returns how the hypervisor confines new guests, and whether unconfined ones are allowed; nil: not known
+// yet.
 func (a *Agent) confinement() *v1.Confinement {
 	c := a.hypervisor.Confinement()
 	if c != nil {
@@ -154,18 +153,18 @@ func (a *Agent) channelSocket(uid string) string {
 	return filepath.Join(a.guestRunDir(uid), "channel.sock")
 }
 
-// shutdownWait is how long acts that were interrupted by the agent's end may take: a transfer that is given up is broken
-// off properly.
+// shutdownWait is how long the agent waits at its end for interrupted acts. An interrupted transfer needs this time to
+// be cancelled properly.
 const shutdownWait = 3 * time.Second
 
-// Run follows what happens until the agent's life ends, and then leaves everything as it is.
+// Run follows the hypervisor's events until the agent's context ends. Guests and network stay as they are.
 func (a *Agent) Run() {
 	ctx := a.ctx
 	go a.networks.run(ctx)
 	go a.sample(ctx)
 	go func() {
 		select {
-		case <-a.heard: // until then it cannot be told which templates are of use
+		case <-a.answered: // clean needs the hypervisor
 			a.templates.clean(ctx)
 		case <-ctx.Done():
 		}
@@ -185,7 +184,7 @@ func (a *Agent) Run() {
 	}
 }
 
-// follow hands the hypervisor's events on.
+// follow passes the hypervisor's events to the machine.
 func (a *Agent) follow(ctx context.Context) {
 	for {
 		select {
@@ -207,13 +206,14 @@ func (a *Agent) follow(ctx context.Context) {
 	}
 }
 
-// sampleEvery is how often the load is sampled and, with that, the host reports though nothing else changed.
+// sampleEvery is how often the agent samples the load. The host reports after each sample, even if nothing else
+// changed.
 const sampleEvery = 5 * time.Second
 
-// keepEvery is how many samples lie between two looks at what the disk holds.
+// keepEvery is the number of samples between two deletions of expired files.
 const keepEvery = 60
 
-// sample keeps the load fresh.
+// sample samples the load and deletes expired files, until ctx ends.
 func (a *Agent) sample(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
@@ -239,7 +239,7 @@ func (a *Agent) sample(ctx context.Context) {
 	}
 }
 
-// Take takes up what the manager wants. It fails with machine.ErrStale where the orders are refused for good.
+// Take takes the manager's orders. It fails with machine.ErrStale if it refuses them for good.
 func (a *Agent) Take(w *v1.HostWanted) (err error) {
 	if forged := a.genuine(w); forged != nil {
 		a.feed(func(m *machine.Machine, now time.Time) { m.Refuse(now, forged.Error()) })
@@ -250,13 +250,13 @@ func (a *Agent) Take(w *v1.HostWanted) (err error) {
 	return err
 }
 
-// Evict ends all guests: the host was removed, and they may have been started elsewhere. It may be repeated.
+// Evict ends all guests. The host was removed, so the manager may have started them on other hosts. It may be repeated.
 func (a *Agent) Evict() {
 	a.log.Warn("this host was removed; its guests are ended")
 	a.feed((*machine.Machine).Evict)
 }
 
-// obey hands on the part of the orders that concerns no guest. a.mu is held.
+// obey carries out the orders about images, templates and network. a.mu is held.
 func (a *Agent) obey(w *v1.HostWanted) {
 	a.images.Share(w.Sharing, w.Blobs)
 	a.templates.share(w)
@@ -267,7 +267,7 @@ func (a *Agent) obey(w *v1.HostWanted) {
 	go a.keepImages()
 }
 
-// keepImages removes images, and templates of them, that have not been wanted for a while.
+// keepImages removes images that no order and no guest has needed for a while, and their templates.
 func (a *Agent) keepImages() {
 	used := map[string]bool{}
 	a.mu.Lock()
@@ -292,7 +292,7 @@ func (a *Agent) keepImages() {
 	a.publish()
 }
 
-// ReapplyNetwork puts the network back as it is wanted, after something of it was found missing.
+// ReapplyNetwork applies the wanted network again. The caller has found a part of it missing.
 func (a *Agent) ReapplyNetwork() { poke(a.networks.wake) }
 
 // guest finds a guest by uid.

@@ -1,6 +1,6 @@
 package agent
 
-// consolefile.go - the bytes of one console: read whatever files hold them, bounded by leaving out the middle.
+// consolefile.go - the bytes of one console, which may be in several files. A long console loses its middle.
 
 import (
 	"errors"
@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consoleFile is one console as a sequence of bytes. Where libvirt's virtlogd writes it, a full file becomes
-// console.log.0, that becomes console.log.1, and so on; the bytes then begin in the file with the highest number.
+// consoleFile is one console as a sequence of bytes. If libvirt's virtlogd writes it, a full file becomes
+// console.log.0, the earlier console.log.0 becomes console.log.1, and so on. The bytes then begin in the file with the
+// highest number.
 type consoleFile struct {
 	files []*os.File // in the order of their bytes
 	sizes []int64
@@ -29,7 +30,7 @@ func openConsole(path string) (*consoleFile, error) {
 	for _, name := range append(rolledOver(path), path) {
 		file, err := os.Open(name)
 		if errors.Is(err, os.ErrNotExist) && name != path {
-			continue // it was replaced meanwhile
+			continue // virtlogd has renamed a file meanwhile
 		}
 		if err != nil {
 			c.Close()
@@ -47,7 +48,7 @@ func openConsole(path string) (*consoleFile, error) {
 	return c, nil
 }
 
-// rolledOver lists what virtlogd put aside of a console, oldest first.
+// rolledOver lists the full files of a console that virtlogd has renamed, oldest first.
 func rolledOver(path string) []string {
 	found, _ := filepath.Glob(path + ".*")
 	number := func(name string) int {
@@ -69,8 +70,8 @@ func (c *consoleFile) Close() {
 	}
 }
 
-// ReadAt reads from offset on, up to the end of one file. It returns how many bytes before that were not kept, beside
-// what it read; 0, 0, io.EOF: there is no more.
+// ReadAt reads from offset on, up to the end of one file. skipped is the number of dropped bytes before those that it
+// read. It returns 0, 0, io.EOF at the end.
 func (c *consoleFile) ReadAt(buf []byte, offset int64) (n int, skipped int64, err error) {
 	begin := int64(0)
 	for i, file := range c.files {
@@ -84,7 +85,7 @@ func (c *consoleFile) ReadAt(buf []byte, offset int64) (n int, skipped int64, er
 			return 0, 0, io.EOF
 		}
 		if err != nil {
-			data = offset - begin // the file system cannot tell
+			data = offset - begin // the file system cannot list holes
 		}
 		if hole, err := unix.Seek(int(file.Fd()), data, unix.SEEK_HOLE); err == nil && hole > data {
 			buf = buf[:min(int64(len(buf)), hole-data)]
@@ -98,14 +99,14 @@ func (c *consoleFile) ReadAt(buf []byte, offset int64) (n int, skipped int64, er
 	return 0, 0, io.EOF
 }
 
-// tail is the console's last bytes, at most limit.
+// tail returns the console's last bytes, at most limit.
 func (c *consoleFile) tail(limit int64) string {
 	var b strings.Builder
 	c.copyFrom(&b, max(c.total-limit, 0), c.total)
 	return b.String()
 }
 
-// copyFrom writes the bytes from offset to end, with a line in place of those that were not kept.
+// copyFrom writes the bytes from offset to end. A line stands in place of dropped bytes.
 func (c *consoleFile) copyFrom(w io.Writer, offset, end int64) error {
 	buf := make([]byte, 64<<10)
 	for offset < end {
@@ -131,7 +132,7 @@ func (c *consoleFile) copyFrom(w io.Writer, offset, end int64) error {
 	return nil
 }
 
-// notKept is the line that stands for bytes that were not kept.
+// notKept is the line that stands in place of dropped bytes.
 func notKept(bytes int64) string { return fmt.Sprintf("\n[%d bytes were not kept]\n", bytes) }
 
 // moveConsole moves the console at path to another place, cut to head and tail bytes.
@@ -142,7 +143,7 @@ func moveConsole(path, to string, head, tail int64) (size int64, err error) {
 	}
 	defer c.Close()
 	part := to + ".part"
-	// Read by the agent alone: what a guest wrote is its user's.
+	// Only the agent may read the file: a guest's output is private to its user.
 	file, err := os.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return 0, err
@@ -173,7 +174,7 @@ func moveConsole(path, to string, head, tail int64) (size int64, err error) {
 	return info.Size(), removeConsole(path)
 }
 
-// removeConsole removes the console at path; that there is none is no error.
+// removeConsole removes the console at path. A missing console is no error.
 func removeConsole(path string) error {
 	var failed error
 	for _, name := range append(rolledOver(path), path) {
@@ -184,8 +185,8 @@ func removeConsole(path string) error {
 	return failed
 }
 
-// boundConsole frees the middle of a console that a guest is writing, and leaves head and tail bytes. Offsets stay as
-// they are: the file gets a hole. It does nothing unless the file takes much more than that.
+// boundConsole frees the middle of a running guest's console, and keeps head and tail bytes. It makes a hole in the
+// file, so that offsets stay valid. It does nothing unless the file takes much more than head and tail.
 func boundConsole(path string, head, tail int64) error {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

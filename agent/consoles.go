@@ -1,8 +1,8 @@
 package agent
 
 // consoles.go - guests' serial consoles. QEMU appends to guests/<uid>/console.log. When an epoch has ended here, its
-// console becomes guests/<uid>/consoles/<epoch>.log, and <epoch>.json beside it says how the epoch ended. QEMU's file
-// is moved only when no QEMU of the guest is left.
+// console becomes guests/<uid>/consoles/<epoch>.log, and <epoch>.json says how the epoch ended. The agent moves the
+// file only when the guest has no QEMU process.
 
 import (
 	"encoding/json"
@@ -23,13 +23,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// What is kept of consoles, so that a guest that writes or restarts without end does not fill the disk.
+// Limits of kept consoles. A guest that writes or restarts without end must not fill the disk.
 const (
-	keptEpochs      = 8              // of a guest that have ended here
+	keptEpochs      = 8              // ended epochs of a guest
 	keptHead        = 64 << 10       // bytes of each: the boot
 	keptTail        = 192 << 10      // and the end
-	keptOfAllGuests = 64 << 20       // bytes on this host; the oldest consoles go first
-	keepConsoles    = 72 * time.Hour // also of guests that exist no more
+	keptOfAllGuests = 64 << 20       // bytes on this host; the oldest consoles are deleted first
+	keepConsoles    = 72 * time.Hour // also of guests that no longer exist
 	runningHead     = 64 << 10       // bytes of a guest that runs
 	runningTail     = 4 << 20
 )
@@ -52,7 +52,7 @@ type consoles struct {
 	log *slog.Logger
 }
 
-// path is the file that QEMU appends to.
+// path returns the file to which QEMU appends.
 func (c *consoles) path(uid string) string { return filepath.Join(c.dir, uid, "console.log") }
 
 func (c *consoles) keptDir(uid string) string { return filepath.Join(c.dir, uid, "consoles") }
@@ -63,7 +63,7 @@ func (c *consoles) keptPath(uid string, epoch uint64) string {
 
 func descriptionOf(path string) string { return strings.TrimSuffix(path, ".log") + ".json" }
 
-// keep takes the guest's console as that of an epoch that has ended. Doing it again does nothing.
+// keep stores the guest's console as that of an ended epoch. It may be repeated.
 func (c *consoles) keep(uid string, k keptConsole) error {
 	from, to := c.path(uid), c.keptPath(uid, k.Epoch)
 	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
@@ -81,7 +81,7 @@ func (c *consoles) keep(uid string, k keptConsole) error {
 		}
 	}
 	if err != nil {
-		// It must not stay: the next start would append to it. On a full disk there is no room for a copy.
+		// Remove the file, which the full disk cannot copy: the next epoch would append to it.
 		return errors.Join(fmt.Errorf("keep the console of epoch %d: %w", k.Epoch, err), removeConsole(from))
 	}
 	c.clear()
@@ -91,7 +91,7 @@ func (c *consoles) keep(uid string, k keptConsole) error {
 // drop removes the console of an epoch that never ran here.
 func (c *consoles) drop(uid string) error { return removeConsole(c.path(uid)) }
 
-// tail is the end of the console that a guest has now.
+// tail returns the end of the guest's present console.
 func (c *consoles) tail(uid string, limit int64) string {
 	f, err := openConsole(c.path(uid))
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *consoles) tail(uid string, limit int64) string {
 	return f.tail(limit)
 }
 
-// list are the kept consoles of a guest, by epoch.
+// list returns the kept consoles of a guest in the order of epochs.
 func (c *consoles) list(uid string) []keptConsole {
 	found, _ := filepath.Glob(filepath.Join(c.keptDir(uid), "*.json"))
 	var list []keptConsole
@@ -116,7 +116,7 @@ func (c *consoles) list(uid string) []keptConsole {
 	return list
 }
 
-// clear removes the consoles that are beyond what is kept.
+// clear removes the consoles that exceed the limits.
 func (c *consoles) clear() {
 	type file struct {
 		path string
@@ -145,12 +145,12 @@ func (c *consoles) clear() {
 		os.Remove(descriptionOf(f.path))
 		if of[f.uid] == 0 {
 			os.Remove(c.keptDir(f.uid))
-			os.Remove(filepath.Join(c.dir, f.uid)) // unless it holds anything else
+			os.Remove(filepath.Join(c.dir, f.uid)) // fails if the folder is not empty
 		}
 	}
 }
 
-// bound keeps the consoles of guests that run from growing without end.
+// bound limits the consoles of running guests.
 func (c *consoles) bound() {
 	found, _ := filepath.Glob(filepath.Join(c.dir, "*", "console.log"))
 	for _, path := range found {
@@ -160,13 +160,13 @@ func (c *consoles) bound() {
 	}
 }
 
-// keepConsole puts the console of an epoch aside that has ended here: was is its record before, is the one now. That a
-// console could not be kept keeps nothing else from being done.
+// keepConsole stores the console of an epoch that has ended here. was is the record before the end, is the present
+// record. It logs an error and does not return it, because nothing else depends on the console.
 func (g *guest) keepConsole(was, is *machine.Record) {
 	var err error
 	switch {
 	case was == nil || was.Phase == machine.PhaseReserved || was.Phase == machine.PhaseReceiving || was.Phase == machine.PhaseReceived:
-		err = g.agent.consoles.drop(g.uid) // nothing of it ran here
+		err = g.agent.consoles.drop(g.uid) // the epoch never ran here
 	default:
 		err = g.agent.consoles.keep(g.uid, kept(is))
 	}

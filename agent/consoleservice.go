@@ -16,7 +16,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// ListConsoles lists what is kept of a guest's epochs that ended here.
+// ListConsoles lists the kept consoles of a guest.
 func (s service) ListConsoles(_ context.Context, req *connect.Request[v1.ListConsolesRequest]) (*connect.Response[v1.ListConsolesResponse], error) {
 	if err := checkUID(req.Msg.GuestUid); err != nil {
 		return nil, err
@@ -28,8 +28,8 @@ func (s service) ListConsoles(_ context.Context, req *connect.Request[v1.ListCon
 	return connect.NewResponse(response), nil
 }
 
-// Console streams a guest's console from an offset. Followed, it ends when the host has it no more: the guest has moved
-// away, or ended.
+// Console streams a guest's console from an offset. With Follow, the stream ends when the guest has moved away or
+// ended.
 func (s service) Console(ctx context.Context, req *connect.Request[v1.ConsoleRequest], stream *connect.ServerStream[v1.ConsoleResponse]) error {
 	uid := req.Msg.GuestUid
 	if err := checkUID(uid); err != nil {
@@ -48,7 +48,7 @@ func (s service) Console(ctx context.Context, req *connect.Request[v1.ConsoleReq
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		kept := c.current(path) // asked first: what is read after that is all there will be
+		kept := c.current(path) // before the read: if the file is complete now, the read returns all of it
 		if offset, err = sendConsole(c, offset, stream); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func checkUID(uid string) error {
 	return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("malformed guest uid %q", uid))
 }
 
-// sendConsole sends what there is from offset on, and returns the offset after it.
+// sendConsole sends the console's present bytes from offset on, and returns the offset after them.
 func sendConsole(c *consoleFile, offset int64, stream *connect.ServerStream[v1.ConsoleResponse]) (int64, error) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -105,12 +105,12 @@ func sendConsole(c *consoleFile, offset int64, stream *connect.ServerStream[v1.C
 	}
 }
 
-// current tells whether the console's last file is still the one at path.
+// current reports whether the console's last file is still the one at path.
 func (c *consoleFile) current(path string) bool {
 	return c.is(path, c.files[len(c.files)-1])
 }
 
-// rolled tells whether virtlogd has put the console's last file aside and goes on in another.
+// rolled reports whether virtlogd has renamed the console's last file and writes to another.
 func (c *consoleFile) rolled(path string) bool {
 	for _, name := range rolledOver(path) {
 		if c.is(name, c.files[len(c.files)-1]) {

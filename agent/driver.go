@@ -1,6 +1,6 @@
 package agent
 
-// driver.go - feeds the machine, and begins what it decides on.
+// driver.go - feeds the machine, and begins its acts.
 
 import (
 	"context"
@@ -9,14 +9,14 @@ import (
 	"watari/agent/machine"
 )
 
-// feed gives the machine an input, and begins the acts that it decides on.
+// feed gives the machine an input, and begins the acts that follow.
 func (a *Agent) feed(input func(m *machine.Machine, now time.Time)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	input(a.machine, time.Now())
 	a.keepGuestsLocked()
 	if a.ctx.Err() != nil {
-		return // no act begins any more
+		return // the agent ends: begin no act
 	}
 	for _, act := range a.machine.Acts() {
 		a.beginLocked(act)
@@ -29,7 +29,7 @@ func (a *Agent) feed(input func(m *machine.Machine, now time.Time)) {
 	a.publishLocked()
 }
 
-// keepGuestsLocked has the agent's own part of each guest that the machine knows, and of no other.
+// keepGuestsLocked makes a.guests have exactly the guests that the machine knows.
 func (a *Agent) keepGuestsLocked() {
 	known := map[string]bool{}
 	for _, view := range a.machine.Guests() {
@@ -39,8 +39,8 @@ func (a *Agent) keepGuestsLocked() {
 			g = a.newGuest(view.UID, view.Name)
 			a.guests[view.UID] = g
 		}
-		if g.told != view.Identity {
-			g.told = view.Identity
+		if g.wantedIdentity != view.Identity {
+			g.wantedIdentity = view.Identity
 			g.identity.poke()
 		}
 	}
@@ -52,7 +52,7 @@ func (a *Agent) keepGuestsLocked() {
 	}
 }
 
-// beginLocked begins an act, beside all others.
+// beginLocked begins an act. Acts run concurrently.
 func (a *Agent) beginLocked(act machine.Act) {
 	switch act.Kind {
 	case machine.Obey:
@@ -101,14 +101,16 @@ func (a *Agent) logAct(g *guest, act machine.Act, result machine.Result, took ti
 	switch {
 	case result.Err == nil:
 		log.Debug("acted", attributes...)
-	case act.Kind == machine.List || result.Cut: // the first is tried every 2 s, and its reason is a problem that is reported
+	case act.Kind == machine.List || act.Kind == machine.ReadTerm || result.Cut:
+		// The first two are tried every second or two, and their reason is a problem that is reported.
 		log.Debug("an act failed", append(attributes, "error", result.Err)...)
 	default:
 		log.Warn("an act failed", append(attributes, "error", result.Err)...)
 	}
 }
 
-// admit asks the machine whether a connection of a transfer is let in. It returns when a record of that is on disk.
+// admit asks the machine whether the tunnel may admit a connection of a transfer. It returns nil when the record of
+// that is on disk.
 func (a *Agent) admit(uid, migration string) error {
 	answer := make(chan error, 1)
 	a.feed(func(m *machine.Machine, now time.Time) {
@@ -124,8 +126,8 @@ func (a *Agent) admit(uid, migration string) error {
 	}
 }
 
-// tunnelChanged tells the machine whether a transfer's tunnel is open. It is looked at under the lock: what is told last is
-// so.
+// tunnelChanged tells the machine whether a transfer's tunnel is open. It reads the tunnel's state under the lock, so
+// that the machine's last input is the newest state.
 func (a *Agent) tunnelChanged(uid, migration string) {
 	a.feed(func(m *machine.Machine, now time.Time) { m.Tunnel(now, uid, migration, a.tunnels.Active(migration)) })
 }

@@ -1,6 +1,6 @@
 package agent
 
-// ending.go - what is told of a guest that ended though it was wanted.
+// ending.go - explains why a guest ended that the manager wanted to run.
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ const (
 	quotedBytes  = 32 << 10
 )
 
-// explainEnding adds to the message of an end what the hypervisor says of it.
+// explainEnding adds the hypervisor's explanation to the message of an end.
 func explainEnding(message string, e domain.End) string {
 	if e.How != "" {
 		message += ": " + e.How
@@ -32,7 +32,7 @@ func explainEnding(message string, e domain.End) string {
 // panicMark begins the line by which Linux says why it panics. Registers and a call trace follow.
 const panicMark = "Kernel panic - not syncing"
 
-// quoteConsole returns the lines that a console ends with, printable, and before them that of a panic.
+// quoteConsole returns the last lines of a console, printable, after the line of a kernel panic if there is one.
 func quoteConsole(text string) string {
 	lines := printable.LastLines(text, quotedLines, quotedLength)
 	quoted := strings.Join(lines, "\n")
@@ -44,7 +44,7 @@ func quoteConsole(text string) string {
 	return quoted
 }
 
-// explain tells of an end that nobody asked for.
+// explain explains an end that no order caused.
 func (a *Agent) explain(g *guest, r *machine.Record) machine.Result {
 	return machine.Result{Message: explainEnding(r.Message, a.hypervisor.Ended(g.uid, g.name)),
 		LastLines: quoteConsole(a.consoles.tail(g.uid, quotedBytes))}

@@ -1,6 +1,6 @@
 package agent
 
-// facts.go - what a manager is told that may have lost the objects of this host's guests.
+// facts.go - the part of reports from which a manager recovers lost objects of guests.
 
 import (
 	"maps"
@@ -10,8 +10,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// trimmed leaves out of a report what the manager knows once there are orders of this session: the facts of guests that the
-// orders mention, and the epochs. It changes o, which is the caller's.
+// trimmed removes from a report what the manager knows if it has sent orders in this session: the facts of guests that
+// the orders mention, and the epochs. It changes o, which the caller owns.
 func trimmed(o *v1.HostObserved, mentioned func(uid string) bool) *v1.HostObserved {
 	for _, g := range o.Guests {
 		if mentioned(g.Uid) {
@@ -43,7 +43,7 @@ func (e *epochs) forget(uid string) {
 	delete(e.known, uid)
 }
 
-// list is what the host reports, by uid.
+// list returns the epochs for the report, in the order of uids.
 func (e *epochs) list() []*v1.KnownEpoch {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -11,21 +11,21 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// guest is what the agent keeps of one guest beside the machine. Acts on it are carried out one at a time, but Prepare,
-// Start and Send run beside others.
+// guest is the agent's own state of one guest. The acts of a guest run one at a time, except that Prepare, Start and
+// Send run concurrently with others.
 type guest struct {
-	agent     *Agent
-	uid, name string
-	log       *slog.Logger
-	identity  *identityKeeper
-	end       context.CancelFunc
-	told      *v1.Identity // what the identity keeper goes by
+	agent          *Agent
+	uid, name      string
+	log            *slog.Logger
+	identity       *identityKeeper
+	end            context.CancelFunc
+	wantedIdentity *v1.Identity // the identity that the keeper gives the guest
 
 	prepared   prepared // written by Prepare, read by Start, which follows it
-	stopExpect func()   // nil: nothing is expected; of Expect, Unexpect and Forget
+	stopExpect func()   // used by Expect, Unexpect and Forget; nil: nothing is expected
 }
 
-// prepared is what a preparation has made ready.
+// prepared is the result of Prepare.
 type prepared struct {
 	files    ImageFiles
 	tap      string
@@ -40,7 +40,7 @@ func (a *Agent) newGuest(uid, name string) *guest {
 	return g
 }
 
-// setStep says what is being done, for people who wait.
+// setStep sets the text that tells waiting people what the agent is doing.
 func (g *guest) setStep(format string, args ...any) {
 	a := g.agent
 	a.mu.Lock()
@@ -50,7 +50,7 @@ func (g *guest) setStep(format string, args ...any) {
 	}
 }
 
-// identityOf is what a guest is to be told that it is; nil: nothing now.
+// identityOf returns the identity to give a guest; nil: none now.
 func (a *Agent) identityOf(uid string) *v1.Identity {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -58,7 +58,7 @@ func (a *Agent) identityOf(uid string) *v1.Identity {
 	return view.Identity
 }
 
-// missing tells whether the hypervisor answers, and did not list a domain the last time.
+// missing reports whether the hypervisor answers and its last listing has no domain of the guest.
 func (a *Agent) missing(uid string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -66,8 +66,8 @@ func (a *Agent) missing(uid string) bool {
 	return current && state == domain.Absent
 }
 
-// localGuests are those whose addresses are to be routed to their taps: they hold the grant, or the manager
-// already routes their address here.
+// localGuests returns the guests whose addresses this host routes to their taps. Such a guest has the grant for this
+// host, or the manager already routes its address here.
 func (a *Agent) localGuests() []machine.Tap {
 	here := a.networks.routedHere(a.config.Name)
 	a.mu.Lock()

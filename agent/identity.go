@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// checkEvery is how often a guest agent that is well is asked whether it still is.
+	// checkEvery is the period of checks of a guest agent that answers.
 	checkEvery = 15 * time.Second
-	// askTimeout is how long one question may take.
+	// askTimeout bounds one request to a guest agent.
 	askTimeout = 5 * time.Second
-	// identifyTimeout is how long a guest may take over its identity, on a host that is busy.
+	// identifyTimeout bounds the setting of an identity; a guest on a busy host is slow.
 	identifyTimeout = 30 * time.Second
-	// trustTime is how long a guest that goes on where it stopped is taken to be ready before its agent has answered.
+	// trustTime is how long a resumed guest counts as ready without an answer of its agent.
 	trustTime = 10 * time.Second
 )
 
-// identityKeeper keeps one guest the one it is meant to be: it gives it its identity after each start and
-// whenever that changes, and sets its clock after it was restored or moved. It knows whether the guest is ready.
+// identityKeeper gives one guest its identity after each start and after each change of the identity. It sets the
+// guest's clock after a restore or a move. It knows whether the guest is ready.
 type identityKeeper struct {
 	g       *guest
 	channel GuestChannel
@@ -40,11 +40,11 @@ type identityKeeper struct {
 
 	mu      sync.Mutex
 	isReady bool
-	trusted time.Time // until then it is taken to be
-	setTime bool      // the clock is to be set
-	told    []byte    // hash of the identity that the guest has
-	hash    string    // the guest's own hash of its peers then
-	boot    string    // the guest kernel's boot id then
+	trusted time.Time // until then the guest counts as ready
+	setTime bool      // the clock must be set
+	given   []byte    // hash of the identity that the guest has
+	hash    string    // the guest's own hash of its peers when it got that identity
+	boot    string    // the guest kernel's boot id at that time
 	memory  *v1.OutOfMemory
 }
 
@@ -57,7 +57,7 @@ func newIdentityKeeper(g *guest) *identityKeeper {
 
 func (k *identityKeeper) poke() { poke(k.wake) }
 
-// restarted: the guest was started or restored just now.
+// restarted says that the guest was just started or restored.
 func (k *identityKeeper) restarted() {
 	k.mu.Lock()
 	k.trusted = time.Time{}
@@ -65,18 +65,19 @@ func (k *identityKeeper) restarted() {
 	k.resumed()
 }
 
-// resumes: the guest is about to go on where it stopped, at another host perhaps. Its agent stopped with it and goes on
-// with it, and only has to be reached again: to the guest's owner it is as ready as it was.
+// resumes says that the guest is about to continue, perhaps after a move. Its agent stopped and continues with it, so
+// the guest stays as ready as it was before the stop.
 func (k *identityKeeper) resumes() {
 	k.mu.Lock()
 	k.trusted = time.Now().Add(trustTime)
 	k.mu.Unlock()
 }
 
-// resumed: the guest goes on since just now. Its agent is to be reached anew, and told the time and who it is.
+// resumed says that the guest has just continued. The keeper connects to its agent again, and sets its time and
+// identity.
 func (k *identityKeeper) resumed() {
 	k.mu.Lock()
-	k.isReady, k.setTime, k.told = false, true, nil
+	k.isReady, k.setTime, k.given = false, true, nil
 	k.mu.Unlock()
 	k.channel.Close()
 	k.poke()
@@ -119,7 +120,7 @@ func (k *identityKeeper) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-k.wake:
-			if next < checkEvery { // a guest that does not answer is not asked faster for being woken
+			if next < checkEvery { // waking the keeper must not shorten the pause after a failed check
 				select {
 				case <-ctx.Done():
 					return
@@ -150,14 +151,14 @@ func (k *identityKeeper) forceCheck() {
 	k.boot = ""
 }
 
-// check brings the guest to the identity, if it has not got it.
+// check gives the guest the identity, unless the guest already has it.
 func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error {
 	sum := identityHash(identity)
 	k.mu.Lock()
-	told, setTime, boot, hash := k.told, k.setTime, k.boot, k.hash
+	given, setTime, boot, hash := k.given, k.setTime, k.boot, k.hash
 	k.mu.Unlock()
-	if bytes.Equal(told, sum) && !setTime && boot != "" {
-		return nil // woken for something else
+	if bytes.Equal(given, sum) && !setTime && boot != "" {
+		return nil // the guest already has the identity
 	}
 	askCtx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -172,7 +173,7 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 			return fmt.Errorf("set the guest's clock: %w", err)
 		}
 	}
-	same := bytes.Equal(told, sum) && d.GuestUid == identity.GuestUid && d.Epoch == identity.Epoch && d.PeersHash == hash
+	same := bytes.Equal(given, sum) && d.GuestUid == identity.GuestUid && d.Epoch == identity.Epoch && d.PeersHash == hash
 	if !same {
 		full := proto.CloneOf(identity)
 		full.Entropy = make([]byte, 64)
@@ -188,12 +189,12 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 		d = answer.Msg.Description
 	}
 	k.mu.Lock()
-	k.told, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()
+	k.given, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()
 	k.mu.Unlock()
 	return nil
 }
 
-// identityHash tells identities apart, whatever the entropy.
+// identityHash returns a hash of an identity without its entropy.
 func identityHash(identity *v1.Identity) []byte {
 	c := proto.CloneOf(identity)
 	c.Entropy = nil

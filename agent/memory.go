@@ -1,6 +1,6 @@
 package agent
 
-// memory.go - what a guest tells of processes that its kernel ended because its memory ran out.
+// memory.go - a guest's message about processes that its kernel killed because memory ran out.
 
 import (
 	"google.golang.org/protobuf/proto"
@@ -8,18 +8,18 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// noteMemory keeps what the guest has told; nil: nothing, or its agent is an older one.
-func (k *identityKeeper) noteMemory(told *v1.OutOfMemory) {
+// noteMemory keeps the guest's message; nil: it has none, or its agent is too old to send one.
+func (k *identityKeeper) noteMemory(message *v1.OutOfMemory) {
 	k.mu.Lock()
-	changed := !proto.Equal(k.memory, told)
-	k.memory = told
+	changed := !proto.Equal(k.memory, message)
+	k.memory = message
 	k.mu.Unlock()
 	if changed {
 		k.g.agent.publish()
 	}
 }
 
-// outOfMemory is what the guest told last.
+// outOfMemory returns the guest's last message.
 func (k *identityKeeper) outOfMemory() *v1.OutOfMemory {
 	k.mu.Lock()
 	defer k.mu.Unlock()

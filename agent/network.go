@@ -13,11 +13,11 @@ import (
 
 var errNoNetwork = errors.New("the manager has sent no network yet")
 
-// networkKeeper keeps the overlay as it is wanted. It acts whenever the wish or the set of local guests changes.
+// networkKeeper keeps the overlay in the wanted state. It acts when the wish or the set of local guests changes.
 type networkKeeper struct {
 	network Network
-	local   func() []machine.Tap // guests whose address is to be routed to their tap
-	changed func()               // something reported changed
+	local   func() []machine.Tap // guests whose addresses this host routes to their taps
+	changed func()               // called when the report changes
 	log     *slog.Logger
 
 	wake chan struct{}
@@ -26,7 +26,7 @@ type networkKeeper struct {
 	wanted  *v1.NetworkWanted
 	inForce uint64
 	routed  map[string]bool // guests routed to their taps
-	gone    uint64          // counts the taps that were taken away
+	gone    uint64          // counts removed taps
 	failure error
 	applied chan struct{} // closed after each attempt
 	rounds  uint64
@@ -37,7 +37,7 @@ func newNetworkKeeper(n Network, local func() []machine.Tap, changed func(), log
 		wake: make(chan struct{}, 1), routed: map[string]bool{}, applied: make(chan struct{})}
 }
 
-// want takes up the manager's wish.
+// want stores the manager's wish.
 func (k *networkKeeper) want(wanted *v1.NetworkWanted) {
 	k.mu.Lock()
 	same := k.wanted != nil && k.wanted.Generation == wanted.Generation && k.failure == nil
@@ -48,7 +48,7 @@ func (k *networkKeeper) want(wanted *v1.NetworkWanted) {
 	}
 }
 
-// run applies until ctx ends. Nothing is taken down at the end.
+// run applies the wish until ctx ends. The network stays in place at the end.
 func (k *networkKeeper) run(ctx context.Context) {
 	retry := time.NewTimer(time.Hour)
 	delay := time.Second
@@ -80,7 +80,7 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	}
 	k.mu.Lock()
 	k.failure = err
-	if gone == k.gone { // else a tap has gone meanwhile and taken its route along, and the next round begins at once
+	if gone == k.gone { // otherwise a tap was removed meanwhile, with its route; the next round begins at once
 		k.rounds++
 		if err == nil {
 			k.inForce = wanted.Generation
@@ -104,7 +104,7 @@ func (k *networkKeeper) apply(ctx context.Context) bool {
 	return err == nil
 }
 
-// unplugged is to be told that a tap was taken away, and its route with it.
+// unplugged says that a tap was removed, and its route with it.
 func (k *networkKeeper) unplugged(uid string) {
 	k.mu.Lock()
 	k.gone++
@@ -113,14 +113,14 @@ func (k *networkKeeper) unplugged(uid string) {
 	poke(k.wake)
 }
 
-// ensure waits until a guest that is local is routed to its tap.
+// ensure waits until this host routes a local guest's address to its tap.
 func (k *networkKeeper) ensure(ctx context.Context, uid string) error {
 	k.mu.Lock()
 	if k.routed[uid] {
 		k.mu.Unlock()
 		return nil
 	}
-	// A round that has begun already may not know the guest: the second from now does.
+	// The current round may have begun without the guest. The second round from now includes it.
 	from := k.rounds
 	k.mu.Unlock()
 	poke(k.wake)
@@ -146,7 +146,7 @@ func (k *networkKeeper) ensure(ctx context.Context, uid string) error {
 	}
 }
 
-// state is what is reported.
+// state returns the network's part of the report.
 func (k *networkKeeper) state() (inForce uint64, problem string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -164,7 +164,7 @@ func poke(wake chan struct{}) {
 	}
 }
 
-// routedHere tells of an address whether the manager routes it to the host, or to none.
+// routedHere returns a function that reports whether the manager routes an address to the host, or to no host.
 func (k *networkKeeper) routedHere(host string) func(address string) bool {
 	k.mu.Lock()
 	wanted := k.wanted

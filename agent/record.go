@@ -14,14 +14,14 @@ import (
 	"watari/internal/durable"
 )
 
-// ballastSize is what is set aside for records, in bytes.
+// ballastSize is the reserved disk space for vital records, in bytes.
 const ballastSize = 1 << 20
 
 // RecordStore keeps one record per guest as <dir>/<uid>/record.json.
 type RecordStore struct {
 	Dir string
 	Now func() time.Time
-	// Write is replaced by tests to fail.
+	// Write writes a file; tests replace it.
 	Write  func(path string, data []byte) error
 	epochs epochs
 }
@@ -31,16 +31,16 @@ func NewRecordStore(dir string) *RecordStore {
 	return &RecordStore{Dir: dir, Now: time.Now, Write: writeFile}
 }
 
-// GuestDir is where all of a guest's files on this host are.
+// GuestDir is the folder of a guest's files on this host.
 func (s *RecordStore) GuestDir(uid string) string { return filepath.Join(s.Dir, uid) }
 
 func (s *RecordStore) path(uid string) string { return filepath.Join(s.Dir, uid, "record.json") }
 
-// Save writes a record so that it survives a crash of the host. When it returns an error the old record is
-// still in force and nothing may be done that the new one was to announce.
+// Save writes a record so that it survives a crash of the host. If it returns an error, the caller must not take the
+// step that the new record announces.
 //
-// vital: the record is of a guest that exists already and must be kept. For such ones some space is set aside,
-// which is used when the disk is full.
+// vital: the record concerns a guest that already exists, so it must not be lost. Save uses the reserved space for it
+// if the disk is full.
 func (s *RecordStore) Save(r *machine.Record, vital bool) error {
 	err := s.save(r)
 	if err != nil && vital && errors.Is(err, syscall.ENOSPC) && os.Remove(s.ballast()) == nil {
@@ -49,7 +49,7 @@ func (s *RecordStore) Save(r *machine.Record, vital bool) error {
 	return err
 }
 
-// SetAside makes sure that there is space for vital records when the disk is full.
+// SetAside reserves disk space for vital records.
 func (s *RecordStore) SetAside() error {
 	if info, err := os.Stat(s.ballast()); err == nil && info.Size() == ballastSize {
 		return nil
@@ -85,7 +85,7 @@ func (s *RecordStore) save(r *machine.Record) error {
 	return nil
 }
 
-// Load reads all records. A damaged one is put aside and reported: see Damaged.
+// Load reads all records. It moves a damaged record away and returns an error for it: see Damaged.
 func (s *RecordStore) Load() (map[string]*machine.Record, []error) {
 	records := map[string]*machine.Record{}
 	var problems []error
@@ -98,7 +98,7 @@ func (s *RecordStore) Load() (map[string]*machine.Record, []error) {
 			continue
 		}
 		r, err := s.LoadOne(entry.Name())
-		if err != nil && !errors.Is(err, ErrUnreadable) { // what cannot be read now is read again when it matters
+		if err != nil && !errors.Is(err, ErrUnreadable) { // the machine reads such a record again when it needs it
 			problems = append(problems, err)
 		}
 		if r != nil {
@@ -127,8 +127,8 @@ func (s *RecordStore) read(uid string) (*machine.Record, error) {
 	return r, err
 }
 
-// ErrUnreadable says that a record is there and cannot be read now: for want of descriptors, say, or of a disk that
-// answers. It may well be whole, so that nothing follows from it for its guest.
+// ErrUnreadable says that a record exists and cannot be read now, for example because descriptors ran out or the disk
+// does not answer. The record may be intact, so the caller must not treat it as lost.
 var ErrUnreadable = errors.New("it cannot be read now")
 
 // LoadOne reads one guest's record; nil: there is none that can be read.
@@ -146,14 +146,14 @@ func (s *RecordStore) LoadOne(uid string) (*machine.Record, error) {
 	return nil, err
 }
 
-// Damaged tells whether a guest's record was put aside as damaged, and not replaced since.
+// Damaged reports whether a guest's record was moved away as damaged, and has not been replaced since.
 func (s *RecordStore) Damaged(uid string) bool {
 	_, err := os.Stat(s.path(uid) + ".damaged")
 	return err == nil
 }
 
-// Clear removes the files of guests that were forgotten for longer than age and are not in use. A record that cannot
-// be read is left to Load, which tells of it.
+// Clear removes the files of guests that were forgotten longer than age ago and are not in use. It leaves a record that
+// cannot be read to Load, which reports it.
 func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
 	entries, _ := os.ReadDir(s.Dir)
 	for _, entry := range entries {
@@ -170,7 +170,7 @@ func (s *RecordStore) Clear(age time.Duration, inUse func(uid string) bool) {
 	}
 }
 
-// remove removes all files of a guest but its kept consoles, which have a time of their own (see consoles.clear).
+// remove removes all files of a guest except its kept consoles, which expire separately (see consoles.clear).
 func (s *RecordStore) remove(uid string) {
 	s.epochs.forget(uid)
 	files, _ := os.ReadDir(s.GuestDir(uid))
@@ -179,8 +179,8 @@ func (s *RecordStore) remove(uid string) {
 			os.Remove(filepath.Join(s.GuestDir(uid), file.Name()))
 		}
 	}
-	os.Remove(s.GuestDir(uid)) // unless consoles are kept
+	os.Remove(s.GuestDir(uid)) // fails if it has consoles
 }
 
-// writeFile is for the agent's own files, which nobody else needs to read.
+// writeFile writes a file that only the agent can read.
 func writeFile(path string, data []byte) error { return durable.WriteFile(path, data, 0o600) }

@@ -1,6 +1,6 @@
 package agent
 
-// report.go - what the host reports.
+// report.go - makes the host's report.
 
 import (
 	"slices"
@@ -11,7 +11,7 @@ import (
 	"watari/internal/protocol"
 )
 
-// Observed is what the host reports now, and a channel that is closed when that has changed.
+// Observed returns the host's present report, and a channel that is closed when the report changes.
 func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	a.mu.Lock()
 	changed := a.changed
@@ -42,11 +42,11 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	return o, changed
 }
 
-// logProblems logs the problems that were not there the last time.
+// logProblems logs the problems that the last report did not have.
 func (a *Agent) logProblems(problems []string) {
 	a.mu.Lock()
-	before := a.told
-	a.told = problems
+	before := a.logged
+	a.logged = problems
 	a.mu.Unlock()
 	for _, problem := range problems {
 		if !slices.Contains(before, problem) {
@@ -55,10 +55,10 @@ func (a *Agent) logProblems(problems []string) {
 	}
 }
 
-// Publish has the host report again: something outside of the agent changed.
+// Publish makes the host report again. The caller has changed something that the report shows.
 func (a *Agent) Publish() { a.publish() }
 
-// publish tells those who report that something changed.
+// publish wakes the sessions that wait for a new report.
 func (a *Agent) publish() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"watari/api/watariv1/watariv1connect"
 )
 
-// Handler serves the manager: AgentService, and the guests' agents under /guest/<uid>/.
+// Handler serves AgentService and, under /guest/<uid>/, the guest agents to the manager.
 func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewAgentServiceHandler(service{a}))
@@ -26,13 +26,13 @@ func (a *Agent) Handler() http.Handler {
 
 type service struct{ *Agent }
 
-// Sync reports, at once and after each change (the load is sampled, and changes, every few seconds), and takes up what
-// is wanted.
+// Sync sends a report at once and after each change, and takes orders. The load is sampled every few seconds, so that
+// reports never cease.
 func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	received := make(chan error, 1)
-	var told atomic.Bool // orders of this session were taken
+	var ordered atomic.Bool // the agent has taken orders in this session
 	go func() {
 		defer cancel()
 		for {
@@ -45,11 +45,11 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 				s.log.Warn("orders refused", "error", err)
 				continue
 			}
-			told.Store(true)
+			ordered.Store(true)
 		}
 	}()
 	for {
-		knows := told.Load()
+		knows := ordered.Load()
 		observed, changed := s.Observed()
 		if knows {
 			trimmed(observed, s.wants)
@@ -73,7 +73,7 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 	}
 }
 
-// wants tells whether the latest orders want a guest here.
+// wants reports whether the latest orders mention a guest.
 func (a *Agent) wants(uid string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

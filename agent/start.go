@@ -15,10 +15,10 @@ import (
 	"watari/placement"
 )
 
-// memoryMargin is what is left to the host itself when room for a guest is looked for.
+// memoryMargin is the free memory that a new guest must leave to the host, bytes.
 const memoryMargin = 64 << 20
 
-// prepare makes ready what the wanted epoch needs before anything of it exists. It may be repeated.
+// prepare prepares image, folders, tap and template for the wanted epoch. It may be repeated.
 func (a *Agent) prepare(ctx context.Context, g *guest, act machine.Act) machine.Result {
 	var p prepared
 	note, err := a.prepareParts(ctx, g, act, &p)
@@ -27,7 +27,7 @@ func (a *Agent) prepare(ctx context.Context, g *guest, act machine.Act) machine.
 		g.prepared = p
 		return result
 	}
-	if p.tap != "" { // the guest may not be wanted any more, and nobody would take its tap away
+	if p.tap != "" { // remove the tap: the next orders may not mention the guest, and nothing else would remove it
 		unplugErr := a.unplug(context.WithoutCancel(ctx), g)
 		result.Unplugged = unplugErr == nil
 		result.Err = errors.Join(err, unplugErr)
@@ -59,7 +59,7 @@ func (a *Agent) prepareParts(ctx context.Context, g *guest, act machine.Act, p *
 			return "", fmt.Errorf("start guest %s: %w", w.Name, err)
 		}
 	}
-	g.keepConsole(act.Record, act.Record) // of an end that a crash of the agent kept from being settled
+	g.keepConsole(act.Record, act.Record) // if a crash of the agent prevented this at the epoch's end
 	if p.tap, err = a.network.PlugGuest(ctx, act.Tap, w.Identity.Mtu); err != nil {
 		return "", fmt.Errorf("start guest %s: plug its tap: %w", w.Name, err)
 	}
@@ -75,7 +75,7 @@ func (a *Agent) prepareParts(ctx context.Context, g *guest, act machine.Act, p *
 	return note, nil
 }
 
-// spec is the domain to be made.
+// spec returns the description of the domain to create.
 func (a *Agent) spec(w *v1.GuestWanted, p prepared) domain.Spec {
 	return domain.Spec{UID: w.Uid, Name: w.Name, VCPUs: w.Shape.Vcpus, MemoryBytes: w.Shape.MemoryBytes,
 		Kernel: p.files.Kernel, Initrd: p.files.Initrd, Root: p.files.Root, RootType: w.Image.RootType,
@@ -83,7 +83,7 @@ func (a *Agent) spec(w *v1.GuestWanted, p prepared) domain.Spec {
 		Console: a.consoles.path(w.Uid), ImageDigest: w.Image.Digest, Platform: w.Platform}
 }
 
-// start creates the domain. The record of it is on disk already.
+// start creates the domain. The record of the started epoch is already on disk.
 func (a *Agent) start(ctx context.Context, g *guest, act machine.Act) machine.Result {
 	spec := a.spec(act.Wanted, g.prepared)
 	if template := g.prepared.template; template != "" && !act.Plain {
@@ -98,7 +98,7 @@ func (a *Agent) start(ctx context.Context, g *guest, act machine.Act) machine.Re
 	return g.started(a.hypervisor.Boot(ctx, spec), false)
 }
 
-// started is what came of creating the domain, from a template or not.
+// started returns the result of a start; forked: from a template.
 func (g *guest) started(err error, forked bool) machine.Result {
 	if err == nil {
 		g.identity.restarted()
@@ -108,12 +108,12 @@ func (g *guest) started(err error, forked bool) machine.Result {
 	return machine.Result{Err: err, Uncertain: uncertain, Unforked: forked && !uncertain}
 }
 
-// refusedError says that the host takes no new guests.
+// refusedError says that the host accepts no new guests.
 type refusedError struct{ reason string }
 
 func (e *refusedError) Error() string { return e.reason }
 
-// memoryError says that there is no room for a guest.
+// memoryError says that the host lacks memory for a guest.
 type memoryError struct{ need, free, reserved uint64 }
 
 func (e *memoryError) Error() string {

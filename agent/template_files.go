@@ -1,7 +1,7 @@
 package agent
 
-// template_files.go - templates on disk: <key>.save, beside it <key>.json with its description and <key>.zst, as other
-// hosts fetch it.
+// template_files.go - templates on disk: <key>.save is the template, <key>.json its description, <key>.zst the packed
+// template that other hosts fetch.
 
 import (
 	"encoding/json"
@@ -14,14 +14,14 @@ import (
 type templateInfo struct {
 	Image string `json:"image"` // digest
 	Size  int64  `json:"size"`  // of the file, bytes
-	// Hypervisor is the version and the confinement of what saved it. A template that another version saved, or QEMU as
-	// another user or under another security driver, may fail to be restored.
+	// Hypervisor has the version and the confinement of the hypervisor that saved the template. Another version, or
+	// QEMU under another user or security driver, may fail to restore it.
 	Hypervisor string `json:"hypervisor"`
-	// Packed is the template as other hosts fetch it; nil: not packed.
+	// Packed is the packed template, which other hosts fetch; nil: not packed.
 	Packed *packedTemplate `json:"packed,omitempty"`
-	// Group is the trust group in which it was fetched; empty: it was made here.
+	// Group is the trust group from which the template was fetched; empty: this host made it.
 	Group    string `json:"group,omitempty"`
-	MakingMS uint32 `json:"making_ms,omitempty"` // how long it took to make, on the host that made it
+	MakingMS uint32 `json:"making_ms,omitempty"` // how long its host took to make it
 }
 
 type packedTemplate struct {
@@ -33,10 +33,10 @@ func (t *templates) path(key string) string { return filepath.Join(t.dir, key+".
 
 func (t *templates) infoPath(key string) string { return filepath.Join(t.dir, key+".json") }
 
-// packedPath is where the packed template is: a link to the blob.
+// packedPath is the path of the packed template, which is a link to the blob.
 func (t *templates) packedPath(key string) string { return filepath.Join(t.dir, key+".zst") }
 
-// info is a template's description; nil: there is none.
+// info returns a template's description; nil: there is none.
 func (t *templates) info(key string) *templateInfo {
 	data, err := os.ReadFile(t.infoPath(key))
 	if err != nil {
@@ -49,7 +49,7 @@ func (t *templates) info(key string) *templateInfo {
 	return info
 }
 
-// describe writes the description of a template that has just come to be, by which it counts as whole.
+// describe writes the description of a new template. A template with a description counts as complete.
 func (t *templates) describe(key string, info templateInfo) error {
 	stat, err := os.Stat(t.path(key))
 	if err != nil {
@@ -67,14 +67,14 @@ func (t *templates) writeInfo(key string, info templateInfo) error {
 	return writeFile(t.infoPath(key), data)
 }
 
-// remove removes a template and all that belongs to it.
+// remove removes a template with its description and its packed form.
 func (t *templates) remove(key string) {
 	for _, path := range []string{t.infoPath(key), t.path(key), t.packedPath(key)} {
 		os.Remove(path)
 	}
 }
 
-// whole tells whether a template is there and as it was when it was made or fetched.
+// whole reports whether a template exists and is unchanged since it was made or fetched.
 func (t *templates) whole(key string) bool {
 	info := t.info(key)
 	if info == nil {

@@ -1,7 +1,7 @@
 package agent
 
-// template_share.go - how a template is come by: made here, waited for, or fetched from another host of the trust
-// group.
+// template_share.go - obtains a template: makes it, waits for another host to make it, or fetches it from a host of the
+// trust group.
 
 import (
 	"cmp"
@@ -19,15 +19,16 @@ import (
 	"watari/sharing"
 )
 
-// savedOverhead bounds how much larger a saved guest is than its memory, bytes: the state of its devices.
+// savedOverhead bounds the state of a saved guest's devices, bytes. A template is larger than the guest's memory by
+// this state.
 const savedOverhead = 256 << 20
 
-// share takes up what the manager says about templates. Those fetched in a trust group that the host left are removed:
-// the root of a host that is not trusted any more may be in them.
+// share stores the manager's orders about templates. If the host has left a trust group, share removes the templates
+// fetched in that group: root of a host that is no longer trusted may have changed them.
 func (t *templates) share(w *v1.HostWanted) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// An agent that has just started does not know its last group.
+	// An agent that has just started does not know the host's last group.
 	regrouped := w.Sharing && (!t.grouped || t.group != w.TrustGroup)
 	t.sharing, t.orders = w.Sharing, map[string]*v1.TemplateShare{}
 	if w.Sharing {
@@ -40,11 +41,11 @@ func (t *templates) share(w *v1.HostWanted) {
 		t.removeForeign()
 		t.packAll()
 	}
-	close(t.told)
-	t.told = make(chan struct{})
+	close(t.reordered)
+	t.reordered = make(chan struct{})
 }
 
-// removeForeign removes the templates that were fetched in another group than the present one. t.mu is held.
+// removeForeign removes the templates that were fetched in other groups than the present one. t.mu is held.
 func (t *templates) removeForeign() {
 	for _, key := range t.described() {
 		if info := t.info(key); info != nil && info.Group != "" && info.Group != t.group {
@@ -54,8 +55,8 @@ func (t *templates) removeForeign() {
 	}
 }
 
-// packAll packs the templates that are not packed yet: they were made while nobody was to fetch them, or the agent was
-// killed meanwhile. t.mu is held.
+// packAll packs the templates that are not packed. They were made while no host was to fetch them, or a crash
+// interrupted the packing. t.mu is held.
 func (t *templates) packAll() {
 	for _, key := range t.described() {
 		if info := t.info(key); info != nil && info.Packed == nil && t.making[key] == nil {
@@ -64,7 +65,7 @@ func (t *templates) packAll() {
 	}
 }
 
-// packLocked packs a template for other hosts, where there may be any. t.mu is held.
+// packLocked packs a template if other hosts may fetch it. t.mu is held.
 func (t *templates) packLocked(key string) {
 	if t.sharing && t.group != "" && !t.packing[key] {
 		t.packing[key] = true
@@ -72,7 +73,7 @@ func (t *templates) packLocked(key string) {
 	}
 }
 
-// described are the keys of the templates that have a description.
+// described returns the keys of the templates with a description.
 func (t *templates) described() []string {
 	entries, _ := os.ReadDir(t.dir)
 	var keys []string
@@ -84,7 +85,7 @@ func (t *templates) described() []string {
 	return keys
 }
 
-// report is what the manager is told about templates, by key.
+// report returns the templates' part of the host's report, in the order of keys.
 func (t *templates) report() []*v1.TemplateObserved {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,16 +116,16 @@ func (t *templates) report() []*v1.TemplateObserved {
 	return list
 }
 
-// obtain makes a template whole, as sharing.NextStep says.
+// obtain makes or fetches a template. sharing.NextStep decides which.
 func (t *templates) obtain(ctx context.Context, key string, spec domain.Spec, m *making) error {
 	begun := time.Now()
-	t.agent.publish() // the manager is to hear that it is wanted
+	t.agent.publish() // report that this host wants the template
 	t.mu.Lock()
 	failed := t.unusable[key]
 	t.mu.Unlock()
 	for {
 		t.mu.Lock()
-		order, told, sharingOn, group := t.orders[key], t.told, t.sharing, t.group
+		order, reordered, sharingOn, group := t.orders[key], t.reordered, t.sharing, t.group
 		t.mu.Unlock()
 		step := sharing.NextStep(sharing.TemplateTold{Sharing: sharingOn, Order: sharing.TemplateOrder(order.GetOrder()),
 			FetchFailed: failed, Waited: time.Since(begun)})
@@ -145,7 +146,7 @@ func (t *templates) obtain(ctx context.Context, key string, spec domain.Spec, m 
 				return nil
 			}
 			if errors.Is(err, sharing.ErrNoSource) && ctx.Err() == nil {
-				continue // the manager has changed its mind
+				continue // the manager's orders have changed
 			}
 			t.log.Warn("a template is made here, for it could not be fetched", "key", key, "error", err)
 			failed = true
@@ -155,20 +156,20 @@ func (t *templates) obtain(ctx context.Context, key string, spec domain.Spec, m 
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-told:
-		case <-time.After(time.Second): // patience may have ended
+		case <-reordered:
+		case <-time.After(time.Second): // NextStep's time limit may have passed
 		}
 	}
 }
 
-// enter says what is being done about a template.
+// enter sets the state of a template that is being made or fetched.
 func (m *making) enter(state v1.TemplateState) {
 	m.mu.Lock()
 	m.state = state
 	m.mu.Unlock()
 }
 
-// fetch gets a template from other hosts of the trust group.
+// fetch fetches a template from other hosts of the trust group.
 func (t *templates) fetch(ctx context.Context, key string, spec domain.Spec, order *v1.TemplateShare, group string, m *making) error {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, sharing.WaitPatience)
@@ -200,7 +201,7 @@ func (t *templates) fetch(ctx context.Context, key string, spec domain.Spec, ord
 	return nil
 }
 
-// pack makes a template ready for other hosts. Until then the host reports that it is making it.
+// pack packs a template for other hosts. Until it has ended, the host reports the template as being made.
 func (t *templates) pack(ctx context.Context, key string) {
 	defer t.agent.publish()
 	begun := time.Now()
@@ -209,7 +210,7 @@ func (t *templates) pack(ctx context.Context, key string) {
 	defer t.mu.Unlock()
 	delete(t.packing, key)
 	info := t.info(key)
-	if info == nil { // it was removed meanwhile
+	if info == nil { // the template was removed meanwhile
 		os.Remove(t.packedPath(key))
 		return
 	}

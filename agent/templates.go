@@ -24,14 +24,14 @@ import (
 	"watari/hostlink"
 )
 
-// templateTimeout bounds the making of a template: a boot and a save.
+// templateTimeout bounds the boot and the save of a template.
 const templateTimeout = 6 * time.Minute
 
-// templateRetry is how long nothing is made of a template that could not be made.
+// templateRetry is the pause before a template that could not be made is tried again.
 const templateRetry = 5 * time.Minute
 
-// templates keeps one saved, booted, unidentified guest per image, shape and kind of host. Guests are restored
-// from it. It is made when it is first needed; whoever needs it meanwhile waits for the same making.
+// templates keeps one template for each image, shape and kind of host: a guest that was booted and saved without an
+// identity. Guests are restored from it. A template is made on first use; concurrent callers share one making.
 type templates struct {
 	agent *Agent
 	dir   string
@@ -40,14 +40,14 @@ type templates struct {
 	mu     sync.Mutex
 	making map[string]*making
 	failed map[string]failedMaking
-	// unusable are templates that were fetched and could not be restored: this host makes these itself.
-	unusable map[string]bool
-	packing  map[string]bool              // made, and being packed for other hosts
-	sharing  bool                         // the manager says who makes what
-	group    string                       // this host's trust group
-	grouped  bool                         // the manager has named it
-	orders   map[string]*v1.TemplateShare // its word, by key
-	told     chan struct{}                // closed when that was replaced
+	// unusable are templates that were fetched and could not be restored. This host makes them itself.
+	unusable  map[string]bool
+	packing   map[string]bool              // made, and being packed for other hosts
+	sharing   bool                         // the manager decides which host makes which template
+	group     string                       // this host's trust group
+	grouped   bool                         // the manager has named the group
+	orders    map[string]*v1.TemplateShare // the manager's orders, by key
+	reordered chan struct{}                // closed when the orders are replaced
 }
 
 // making is a template that is being made or fetched.
@@ -63,12 +63,12 @@ type making struct {
 type failedMaking struct {
 	at   time.Time
 	err  error
-	spec domain.Spec // of a guest that was to be forked from it
+	spec domain.Spec // of the guest that needed the template
 }
 
 func newTemplates(a *Agent) *templates {
 	return &templates{agent: a, dir: filepath.Join(a.config.StateDir, "templates"), log: a.log,
-		making: map[string]*making{}, failed: map[string]failedMaking{}, unusable: map[string]bool{}, packing: map[string]bool{}, told: make(chan struct{})}
+		making: map[string]*making{}, failed: map[string]failedMaking{}, unusable: map[string]bool{}, packing: map[string]bool{}, reordered: make(chan struct{})}
 }
 
 // ensure returns the path of the template for guests like spec.
@@ -132,7 +132,7 @@ func (m *making) say(step string) {
 	m.mu.Unlock()
 }
 
-// make boots a guest without identity up to the point where its agent answers, and saves it.
+// make boots a guest without identity, waits until its agent answers, and saves it.
 func (t *templates) make(ctx context.Context, key string, spec domain.Spec, m *making) error {
 	ctx, cancel := context.WithTimeout(ctx, templateTimeout)
 	defer cancel()
@@ -147,7 +147,7 @@ func (t *templates) make(ctx context.Context, key string, spec domain.Spec, m *m
 	if err := os.MkdirAll(a.guestRunDir(uid), 0o755); err != nil {
 		return fmt.Errorf("make a template: %w", err)
 	}
-	// What a crash leaves behind is found by this mark.
+	// By this mark the next agent finds a template that a crash left unfinished.
 	mark := filepath.Join(t.dir, uid+".making")
 	if err := writeFile(mark, []byte(key+"\n")); err != nil {
 		return fmt.Errorf("make a template: %w", err)
@@ -213,7 +213,7 @@ func (t *templates) awaitAgent(ctx context.Context, uid, socket string) error {
 	}
 }
 
-// cleanOne takes away all of a template's making but the template.
+// cleanOne removes everything that the making of a template leaves, except the template.
 func (t *templates) cleanOne(ctx context.Context, uid, mark string) {
 	a := t.agent
 	err := a.hypervisor.Destroy(ctx, uid)
@@ -226,7 +226,7 @@ func (t *templates) cleanOne(ctx context.Context, uid, mark string) {
 	}
 }
 
-// clean takes away what a crash left of templates being made, and templates without a description.
+// clean removes the remains of unfinished templates, and templates without a description.
 func (t *templates) clean(ctx context.Context) {
 	entries, _ := os.ReadDir(t.dir)
 	for _, entry := range entries {
@@ -259,8 +259,9 @@ func (t *templates) clean(ctx context.Context) {
 	}
 }
 
-// sweep removes what an agent that was killed left half written: a template's first part, and the copies that guests
-// were being restored from. It is to be called before this agent makes any. What libvirt reads it has open.
+// sweep removes unfinished files of a killed agent: partial templates, and the copies from which guests were being
+// restored. The caller calls it before this agent makes any. libvirt keeps a file open while it reads it, so the
+// removal does not harm a restore.
 func (t *templates) sweep() {
 	entries, _ := os.ReadDir(t.dir)
 	for _, entry := range entries {
@@ -285,7 +286,7 @@ func (t *templates) discard(path string) {
 	t.log.Warn("template discarded", "key", key)
 }
 
-// keep removes the templates of images that are not held here any more.
+// keep removes the templates of images that this host no longer holds.
 func (t *templates) keep(images []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -305,9 +306,9 @@ func (t *templates) keep(images []string) {
 	}
 }
 
-// problems are those of templates that could not be made and that one of the guests needs. What nobody needs is no
-// problem, but is remembered for as long as it is not to be tried again. A host without guests forgets all of it: what kept
-// a template from being made, such as files that guests of before hold, may have gone with them.
+// problems returns the failures of templates that one of the guests needs. A failure of a template that no guest needs
+// is no problem; it is kept until the template may be tried again. A host without guests forgets all failures, because
+// their cause, such as files of earlier guests, may be gone.
 func (t *templates) problems(guests []machine.View) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -326,14 +327,15 @@ func (t *templates) problems(guests []machine.View) []string {
 	return list
 }
 
-// forksLike tells whether a guest is wanted here, forked from the template that guests like spec are forked from.
+// forksLike reports whether the orders want a guest here that is forked from the same template as guests like spec.
 func forksLike(g machine.View, spec domain.Spec) bool {
 	w := g.Wanted
 	return w.GetRole() == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork && w.GetImage().GetDigest() == spec.ImageDigest &&
 		w.GetShape().GetVcpus() == spec.VCPUs && w.GetShape().GetMemoryBytes() == spec.MemoryBytes
 }
 
-// templateUID is the pseudo guest that a template is made of: a UUID (version 8, RFC 9562) made of its key.
+// templateUID returns the uid of the domain from which a template is made: a UUID (version 8, RFC 9562) derived from
+// the template's key.
 func templateUID(key string) string {
 	sum := sha256.Sum256([]byte("watari template " + key))
 	sum[6] = sum[6]&0x0f | 0x80

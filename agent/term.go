@@ -1,6 +1,6 @@
 package agent
 
-// term.go - the managers' last term on disk, and whether orders' stamps are genuine.
+// term.go - keeps the managers' last term on disk, and verifies the stamps of orders.
 
 import (
 	"bytes"
@@ -19,7 +19,8 @@ import (
 
 func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
 
-// readTerm reads the last term whose orders were in force, 0 where none were, and the stamp of the latest ones.
+// readTerm reads the last term whose orders were in force (0: none), and the stamp of its latest orders. After an error
+// nothing is known of the term.
 func (a *Agent) readTerm() (uint64, *v1.Stamp, error) {
 	data, err := os.ReadFile(a.termFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -30,11 +31,16 @@ func (a *Agent) readTerm() (uint64, *v1.Stamp, error) {
 	}
 	text := bytes.TrimSpace(data)
 	if term, err := strconv.ParseUint(string(text), 10, 64); err == nil {
-		return term, nil, nil // of an agent, or a manager, of before stamps
+		return term, nil, nil // written before stamps existed
 	}
 	s := &v1.Stamp{}
-	if err := protojson.Unmarshal(text, s); err != nil {
-		return 0, nil, fmt.Errorf("read the manager's last term: %s: %w", a.termFile(), err)
+	err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, s) // a newer agent may have written it
+	if err == nil && s.Term == 0 {
+		err = errors.New("it names no term")
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("%s, the manager's last term, is damaged (%w); if only one manager ever led this host, remove the file",
+			a.termFile(), err)
 	}
 	return s.Term, s, nil
 }
@@ -51,7 +57,7 @@ func (a *Agent) keepTerm(term uint64, s *v1.Stamp) error {
 	return writeFile(a.termFile(), append(text, '\n'))
 }
 
-// genuine says why the stamp of orders is not taken for true; nil: it is, or there is none, as from an older manager.
+// genuine verifies the stamp of orders. Orders without a stamp pass: an older manager sent them.
 func (a *Agent) genuine(w *v1.HostWanted) error {
 	if w.Stamp == nil {
 		return nil

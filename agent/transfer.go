@@ -1,6 +1,6 @@
 package agent
 
-// transfer.go - sends a guest to another host, and lets one in.
+// transfer.go - sends a guest to another host, and admits an incoming guest.
 
 import (
 	"context"
@@ -14,16 +14,16 @@ import (
 // progressEvery is how often a transfer's progress is reported.
 const progressEvery = 200 * time.Millisecond
 
-// doneEvery is how often the hypervisor is asked whether it is done with a guest that has arrived. It stands still
-// meanwhile.
+// doneEvery is how often the agent asks whether the hypervisor has ended its job on a received guest. The guest stands
+// still meanwhile.
 const doneEvery = 5 * time.Millisecond
 
-// doneWait is how long the hypervisor may take to be done with one.
+// doneWait bounds this wait.
 const doneWait = time.Minute
 
-// send transfers the guest. It returns when libvirt has ended it here, or given up. The source's process is left to
-// libvirt until then: ended any earlier, the source's daemon may take the transfer for failed, and have the target's
-// give up a guest that is whole and runs there.
+// send transfers the guest. It returns when libvirt has ended the guest here or has given up. Until then only libvirt
+// may end the source's process. If the process ended earlier, the source's daemon could treat the transfer as failed
+// and make the target's daemon end a complete, running guest.
 func (a *Agent) send(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	socket, err := a.hypervisor.MigrateSocket(g.name)
 	if err != nil {
@@ -36,14 +36,14 @@ func (a *Agent) send(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 	err = a.migrate(ctx, g, w, way)
 	way.Close()
 	if err != nil {
-		if cause := way.Err(); cause != nil { // libvirt saw no more than that its connection ended
+		if cause := way.Err(); cause != nil { // libvirt only knows that its connection ended
 			err = fmt.Errorf("%w (%w)", err, cause)
 		}
 	}
 	return err
 }
 
-// migrate is the hypervisor's part of a transfer.
+// migrate runs the hypervisor's part of a transfer and reports its progress.
 func (a *Agent) migrate(ctx context.Context, g *guest, w *v1.GuestWanted, way Way) error {
 	watchCtx, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
@@ -74,7 +74,8 @@ func (a *Agent) watchProgress(ctx context.Context, g *guest) {
 	}
 }
 
-// busy tells whether the hypervisor is at something with the guest's domain, after a wait perhaps.
+// busy reports whether the hypervisor has a job on the guest's domain. patience says whether it waits for the job's
+// end.
 func (a *Agent) busy(ctx context.Context, g *guest, patience machine.Patience) machine.Result {
 	end := time.After(doneWait)
 	for {
@@ -92,7 +93,7 @@ func (a *Agent) busy(ctx context.Context, g *guest, patience machine.Patience) m
 	}
 }
 
-// expect has the tunnel let the guest's transfer in.
+// expect makes the tunnel admit the guest's transfer.
 func (a *Agent) expect(g *guest, act machine.Act) error {
 	socket, err := a.hypervisor.MigrateSocket(g.name)
 	if err != nil {

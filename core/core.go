@@ -111,6 +111,8 @@ type Core struct {
 	memory  map[string]memoryTold // what people were told of guests' memory, by guest uid
 	due     map[string]time.Time  // guests that are decided about again at a time, by name
 	rest    map[string]time.Time  // objects that are not decided about before, by Change.Key
+	// described are the hosts whose description was changed just now.
+	described map[string]described
 }
 
 // stateSince is since when a move has been in its state.
@@ -122,7 +124,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
 }
 
 // Fresh returns a copy that remembers what c does but the objects: its next decision is about everything.
@@ -130,7 +132,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
-	fresh.memory, fresh.due = maps.Clone(c.memory), maps.Clone(c.due)
+	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	return &fresh
 }
 

@@ -65,8 +65,8 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 		Source: p.moveHost(m, m.Source, m.SourceBootId), Target: p.moveHost(m, m.Target, m.TargetBootId),
 		InState: p.since(m), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
 	}
-	// A grant of another epoch means that the copy this move is about was given up meanwhile.
-	if g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
+	// No grant, or one of another epoch, means that the copy this move is about was given up meanwhile.
+	if g.Host == "" || g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
 		o.Source.Dead = true
 	}
 	d := migration.Step(m, o)

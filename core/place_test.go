@@ -118,3 +118,14 @@ func TestAnEventAboutMemoryThatCameTooSoonIsToldLater(t *testing.T) {
 		t.Errorf("%d events were told, not 2", events)
 	}
 }
+
+// A guest is given up while its move waits. The move ends, too.
+func TestAPendingMoveOfAGuestThatWasGivenUpEnds(t *testing.T) {
+	w := twoHosts(&v1.Guest{Epoch: 6, LastEpoch: 6, Failure: "given up"})
+	w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1", SourceEpoch: 6}
+	w.Migrations["m"].State = v1.MigrationState_MIGRATION_STATE_PENDING
+	d := newTestCore(w).Decide(w)
+	if len(d.Changes) != 1 || d.Changes[0].Ops[0].Object.(*v1.Migration).State != v1.MigrationState_MIGRATION_STATE_FAILED {
+		t.Errorf("%v", d.Changes)
+	}
+}

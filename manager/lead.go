@@ -14,8 +14,8 @@ import (
 // leadPause is how long a manager waits before it stands for election again after something went wrong.
 const leadPause = time.Second
 
-// leadAgainAndAgain stands for election, leads, and stands again, until ctx ends.
-func (m *Manager) leadAgainAndAgain(ctx context.Context) {
+// leadRepeatedly stands for election, leads, and stands again, until ctx ends.
+func (m *Manager) leadRepeatedly(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := m.leadOnce(ctx)
 		if ctx.Err() != nil {

@@ -207,7 +207,7 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 	if m.Ready != nil {
 		m.Ready(listener.Addr())
 	}
-	m.leadAgainAndAgain(ctx)
+	m.leadRepeatedly(ctx)
 	cause := context.Cause(ctx)
 	ending, done := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer done()

@@ -177,6 +177,9 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 
 // checkRoom looks whether a host was given more guests than it has memory for.
 func (s *Sim) checkRoom(now *core.Objects) {
+	if s.restored {
+		return // a recovery takes guests up where they run
+	}
 	used := map[string]uint64{}
 	moves := map[string]*v1.Migration{}
 	for _, m := range now.Migrations {

@@ -53,6 +53,7 @@ type host struct {
 	ticking  time.Time
 	expected map[string]string // guest uid: the migration that is admitted
 	cuttable map[uint64]func() // acts under way that can be interrupted
+	prefers  *manager          // the manager that it dials as long as that lives; nil: any
 	vouched  bool              // a person has said that it is lost, and it was not
 }
 
@@ -124,6 +125,9 @@ func (h *host) startAgent() {
 	}
 	h.life++
 	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}}
+	if h.termUnreadable() {
+		loaded.Term, loaded.Stamp, loaded.TermUnread = 0, nil, errInput
+	}
 	for uid, r := range h.records {
 		if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {
 			continue // read again when it matters

@@ -34,7 +34,7 @@ var kinds = []struct {
 	{"create", 8}, {"delete", 3}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
-	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2},
+	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1},
 }
 
 // requests are the kinds of steps that users ask a manager for.
@@ -178,6 +178,8 @@ func (s *Sim) perform(step Step) {
 			h.newBoot()
 			s.after(time.Second, h.startAgent)
 		}
+	case "refused term":
+		s.refusedTerm(h)
 	case "back up":
 		s.backup = s.store.objects
 	case "put back":
@@ -193,11 +195,8 @@ func (s *Sim) perform(step Step) {
 }
 
 func (s *Sim) unreadableRecord(h *host, step Step, later func(func())) {
-	uids := slices.Sorted(maps.Keys(h.records))
-	if len(uids) == 0 {
-		return
-	}
-	key := h.name + "/" + uids[step.Pick%len(uids)]
+	files := append(slices.Sorted(maps.Keys(h.records)), "term")
+	key := h.name + "/" + files[step.Pick%len(files)]
 	s.unreadable[key] = true
 	h.killAgent()
 	s.after(time.Second, h.startAgent)
@@ -262,9 +261,37 @@ func (s *Sim) admit(decide func(*core.Admission) (core.Change, error)) bool {
 	return true
 }
 
+// refusedTerm has a host be ordered to start guests by a manager that another one follows, while its disk takes nothing: neither
+// that the starts failed, nor the new manager's term. Then its agent is killed, its disk has room again, and it comes to the
+// old manager.
+func (s *Sim) refusedTerm(h *host) {
+	if s.manager.dead || !h.up || s.zombie != nil && !s.zombie.dead {
+		return
+	}
+	h.full, h.setAside = true, 0
+	s.createCluster(h.sim.clusters)
+	s.after(100*time.Millisecond, func() {
+		if s.manager.dead {
+			return
+		}
+		s.outlive(15 * time.Second)
+		old := s.zombie
+		if h.link != nil {
+			h.link.cut("the line is bad")
+		}
+		s.after(5*time.Second, func() {
+			h.full, h.setAside = false, ballast
+			h.killAgent()
+			h.prefers = old
+			h.startAgent()
+		})
+		s.after(15*time.Second, func() { h.prefers = nil })
+	})
+}
+
 // createCluster makes a cluster of a few guests.
 func (s *Sim) createCluster(pick int) {
-	if s.clusters == mostClusters {
+	if s.clusters == mostClusters || s.restored && !s.recovered { // a new cluster could take what a lost one had
 		return
 	}
 	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}, Spread: v1.Spread(pick % 3), Image: image}

@@ -67,6 +67,7 @@ type Sim struct {
 	raise     uint64            // the next term is above it
 	backup    *core.Objects     // an older copy of the store; nil: there is none
 	restored  bool              // it was put back
+	recovered bool              // since then
 	calmUntil time.Time         // nothing is cut or switched off before
 	clusters  int
 	// recovering: a person makes the objects agree with what hosts run.

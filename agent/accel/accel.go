@@ -1,8 +1,8 @@
-// Package accel finds out how a host can run guests: by KVM, if that truly works, else by emulation (TCG).
+// Package accel finds out how a host can run guests: with KVM, if a test shows that it works, else by emulation (TCG).
 //
-// That /dev/kvm exists proves nothing: inside some virtual machines it is there and opens, and a guest hangs at
-// once. So the CPU must offer hardware virtualisation, and a guest of a few instructions must run to its end.
-// The guest is run in a process of its own, since a hung one cannot be stopped from within.
+// The existence of /dev/kvm proves nothing: in some virtual machines it opens, and a guest hangs at once. So the CPU
+// must offer hardware virtualisation, and a guest of a few instructions must run to its end. A child process runs this
+// guest, because a process cannot stop a hung guest of its own.
 package accel
 
 import (
@@ -42,8 +42,8 @@ var (
 	cache     *v1.Acceleration
 )
 
-// Probe says how guests will run on this host, and why so, in one sentence. The first answer is kept, for it
-// cannot change while the host runs; one that was cut short by ctx is not.
+// Probe returns the acceleration of guests on this host, with the reason in one sentence. It keeps the first result,
+// which cannot change while the host runs. It does not keep a result that ctx interrupted.
 func Probe(ctx context.Context) *v1.Acceleration {
 	cacheLock.Lock()
 	defer cacheLock.Unlock()
@@ -57,7 +57,7 @@ func Probe(ctx context.Context) *v1.Acceleration {
 	return &v1.Acceleration{Kind: cache.Kind, Reason: cache.Reason}
 }
 
-// host is what a probe looks at; tests hand in others.
+// host is the machine that a probe examines; tests replace it.
 type host struct {
 	cpuInfo, device string
 	trial           func(ctx context.Context) error
@@ -118,7 +118,7 @@ func virtualisationFlag(cpuInfo string) (string, error) {
 	return found, nil
 }
 
-// trial runs the trial guest in a child process and gives up on it after trialTime, even if it cannot be killed.
+// trial runs the trial guest in a child process. It returns after trialTime, even if the child cannot be killed.
 func trial(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, trialTime)
 	defer cancel()
@@ -139,7 +139,7 @@ func trial(ctx context.Context) error {
 		}
 		return err
 	case <-ctx.Done():
-		_ = child.Process.Kill() // may have no effect on a hung vCPU: the goroutine then waits for ever
+		_ = child.Process.Kill() // may not end a hung vCPU; the goroutine then waits for ever
 		return fmt.Errorf("it hung for %v", trialTime)
 	}
 }

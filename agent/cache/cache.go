@@ -1,6 +1,6 @@
-// Package cache holds content on a host by its hash: the parts of images, and packed templates. A blob is fetched from
-// the manager or from other hosts when it is first needed, taken up where a transfer was cut off, and verified before
-// anything uses it. Other hosts may fetch it here meanwhile.
+// Package cache holds content on a host by its hash: the parts of images, and packed templates. It fetches a blob from
+// the manager or from other hosts on first use, and verifies it before use. It resumes an interrupted transfer. Other
+// hosts may read a blob while it is being fetched.
 package cache
 
 import (
@@ -28,16 +28,16 @@ type Files struct{ Kernel, Initrd, Root string }
 // Get asks the manager for a path, from an offset of bytes on.
 type Get func(ctx context.Context, path string, offset int64) (*http.Response, error)
 
-// Ask asks another host for a blob, from an offset of bytes on. ErrAbsent: it has nothing of it yet.
+// Ask requests a blob from another host, from an offset in bytes. ErrAbsent: that host has no byte of it yet.
 type Ask func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error)
 
 // Config says where content comes from.
 type Config struct {
 	Get Get
 	Ask Ask // nil: other hosts cannot be asked
-	// Bandwidth bounds what is fetched, and separately what is passed on to other hosts, bytes per second; 0: no limit.
+	// Bandwidth limits fetching and, separately, sending to other hosts, in bytes per second; 0: no limit.
 	Bandwidth uint64
-	// Changed is called when what is held has changed; may be nil.
+	// Changed is called when the cache's content has changed; may be nil.
 	Changed func()
 	Log     *slog.Logger
 }
@@ -52,22 +52,22 @@ type Cache struct {
 	peerStall time.Duration // peerStallTime
 	in, out   *rate.Limiter
 
-	mu       sync.Mutex
-	fetching map[string]*fetching          // by image digest
-	checked  map[string]stamp              // parts verified in this agent's life, by path
-	seen     map[string]time.Time          // when an image was last wanted or used, by hex digest
-	held     []string                      // digests of whole images
-	busy     map[string]*sync.Mutex        // one transfer of a blob at a time, by hex digest
-	whole    map[string]bool               // blobs that are whole, by hex digest
-	growing  map[string]*growth            // blobs that are being fetched, by hex digest
-	sources  map[string]map[string]*source // what is remembered of hosts, by hex digest and host's name
-	sharing  bool                          // the manager says who fetches from whom
-	shares   map[string]*v1.BlobShare      // its word, by hex digest
-	told     chan struct{}                 // closed when that was replaced
-	rate     uint64                        // how fast a blob came from the manager last, bytes per second
+	mu        sync.Mutex
+	fetching  map[string]*fetching          // by image digest
+	checked   map[string]stamp              // parts verified since the agent started, by path
+	seen      map[string]time.Time          // when an image was last wanted or used, by hex digest
+	held      []string                      // digests of whole images
+	busy      map[string]*sync.Mutex        // one transfer of a blob at a time, by hex digest
+	whole     map[string]bool               // blobs that are whole, by hex digest
+	growing   map[string]*growth            // blobs that are being fetched, by hex digest
+	sources   map[string]map[string]*source // earlier results of hosts, by hex digest and host's name
+	sharing   bool                          // the manager decides which host fetches from which
+	shares    map[string]*v1.BlobShare      // the manager's orders, by hex digest
+	reordered chan struct{}                 // closed when the orders are replaced
+	rate      uint64                        // speed of the last transfer from the manager, bytes per second
 }
 
-// stamp tells cheaply whether a file was touched.
+// stamp shows, without reading a file, whether it has changed.
 type stamp struct {
 	size  int64
 	mtime time.Time
@@ -85,7 +85,7 @@ type fetching struct {
 	wait int // callers
 }
 
-// grace is how long an image that nobody wants is kept.
+// grace is how long the cache keeps an unused image.
 const grace = 10 * time.Minute
 
 // New opens a cache in dir.
@@ -93,7 +93,7 @@ func New(dir string, config Config) (*Cache, error) {
 	c := &Cache{Config: config, dir: dir, log: config.Log, stall: stallTime, peerStall: peerStallTime,
 		in: limiter(config.Bandwidth), out: limiter(config.Bandwidth), fetching: map[string]*fetching{},
 		checked: map[string]stamp{}, seen: map[string]time.Time{}, busy: map[string]*sync.Mutex{}, growing: map[string]*growth{},
-		sources: map[string]map[string]*source{}, told: make(chan struct{})}
+		sources: map[string]map[string]*source{}, reordered: make(chan struct{})}
 	if c.log == nil {
 		c.log = slog.Default()
 	}
@@ -106,8 +106,8 @@ func New(dir string, config Config) (*Cache, error) {
 
 func (c *Cache) blobDir() string { return filepath.Join(c.dir, ".blobs") }
 
-// Ensure makes an image whole here and returns its parts. Callers that ask for the same image share one
-// transfer, which ends when the last of them has given up. step is told what is being done.
+// Ensure fetches the missing parts of an image and returns the paths of all parts. Concurrent callers for the same
+// image share one transfer, which ends when the last caller has given up. Ensure calls step with what it is doing.
 func (c *Cache) Ensure(ctx context.Context, image *v1.Image, step func(string)) (Files, error) {
 	name, err := hexDigest(image.GetDigest())
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *Cache) Ensure(ctx context.Context, image *v1.Image, step func(string)) 
 	c.mu.Lock()
 	c.seen[name] = time.Now()
 	f := c.fetching[name]
-	if f == nil || f.wait == 0 { // one that nobody waits for is being given up
+	if f == nil || f.wait == 0 { // a transfer without a caller is being cancelled
 		fetchCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		f = &fetching{done: make(chan struct{}), stop: stop}
 		c.fetching[name] = f
@@ -194,7 +194,7 @@ func shortName(image *v1.Image) string {
 	return image.Digest[:min(len(image.Digest), 19)]
 }
 
-// lock takes turns on a blob, which several images may share.
+// lock locks a blob, which several images may share.
 func (c *Cache) lock(sum string) (unlock func()) {
 	c.mu.Lock()
 	turn := c.busy[sum]
@@ -209,7 +209,7 @@ func (c *Cache) lock(sum string) (unlock func()) {
 
 func (c *Cache) blobPath(sum string) string { return filepath.Join(c.blobDir(), sum) }
 
-// verify checks a part: whole once in an agent's life, and that it was not touched since at each use.
+// verify checks a part. It hashes the part once in an agent's life; later calls only check that the file is unchanged.
 func (c *Cache) verify(path, sum string, size uint64) error {
 	now, err := stampOf(path)
 	if err != nil {
@@ -237,7 +237,7 @@ func (c *Cache) verify(path, sum string, size uint64) error {
 	return nil
 }
 
-// trust notes that a part was verified as it is now.
+// trust marks a part's present file as verified.
 func (c *Cache) trust(path string) {
 	if now, err := stampOf(path); err == nil {
 		c.mu.Lock()
@@ -246,7 +246,7 @@ func (c *Cache) trust(path string) {
 	}
 }
 
-// Held are the digests of the images that are whole here.
+// Held returns the digests of the complete images.
 func (c *Cache) Held() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -273,7 +273,7 @@ func (c *Cache) findHeld() []string {
 	return held
 }
 
-// Keep removes images, and parts of such, that nobody has wanted for a while.
+// Keep removes images, and their parts, that have been unused for a while.
 func (c *Cache) Keep(inUse func(digest string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

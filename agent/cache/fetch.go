@@ -1,6 +1,6 @@
 package cache
 
-// fetch.go - getting a blob whole: from the manager or from other hosts, by what sharing.NextSource says.
+// fetch.go - fetches a blob from the manager or from other hosts. sharing.NextSource chooses the source.
 
 import (
 	"cmp"
@@ -22,40 +22,40 @@ import (
 	"watari/sharing"
 )
 
-// stallTime is after how long without a byte a transfer from the manager is given up. It is taken up again where it
-// ended, from whoever leads then: the manager that it came from may hang, and keep its connections.
+// stallTime is the time without a byte after which a transfer from the manager is cancelled. The download then
+// continues from the present leader: the first manager may hang and keep its connections.
 const stallTime = time.Minute
 
-// peerStallTime is the same for other hosts, of which there are several to ask, and without peerProgress: a host that sends
-// a byte now and then would else hold a whole site up.
+// peerStallTime is the time without peerProgress bytes after which a transfer from another host is cancelled. It is
+// short because there are several hosts to ask. It counts peerProgress bytes, not one: otherwise a host that sends a
+// byte now and then could delay a whole site.
 const peerStallTime = 10 * time.Second
 
-// peerProgress is how many bytes have to come from other hosts to count.
+// peerProgress is the number of bytes from another host that count as progress.
 const peerProgress = 1 << 20
 
 var errStalled = errors.New("nothing came for too long")
 
-// errMoved ends a transfer from the manager that another host of the site does by now.
+// errMoved ends a transfer from the manager because another host of the site now makes it.
 var errMoved = errors.New("another host of the site fetches it from the manager")
 
-// ErrAbsent says that a host has nothing of a blob yet.
+// ErrAbsent says that a host has no byte of a blob yet.
 var ErrAbsent = errors.New("nothing of it is here yet")
 
-// chunk is how many bytes are taken of a source at a time.
+// chunk is the number of bytes per read from a source.
 const chunk = 256 << 10
 
-// blameTime is how long a host that sent damaged content is not asked for the blob again.
+// blameTime is how long the cache does not ask a host again for a blob after the host sent damaged content.
 const blameTime = 10 * time.Minute
 
-// source is what is remembered of a host, for one blob.
+// source is the earlier results of one host for one blob.
 type source struct {
-	damaged time.Time // until when it is not asked, for it sent damaged content
-	again   time.Time // when it may be asked again
-	absent  bool      // it had nothing of it
+	damaged time.Time // do not ask before this time: the host sent damaged content
+	again   time.Time // do not ask before this time
+	absent  bool      // the host had no byte of the blob
 }
 
-// Fetch makes a blob whole that other hosts have and the manager has not, and links it to path. step is told what is
-// being done.
+// Fetch fetches a blob that only other hosts have, and links it to path. It calls step with what it is doing.
 func (c *Cache) Fetch(ctx context.Context, blob *v1.Blob, path string, step func(string)) error {
 	err := c.ensureBlob(ctx, path, blob, true, func(have uint64, from string) {
 		step(fmt.Sprintf("%d %% from %s", have*100/max(blob.Size, 1), from))
@@ -66,7 +66,7 @@ func (c *Cache) Fetch(ctx context.Context, blob *v1.Blob, path string, step func
 	return nil
 }
 
-// ensureBlob makes one blob whole, and links it to path. hostsOnly: the manager does not have it.
+// ensureBlob fetches one blob if it is missing, and links it to path. hostsOnly: the manager does not have it.
 func (c *Cache) ensureBlob(ctx context.Context, path string, blob *v1.Blob, hostsOnly bool, tell func(uint64, string)) error {
 	sum, err := hexDigest(blob.GetDigest())
 	if err != nil {
@@ -93,7 +93,7 @@ func (c *Cache) ensureBlob(ctx context.Context, path string, blob *v1.Blob, host
 	return c.link(sum, path)
 }
 
-// link gives a whole blob another name.
+// link links a complete blob to path.
 func (c *Cache) link(sum, path string) error {
 	os.Remove(path)
 	if err := os.Link(c.blobPath(sum), path); err != nil {
@@ -127,16 +127,16 @@ type download struct {
 	have int64
 	g    *growth
 
-	resumed bool            // what an earlier download left is part of it
-	from    map[string]bool // hosts that sent some of it
-	heard   time.Time       // when bytes came last, as many as count
-	news    int64           // bytes that came since
-	held    time.Duration   // for which this host's own limit has held them back since
+	resumed      bool            // the partial blob has bytes of an earlier download
+	from         map[string]bool // hosts that sent a part of it
+	lastProgress time.Time       // when enough bytes had come last
+	since        int64           // bytes received since then
+	throttled    time.Duration   // time since then in which this host's own limit delayed the transfer
 }
 
-// run fetches until the blob is whole and verified, going on where an earlier download ended.
+// run fetches until the blob is complete and verified. It resumes an earlier download.
 func (d *download) run(ctx context.Context) error {
-	d.heard = time.Now()
+	d.lastProgress = time.Now()
 	for {
 		err := d.once(ctx)
 		if !errors.Is(err, errDamaged) {
@@ -154,7 +154,8 @@ func (d *download) run(ctx context.Context) error {
 
 var errDamaged = errors.New("its content is damaged")
 
-// once fetches what is missing and puts the blob in its place. errDamaged: what was there of it is removed.
+// once fetches the missing bytes and renames the blob to its final path. After errDamaged, the partial blob has been
+// removed.
 func (d *download) once(ctx context.Context) (err error) {
 	c := d.cache
 	partial := c.blobPath(d.sum) + ".partial"
@@ -186,7 +187,7 @@ func (d *download) once(ctx context.Context) (err error) {
 	return durable.SyncDir(c.blobDir())
 }
 
-// takeUp hashes what an earlier download left.
+// takeUp hashes the bytes of an earlier download.
 func (d *download) takeUp() (err error) {
 	d.hash.Reset()
 	d.from = map[string]bool{}
@@ -203,11 +204,11 @@ func (d *download) takeUp() (err error) {
 	return err
 }
 
-// more takes one step: it fetches from one source until that ends, or waits. Its error ends the download.
+// more takes one step: it fetches from one source until that source ends, or it waits. Its error ends the download.
 func (d *download) more(ctx context.Context) error {
 	c := d.cache
-	plan, peers, told := c.plan(d.sum, d.hostsOnly)
-	choice := sharing.NextSource(plan, c.seenOf(d.sum), time.Since(d.heard))
+	plan, peers, reordered := c.plan(d.sum, d.hostsOnly)
+	choice := sharing.NextSource(plan, c.seenOf(d.sum), time.Since(d.lastProgress))
 	if choice.Reason != "" {
 		c.log.Warn("where a blob is fetched from", "digest", d.blob.Digest, "reason", choice.Reason)
 	}
@@ -238,13 +239,13 @@ func (d *download) more(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-told:
+	case <-reordered:
 	case <-time.After(choice.Wait):
 	}
 	return nil
 }
 
-// fromHost fetches from another host until the blob is whole or that host fails, which is remembered.
+// fromHost fetches from another host until the blob is complete or that host fails. It remembers the failure.
 func (d *download) fromHost(ctx context.Context, peer *v1.BlobPeer) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -281,7 +282,7 @@ func (d *download) fromHost(ctx context.Context, peer *v1.BlobPeer) error {
 	return err
 }
 
-// fromManager fetches from the manager. errMoved: not any more, for another host of the site does.
+// fromManager fetches from the manager. It fails with errMoved when another host of the site takes over the transfer.
 func (d *download) fromManager(ctx context.Context, plan sharing.Plan) error {
 	c := d.cache
 	begun, before := time.Now(), d.have
@@ -323,15 +324,15 @@ func (d *download) fromManager(ctx context.Context, plan sharing.Plan) error {
 	return nil
 }
 
-// localError is that content could not be written here, which no other source mends.
+// localError is a failed write on this host. Another source would not help.
 type localError struct{ error }
 
 // Unwrap is the file system's error.
 func (e *localError) Unwrap() error { return e.error }
 
-// copy appends what comes to the partial blob, until that is whole or the source ends, which is no error. heard is
-// called whenever as many bytes have come as count, or this host's own limit is what they wait for.
-func (d *download) copy(ctx context.Context, body io.Reader, from string, count int64, heard func()) error {
+// copy appends the source's bytes to the partial blob until the blob is complete or the source ends; the latter is no
+// error. It calls progressed after every count bytes, and while this host's own limit delays the transfer.
+func (d *download) copy(ctx context.Context, body io.Reader, from string, count int64, progressed func()) error {
 	buffer := make([]byte, chunk)
 	for d.have < int64(d.blob.Size) {
 		n, err := body.Read(buffer[:min(chunk, int64(d.blob.Size)-d.have)])
@@ -347,11 +348,11 @@ func (d *download) copy(ctx context.Context, body io.Reader, from string, count 
 			if err := wait(ctx, d.cache.in, n); err != nil {
 				return err
 			}
-			d.news += int64(n)
-			d.held += time.Since(begun)
-			if d.news >= count || d.held > time.Second {
-				d.news, d.held, d.heard = 0, 0, time.Now()
-				heard()
+			d.since += int64(n)
+			d.throttled += time.Since(begun)
+			if d.since >= count || d.throttled > time.Second {
+				d.since, d.throttled, d.lastProgress = 0, 0, time.Now()
+				progressed()
 			}
 		}
 		if errors.Is(err, io.EOF) {

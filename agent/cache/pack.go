@@ -1,6 +1,6 @@
 package cache
 
-// pack.go - templates as they travel: compressed, by hash.
+// pack.go - packs and unpacks templates, which travel between hosts compressed.
 
 import (
 	"context"
@@ -69,7 +69,7 @@ func (c *Cache) pack(ctx context.Context, from, path string) (*v1.Blob, error) {
 	return &v1.Blob{Digest: "sha256:" + sum, Size: uint64(info.Size())}, nil
 }
 
-// Unpack writes what Pack compressed to a file, which appears there whole, on disk, or not at all. limit bounds its
+// Unpack decompresses what Pack compressed. The file appears complete and on disk, or not at all. limit bounds its
 // size, bytes.
 func (c *Cache) Unpack(ctx context.Context, packed, path string, limit int64) error {
 	if err := unpack(ctx, packed, path, limit); err != nil {
@@ -109,7 +109,7 @@ func unpack(ctx context.Context, packed, path string, limit int64) error {
 	return os.Rename(part, path)
 }
 
-// cancelled reads until a context ends.
+// cancelled is a reader that fails after its context has ended.
 type cancelled struct {
 	ctx  context.Context
 	from io.Reader

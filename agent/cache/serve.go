@@ -1,6 +1,6 @@
 package cache
 
-// serve.go - passing blobs on to other hosts, also those that are only just being fetched here.
+// serve.go - sends blobs to other hosts, including blobs that are still being fetched here.
 
 import (
 	"context"
@@ -17,13 +17,13 @@ import (
 // ErrRefused says that a host may not fetch a blob here.
 var ErrRefused = errors.New("the manager has not said that this host may fetch it here")
 
-// growth is a blob that is being fetched, as those see it who read it meanwhile.
+// growth is a blob that is being fetched, as its concurrent readers see it.
 type growth struct {
 	have    atomic.Int64 // bytes on disk, not verified
-	outside bool         // Cache.mu: it comes from outside the site
+	outside bool         // under Cache.mu: the source is outside the site
 
 	mu    sync.Mutex
-	more  chan struct{} // closed when have grew or the fetching ended
+	more  chan struct{} // closed when have has grown or the fetching has ended
 	ended bool
 }
 
@@ -35,7 +35,7 @@ func (g *growth) add(n int64) {
 	g.more = make(chan struct{})
 }
 
-// wait returns when there are more than n bytes, with true, or when no more will come.
+// wait waits until there are more than n bytes (true) or the fetching has ended.
 func (g *growth) wait(ctx context.Context, n int64) (bool, error) {
 	for {
 		g.mu.Lock()
@@ -55,7 +55,7 @@ func (g *growth) wait(ctx context.Context, n int64) (bool, error) {
 	}
 }
 
-// grow enters a blob that is being fetched.
+// grow registers a blob that is being fetched.
 func (c *Cache) grow(sum string, have int64) *growth {
 	g := &growth{more: make(chan struct{})}
 	g.have.Store(have)
@@ -65,7 +65,7 @@ func (c *Cache) grow(sum string, have int64) *growth {
 	return g
 }
 
-// grown enters the end of the fetching; nil: the blob is whole.
+// grown registers the end of the fetching; nil: the blob is complete.
 func (c *Cache) grown(sum string, g *growth, err error) {
 	c.mu.Lock()
 	delete(c.growing, sum)
@@ -81,7 +81,7 @@ func (c *Cache) grown(sum string, g *growth, err error) {
 	c.changed()
 }
 
-// outside enters whether a blob comes from outside the site now.
+// outside sets whether a blob's present source is outside the site.
 func (c *Cache) outside(g *growth, outside bool) {
 	c.mu.Lock()
 	g.outside = outside
@@ -89,8 +89,8 @@ func (c *Cache) outside(g *growth, outside bool) {
 	c.changed()
 }
 
-// Open reads a blob from an offset on, for another host, which the manager must have named as one that may. A blob that
-// is being fetched here is read as it grows; what is read of it is not verified yet. ErrAbsent, ErrRefused.
+// Open reads a blob from an offset on for another host. The manager must have permitted that host. A blob that is being
+// fetched here is read as it grows; its bytes are not verified yet. Open may fail with ErrAbsent or ErrRefused.
 func (c *Cache) Open(ctx context.Context, name, uid, digest string, offset int64) (io.ReadCloser, error) {
 	sum, err := hexDigest(digest)
 	if err != nil {
@@ -108,7 +108,7 @@ func (c *Cache) Open(ctx context.Context, name, uid, digest string, offset int64
 	case g != nil && g.have.Load() >= offset:
 		f, err := os.Open(c.blobPath(sum) + ".partial")
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, ErrAbsent // its fetching ended just now
+			return nil, ErrAbsent // the fetching has just failed
 		}
 		if err != nil {
 			return nil, err
@@ -138,7 +138,7 @@ func (c *Cache) openWhole(ctx context.Context, sum string, offset int64) (io.Rea
 	return &reader{ctx: ctx, file: f, at: offset, limit: c.out}, nil
 }
 
-// mayRead tells whether the manager said that a host may fetch a blob here.
+// mayRead reports whether the manager permitted a host to fetch a blob here.
 func (c *Cache) mayRead(sum, name, uid string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +153,7 @@ func (c *Cache) mayRead(sum, name, uid string) bool {
 	return false
 }
 
-// reader reads a blob within the limit of bandwidth, and one that grows until its fetching ends.
+// reader reads a blob within the bandwidth limit. It reads a growing blob until the fetching ends.
 type reader struct {
 	ctx    context.Context
 	file   *os.File
@@ -162,7 +162,7 @@ type reader struct {
 	limit  *rate.Limiter
 }
 
-// Read returns io.EOF at the blob's end, and also where the fetching of one that grows has failed.
+// Read returns io.EOF at the blob's end, and also where the fetching of a growing blob has failed.
 func (r *reader) Read(p []byte) (int, error) {
 	p = p[:min(len(p), chunk)]
 	if r.growth != nil {

@@ -1,7 +1,6 @@
 package cache
 
-// share.go - what the manager says about who fetches from whom, what is remembered of other hosts, and what this host
-// reports.
+// share.go - the manager's orders about sharing, the earlier results of other hosts, and this host's report.
 
 import (
 	"context"
@@ -16,7 +15,7 @@ import (
 	"watari/sharing"
 )
 
-// limiter bounds bytes per second; nil: no limit.
+// limiter returns a limiter of bytes per second; nil: no limit.
 func limiter(bytes uint64) *rate.Limiter {
 	if bytes == 0 {
 		return nil
@@ -24,7 +23,7 @@ func limiter(bytes uint64) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(bytes), chunk)
 }
 
-// wait waits until n more bytes, a chunk at most, are within the limit.
+// wait waits until the limit permits n more bytes. n is at most a chunk.
 func wait(ctx context.Context, limit *rate.Limiter, n int) error {
 	if limit == nil {
 		return nil
@@ -32,7 +31,8 @@ func wait(ctx context.Context, limit *rate.Limiter, n int) error {
 	return limit.WaitN(ctx, n)
 }
 
-// Share replaces what the manager said about who fetches from whom. sharing is false where it says nothing about that.
+// Share replaces the manager's orders about which host fetches a blob from which hosts. sharing: the manager gives such
+// orders.
 func (c *Cache) Share(sharing bool, shares []*v1.BlobShare) {
 	byDigest := map[string]*v1.BlobShare{}
 	for _, share := range shares {
@@ -43,11 +43,11 @@ func (c *Cache) Share(sharing bool, shares []*v1.BlobShare) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sharing, c.shares = sharing, byDigest
-	close(c.told)
-	c.told = make(chan struct{})
+	close(c.reordered)
+	c.reordered = make(chan struct{})
 }
 
-// plan is what the manager says about a blob, and a channel that is closed when it says something new.
+// plan returns the manager's orders about a blob, and a channel that is closed when they are replaced.
 func (c *Cache) plan(sum string, hostsOnly bool) (sharing.Plan, map[string]*v1.BlobPeer, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,14 +58,15 @@ func (c *Cache) plan(sum string, hostsOnly bool) (sharing.Plan, map[string]*v1.B
 		p.Sources = append(p.Sources, peer.Name)
 		peers[peer.Name] = peer
 	}
-	return p, peers, c.told
+	return p, peers, c.reordered
 }
 
-// whenMoved calls act once another host of the site is to fetch a blob from outside, and this one from it.
+// whenMoved calls act when new orders make another host of the site fetch a blob from outside, and this host fetch it
+// from that host.
 func (c *Cache) whenMoved(ctx context.Context, sum string, act func()) {
 	for {
 		c.mu.Lock()
-		share, told := c.shares[sum], c.told
+		share, reordered := c.shares[sum], c.reordered
 		moved := c.sharing && share != nil && !share.FromManager && len(share.Sources) > 0
 		c.mu.Unlock()
 		if moved {
@@ -75,12 +76,12 @@ func (c *Cache) whenMoved(ctx context.Context, sum string, act func()) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-told:
+		case <-reordered:
 		}
 	}
 }
 
-// remember changes what is known of a host, for one blob.
+// remember changes the stored results of a host for one blob.
 func (c *Cache) remember(sum, host string, change func(*source)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,14 +94,14 @@ func (c *Cache) remember(sum, host string, change func(*source)) {
 	change(c.sources[sum][host])
 }
 
-// blame remembers that hosts sent damaged content.
+// blame stores that hosts sent damaged content.
 func (c *Cache) blame(sum string, hosts map[string]bool) {
 	for host := range hosts {
 		c.remember(sum, host, func(s *source) { s.damaged = time.Now().Add(blameTime) })
 	}
 }
 
-// seenOf is what is known of hosts for one blob.
+// seenOf returns the stored results of hosts for one blob.
 func (c *Cache) seenOf(sum string) map[string]sharing.Source {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +112,8 @@ func (c *Cache) seenOf(sum string) map[string]sharing.Source {
 	return seen
 }
 
-// measured notes how fast a blob came from the manager. Small ones tell of delay rather than of bandwidth.
+// measured stores the speed of a transfer from the manager. It ignores small transfers, which measure delay rather than
+// bandwidth.
 func (c *Cache) measured(bytes int64, took time.Duration) {
 	if bytes < 4<<20 || took <= 0 {
 		return
@@ -121,14 +123,14 @@ func (c *Cache) measured(bytes int64, took time.Duration) {
 	c.rate = uint64(float64(bytes) / took.Seconds())
 }
 
-// Rate is how fast a blob came from the manager last, bytes per second; 0: not known.
+// Rate returns the speed of the last transfer from the manager, bytes per second; 0: not known.
 func (c *Cache) Rate() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rate
 }
 
-// Blobs are those that are whole here, and those that are being fetched.
+// Blobs returns the complete blobs and those being fetched.
 func (c *Cache) Blobs() []*v1.BlobObserved {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,7 +145,7 @@ func (c *Cache) Blobs() []*v1.BlobObserved {
 	return blobs
 }
 
-// findWhole lists the blobs that are whole. One that was damaged since is found out before it is used or passed on.
+// findWhole lists the complete blobs by their names alone. Damage since then is detected before a blob is used or sent.
 func (c *Cache) findWhole() map[string]bool {
 	whole := map[string]bool{}
 	entries, _ := os.ReadDir(c.blobDir())

@@ -1,5 +1,5 @@
-// Package domain says what a guest's domain is to the agent: its states, how it is described, sent and made. It is what
-// the agent's deciding, its acts and package vm have in common, and links no libvirt.
+// Package domain describes a guest's domain: its states, and the options to create and to send it. The agent's machine,
+// the agent's acts and package vm share these types. The package does not link libvirt.
 package domain
 
 import (
@@ -34,15 +34,16 @@ type Info struct {
 	MemoryBytes uint64 // resident on the host
 }
 
-// Event says that a domain changed; an empty UID: any may have (the hypervisor was reached again).
+// Event says that a domain changed. With an empty UID, any domain may have changed, because the hypervisor was reached
+// again.
 type Event struct {
 	UID  string
 	At   time.Time
 	Lost bool // the hypervisor cannot be reached; another event says when it can
 }
 
-// Spec is a guest as it is to be made. All paths must be the same on each host, for they are part of the domain
-// that migrates. The folders of Channel and Console must exist.
+// Spec describes the domain to create for a guest. All paths must be the same on each host, because they migrate with
+// the domain. The folders of Channel and Console must exist.
 type Spec struct {
 	UID, Name   string // UUID; the guest's name, without prefix
 	VCPUs       uint32
@@ -54,20 +55,19 @@ type Spec struct {
 	Channel                        string // Unix socket that QEMU listens on: the host's end of the virtio-serial port
 	Console                        string // file to which the serial console is appended
 	ImageDigest                    string // part of the template's key
-	// Platform has the machine type and the CPU that the manager asks for; nil, or a part of it that is empty: the host's
-	// own choice.
+	// Platform has the machine type and the CPU that the manager asks for. The host chooses what is empty; nil: both.
 	Platform *v1.Platform
 }
 
-// MigrateOptions say where a domain is sent and how. Both URIs lead through Unix sockets on this host, which the
-// tunnel forwards to the target.
+// MigrateOptions say where and how a domain is sent. Both URIs name Unix sockets on this host. The tunnel forwards them
+// to the target.
 type MigrateOptions struct {
-	// DestURI is the target's libvirt daemon, as this host's daemon is to reach it:
+	// DestURI is the URI by which this host's libvirt daemon reaches the target's:
 	// "qemu+unix:///system?socket=/path".
 	DestURI string
 	// MigrateURI is the socket for QEMU's own stream: "unix:///path". The target's QEMU listens at that path.
 	MigrateURI string
-	// BandwidthBytes per second; 0: no limit. libvirt counts in MiB, so it is rounded up to those.
+	// BandwidthBytes per second; 0: no limit. It is rounded up to MiB, in which libvirt counts.
 	BandwidthBytes uint64
 }
 
@@ -79,16 +79,17 @@ type End struct {
 
 // Errors that callers tell apart with errors.Is.
 var (
-	// ErrUnavailable: the hypervisor did not answer, or the connection broke while it was asked. What was asked for may or
-	// may not have been done, or may yet be.
+	// ErrUnavailable: the hypervisor did not answer, or the connection broke during the call. The hypervisor may have
+	// carried out the request, and may still do so later.
 	ErrUnavailable = errors.New("libvirt does not answer")
-	// ErrTemplateUnusable: the template file is missing, damaged, or of a form that this program or this hypervisor does not
-	// know. The guest is to be booted plainly, and the template made anew.
+	// ErrTemplateUnusable: the template file is missing or damaged, or this program or hypervisor does not know its
+	// format. The caller boots the guest without it, and makes the template again.
 	ErrTemplateUnusable = errors.New("template cannot be used")
 )
 
-// TemplatePrefix begins the names of domains that templates are made of. No guest's name has a dot.
+// TemplatePrefix begins the names of domains from which templates are made. No guest's name has a dot, so the names
+// never collide.
 const TemplatePrefix = "template."
 
-// IsTemplate tells whether a domain of this name is one that a template is made of.
+// IsTemplate reports whether a template is made from the domain of this name.
 func IsTemplate(name string) bool { return strings.HasPrefix(name, TemplatePrefix) }

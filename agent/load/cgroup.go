@@ -14,7 +14,7 @@ import (
 // cgroups is where control groups are mounted: each controller of version 1 in a folder, version 2 in cgroups itself.
 const cgroups = "sys/fs/cgroup"
 
-// cpuTime is how much processor time the host has used, in nanoseconds; false: that is not known.
+// cpuTime returns the host's processor time in nanoseconds; false: not known.
 func (r *Reader) cpuTime() (uint64, bool) {
 	if text := r.line(filepath.Join(cgroups, "cpuacct", r.Cgroup, "cpuacct.usage")); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
@@ -36,8 +36,8 @@ func (r *Reader) now() time.Time {
 	return time.Now()
 }
 
-// groupTicks are what ticks is for a machine: busy is the control group's processor time, total the time that has
-// passed, both in nanoseconds.
+// groupTicks is the counterpart of ticks for a control group. busy is the group's processor time, total the elapsed
+// time, both in nanoseconds.
 func (r *Reader) groupTicks() (busy, total uint64, cpus int) {
 	used, known := r.cpuTime()
 	if !known {
@@ -46,7 +46,7 @@ func (r *Reader) groupTicks() (busy, total uint64, cpus int) {
 	return used, uint64(r.now().UnixNano()), 1
 }
 
-// cpuShare is how many processors' time the host may use; 0: no limit.
+// cpuShare returns the host's limit of processor time, in processors; 0: no limit.
 func (r *Reader) cpuShare() float64 {
 	quota := r.line(filepath.Join(cgroups, "cpu", r.Cgroup, "cpu.cfs_quota_us"))
 	period := r.line(filepath.Join(cgroups, "cpu", r.Cgroup, "cpu.cfs_period_us"))
@@ -61,7 +61,7 @@ func (r *Reader) cpuShare() float64 {
 	return q / p
 }
 
-// ownCores is how many of the machine's processors the host is taken to have.
+// ownCores returns the number of processors that the host reports as its own.
 func (r *Reader) ownCores(machine int) uint32 {
 	if share := r.cpuShare(); share > 0 {
 		return uint32(min(math.Ceil(share), float64(machine)))
@@ -69,13 +69,14 @@ func (r *Reader) ownCores(machine int) uint32 {
 	return uint32(machine)
 }
 
-// memoryUsed is what the host's processes hold that is no copy of a file. /proc is the host's own and shows no others.
+// memoryUsed returns the memory of the host's processes without file pages, bytes. /proc is the host's own, so it shows
+// only the host's processes.
 func (r *Reader) memoryUsed() (used uint64) {
 	found, _ := filepath.Glob(filepath.Join(r.Root, "proc/[0-9]*/status"))
 	for _, path := range found {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		for line := range strings.Lines(string(data)) {
 			name, value, _ := strings.Cut(line, ":")

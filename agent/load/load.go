@@ -25,10 +25,10 @@ import (
 type Reader struct {
 	Root string
 	Disk string // a directory on the disk whose space is reported
-	// Cgroup is the path of the control group whose processes are the host, below the root of each hierarchy; empty:
-	// the host is the machine.
+	// Cgroup is the path of the host's control group, below the root of each hierarchy; empty: the host is the whole
+	// machine.
 	Cgroup string
-	// Memory is what such a host has, bytes; 0: all of the machine's.
+	// Memory is the memory of a host in a control group, bytes; 0: all of the machine's.
 	Memory uint64
 	Now    func() time.Time // nil: time.Now
 
@@ -36,7 +36,7 @@ type Reader struct {
 	busy, total uint64 // of the last sample, clock ticks over all CPUs; of a control group, nanoseconds
 }
 
-// Topology fills in what does not change while the host runs.
+// Topology fills in the properties that do not change while the host runs.
 func (r *Reader) Topology(info *v1.HostInfo) error {
 	memory, err := r.meminfo("proc/meminfo")
 	if err != nil {
@@ -59,7 +59,7 @@ func (r *Reader) Topology(info *v1.HostInfo) error {
 	return nil
 }
 
-// nodes are the NUMA nodes; a kernel that knows none has one.
+// nodes returns the NUMA nodes. A kernel without NUMA has one node.
 func (r *Reader) nodes(online []uint32, memory uint64) []*v1.NUMANode {
 	dirs, _ := filepath.Glob(filepath.Join(r.Root, "sys/devices/system/node/node[0-9]*"))
 	var nodes []*v1.NUMANode
@@ -98,7 +98,7 @@ func (r *Reader) cpuModel() string {
 	return runtime.GOARCH
 }
 
-// Sample is the load since the last sample.
+// Sample returns the load since the last sample.
 func (r *Reader) Sample() *v1.HostLoad {
 	load := &v1.HostLoad{At: timestamppb.Now(), MemoryAvailableBytes: r.MemoryAvailable()}
 	var disk syscall.Statfs_t
@@ -118,7 +118,7 @@ func (r *Reader) Sample() *v1.HostLoad {
 	return load
 }
 
-// MemoryAvailable is what can be used without swapping, bytes.
+// MemoryAvailable returns the memory that can be used without swapping, bytes.
 func (r *Reader) MemoryAvailable() uint64 {
 	memory, err := r.meminfo("proc/meminfo")
 	if err != nil {
@@ -131,7 +131,7 @@ func (r *Reader) MemoryAvailable() uint64 {
 	return available
 }
 
-// ticks are the clock ticks since boot, over all CPUs.
+// ticks returns the clock ticks since boot, summed over all CPUs.
 func (r *Reader) ticks() (busy, total uint64, cpus int) {
 	data, err := os.ReadFile(filepath.Join(r.Root, "proc/stat"))
 	if err != nil {

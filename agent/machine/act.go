@@ -1,6 +1,6 @@
 package machine
 
-// act.go - what the machine has the agent do, and what comes back.
+// act.go - the acts that the machine asks the agent to carry out, and their results.
 
 import (
 	"watari/agent/domain"
@@ -12,62 +12,66 @@ type Kind string
 
 // Acts of the host. Each act says which of Act's and Result's fields it uses.
 const (
-	// KeepTerm writes Act.Term and Act.Stamp to disk, so that they survive a crash. Stamp is nil where the orders have none.
+	// KeepTerm writes Act.Term and Act.Stamp to disk, so that they survive a crash. Stamp is nil where the orders have
+	// none.
 	KeepTerm Kind = "keep term"
-	// Obey hands Act.Orders to what keeps the network, the images and the templates. It is carried out before the acts that
-	// follow it.
+	// ReadTerm reads what KeepTerm has written: Result.Term and Result.Stamp, zero where it never did. With Err, a term may
+	// be there.
+	ReadTerm Kind = "read term"
+	// Obey passes Act.Orders to the code that keeps the network, the images and the templates. The agent carries it out
+	// before the acts that follow it.
 	Obey Kind = "obey"
-	// List lists the domains: Result.Domains. Afterwards it asks which guests of Act.Late the hypervisor is still creating:
-	// Result.Creating.
+	// List lists the domains: Result.Domains. Afterwards it asks which guests of Act.Late the hypervisor is still
+	// creating: Result.Creating.
 	List Kind = "list"
 )
 
 // Acts of one guest.
 const (
-	// ReadRecord reads the guest's record: Result.Record, nil where there is none, and Result.Damaged. With
-	// Err and without Damaged, a record is there, and may be read later.
+	// ReadRecord reads the guest's record into Result.Record (nil: there is none), and sets Result.Damaged. Err without
+	// Damaged means that a record exists, and a later attempt may read it.
 	ReadRecord Kind = "read record"
-	// WriteRecord writes Act.Record to disk, so that it survives a crash. Where it fails, the old record may be in force or
-	// the new one. Act.Vital: use the space that is set aside. Act.Was is the record before.
+	// WriteRecord writes Act.Record to disk, so that it survives a crash. If it fails, the disk may hold the old record
+	// or the new one. Act.Vital permits use of the reserved space. Act.Was is the previous record.
 	WriteRecord Kind = "write record"
-	// Explain finds out why a domain ended by itself. Result.Message is the message of Act.Record with the reason added,
-	// Result.LastLines is what the console ends with.
+	// Explain finds out why a domain ended by itself. Result.Message is the message of Act.Record with the reason
+	// added. Result.LastLines are the last lines of the console.
 	Explain Kind = "explain"
-	// Plug makes the tap of a guest that was here when the agent started.
+	// Plug creates the tap of a guest that ran here when the agent started.
 	Plug Kind = "plug"
-	// Prepare makes everything ready for Act.Wanted: image, template, tap. Act.Reserved is the memory that other guests
-	// are still to take. Act.Record is the guest's record; where it has ended, its console is put aside.
+	// Prepare prepares image, template and tap for Act.Wanted. Act.Reserved is the memory that is promised to other
+	// guests on their way here. Act.Record is the guest's record; if it has ended, Prepare moves its console file away.
 	Prepare Kind = "prepare"
-	// Route waits a moment for the guest's address to be routed to its tap. A guest without a route is let run all the same.
+	// Route waits for a route from the guest's address to its tap. After a short time the guest runs without the route.
 	Route Kind = "route"
-	// Start creates the domain of Act.Wanted: from its template where Prepare made one and Act.Plain is not set, else by
-	// booting it. It is not cut short: what the hypervisor was asked for could come into being later, unseen.
+	// Start creates the domain of Act.Wanted. It forks the template that Prepare made; without one, or with Act.Plain,
+	// it boots the image. Nothing interrupts Start: the hypervisor could create the domain later, unseen.
 	Start Kind = "start"
 	// Send sends the guest as Act.Wanted says. It ends when the hypervisor has ended the transfer.
 	Send Kind = "send"
-	// Busy asks whether the hypervisor is at something with the domain, and waits up to Act.Patience for it to be done.
+	// Busy asks whether the hypervisor has a job on the domain, and waits up to Act.Patience for the job's end.
 	Busy Kind = "busy"
 	// Resume lets the paused domain run.
 	Resume Kind = "resume"
-	// Destroy ends the domain, and the processes of the guest that the hypervisor has lost sight of.
+	// Destroy ends the domain, and the guest's processes that the hypervisor no longer knows.
 	Destroy Kind = "destroy"
-	// Confirm looks for processes of the guest, begun after the act was handed out: Result.PIDs.
+	// Confirm lists the guest's processes in Result.PIDs. The search begins after Acts has returned the act.
 	Confirm Kind = "confirm"
-	// Expect has the tunnel admit the transfer Act.Migration from host Act.Source, uid Act.SourceUID.
+	// Expect makes the tunnel admit the transfer Act.Migration from the host Act.Source with uid Act.SourceUID.
 	Expect Kind = "expect"
-	// Unexpect ends Expect. Connections that were let in go on.
+	// Unexpect ends Expect. Admitted connections continue.
 	Unexpect Kind = "unexpect"
-	// LetIn answers Admit: the connection Act.Connection is let in, or refused because of Act.Err.
+	// LetIn answers Admit: it admits the connection Act.Connection, or refuses it because of Act.Err.
 	LetIn Kind = "let in"
-	// Forget takes away tap, sockets, reservation, expectation and connections of the guest: all but Act.Record, its
-	// record.
+	// Forget removes the guest's tap, sockets, reservation, expectation and connections. It keeps the guest's record,
+	// Act.Record.
 	Forget Kind = "forget"
-	// Interrupt cuts the act Act.Of short. That act ends by itself, soon.
+	// Interrupt cancels the act Act.Of. The agent reports the end of the cancelled act soon after.
 	Interrupt Kind = "interrupt"
 )
 
-// Act is one act. The agent carries it out beside all others and tells its end by Ended, once. Obey, LetIn and Interrupt need
-// no Ended.
+// Act is one act. The agent carries out acts concurrently, and calls Ended once for each. Obey, LetIn and Interrupt
+// need no Ended.
 type Act struct {
 	ID          uint64
 	Kind        Kind
@@ -103,26 +107,29 @@ const (
 	UntilDone Patience = "until done" // for a minute at most
 )
 
-// Result is how an act ended. Err is nil where it was done. Of the other fields, those are used that the act's kind names.
+// Result is the result of an act. Err is nil if the act succeeded. The act's kind says which other fields it sets.
 type Result struct {
 	Err error
 
+	Term      uint64
+	Stamp     *v1.Stamp
 	Domains   []domain.Info
 	Creating  []string // uids
 	Record    *Record
-	Damaged   bool // a record was there, and it was put aside as damaged
+	Damaged   bool // the record was damaged, and has been moved away
 	Message   string
 	LastLines string
-	// Final, of Prepare: another host may have what this one lacks, so that the epoch has failed.
+	// Final, of Prepare: this host cannot prepare the epoch, and another host may. The epoch has failed.
 	Final bool
 	// Cut, of Prepare: it failed because it was interrupted.
 	Cut bool
-	// Unplugged, of Prepare and Forget: the guest has no tap any more.
+	// Unplugged, of Prepare and Forget: the guest has no tap now.
 	Unplugged bool
-	Note      string // of Prepare: a problem that keeps nothing from being done
-	// Uncertain, of Start: the domain may have been created, or may yet be.
+	Note      string // of Prepare: a problem that does not stop the start
+	// Uncertain, of Start: the domain may exist, or may still appear.
 	Uncertain bool
-	// Unforked, of Start: the template could not be restored. The guest may be booted once what the attempt left has ended.
+	// Unforked, of Start: the template could not be restored. The guest may boot after the domain of that attempt has
+	// ended.
 	Unforked bool
 	Busy     bool
 	PIDs     []int

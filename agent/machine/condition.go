@@ -1,13 +1,13 @@
 package machine
 
-// condition.go - what is reported of a guest.
+// condition.go - derives a guest's reported condition.
 
 import (
 	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 )
 
-// Report is what the manager is told of a guest's state.
+// Report is a guest's state as the manager learns it.
 type Report struct {
 	Epoch     uint64
 	Condition v1.GuestCondition
@@ -15,8 +15,8 @@ type Report struct {
 	Migration string
 }
 
-// Describe says what is to be reported of a guest; false: nothing of it is here. It is pure. Where the
-// hypervisor cannot be asked, Domain is what it said last.
+// Describe returns the report of a guest; false: nothing of the guest is here. It is pure. If the hypervisor does not
+// answer, o.Domain is the last known state.
 func Describe(o Observed) (Report, bool) {
 	r, w := o.Record, o.Wanted
 	if o.Unread != nil {
@@ -51,7 +51,8 @@ func Describe(o Observed) (Report, bool) {
 		report.Condition, report.Message = describeStarted(o)
 	case PhaseSending:
 		report.Condition = v1.GuestCondition_GUEST_CONDITION_SENDING
-		// "Send failed" has the target's copy ended: it is said only of a guest that is known to be here still.
+		// "Send failed" makes the manager end the target's copy. Report it only if this host is known to have the
+		// guest.
 		here := !o.Stale && !o.SendDone && (o.Domain == domain.Running || o.Domain == domain.Paused)
 		if o.Operation != OperationSending && here {
 			report.Condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
@@ -79,7 +80,7 @@ func Describe(o Observed) (Report, bool) {
 	return report, true
 }
 
-// beginsAnew: a newer epoch than the record's is being brought up, and nothing of the older one is left.
+// beginsAnew reports whether the host prepares a newer epoch than the record's, and nothing of the older epoch exists.
 func beginsAnew(o Observed) bool {
 	if o.Wanted == nil || o.Wanted.Epoch <= o.Record.Epoch || o.Domain != domain.Absent ||
 		o.Operation == OperationStarting || o.Operation == OperationSending {

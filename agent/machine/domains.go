@@ -1,7 +1,7 @@
 package machine
 
-// domains.go - what the hypervisor said last of each domain. A listing that was begun before an act on a guest ended does
-// not overrule the act's outcome.
+// domains.go - the last known state of each domain. A listing that began before an act on a guest ended does not
+// overrule the act's result.
 
 import (
 	"errors"
@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// listAgainAfter is the pause before the hypervisor, which did not answer, is asked again.
+	// listAgainAfter is the pause after a listing that failed.
 	listAgainAfter = 2 * time.Second
-	// listEvery is how often domains are listed though nothing is known to have happened: for their CPU time and memory.
+	// listEvery is the period of listings without an event. They read the domains' CPU time and memory.
 	listEvery = 30 * time.Second
 )
 
 var errLost = errors.New("the connection was lost")
 
-// domains is what is known of all domains. Listings are made one at a time.
+// domains is the known state of all domains. At most one listing is under way.
 type domains struct {
 	clock   uint64            // of listings and acts
-	acted   map[string]uint64 // when an act's outcome was entered, by uid
+	acted   map[string]uint64 // when the result of the last act was entered, by uid
 	known   map[string]domain.Info
 	reached bool  // the last listing succeeded, and the hypervisor was not lost since
-	err     error // why not
-	listed  bool  // any listing ever did
+	err     error // why the last listing failed
+	listed  bool  // at least one listing succeeded
 
 	next    uint64 // number of the next listing
 	current *listing
@@ -36,7 +36,7 @@ type domains struct {
 	ended   time.Time
 }
 
-// listing is one that has not ended.
+// listing is a listing that has not ended.
 type listing struct {
 	number, act uint64
 	handedOut   bool
@@ -48,7 +48,7 @@ func newDomains() domains {
 	return domains{acted: map[string]uint64{}, known: map[string]domain.Info{}, next: 1}
 }
 
-// enter takes a listing's outcome up.
+// enter stores the result of a listing.
 func (d *domains) enter(l *listing, now time.Time, list []domain.Info, err error) {
 	d.ended = now
 	d.reached, d.err = err == nil, err
@@ -74,7 +74,7 @@ func (d *domains) enter(l *listing, now time.Time, list []domain.Info, err error
 	d.known = next
 }
 
-// set enters the outcome of an act.
+// set stores the state that an act has caused.
 func (d *domains) set(uid, name string, state domain.State) {
 	d.clock++
 	d.acted[uid] = d.clock
@@ -90,7 +90,7 @@ func (d *domains) set(uid, name string, state domain.State) {
 	d.known[uid] = info
 }
 
-// get is the last known state; current is false where the hypervisor cannot be asked now.
+// get returns the last known state of a domain. current is false while the hypervisor does not answer.
 func (d *domains) get(uid string) (info domain.Info, current bool) {
 	info, ok := d.known[uid]
 	if !ok {
@@ -102,7 +102,7 @@ func (d *domains) get(uid string) (info domain.Info, current bool) {
 	return info, d.reached
 }
 
-// all are the domains known, by uid.
+// all returns the known domains in the order of their uids.
 func (d *domains) all() []domain.Info {
 	list := make([]domain.Info, 0, len(d.known))
 	for _, info := range d.known {

@@ -1,6 +1,6 @@
 package machine
 
-// facts.go - what a host keeps of its guests for a manager that has lost their objects.
+// facts.go - the facts of each guest, from which a manager that has lost the guest's objects makes them again.
 
 import (
 	"google.golang.org/protobuf/encoding/protojson"
@@ -24,7 +24,7 @@ func (f *Facts) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// factsOf are the facts that orders bring; nil: an older manager's bring none.
+// factsOf returns the facts in an order; nil: the order is an older manager's, and has none.
 func factsOf(w *v1.GuestWanted) *Facts {
 	if w.GetFacts() == nil {
 		return nil
@@ -32,7 +32,7 @@ func factsOf(w *v1.GuestWanted) *Facts {
 	return &Facts{w.Facts}
 }
 
-// known are a record's facts; nil: it has none.
+// known returns a record's facts; nil: it has none.
 func (r *Record) known() *v1.GuestFacts {
 	if r == nil || r.Facts == nil {
 		return nil
@@ -40,8 +40,8 @@ func (r *Record) known() *v1.GuestFacts {
 	return r.Facts.GuestFacts
 }
 
-// withFacts adds to a decision that has nothing else to do that the record takes up the facts: an agent, or a manager, of an
-// earlier version has started the guest.
+// withFacts adds the facts to a record without facts, if d has no other action. Such a guest was started by an agent or
+// a manager of an earlier version.
 func withFacts(o Observed, d Decision) Decision {
 	r, w := o.Record, o.Wanted
 	if len(d.Actions) > 0 || d.Problem != "" || o.Operation != OperationNone || w.GetFacts() == nil || r == nil ||

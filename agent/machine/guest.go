@@ -1,6 +1,6 @@
 package machine
 
-// guest.go - what the machine knows of one guest.
+// guest.go - the machine's state of one guest.
 
 import (
 	"fmt"
@@ -10,36 +10,36 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// readAgainEvery is how often a record that could not be read is tried again.
+// readAgainEvery is the pause before a record, or the term, that could not be read is read again.
 const readAgainEvery = time.Second
 
-// guest is one guest on this host. It carries out one script at a time, and beside it at most one operation.
+// guest is one guest on this host. It has at most one script and at most one operation, which run concurrently.
 type guest struct {
 	uid, name string
 	wanted    *v1.GuestWanted
 	wantedAt  mark
-	seen      mark // the latest wish that a step was taken for
+	seen      mark // of the latest wish for which Step has decided
 
 	record    *Record
 	damaged   bool
 	reading   uint64    // the act that reads the record; 0: none
 	unread    error     // why the record cannot be read now
-	readAgain time.Time // when it is tried again; zero: it is not to be
+	readAgain time.Time // when it is read again; zero: never
 
-	late      bool      // a create whose outcome is not known may still come true
-	lateSince time.Time // the hypervisor answers since then, and does not have the domain; zero: it does not answer
+	late      bool      // the hypervisor may still carry out a create request whose result is unknown
+	lateSince time.Time // since when the hypervisor answers and has no such domain; zero: it does not answer
 
-	script  []Action        // still to be carried out, in order
-	doing   *doing          // of the script; nil: nothing is under way
-	decided *v1.GuestWanted // the wish that the script follows, which may be replaced meanwhile
-	ordered bool            // the script is a step's; its success ends the trouble
+	script  []Action        // actions that have not begun, in order
+	doing   *doing          // the script's action under way; nil: none
+	decided *v1.GuestWanted // the wish that the script follows; wanted may be newer
+	ordered bool            // a step made the script; its success clears trouble
 	op      *operation
 
 	prepared  uint64 // the epoch that everything is prepared for
 	plugged   bool
 	failure   Failure
 	sendDone  bool
-	backoff   time.Time // nothing that failed is tried again before; zero: nothing failed
+	backoff   time.Time // no retry before this time; zero: nothing failed
 	delay     time.Duration
 	refused   string // why the wish is not followed
 	trouble   string // why the last act failed
@@ -50,12 +50,12 @@ type guest struct {
 	resumedAt time.Time
 	resuming  bool
 
-	expected   string // the migration that the tunnel would admit
-	tunnel     string // the migration of which a connection is open
+	expected   string // the migration that the tunnel admits
+	tunnel     string // the migration with an open connection
 	admissions []admission
 }
 
-// meet makes a guest that was not known until now, and has its record read: a forgotten one's, for instance.
+// meet adds a guest that the machine did not know, and requests its record. A forgotten guest may have one.
 func (m *Machine) meet(uid, name string) *guest {
 	g := &guest{uid: uid, name: name}
 	m.guests[uid] = g
@@ -68,8 +68,8 @@ func (m *Machine) read(g *guest) {
 	g.reading = m.act(g, Act{Kind: ReadRecord})
 }
 
-// recordRead takes up what was read. Where the record is there and cannot be read now, nothing is done about this guest
-// until it can; the others go on.
+// recordRead stores the record that was read. If a record exists and cannot be read now, the machine does nothing about
+// this guest until a later attempt succeeds. Other guests are not affected.
 func (m *Machine) recordRead(g *guest, o Result) {
 	g.reading = 0
 	if o.Err != nil && !o.Damaged {
@@ -84,7 +84,7 @@ func (m *Machine) recordRead(g *guest, o Result) {
 	m.adopt(g, o.Record)
 }
 
-// adopt takes up a record that an earlier agent wrote. What runs is not touched.
+// adopt takes over a guest from a record that an earlier agent wrote. A running guest is not disturbed.
 func (m *Machine) adopt(g *guest, r *Record) {
 	g.record = r
 	if r == nil || r.Phase == PhaseEnded {
@@ -93,10 +93,10 @@ func (m *Machine) adopt(g *guest, r *Record) {
 	g.plugged = true
 	g.script = []Action{{Kind: actionPlug}}
 	if r.Phase == PhaseStarted && !m.earlierBoot(r) {
-		g.late = true // the agent before may have ended while it waited for the hypervisor
+		g.late = true // the earlier agent may have ended during a create request
 	}
 	if r.Phase == PhaseSending {
-		// The transfer that was under way lost its tunnel with the last agent; libvirt breaks it off by itself.
+		// The transfer lost its tunnel when the earlier agent ended. libvirt cancels it by itself.
 		g.op = &operation{kind: OperationSending, adopted: true}
 		m.awaitSendEnd(g)
 	}
@@ -106,7 +106,7 @@ func (m *Machine) earlierBoot(r *Record) bool {
 	return r != nil && r.BootID != "" && m.config.BootID != "" && r.BootID != m.config.BootID
 }
 
-// tickGuest does what the guest has waited for.
+// tickGuest handles the guest's timers that have expired.
 func (m *Machine) tickGuest(g *guest) {
 	due := func(t time.Time) bool { return !t.IsZero() && !m.now.Before(t) }
 	if due(g.backoff) {
@@ -123,7 +123,7 @@ func (m *Machine) tickGuest(g *guest) {
 	}
 }
 
-// guestEnded takes the end of an act up; false: it is none of the guest's.
+// guestEnded handles the end of one of the guest's acts; false: the act is not the guest's.
 func (m *Machine) guestEnded(g *guest, id uint64, o Result) bool {
 	switch {
 	case id == 0:
@@ -140,7 +140,7 @@ func (m *Machine) guestEnded(g *guest, id uint64, o Result) bool {
 	return true
 }
 
-// observe is what the next step for a guest, and what is reported of it, depend on.
+// observe returns the input of the guest's next step and of its report.
 func (m *Machine) observe(g *guest) (Observed, domain.Info) {
 	info, current := m.domains.get(g.uid)
 	o := Observed{Host: m.config.Host, Wanted: g.wanted, Record: g.record, Damaged: g.damaged, Domain: info.State, Stale: !current,
@@ -158,7 +158,7 @@ func (m *Machine) observe(g *guest) (Observed, domain.Info) {
 	return o, info
 }
 
-// idle tells whether the guest need not be known any more: nothing is wanted of it and nothing of it is here.
+// idle reports whether the machine may drop the guest: no order mentions it, and nothing of it is here.
 func (m *Machine) idle(g *guest) bool {
 	info, current := m.domains.get(g.uid)
 	return current && info.State == domain.Absent && g.wanted == nil && g.op == nil && g.doing == nil && len(g.script) == 0 &&
@@ -166,7 +166,7 @@ func (m *Machine) idle(g *guest) bool {
 		(g.record == nil || g.record.Outcome == OutcomeForgotten)
 }
 
-// fail notes why the script's act failed, gives the rest of the script up, and has nothing tried again for a while.
+// fail keeps the reason why the script failed, drops the rest of the script, and delays the next attempt.
 func (m *Machine) fail(g *guest, err error) {
 	g.doing, g.script, g.ordered = nil, nil, false
 	g.delay = min(max(2*g.delay, 500*time.Millisecond), 10*time.Second)
@@ -174,13 +174,13 @@ func (m *Machine) fail(g *guest, err error) {
 	g.trouble = err.Error()
 }
 
-// note adds a line to the host's problems in the place of an earlier one.
+// note sets the guest's line in the host's problems.
 func (g *guest) note(format string, a ...any) {
 	g.notes = []string{fmt.Sprintf("guest %s: ", g.name) + fmt.Sprintf(format, a...)}
 }
 
-// noteEvent keeps when the guest stopped during a transfer, and when it was resumed: the first event of its domain
-// is about that. Asking for its state would wait for libvirt.
+// noteEvent keeps the time at which the guest stopped during a transfer, or was resumed. The first event of its domain
+// marks that time. The machine uses the event because a query would have to wait for libvirt.
 func (g *guest) noteEvent(at time.Time) {
 	if g.op != nil && g.op.kind == OperationSending && g.stoppedAt.IsZero() {
 		g.stoppedAt = at
@@ -200,7 +200,7 @@ func (g *guest) tap() Tap {
 	return t
 }
 
-// identity is what the guest should be told now; nil: it does not run, or nothing.
+// identity returns the identity to tell the guest now; nil: the guest does not run, or there is nothing to tell.
 func (m *Machine) identity(g *guest) *v1.Identity {
 	info, current := m.domains.get(g.uid)
 	w, r := g.wanted, g.record

@@ -1,6 +1,6 @@
 package machine
 
-// incoming.go - the tunnel's part of a guest that is received: which transfer is admitted, and when.
+// incoming.go - decides which incoming transfer the tunnel admits, and when.
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// admission is a connection that asks to be let in.
+// admission is a connection that waits for LetIn.
 type admission struct {
 	migration  string
 	connection uint64
@@ -18,8 +18,9 @@ type admission struct {
 
 var errUnwanted = errors.New("this transfer is not wanted any more")
 
-// Admit asks whether a connection of a guest's transfer is let in; the caller chooses its number. The answer is an act,
-// LetIn. No byte may be let in before: that a domain may exist is on disk by then. A connection that asks counts as open.
+// Admit asks whether the tunnel may admit a connection of a guest's transfer. The caller chooses the connection's
+// number. The answer is the act LetIn. The tunnel passes no byte before that: a record on disk must say first that a
+// domain may exist. A waiting connection counts as open.
 func (m *Machine) Admit(now time.Time, uid, migration string, connection uint64) {
 	m.now = now
 	if g := m.guests[uid]; g != nil {
@@ -31,7 +32,7 @@ func (m *Machine) Admit(now time.Time, uid, migration string, connection uint64)
 	m.settle()
 }
 
-// Tunnel says whether any connection of a guest's incoming transfer is open.
+// Tunnel says whether a guest's incoming transfer has an open connection.
 func (m *Machine) Tunnel(now time.Time, uid, migration string, open bool) {
 	m.now = now
 	if g := m.guests[uid]; g != nil {
@@ -45,7 +46,7 @@ func (m *Machine) Tunnel(now time.Time, uid, migration string, open bool) {
 	m.settle()
 }
 
-// admit answers the connections that wait; true: their record is being written first.
+// admit answers the waiting connections; true: they wait until their record is on disk.
 func (m *Machine) admit(g *guest) bool {
 	for len(g.admissions) > 0 {
 		a := g.admissions[0]
@@ -67,7 +68,7 @@ func (m *Machine) admit(g *guest) bool {
 	return false
 }
 
-// answer refuses all connections that wait.
+// answer refuses all waiting connections.
 func (m *Machine) answer(g *guest, err error) {
 	for _, a := range g.admissions {
 		m.act(g, Act{Kind: LetIn, Migration: a.migration, Connection: a.connection, Err: err})
@@ -75,7 +76,7 @@ func (m *Machine) answer(g *guest, err error) {
 	g.admissions = nil
 }
 
-// wantedMigration is the transfer that the tunnel is to admit; empty: none.
+// wantedMigration returns the migration that the tunnel must admit; empty: none.
 func (m *Machine) wantedMigration(g *guest) string {
 	r, w := g.record, g.wanted
 	if r != nil && w != nil && w.Role == v1.GuestRole_GUEST_ROLE_INCOMING && !w.Migration.GetCancel() && w.Epoch == r.Epoch &&
@@ -85,7 +86,7 @@ func (m *Machine) wantedMigration(g *guest) string {
 	return ""
 }
 
-// expect has the tunnel admit the guest's transfer for as long as the manager wants that; false: it does already.
+// expect makes the tunnel admit the guest's transfer while the manager wants it; false: nothing has to change.
 func (m *Machine) expect(g *guest) bool {
 	wanted := m.wantedMigration(g)
 	if wanted == g.expected {

@@ -8,8 +8,8 @@ import (
 	"watari/agent/domain"
 )
 
-// requestList has the domains listed from now on, and returns the listing's number. Requests share a listing that has not
-// begun.
+// requestList requests a listing that begins now or later, and returns its number. Requests share a listing that has
+// not begun.
 func (m *Machine) requestList() uint64 {
 	d := &m.domains
 	if d.current != nil && d.current.handedOut {
@@ -23,7 +23,7 @@ func (m *Machine) requestList() uint64 {
 	return d.current.number
 }
 
-// nextList is when the domains are listed though nobody asks for it; zero: they are not.
+// nextList returns the time of the next periodic listing; zero: none.
 func (m *Machine) nextList() time.Time {
 	d := &m.domains
 	switch {
@@ -37,7 +37,7 @@ func (m *Machine) nextList() time.Time {
 	return time.Time{}
 }
 
-// lateGuests are those of which a create may still come true, by uid.
+// lateGuests returns the uids of guests whose create request the hypervisor may still carry out.
 func (m *Machine) lateGuests() []string {
 	var uids []string
 	for _, g := range m.sorted() {
@@ -48,7 +48,7 @@ func (m *Machine) lateGuests() []string {
 	return uids
 }
 
-// listed takes a listing's end up.
+// listed handles the end of a listing.
 func (m *Machine) listed(o Result) {
 	l := m.domains.current
 	m.domains.current = nil
@@ -75,15 +75,17 @@ func (m *Machine) listed(o Result) {
 	}
 	for _, info := range m.domains.all() {
 		if m.guests[info.UID] == nil && !domain.IsTemplate(info.Name) {
-			// It is late, of a guest that was given up meanwhile, or its record is lost. No orders mention it.
+			// The domain appeared late, after its guest was given up, or its record is lost. No orders mention the
+			// guest.
 			m.meet(info.UID, info.Name).want(nil, m.taken)
 		}
 	}
 }
 
-// noteLate looks whether a create has come true, or cannot come true any more: the hypervisor has been there for long
-// enough without the domain, and is at no request to create it. begun is when the listing began; answered: it succeeded,
-// and no create of the guest is under way.
+// noteLate clears late when the domain has appeared or can no longer appear. It can no longer appear once the
+// hypervisor has answered for Config.LateCreate without the domain and without a create request for it. begun is the
+// time at which the listing began. answered says that the listing succeeded and no create request for the guest is
+// under way.
 func (m *Machine) noteLate(g *guest, begun time.Time, answered bool) {
 	if !g.late {
 		return
@@ -91,7 +93,7 @@ func (m *Machine) noteLate(g *guest, begun time.Time, answered bool) {
 	info, current := m.domains.get(g.uid)
 	switch {
 	case current && info.State != domain.Absent:
-		g.late = false // it came
+		g.late = false // the domain has appeared
 	case !answered || !current:
 		g.lateSince = time.Time{}
 	case g.lateSince.IsZero():

@@ -1,9 +1,9 @@
-// Package machine decides all that the agent of a host does. It is pure: orders, listings of the hypervisor, ends of acts
-// and time go in; acts and reports come out. It has no clock, no lock, no goroutine and no randomness, and the same calls
+// Package machine makes all decisions of a host's agent. It is pure: orders, listings of domains, results of acts and
+// the time go in; acts and reports come out. It has no clock, no lock, no goroutine and no randomness. The same calls
 // in the same order have the same results.
 //
-// Its owner calls one method at a time. After each call it carries out what Acts returns, each act beside all others, and
-// tells the end of each by Ended. It calls Tick at the time that Wake returns, or later.
+// Its owner calls one method at a time. After each call the owner carries out the acts that Acts returns, concurrently,
+// and calls Ended when one ends. It calls Tick at the time that Wake returns, or later.
 package machine
 
 import (
@@ -15,15 +15,15 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Config says which host is decided for.
+// Config describes the machine's host.
 type Config struct {
 	Host   string // its name
-	BootID string // changes whenever the host is started anew; empty: not known
+	BootID string // changes with each boot of the host; empty: not known
 
-	// LateCreate is for how long a hypervisor that answers may still carry out an earlier request to create a domain. A
-	// daemon that hung reads its sockets as soon as it goes on; the time allows for a busy host. 0: 20 s.
+	// LateCreate is the time after which a hypervisor that answers no longer carries out an earlier create request. A
+	// daemon that hung reads its sockets as soon as it continues; the time allows for a busy host. 0: 20 s.
 	LateCreate time.Duration
-	// SendEndWait is how long a transfer that was interrupted is waited for to end in the hypervisor. 0: a minute.
+	// SendEndWait is how long the machine waits until the hypervisor has ended an interrupted transfer. 0: a minute.
 	SendEndWait time.Duration
 }
 
@@ -31,9 +31,12 @@ type Config struct {
 type Loaded struct {
 	Term  uint64
 	Stamp *v1.Stamp // of the latest orders; nil: they had none
-	// Records are those that could be read, by uid. One that could not is read when its guest is first heard of.
+	// TermUnread is why the term could not be read; nil: it was. It is read again until it can be.
+	TermUnread error
+	// Records are the readable records, by uid. An unreadable record is read again when orders or a listing mention its
+	// guest.
 	Records  map[string]*Record
-	Problems []string // of reading, for people
+	Problems []string // errors of reading, for people
 }
 
 // Machine is the state of a host's agent.
@@ -45,22 +48,22 @@ type Machine struct {
 	guests  map[string]*guest
 
 	taken    mark // the latest orders in force
-	full     mark // the latest ones that every guest has taken a step for
+	full     mark // the latest orders for which every guest has taken a step
 	problems []string
-	refused  string // why the latest orders are not in force, or some of them
+	refused  string // why the latest orders, or some of them, are not in force
 
 	acts   []Act
 	lastID uint64
 }
 
-// mark orders what a manager wants: by term, then by generation.
+// mark identifies orders. Marks are ordered by term, then by generation.
 type mark struct{ term, generation uint64 }
 
 func (m mark) before(n mark) bool {
 	return m.term < n.term || m.term == n.term && m.generation < n.generation
 }
 
-// New is the machine of an agent that has just started.
+// New returns the machine of an agent that has just started.
 func New(now time.Time, config Config, loaded Loaded) *Machine {
 	if config.LateCreate == 0 {
 		config.LateCreate = 20 * time.Second
@@ -70,6 +73,9 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 	}
 	m := &Machine{config: config, now: now, domains: newDomains(), guests: map[string]*guest{},
 		terms: terms{term: loaded.Term, stamp: loaded.Stamp}, problems: slices.Clone(loaded.Problems)}
+	if loaded.TermUnread != nil {
+		m.terms.unread, m.terms.readAgain = loaded.TermUnread, now.Add(readAgainEvery)
+	}
 	m.requestList()
 	var uids []string
 	for uid, r := range loaded.Records {
@@ -100,14 +106,14 @@ func (m *Machine) Tick(now time.Time) {
 	m.settle()
 }
 
-// HypervisorLost says that the hypervisor cannot be reached. It is asked again and again.
+// HypervisorLost says that the hypervisor cannot be reached. The machine then requests listings until one succeeds.
 func (m *Machine) HypervisorLost(now time.Time) {
 	m.now = now
 	m.domains.reached, m.domains.err = false, errLost
 	m.settle()
 }
 
-// DomainEvent says that a domain changed at a time; an empty uid: any may have.
+// DomainEvent says that a domain changed at a time; empty uid: any domain may have changed.
 func (m *Machine) DomainEvent(now time.Time, uid string, at time.Time) {
 	m.now = now
 	if g := m.guests[uid]; g != nil {
@@ -117,7 +123,8 @@ func (m *Machine) DomainEvent(now time.Time, uid string, at time.Time) {
 	m.settle()
 }
 
-// Ended says how an act ended. What has not been handed out, or has ended already, is ignored.
+// Ended gives the machine the result of an act. It ignores acts that Acts has not returned, and acts that have already
+// ended.
 func (m *Machine) Ended(now time.Time, id uint64, o Result) {
 	m.now = now
 	switch {
@@ -125,6 +132,8 @@ func (m *Machine) Ended(now time.Time, id uint64, o Result) {
 		m.listed(o)
 	case m.terms.keeping == id && id != 0:
 		m.termKept(o.Err)
+	case m.terms.reading == id && id != 0:
+		m.termRead(o)
 	default:
 		for _, g := range m.sorted() {
 			if m.guestEnded(g, id, o) {
@@ -135,7 +144,7 @@ func (m *Machine) Ended(now time.Time, id uint64, o Result) {
 	m.settle()
 }
 
-// Acts returns the acts to be carried out now, each once.
+// Acts returns the acts to carry out now. It returns each act once.
 func (m *Machine) Acts() []Act {
 	acts := m.acts
 	m.acts = nil
@@ -151,7 +160,7 @@ func (m *Machine) Acts() []Act {
 	return acts
 }
 
-// Wake is when Tick is next of use; zero: not before something else happens.
+// Wake returns the time of the next Tick; zero: the machine waits for no time.
 func (m *Machine) Wake() time.Time {
 	var wake time.Time
 	at := func(t time.Time) {
@@ -160,6 +169,7 @@ func (m *Machine) Wake() time.Time {
 		}
 	}
 	at(m.terms.retry)
+	at(m.terms.readAgain)
 	if m.domains.current == nil {
 		at(m.nextList())
 	}
@@ -185,14 +195,14 @@ func (m *Machine) act(g *guest, a Act) uint64 {
 	return a.ID
 }
 
-// settle has every guest take the steps that it can take now.
+// settle lets every guest take the steps that are possible now.
 func (m *Machine) settle() {
 	guests := m.sorted()
 	for _, g := range guests {
 		m.advance(g)
 	}
-	// Nothing is said to be so while it is not known which guests are here. One whose record cannot be read is reported as
-	// such.
+	// Orders do not count as carried out before the first listing: until then the host's guests are unknown. A guest
+	// whose record cannot be read does not hold this up; it is reported as a problem.
 	all := m.domains.listed
 	for _, g := range guests {
 		all = all && (g.unread != nil || !g.seen.before(m.taken))
@@ -202,7 +212,7 @@ func (m *Machine) settle() {
 	}
 }
 
-// sorted are the guests, by uid.
+// sorted returns the guests in the order of their uids.
 func (m *Machine) sorted() []*guest {
 	guests := make([]*guest, 0, len(m.guests))
 	for _, g := range m.guests {
@@ -212,18 +222,18 @@ func (m *Machine) sorted() []*guest {
 	return guests
 }
 
-// View is what others may know of a guest.
+// View is the part of a guest's state that the machine's owner may use.
 type View struct {
 	UID, Name string
 	Wanted    *v1.GuestWanted // nil: not mentioned
 	Record    *Record         // nil: none is known
 	Plugged   bool            // it has a tap
 	Tap       Tap
-	// Identity is what the guest is to be told that it is; nil: it does not run, or is not to be told now.
+	// Identity is the identity to tell the guest; nil: the guest does not run, or must not be told now.
 	Identity *v1.Identity
 }
 
-// Guests are the guests, by uid.
+// Guests returns the guests in the order of their uids.
 func (m *Machine) Guests() []View {
 	var views []View
 	for _, g := range m.sorted() {
@@ -232,7 +242,7 @@ func (m *Machine) Guests() []View {
 	return views
 }
 
-// Guest is one guest; false: it is not known.
+// Guest returns one guest; false: the machine does not know it.
 func (m *Machine) Guest(uid string) (View, bool) {
 	g := m.guests[uid]
 	if g == nil {
@@ -245,14 +255,14 @@ func (m *Machine) view(g *guest) View {
 	return View{UID: g.uid, Name: g.name, Wanted: g.wanted, Record: g.record, Plugged: g.plugged, Tap: g.tap(), Identity: m.identity(g)}
 }
 
-// Domain is what the hypervisor said last of a domain; current is false where it cannot be asked now.
+// Domain returns the last known state of a domain. current is false while the hypervisor does not answer.
 func (m *Machine) Domain(uid string) (state domain.State, current bool) {
 	info, current := m.domains.get(uid)
 	return info.State, current
 }
 
-// Ordered tells whether any orders are in force.
+// Ordered reports whether any orders are in force.
 func (m *Machine) Ordered() bool { return m.taken != mark{} }
 
-// Listed tells whether the hypervisor has listed its domains once.
+// Listed reports whether a listing has succeeded.
 func (m *Machine) Listed() bool { return m.domains.listed }

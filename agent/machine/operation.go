@@ -1,6 +1,6 @@
 package machine
 
-// operation.go - preparing, starting and sending, which take long. They go on beside the guest's script.
+// operation.go - the long operations: preparing, starting, sending. They run concurrently with the guest's script.
 
 import (
 	"errors"
@@ -11,36 +11,36 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// sendEndEvery is how often the hypervisor is asked whether it is done with a transfer.
+// sendEndEvery is how often the machine asks whether the hypervisor has ended a transfer.
 const sendEndEvery = 200 * time.Millisecond
 
 // stage is how far an operation has come.
 type stage string
 
 const (
-	stageAct      stage = ""                 // the act that the operation is named after is under way
-	stageRoute    stage = "route"            // starting: the address is being routed
-	stageDestroy  stage = "destroy"          // starting: what a fork left is being ended
-	stageGone     stage = "gone"             // starting: it is being listed and looked for
-	stageStarted  stage = "list after start" // starting has failed: what exists is being listed
-	stageSent     stage = "list after send"  // sending has succeeded: what exists is being listed
-	stageAwaitEnd stage = "await the end"    // sending has failed: the hypervisor may still be at it
+	stageAct      stage = ""                 // the operation's own act is under way: Prepare, Start or Send
+	stageRoute    stage = "route"            // starting: waits for the route
+	stageDestroy  stage = "destroy"          // starting: ends the domain of a fork that failed
+	stageGone     stage = "gone"             // starting: makes sure that this domain has ended
+	stageStarted  stage = "list after start" // starting has failed: lists the domains
+	stageSent     stage = "list after send"  // sending has succeeded: lists the domains
+	stageAwaitEnd stage = "await the end"    // sending has failed: the hypervisor may still have the transfer
 )
 
-// operation is the one that is under way.
+// operation is a guest's operation under way.
 type operation struct {
 	kind    Operation
 	stage   stage
 	wanted  *v1.GuestWanted
 	act     uint64 // 0: none
-	listing uint64 // that is waited for; 0: none
+	listing uint64 // the listing that the operation waits for; 0: none
 
-	adopted     bool // it was an earlier agent's
+	adopted     bool // an earlier agent began it
 	interrupted bool
-	next        time.Time // when the hypervisor is asked again; zero: it is not to be
-	deadline    time.Time // when it is not waited for any more; zero: never
-	err         error     // why it fails
-	uncertain   bool      // of err: the domain may have been created, or may yet be
+	next        time.Time // when to ask the hypervisor again; zero: never
+	deadline    time.Time // when to stop waiting; zero: never
+	err         error     // why the operation fails
+	uncertain   bool      // after err the domain may exist, or may still appear
 }
 
 // over ends the operation.
@@ -69,7 +69,7 @@ func (m *Machine) beginOperation(g *guest, kind ActionKind) {
 	}
 }
 
-// reserved is the memory of guests that are on their way here, other than g.
+// reserved returns the memory of all other guests that are on their way here.
 func (m *Machine) reserved(g *guest) (bytes uint64) {
 	for _, other := range m.guests {
 		if r := other.record; other != g && r != nil && (r.Phase == PhaseReserved || r.Phase == PhaseReceiving) {
@@ -79,7 +79,7 @@ func (m *Machine) reserved(g *guest) (bytes uint64) {
 	return bytes
 }
 
-// interrupt cuts the operation short. It ends by itself then.
+// interrupt cancels the operation. The operation ends by itself soon after.
 func (m *Machine) interrupt(g *guest) {
 	op := g.op
 	if op == nil || op.interrupted {
@@ -96,7 +96,7 @@ func (m *Machine) interrupt(g *guest) {
 	}
 }
 
-// operationEnded takes up the end of the operation's act.
+// operationEnded handles the end of the operation's act.
 func (m *Machine) operationEnded(g *guest, o Result) {
 	g.op.act = 0
 	switch g.op.kind {
@@ -113,7 +113,7 @@ func (m *Machine) operationEnded(g *guest, o Result) {
 	}
 }
 
-// operationListed goes on after the listing that the operation waited for.
+// operationListed continues after the listing for which the operation waited.
 func (m *Machine) operationListed(g *guest, err error) {
 	op := g.op
 	op.listing = 0
@@ -169,8 +169,8 @@ func (m *Machine) prepareEnded(g *guest, o Result) {
 	}
 }
 
-// startStageEnded goes on with a start. What was restored from a template, and failed, had no identity and did nothing yet:
-// it may be started over once it is surely gone.
+// startStageEnded continues a start. If a fork failed, the guest boots instead, once the fork's domain has surely
+// ended. This does not start the epoch twice: a domain whose restore failed has no identity yet and has done nothing.
 func (m *Machine) startStageEnded(g *guest, o Result) {
 	op := g.op
 	switch op.stage {
@@ -208,7 +208,7 @@ func (m *Machine) startStageEnded(g *guest, o Result) {
 	}
 }
 
-// startFailed has the domains listed: whether something of the guest exists after all is for the hypervisor to say.
+// startFailed requests a listing, because a domain of the guest may exist although the start failed.
 func (m *Machine) startFailed(g *guest, err error, uncertain bool) {
 	g.op.err, g.op.uncertain = err, uncertain
 	g.op.stage, g.op.listing = stageStarted, m.requestList()
@@ -232,8 +232,8 @@ func (m *Machine) sendEnded(g *guest, o Result) {
 	m.awaitSendEnd(g)
 }
 
-// awaitSendEnd waits until the hypervisor has no transfer of the guest under way any more. A transfer has failed only then,
-// however long the hypervisor cannot be asked: it may yet find that the guest was sent, and end it here.
+// awaitSendEnd waits until the hypervisor has ended the guest's transfer. Only then has the transfer failed, even if
+// the hypervisor does not answer for long: it may still find that the target has the guest, and end the guest here.
 func (m *Machine) awaitSendEnd(g *guest) {
 	g.op.stage, g.op.next, g.op.listing = stageAwaitEnd, time.Time{}, m.requestList()
 }

@@ -1,6 +1,6 @@
 package machine
 
-// orders.go - what the manager wants.
+// orders.go - takes the manager's orders.
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Take takes up what the manager wants. It refuses orders of an older term, of another term of the same number, and for another
-// boot of the host, with ErrStale. It ignores older orders of the same term. Orders of a newer term are in force once that is on
-// disk. The caller has verified the stamp.
+// Take takes the manager's orders. It refuses, with ErrStale, orders of an older term, of another term with the same
+// number, and for another boot of the host. It ignores older orders of the same term. Orders of a newer term come into
+// force when the term is on disk. The caller has verified the stamp.
 func (m *Machine) Take(now time.Time, w *v1.HostWanted) error {
 	m.now = now
 	defer m.settle()
@@ -58,12 +58,12 @@ func (m *Machine) obey(w *v1.HostWanted) {
 	}
 }
 
-// Refuse reports why orders were refused before they came here.
+// Refuse makes reports say why the caller refused orders.
 func (m *Machine) Refuse(now time.Time, why string) {
 	m.now, m.refused = now, why
 }
 
-// Evict ends all guests: the host was removed, and they may have been started elsewhere. It may be repeated.
+// Evict ends all guests. The host was removed, so the manager may have started them on other hosts. It may be repeated.
 func (m *Machine) Evict(now time.Time) {
 	m.now = now
 	for _, g := range m.guests {
@@ -72,18 +72,18 @@ func (m *Machine) Evict(now time.Time) {
 	m.settle()
 }
 
-// want replaces the wish.
+// want replaces the manager's wish for the guest; nil: the orders do not mention the guest.
 func (g *guest) want(w *v1.GuestWanted, at mark) {
 	if g.wanted.GetEpoch() != w.GetEpoch() || g.wanted.GetRole() != w.GetRole() {
 		g.backoff, g.delay = time.Time{}, 0
 	}
 	g.wanted, g.wantedAt = w, at
 	if w.GetRole() == v1.GuestRole_GUEST_ROLE_UNSPECIFIED || w.GetRole() == v1.GuestRole_GUEST_ROLE_ABSENT {
-		g.notes = nil // how it was started matters to nobody any more
+		g.notes = nil // the notes concern a start, which is over
 	}
 }
 
-// ValidUID keeps uids from being anything else in a path: hex digits and dashes.
+// ValidUID reports whether a uid has only hex digits and dashes, so that it is safe in a path.
 func ValidUID(uid string) bool {
 	return len(uid) >= 8 && len(uid) <= 64 && strings.Trim(uid, "0123456789abcdef-") == ""
 }

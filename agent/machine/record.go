@@ -1,24 +1,26 @@
 package machine
 
-// record.go - what a host remembers of a guest over crashes. Package agent keeps it on disk.
+// record.go - the record of a guest, which survives crashes. Package agent keeps it on disk.
 
 import v1 "watari/api/watariv1"
 
-// Phase is how far an epoch has come on this host. It is written to disk before the step that it names is taken.
+// Phase is an epoch's progress on this host. The record on disk has the phase before the agent takes the step that it
+// names.
 type Phase string
 
 const (
-	// PhaseReserved: room is made for an incoming guest; no byte of it was let in.
+	// PhaseReserved: the host has reserved resources for an incoming guest, and admitted no byte of it.
 	PhaseReserved Phase = "reserved"
-	// PhaseReceiving: its tunnel was opened; a domain may exist.
+	// PhaseReceiving: the tunnel has admitted a connection; a domain may exist.
 	PhaseReceiving Phase = "receiving"
-	// PhaseReceived: all of it was seen here, paused.
+	// PhaseReceived: the whole guest is here, paused.
 	PhaseReceived Phase = "received"
-	// PhaseStarted: it was, or was about to be, started or resumed. This happens once for an epoch.
+	// PhaseStarted: the guest was started or resumed, or was about to be. An epoch enters this phase for the first time
+	// once.
 	PhaseStarted Phase = "started"
-	// PhaseSending: its transfer to another host was, or was about to be, begun.
+	// PhaseSending: the guest's transfer to another host has begun, or was about to begin.
 	PhaseSending Phase = "sending"
-	// PhaseEnded: nothing of it exists here, and this epoch is not started here again.
+	// PhaseEnded: nothing of the guest exists here. This host never starts the epoch again.
 	PhaseEnded Phase = "ended"
 )
 
@@ -26,14 +28,15 @@ const (
 type Outcome string
 
 const (
-	OutcomeGone   Outcome = "gone"   // it ran here, or may have, and is no more
+	OutcomeGone   Outcome = "gone"   // it ran here, or may have run, and has ended
 	OutcomeFailed Outcome = "failed" // it never ran here
 	OutcomeSent   Outcome = "sent"   // it was passed on to another host
-	// OutcomeForgotten: the manager wants nothing of it here. Kept for a while, so that no late order starts it.
+	// OutcomeForgotten: the manager wants nothing of the guest here. The record stays for a while, so that no late
+	// order starts the epoch.
 	OutcomeForgotten Outcome = "forgotten"
 )
 
-// Record is what a host remembers of a guest over crashes.
+// Record is the state of a guest on a host that survives crashes.
 type Record struct {
 	UID         string  `json:"uid"`
 	Name        string  `json:"name"`
@@ -41,8 +44,8 @@ type Record struct {
 	Epoch       uint64  `json:"epoch"`
 	Phase       Phase   `json:"phase"`
 	Migration   string  `json:"migration,omitempty"` // uid; reserved to received, sending, sent
-	Source      string  `json:"source,omitempty"`    // host it is received from
-	Target      string  `json:"target,omitempty"`    // host it is, or was, sent to
+	Source      string  `json:"source,omitempty"`    // host from which it is received
+	Target      string  `json:"target,omitempty"`    // host to which it is or was sent
 	Outcome     Outcome `json:"outcome,omitempty"`
 	Message     string  `json:"message,omitempty"`
 	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
@@ -54,11 +57,11 @@ type Record struct {
 	MTU         uint32  `json:"mtu,omitempty"`
 	MemoryBytes uint64  `json:"memory_bytes,omitempty"`
 	Image       string  `json:"image,omitempty"`      // digest
-	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for clearing away old ones
+	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for the removal of old records
 	Facts       *Facts  `json:"facts,omitempty"`      // nil: an older manager gave the orders
 }
 
-// bootID is the boot in which the record's epoch began; empty: there is no record, or it does not say.
+// bootID returns the boot in which the record's epoch began; empty: there is no record, or it does not say.
 func (r *Record) bootID() string {
 	if r == nil {
 		return ""
@@ -66,7 +69,7 @@ func (r *Record) bootID() string {
 	return r.BootID
 }
 
-// These are acts that write the record that follows from another one, or from a wish.
+// The functions below return actions that write a record: the successor of another record, or one made from a wish.
 
 func record(r *Record, phase Phase) Action {
 	next := *r

@@ -1,6 +1,6 @@
 package machine
 
-// report.go - what the host reports of its guests.
+// report.go - the machine's part of the host's report.
 
 import (
 	"cmp"
@@ -13,12 +13,15 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Report is what the host reports of its guests now: guests, term, generation and problems; the caller fills in the rest.
-// Ready is set where it is for the guest's own agent to say: the caller clears it where that does not answer. Process is set
-// where the guest's end is not established: SeeProcesses corrects that.
+// Report returns the guests, term, generation and problems of the host's report; the caller fills in the rest. Report
+// sets Ready for each guest that runs; the caller clears it if the guest agent does not answer. Report sets Process for
+// each guest whose end is not established; SeeProcesses corrects it.
 func (m *Machine) Report(now time.Time) *v1.HostObserved {
 	m.now = now
 	o := &v1.HostObserved{Term: m.full.term, Generation: m.full.generation, Stamp: m.terms.stamp, Problems: append([]string(nil), m.problems...)}
+	if err := m.terms.unread; err != nil {
+		o.Problems = append(o.Problems, fmt.Sprintf("no orders are followed, for they may be an older manager's: %v", err))
+	}
 	if m.refused != "" {
 		o.Problems = append(o.Problems, m.refused)
 	}
@@ -34,10 +37,10 @@ func (m *Machine) Report(now time.Time) *v1.HostObserved {
 	return o
 }
 
-// SeeProcesses marks the guests of which a process is there. The process table is looked at after the report was made, so
-// that a guest that was seen to have ended has no process any more. A guest that only the table shows is reported without
-// epoch and condition: its record was not read yet. Where the table could not be read whole, the guests that it shows are
-// marked, and those whose end is not established otherwise.
+// SeeProcesses sets Process for each guest that has a process. The caller reads the process table after it made the
+// report, so that a guest that the report shows as ended has no process in the table. A guest that only the table shows
+// is added without epoch and condition, because its record has not been read. If err says that the table is incomplete,
+// Process also stays set for guests whose end is not established.
 func SeeProcesses(o *v1.HostObserved, processes map[string][]int, err error) {
 	if o.ProcessesUnknown = err != nil; err != nil && len(o.Guests) > 0 {
 		o.Problems = append(o.Problems, fmt.Sprintf("any guest that was here, and is not known to have ended, may run: %v", err))
@@ -54,10 +57,10 @@ func SeeProcesses(o *v1.HostObserved, processes map[string][]int, err error) {
 	}
 }
 
-// report is what the manager is told of a guest; nil: nothing of it is here.
+// report returns a guest's part of the report; nil: nothing of the guest is here.
 func (m *Machine) report(g *guest) *v1.GuestObserved {
 	if g.reading != 0 && g.unread == nil {
-		return nil // its orders do not count as taken up until its record is known
+		return nil // a guest takes no step before its record is known, so no report counts its orders as carried out
 	}
 	o, info := m.observe(g)
 	if o.Operation == OperationNone {
@@ -68,7 +71,7 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 		return nil
 	}
 	if r.Condition == v1.GuestCondition_GUEST_CONDITION_RESERVED && g.expected == "" {
-		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel would refuse it yet
+		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel does not admit the transfer yet
 	}
 	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message,
 		BootId: g.record.bootID(), MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step,
@@ -79,8 +82,8 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 		observed.Ready = true
 	}
 	observed.Process = g.record == nil || g.record.Phase != PhaseEnded || info.State != domain.Absent && info.State != domain.Unknown
-	if g.untold() && info.State == domain.Absent && g.op == nil {
-		observed.Condition, observed.Epoch, observed.Message = v1.GuestCondition_GUEST_CONDITION_FAILED, g.failure.Epoch, untoldMessage(g)
+	if g.failedWithoutRecord() && info.State == domain.Absent && g.op == nil {
+		observed.Condition, observed.Epoch, observed.Message = v1.GuestCondition_GUEST_CONDITION_FAILED, g.failure.Epoch, failedWithoutRecordMessage(g)
 	}
 	if observed.Message == "" {
 		observed.Message = g.trouble
@@ -100,8 +103,8 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 	return observed
 }
 
-// upcoming is the operation that the script is about to begin. It keeps reports from showing a state that lasts only
-// between two acts.
+// upcoming returns the operation that the script is about to begin. Without it a report could show a state that lasts
+// only between two acts.
 func (g *guest) upcoming() Operation {
 	for _, action := range g.script {
 		switch action.Kind {
@@ -114,20 +117,21 @@ func (g *guest) upcoming() Operation {
 	return OperationNone
 }
 
-// untold tells whether the wanted epoch could not begin here, and the disk refuses the record of that. It is reported as
-// failed from memory. After a crash this agent knows nothing of the failure, but no orders can have it begin the epoch then:
-// those of earlier managers are refused, for the manager believes this report only of an agent that is bound to its own term,
-// and its own orders follow from what it decided by this report.
-func (g *guest) untold() bool {
+// failedWithoutRecord reports whether the wanted epoch could not begin here, and the disk refuses the record of that
+// failure. The guest is then reported as failed from memory. After a crash the agent has forgotten the failure, but no
+// orders can make it begin the epoch. The manager believes this report only if the agent is bound to the manager's
+// term, so the agent refuses the orders of earlier managers. The manager's own later orders follow from its decision on
+// this report.
+func (g *guest) failedWithoutRecord() bool {
 	f := g.failure
 	return f.Final && f.Epoch == g.wanted.GetEpoch() && g.trouble != "" && (g.record == nil || g.record.Epoch < f.Epoch)
 }
 
-func untoldMessage(g *guest) string {
+func failedWithoutRecordMessage(g *guest) string {
 	return fmt.Sprintf("%s; this host's disk takes no record of that (%s)", g.failure.Message, g.trouble)
 }
 
-// problemsOf are a guest's lines of the host's problems.
+// problemsOf returns a guest's lines in the host's problems.
 func (m *Machine) problemsOf(g *guest) []string {
 	list := append([]string(nil), g.notes...)
 	if g.unread != nil {
@@ -137,15 +141,15 @@ func (m *Machine) problemsOf(g *guest) []string {
 		list = append(list, g.refused)
 	}
 	switch {
-	case g.untold():
-		list = append(list, fmt.Sprintf("guest %s: %s", g.name, untoldMessage(g)))
+	case g.failedWithoutRecord():
+		list = append(list, fmt.Sprintf("guest %s: %s", g.name, failedWithoutRecordMessage(g)))
 	case g.trouble != "":
 		list = append(list, fmt.Sprintf("guest %s: %s", g.name, g.trouble))
 	}
 	return list
 }
 
-// Progress says how far the transfer of a guest has come.
+// Progress sets the progress of a guest's transfer.
 func (m *Machine) Progress(now time.Time, uid string, p *v1.MigrationProgress) {
 	m.now = now
 	if g := m.guests[uid]; g != nil {
@@ -153,7 +157,7 @@ func (m *Machine) Progress(now time.Time, uid string, p *v1.MigrationProgress) {
 	}
 }
 
-// SetStep says what is being done about a guest, for people who wait; true: that is new.
+// SetStep sets the text that tells waiting people what the agent is doing about a guest; true: the text has changed.
 func (m *Machine) SetStep(now time.Time, uid, step string) bool {
 	m.now = now
 	g := m.guests[uid]

@@ -1,6 +1,6 @@
 package machine
 
-// script.go - a guest's script: the acts of one decision, one after the other. The first that fails ends it.
+// script.go - a guest's script: the actions of one decision, one after the other. The first failure ends the script.
 
 import (
 	"fmt"
@@ -16,20 +16,20 @@ const (
 	actionUnexpect ActionKind = "unexpect"
 )
 
-// doing is the part of the script that is under way.
+// doing is the script's action under way.
 type doing struct {
 	kind    ActionKind
-	stage   Kind   // of the act under way; empty: a listing or the operation's end is waited for
+	stage   Kind   // of the act under way; empty: it waits for a listing or for the operation's end
 	act     uint64 // 0: none
-	listing uint64 // that is waited for; 0: none
+	listing uint64 // the listing that it waits for; 0: none
 
-	to      *Record // to be written
-	applied bool    // it is in force already
-	admits  bool    // connections wait for it
-	migrate string  // the migration to be expected
+	to      *Record // the record to write
+	applied bool    // the record is already in force
+	admits  bool    // connections wait for the record
+	migrate string  // the migration to expect
 }
 
-// advance goes on with the guest's script, and takes steps, until something has to be waited for.
+// advance continues the guest's script, and takes steps, until the guest has to wait.
 func (m *Machine) advance(g *guest) {
 	for g.reading == 0 && g.unread == nil {
 		if d := g.doing; d != nil {
@@ -75,10 +75,11 @@ func (m *Machine) decide(g *guest) bool {
 	return m.expect(g)
 }
 
-// settled gives the rest of the script up without an error: what stopped it has been noted, and the next step sees it.
-func (g *guest) settled() { g.doing, g.script = nil, nil }
+// dropScript drops the rest of the script without an error. Its cause is already in the guest's state, where the next
+// step sees it.
+func (g *guest) dropScript() { g.doing, g.script = nil, nil }
 
-// begin begins one part of the script.
+// begin begins one action of the script.
 func (m *Machine) begin(g *guest, a Action) {
 	d := &doing{kind: a.Kind}
 	act := func(a Act) {
@@ -104,13 +105,13 @@ func (m *Machine) begin(g *guest, a Action) {
 		g.doing = d
 		m.interrupt(g)
 	case ActionForget:
-		g.expected = "" // the act ends the expectation, too
+		g.expected = "" // Forget also ends the expectation
 		act(Act{Kind: Forget, Record: g.record})
 	case actionPlug:
 		act(Act{Kind: Plug, Tap: g.tap(), MTU: g.record.MTU})
 	case actionExpect:
 		if d.migrate = m.wantedMigration(g); d.migrate == "" {
-			return // it is not wanted any more
+			return // the manager no longer wants the transfer
 		}
 		act(Act{Kind: Expect, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid()})
 	case actionUnexpect:
@@ -120,7 +121,7 @@ func (m *Machine) begin(g *guest, a Action) {
 	}
 }
 
-// doingEnded takes up the end of the script's act.
+// doingEnded handles the end of the script's act.
 func (m *Machine) doingEnded(g *guest, o Result) {
 	d := g.doing
 	d.act = 0
@@ -164,7 +165,7 @@ func (m *Machine) doingEnded(g *guest, o Result) {
 	g.doing = nil
 }
 
-// confirmed says what keeps the guest from being gone, after a listing that has no domain of it.
+// confirmed returns an error if the guest may still exist, after a listing without its domain.
 func (m *Machine) confirmed(g *guest, o Result) error {
 	if o.Err != nil {
 		return fmt.Errorf("make sure that guest %s is gone: %w", g.name, o.Err)
@@ -175,7 +176,7 @@ func (m *Machine) confirmed(g *guest, o Result) error {
 	return nil
 }
 
-// doingListed goes on with a confirmation after the listing that it waited for.
+// doingListed continues a confirmation after the listing for which it waited.
 func (m *Machine) doingListed(g *guest, err error) {
 	d := g.doing
 	d.listing = 0
@@ -184,7 +185,7 @@ func (m *Machine) doingListed(g *guest, err error) {
 		return
 	}
 	if info, current := m.domains.get(g.uid); !current || info.State != domain.Absent {
-		g.settled()
+		g.dropScript()
 		return
 	}
 	d.stage, d.act = Confirm, m.act(g, Act{Kind: Confirm})
@@ -209,14 +210,14 @@ func (m *Machine) resumeStageEnded(g *guest, o Result) {
 	m.entered(g, domain.Running)
 }
 
-// entered enters that an act has let the guest run. It may have ended since, and the event of that may have been heard
-// before: the listing that begins now sees it.
+// entered stores that an act has started or resumed the guest. The guest may have ended since, and its event may have
+// come before this call. The listing that begins now shows it.
 func (m *Machine) entered(g *guest, state domain.State) {
 	m.domains.set(g.uid, g.name, state)
 	m.requestList()
 }
 
-// beginRecord puts a record on disk and then in force.
+// beginRecord writes a record to disk, and then brings it into force.
 func (m *Machine) beginRecord(g *guest) {
 	d := g.doing
 	from, to := g.record, d.to
@@ -226,7 +227,7 @@ func (m *Machine) beginRecord(g *guest) {
 		d.stage, d.act = Explain, m.act(g, Act{Kind: Explain, Record: to})
 		return
 	case d.stage == "" && to.Phase == PhaseReceived:
-		// Up to the end of the transfer a crash of the hypervisor could still make it give the guest up.
+		// Before the transfer has ended, a crash of the hypervisor could still end this copy.
 		d.stage, d.act = Busy, m.act(g, Act{Kind: Busy, Patience: UntilDone})
 		return
 	}
@@ -234,17 +235,17 @@ func (m *Machine) beginRecord(g *guest) {
 	if begins {
 		to.BeganAt, to.BootID = m.now.UTC().Format(time.RFC3339), m.config.BootID
 	}
-	// Two records are reported before they are on disk, for the guest stands still until the manager knows, and nothing
-	// rests on them: after a crash the same is found out again, from what exists.
+	// Two records are in force before they are on disk, because the guest stands still until the manager knows. This is
+	// safe: after a crash the agent derives the same records from the domains that exist.
 	if to.Phase == PhaseReceived || to.Outcome == OutcomeSent {
 		d.applied, g.record = true, to
 	}
-	// The end of an epoch that never began is vital, too: the manager gives the grant to another host for it.
+	// The end of an epoch that never began is vital, too: the manager grants the guest to another host because of it.
 	vital := !begins || to.Phase == PhaseEnded
 	d.stage, d.act = WriteRecord, m.act(g, Act{Kind: WriteRecord, Record: to, Was: from, Vital: vital})
 }
 
-// recordStageEnded goes on with the writing of a record.
+// recordStageEnded continues the writing of a record.
 func (m *Machine) recordStageEnded(g *guest, o Result) {
 	d := g.doing
 	switch d.stage {
@@ -268,10 +269,10 @@ func (m *Machine) recordStageEnded(g *guest, o Result) {
 	switch {
 	case o.Err != nil && d.admits:
 		m.answer(g, o.Err)
-		g.settled()
+		g.dropScript()
 	case o.Err != nil && begins && d.to.Phase != PhaseEnded:
 		g.failure = Failure{Epoch: d.to.Epoch, NeverRan: true, Final: true, Message: o.Err.Error()}
-		g.settled()
+		g.dropScript()
 	case o.Err != nil:
 		m.fail(g, o.Err)
 	default:
@@ -280,7 +281,7 @@ func (m *Machine) recordStageEnded(g *guest, o Result) {
 	}
 }
 
-// applyRecord puts a record in force that is on disk.
+// applyRecord brings a record into force. The record is on disk, except as beginRecord says.
 func (m *Machine) applyRecord(g *guest, to *Record, begins bool) {
 	if begins {
 		g.sendDone, g.stoppedAt, g.resumedAt, g.progress, g.notes = false, time.Time{}, time.Time{}, nil, nil

@@ -1,6 +1,6 @@
 package machine
 
-// step.go - the next acts for one guest.
+// step.go - decides the next actions for one guest.
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Operation is the long-running act on a guest that is under way. There is at most one.
+// Operation is the long operation on a guest that is under way. There is at most one.
 type Operation string
 
 const (
@@ -22,48 +22,48 @@ const (
 // Failure is how the last operation on a guest failed.
 type Failure struct {
 	Epoch uint64
-	// NeverRan: it is certain that no instruction of the guest was executed.
+	// NeverRan: certainly no instruction of the guest was executed.
 	NeverRan bool
-	// Final: trying again under this epoch is of no use, or not allowed.
+	// Final: another attempt with this epoch is useless or forbidden.
 	Final   bool
 	Message string
 }
 
 // Observed is all that the next step for a guest depends on.
 type Observed struct {
-	Host      string          // this one's name
+	Host      string          // this host's name
 	Wanted    *v1.GuestWanted // nil: not mentioned
 	Record    *Record         // nil: none
 	Damaged   bool            // there was a record, and it could not be read
 	Domain    domain.State
-	Stale     bool // the hypervisor cannot be asked; Domain, where it is not unknown, is what it said last
+	Stale     bool // the hypervisor does not answer; Domain is the last known state, or unknown
 	Operation Operation
-	Prepared  uint64  // the epoch that everything is prepared for
-	Failure   Failure // of this agent's life; a zero epoch: none
+	Prepared  uint64  // the epoch for which Prepare succeeded
+	Failure   Failure // since the agent started; a zero epoch: none
 	Backoff   bool    // preparing failed a moment ago
 	Tunnel    bool    // a tunnel of the record's incoming migration is open
 	SendDone  bool    // libvirt has confirmed the transfer
-	// EarlierBoot: the record's epoch began in an earlier boot of the host, so that nothing of it runs by itself.
+	// EarlierBoot: the record's epoch began in an earlier boot of the host, so its domain no longer runs.
 	EarlierBoot bool
-	Unread      error // the record is there and cannot be read now
+	Unread      error // why the record, which exists, cannot be read now
 }
 
 // ActionKind is what an agent can do about a guest.
 type ActionKind string
 
 const (
-	ActionRecord    ActionKind = "record"    // write Action.Record; nothing after it is done if that fails
-	ActionPrepare   ActionKind = "prepare"   // begin to make everything ready for the wanted epoch
+	ActionRecord    ActionKind = "record"    // write Action.Record; if that fails, the following actions are dropped
+	ActionPrepare   ActionKind = "prepare"   // begin to prepare image, template, memory and tap for the wanted epoch
 	ActionStart     ActionKind = "start"     // begin to create the domain
 	ActionResume    ActionKind = "resume"    // let the paused domain run
 	ActionDestroy   ActionKind = "destroy"   // end the domain
 	ActionSend      ActionKind = "send"      // begin the transfer
-	ActionInterrupt ActionKind = "interrupt" // end the operation under way and wait for it
-	ActionForget    ActionKind = "forget"    // take away tap, sockets and reservation
-	ActionConfirm   ActionKind = "confirm"   // make sure that no process of the guest is left before going on
+	ActionInterrupt ActionKind = "interrupt" // cancel the operation under way and wait for its end
+	ActionForget    ActionKind = "forget"    // remove tap, sockets and reservation
+	ActionConfirm   ActionKind = "confirm"   // make sure that the guest has no process
 )
 
-// Action is one act. Every act may be repeated.
+// Action is one action. Every action may be repeated.
 type Action struct {
 	Kind   ActionKind
 	Record *Record
@@ -72,13 +72,13 @@ type Action struct {
 // Decision is the outcome of a step.
 type Decision struct {
 	Actions []Action
-	// Problem says why a wanted state is not followed.
+	// Problem says why the agent does not follow the wish.
 	Problem string
 }
 
-// Step decides what to do next about one guest. It is pure. What it keeps (docs/design/lifecycle.md): an epoch is
-// started or resumed at most once on this host, only under RUN for just that epoch, and only after a record of
-// it is on disk; a copy of an older epoch is ended before a newer one is started.
+// Step decides the next actions for one guest. It is pure. It keeps these invariants (docs/design/lifecycle.md). This
+// host starts or resumes an epoch at most once, only under RUN for that epoch, and only after a record of it is on
+// disk. It ends a copy of an older epoch before it starts a newer epoch.
 func Step(o Observed) Decision {
 	if o.Domain == domain.Unknown || o.Domain == domain.Starting || o.Domain == domain.Ending || o.Unread != nil {
 		return Decision{}
@@ -91,7 +91,7 @@ func Step(o Observed) Decision {
 	}
 	if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {
 		if o.Wanted.Role == v1.GuestRole_GUEST_ROLE_ABSENT {
-			return Decision{} // epochs above the given one are not touched
+			return Decision{} // ABSENT does not concern newer epochs than its own
 		}
 		return refuse("guest %s: %s for epoch %d is not followed: epoch %d is known here",
 			o.Wanted.Name, RoleName(o.Wanted.Role), o.Wanted.Epoch, o.Record.Epoch)
@@ -109,7 +109,7 @@ func Step(o Observed) Decision {
 	return Decision{}
 }
 
-// settle follows what happened by itself: a domain that ended, a transfer that came to its end.
+// settle updates the record after events that no action caused: a domain ended, or a transfer completed.
 func settle(o Observed) (Decision, bool) {
 	r := o.Record
 	if r == nil || o.Operation == OperationStarting || o.Operation == OperationSending {
@@ -119,7 +119,7 @@ func settle(o Observed) (Decision, bool) {
 		if o.Domain == domain.Absent {
 			return Decision{}, false
 		}
-		// It came into being after its end was established: the hypervisor did late what it was asked for.
+		// The domain appeared after its end was established: the hypervisor carried out a request late.
 		return act(Action{Kind: ActionDestroy}), true
 	}
 	if o.Domain == domain.Absent {
@@ -160,7 +160,7 @@ func settle(o Observed) (Decision, bool) {
 		if w := o.Wanted; w != nil && w.Role == v1.GuestRole_GUEST_ROLE_RUN && w.Epoch == r.Epoch {
 			return act(record(r, PhaseStarted)), true
 		}
-		// Nobody was to let it run: the source's copy may be running as well.
+		// No grant lets this copy run. The source's copy may be running, too.
 		return act(Action{Kind: ActionDestroy}), true
 	}
 	return Decision{}, false
@@ -198,7 +198,7 @@ func stepRun(o Observed) Decision {
 	return Decision{}
 }
 
-// stepStart brings a guest from nothing, or from an older epoch, to being started.
+// stepStart starts a guest that is absent, or that is here with an older epoch.
 func stepStart(o Observed) Decision {
 	w := o.Wanted
 	if o.Operation == OperationStarting || o.Operation == OperationSending {
@@ -222,20 +222,20 @@ func stepStart(o Observed) Decision {
 	return act(Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)}, Action{Kind: ActionStart})
 }
 
-// fail ends an epoch that could not begin. It is on disk before it is told: the manager gives the grant to another host
-// then, and an agent that is started anew must not begin this epoch by a repeated order.
+// fail ends an epoch that could not begin. The record is on disk before a report tells of it. After that report the
+// manager grants the guest to another host, and a restarted agent must not begin this epoch by a repeated order.
 func fail(o Observed) Decision {
 	return act(end(newRecord(o.Wanted, PhaseEnded), OutcomeFailed, o.Failure.Message))
 }
 
-// endStale ends a domain that is not of the wanted epoch.
+// endStale ends a domain whose epoch is not the wanted one.
 func endStale(o Observed) (Decision, bool) {
 	if o.Domain == domain.Absent {
 		return Decision{}, false
 	}
 	if o.Record == nil {
-		// The domain's epoch is not known. It may be a copy from long ago, so that it may not go on, and it may
-		// be the wanted epoch's, so that this is not started again.
+		// The domain's epoch is unknown. It may be an old copy, so it must end. It may also be the wanted epoch, so
+		// that epoch must not be started again.
 		return act(Action{Kind: ActionDestroy},
 			end(newRecord(o.Wanted, PhaseEnded), OutcomeGone, "a copy that the host had no record of was ended")), true
 	}
@@ -350,8 +350,8 @@ func act(actions ...Action) Decision { return Decision{Actions: actions} }
 
 func refuse(format string, a ...any) Decision { return Decision{Problem: fmt.Sprintf(format, a...)} }
 
-// confirmEnd: a process that the hypervisor has lost sight of keeps an end from being established. Where the guest is to
-// be ended, so is that process; otherwise it is left to run.
+// confirmEnd records an end after it made sure that the guest has no process: the hypervisor may have lost sight of
+// one. If the orders want the guest absent, such a process is killed; otherwise it runs on.
 func confirmEnd(o Observed, outcome Outcome, message string) Decision {
 	actions := []Action{{Kind: ActionConfirm}, end(o.Record, outcome, message)}
 	if w := o.Wanted; w != nil && w.Role == v1.GuestRole_GUEST_ROLE_ABSENT && w.Epoch >= o.Record.Epoch {
@@ -360,7 +360,7 @@ func confirmEnd(o Observed, outcome Outcome, message string) Decision {
 	return act(actions...)
 }
 
-// RoleName is a role as people write it.
+// RoleName returns the name of a role for people.
 func RoleName(role v1.GuestRole) string {
 	switch role {
 	case v1.GuestRole_GUEST_ROLE_RUN:

@@ -1,7 +1,7 @@
 package machine
 
-// term.go - the managers' terms. A term is on disk before an order of it is in force, so that no older manager's orders are
-// followed after a crash.
+// term.go - the managers' terms. A term is on disk before its orders are in force, so that after a crash the host still
+// refuses an older manager's orders.
 
 import (
 	"cmp"
@@ -15,22 +15,28 @@ import (
 // ErrStale is why orders are refused for good.
 var ErrStale = errors.New("they are not meant for this host as it is now")
 
-// keepAgainAfter is the pause before a term that could not be written is written again. The manager does not send its
-// orders again, and what the disk refused it for may pass.
+// keepAgainAfter is the pause before a term that could not be written is written again. The machine has to retry by
+// itself: the manager does not repeat its orders, and the disk's error may be temporary.
 const keepAgainAfter = 2 * time.Second
 
-// terms is the term in force, and the orders that wait for theirs.
+// terms is the term in force, and the orders that wait until their term is on disk.
 type terms struct {
 	term    uint64         // in force, and on disk
 	stamp   *v1.Stamp      // of the latest orders in force; nil: they have none
 	held    *v1.HostWanted // the latest orders of a newer term; nil: none
-	keeping uint64         // the act that writes; 0: none. There is one at a time: an older term must not overwrite a newer one
-	kept    uint64         // the term that it writes
-	written *v1.Stamp      // the stamp that it writes
-	retry   time.Time      // when a newer term is written again; zero: it is not to be
+	keeping uint64         // the KeepTerm act under way; 0: none. One at a time: an older term must not overwrite a newer one
+	kept    uint64         // the term that this act writes
+	written *v1.Stamp      // the stamp that this act writes
+	retry   time.Time      // when to write a newer term again; zero: never
+
+	// unread is why the term on disk is not known; nil: it is. No orders are in force until it is known, since they may be
+	// of an older term.
+	unread    error
+	reading   uint64    // the act that reads it; 0: none
+	readAgain time.Time // when it is read again; zero: it is not to be
 }
 
-// check says why orders are refused.
+// check returns an error if orders must be refused.
 func (m *Machine) check(w *v1.HostWanted) error {
 	if w.BootId != "" && w.BootId != m.config.BootID {
 		return fmt.Errorf("%w: orders for boot %s of the host were refused, which is in boot %s", ErrStale, w.BootId, m.config.BootID)
@@ -51,23 +57,32 @@ func (m *Machine) check(w *v1.HostWanted) error {
 	return fmt.Errorf("%w: %s", ErrStale, m.refused)
 }
 
-// hold keeps orders of a newer term back until that is on disk; false: they are in force already.
+// hold holds back orders of a newer term until the term is on disk; false: the term of w is in force already. While the
+// term on disk is not known, it holds back all orders: the manager does not send them again.
 func (m *Machine) hold(w *v1.HostWanted) bool {
 	t := &m.terms
+	if t.unread != nil {
+		t.holdNewest(w)
+		return true
+	}
 	if w.Term <= t.term {
 		return false
 	}
-	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
-		t.held = w
-	}
+	t.holdNewest(w)
 	if t.keeping == 0 {
 		m.keepTerm()
 	}
 	return true
 }
 
-// keepStamp has the stamp of orders that are in force be the latest one. They do not wait for it to be on disk, and a failure
-// stops nothing: their term is on disk.
+func (t *terms) holdNewest(w *v1.HostWanted) {
+	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
+		t.held = w
+	}
+}
+
+// keepStamp keeps the stamp of orders that are in force, if it is the latest. The orders do not wait until it is on
+// disk, and a failed write stops nothing: their term is on disk.
 func (m *Machine) keepStamp(s *v1.Stamp) {
 	t := &m.terms
 	if s == nil || t.stamp != nil && s.Revision <= t.stamp.Revision {
@@ -103,7 +118,7 @@ func (m *Machine) termKept(err error) {
 		return
 	}
 	t.term, t.stamp = t.kept, t.written
-	if t.held.Term > t.term { // a newer one came meanwhile
+	if t.held.Term > t.term { // orders of a newer term have come meanwhile
 		m.keepTerm()
 		return
 	}
@@ -112,8 +127,29 @@ func (m *Machine) termKept(err error) {
 	m.obey(held)
 }
 
+// termRead takes up the term that was read from disk, and then the orders that waited for it.
+func (m *Machine) termRead(o Result) {
+	t := &m.terms
+	t.reading = 0
+	if o.Err != nil {
+		t.unread, t.readAgain = o.Err, m.now.Add(readAgainEvery)
+		return
+	}
+	t.unread, t.term, t.stamp = nil, o.Term, o.Stamp
+	held := t.held
+	t.held = nil
+	if held != nil && m.check(held) == nil && !m.hold(held) {
+		m.obey(held)
+	}
+}
+
 func (m *Machine) tickTerm() {
-	if t := &m.terms; !t.retry.IsZero() && !m.now.Before(t.retry) {
+	t := &m.terms
+	if !t.retry.IsZero() && !m.now.Before(t.retry) {
 		m.keepTerm()
+	}
+	if !t.readAgain.IsZero() && !m.now.Before(t.readAgain) {
+		t.readAgain = time.Time{}
+		t.reading = m.act(nil, Act{Kind: ReadTerm})
 	}
 }

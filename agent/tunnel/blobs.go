@@ -16,11 +16,11 @@ import (
 	"watari/ca"
 )
 
-// ErrAbsent says that a host has nothing of a blob yet.
+// ErrAbsent says that a host has no byte of a blob yet.
 var ErrAbsent = errors.New("nothing of it is there yet")
 
-// Fetch opens a blob of another host, to be read from an offset of bytes on. It ends where that host's part of it ends:
-// the reader checks length and hash. ErrAbsent.
+// Fetch opens a blob of another host at an offset in bytes. The stream ends where that host's copy ends, so the caller
+// must check length and hash. It may fail with ErrAbsent.
 func (t *Tunnels) Fetch(ctx context.Context, from Peer, digest string, offset int64) (io.ReadCloser, error) {
 	conn, err := t.connect(ctx, from, blob, digest+" "+strconv.FormatInt(offset, 10))
 	if err != nil {
@@ -29,7 +29,7 @@ func (t *Tunnels) Fetch(ctx context.Context, from Peer, digest string, offset in
 	return blobConn{conn}, nil
 }
 
-// blobConn is a connection that is closed at once: the other end waits for no farewell.
+// blobConn is a connection whose Close sends no TLS close_notify. The other end does not wait for one.
 type blobConn struct{ *tls.Conn }
 
 // Close ends the connection.
@@ -51,7 +51,7 @@ func (t *Tunnels) serveBlob(ctx context.Context, conn *tls.Conn, id ca.Identity,
 	answer(conn, nil)
 	conn.NetConn().SetDeadline(time.Time{})
 	go func() {
-		io.Copy(io.Discard, conn) // nothing comes; it returns when the other end has closed
+		io.Copy(io.Discard, conn) // the other end sends nothing; this returns when it closes the connection
 		cancel()
 	}()
 	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
@@ -65,7 +65,7 @@ func (t *Tunnels) serveBlob(ctx context.Context, conn *tls.Conn, id ca.Identity,
 	conn.CloseWrite()
 }
 
-// openBlob opens the blob that a header names.
+// openBlob opens the blob that a request's header names.
 func (t *Tunnels) openBlob(ctx context.Context, id ca.Identity, text string) (io.ReadCloser, error) {
 	digest, number, _ := strings.Cut(text, " ")
 	offset, err := strconv.ParseInt(number, 10, 64)

@@ -1,6 +1,6 @@
 package tunnel
 
-// outgoing.go - the source's end.
+// outgoing.go - the source's end of the tunnel.
 
 import (
 	"context"
@@ -18,16 +18,16 @@ import (
 	"watari/ca"
 )
 
-// Order is a migration that is to be sent.
+// Order describes a migration to send.
 type Order struct {
 	Migration     string
 	MigrateSocket string // path to which this host's QEMU sends the guest's memory
 	Target        string // host's name in its certificate
-	TargetUID     string // the same for its uid; "" for any of that name
+	TargetUID     string // host's uid in its certificate; "": any host of that name
 	Address       string // host:port
 }
 
-// Outgoing is the way to a target.
+// Outgoing is the source's end of a tunnel to a target.
 type Outgoing struct {
 	LibvirtSocket, MigrateSocket string // paths at this end
 
@@ -40,8 +40,8 @@ type Outgoing struct {
 	err error
 }
 
-// Open makes the sockets whose connections are carried to a target. It fails if the target does not expect the
-// migration. Close ends the connections; that ctx ends does not.
+// Open makes the sockets whose connections the tunnel forwards to a target. It fails if the target does not expect the
+// migration. The connections last until Close; the end of ctx does not close them.
 func (t *Tunnels) Open(ctx context.Context, o Order) (*Outgoing, error) {
 	probed, err := t.dial(ctx, o, probe)
 	if err != nil {
@@ -79,8 +79,8 @@ func listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The host's libvirt daemon, which is root, connects to both. To anybody else the one would be root at the target,
-	// and the other the memory of the guest there.
+	// Only the host's libvirt daemon, which is root, may connect. The first socket would give others root's rights at
+	// the target, the second the guest's memory.
 	if err := restrict(path); err != nil {
 		listener.Close()
 		return nil, err
@@ -88,7 +88,8 @@ func listenUnix(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// restrict leaves a socket to its owner. It follows no link: the folder is QEMU's user's, who may have replaced the socket.
+// restrict permits only the owner to connect to a socket. It follows no link: QEMU's user owns the folder, and may have
+// replaced the socket.
 func restrict(path string) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -131,7 +132,7 @@ func (t *Tunnels) carry(ctx context.Context, out *Outgoing, listener net.Listene
 	}
 }
 
-// Err is why a connection could not be carried to the target; nil: none failed.
+// Err returns why a connection to the target failed; nil: none failed.
 func (o *Outgoing) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -157,11 +158,11 @@ func (t *Tunnels) dial(ctx context.Context, o Order, socket Socket) (*tls.Conn, 
 // Peer is another host.
 type Peer struct {
 	Name    string // in its certificate
-	UID     string // the same; "" for any of that name
+	UID     string // in its certificate; "": any host of that name
 	Address string // host:port
 }
 
-// connect opens a connection to another host for what the header says.
+// connect opens a connection to another host and sends the header: the socket and a text.
 func (t *Tunnels) connect(ctx context.Context, to Peer, socket Socket, text string) (*tls.Conn, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -190,7 +191,7 @@ func (t *Tunnels) connect(ctx context.Context, to Peer, socket Socket, text stri
 	return conn, nil
 }
 
-// answers checks that a connection leads to the host that it is meant for.
+// answers checks that the other end of a connection is the host to.
 func answers(conn *tls.Conn, to Peer) error {
 	id, err := ca.IdentityOf(conn.ConnectionState().PeerCertificates[0])
 	if err != nil {
@@ -202,7 +203,8 @@ func answers(conn *tls.Conn, to Peer) error {
 	return nil
 }
 
-// isHost: a host that was removed keeps its certificate, and another may have its name by now.
+// isHost reports whether an identity is the host's. It compares uids, too: a removed host keeps its certificate, and
+// another host may have its name now.
 func isHost(id ca.Identity, name, uid string) bool {
 	return id.Kind == ca.KindHost && id.Name == name && (uid == "" || id.UID == uid)
 }

@@ -1,7 +1,7 @@
-// Package tunnel carries what hosts send to each other, over TCP with TLS 1.3 and both hosts' certificates. For a
-// migration it carries the Unix sockets that libvirt and QEMU use at both ends: a target lets in only what it was told
-// to expect, and a tunnel that breaks makes the migration fail, and nothing is lost. It also carries the blobs that
-// images and templates consist of.
+// Package tunnel carries data between hosts, over TCP with TLS 1.3 and both hosts' certificates. For a migration it
+// forwards the Unix sockets that libvirt and QEMU use at both ends. A target admits only migrations that it was told to
+// expect. If a tunnel breaks, the migration fails and the guest is not lost. The tunnel also carries blobs: parts of
+// images and packed templates.
 package tunnel
 
 import (
@@ -24,12 +24,12 @@ const DefaultPort = 7071
 const (
 	// bufferSize is for copying, bytes.
 	bufferSize = 256 << 10
-	// headerLimit bounds what a stranger may make us read.
+	// headerLimit bounds the bytes that are read from a host before it is known.
 	headerLimit = 256
 	dialTimeout = 10 * time.Second
 	// accepted answers a header.
 	accepted, refused = 0, 1
-	// absent answers a request for a blob of which the host has nothing yet.
+	// absent answers a request for a blob if the host has no byte of it yet.
 	absent = 2
 )
 
@@ -39,7 +39,7 @@ type Socket byte
 const (
 	Libvirt Socket = 1
 	QEMU    Socket = 2
-	// probe asks whether the migration would be let in, and no more.
+	// probe only asks whether the migration would be admitted.
 	probe Socket = 3
 	// blob asks for a blob.
 	blob Socket = 4
@@ -47,12 +47,13 @@ const (
 
 // Config says where a host's tunnels end.
 type Config struct {
-	// TLS is for both directions (ca.PeerTLS); who the other host is is checked here.
+	// TLS is for both directions (ca.PeerTLS). This package checks the other host's identity.
 	TLS    *tls.Config
 	RunDir string // /run/watari
-	// LibvirtSockets are where this host's libvirt daemon may listen; the first that answers is taken.
+	// LibvirtSockets are the paths at which this host's libvirt daemon may listen. The tunnel uses the first that
+	// answers.
 	LibvirtSockets []string
-	// Blobs opens a blob for another host, known by its certificate, or says why not; nil: there are none.
+	// Blobs opens a blob for another host, whose certificate has the identity id; nil: this host has no blobs.
 	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
 	Log   *slog.Logger
 }
@@ -60,15 +61,15 @@ type Config struct {
 // Expected is a migration that may come in.
 type Expected struct {
 	Migration, Source string
-	SourceUID         string // in the source's certificate; "" for any of that name
+	SourceUID         string // in the source's certificate; "": any host of that name
 	MigrateSocket     string // path at which this host's QEMU listens for the guest's memory
-	// Admit is called before each connection is let in; an error refuses it.
+	// Admit is called before each connection is admitted; an error refuses it.
 	Admit func() error
 	// Changed is called after a connection was opened or closed.
 	Changed func()
 }
 
-// Tunnels are those of one host.
+// Tunnels are the tunnels of one host.
 type Tunnels struct {
 	config Config
 
@@ -77,7 +78,7 @@ type Tunnels struct {
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
 }
 
-// New makes the tunnels of a host. Serve lets others in.
+// New makes the tunnels of a host. Serve admits other hosts.
 func New(config Config) *Tunnels {
 	if config.Log == nil {
 		config.Log = slog.Default()
@@ -85,7 +86,7 @@ func New(config Config) *Tunnels {
 	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}}
 }
 
-// Expect lets a migration in, until the returned function is called. Connections that were let in go on.
+// Expect admits a migration until the returned function is called. Admitted connections continue.
 func (t *Tunnels) Expect(e Expected) (stop func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,17 +107,17 @@ func (t *Tunnels) Drop(migration string) {
 	}
 }
 
-// Active tells whether any connection of an incoming migration is open.
+// Active reports whether an incoming migration has an open connection.
 func (t *Tunnels) Active(migration string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.open[migration]) > 0
 }
 
-// acceptPause is waited when no connection could be taken: for want of descriptors, say, which passes.
+// acceptPause is the pause after a failed accept. The cause, such as a lack of descriptors, may be temporary.
 const acceptPause = 100 * time.Millisecond
 
-// Serve lets other hosts in until ctx ends or the listener is closed.
+// Serve accepts connections of other hosts until ctx ends or the listener is closed.
 func (t *Tunnels) Serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -167,8 +168,8 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 		answer(conn, nil)
 		return
 	}
-	// It counts before it is let in: what has been let in and is not open would be taken for broken off, and Drop has to
-	// find it.
+	// Count the connection before admitting it. Otherwise an admitted connection that does not count as open would look
+	// like a broken transfer, and Drop would not find it.
 	t.count(e, raw, +1)
 	defer t.count(e, raw, -1)
 	if e.Admit != nil {
@@ -191,7 +192,7 @@ func (t *Tunnels) serveConn(ctx context.Context, raw net.Conn) {
 	splice(conn, local)
 }
 
-// enter connects to the end of a tunnel on this host.
+// enter connects to the local socket at the end of a tunnel.
 func (t *Tunnels) enter(ctx context.Context, e Expected, socket Socket) (conn net.Conn, err error) {
 	paths := t.config.LibvirtSockets
 	if socket == QEMU {
@@ -223,7 +224,7 @@ func (t *Tunnels) count(e Expected, conn net.Conn, by int) {
 	}
 }
 
-// openedBy says whose connection it is, and reads its header.
+// openedBy returns the identity of the other host, and reads the connection's header.
 func openedBy(conn *tls.Conn) (id ca.Identity, text string, socket Socket, err error) {
 	certs := conn.ConnectionState().PeerCertificates
 	if len(certs) == 0 {
@@ -238,7 +239,7 @@ func openedBy(conn *tls.Conn) (id ca.Identity, text string, socket Socket, err e
 	return id, text, socket, nil
 }
 
-// admit says whether a connection for a migration may come in.
+// admit returns the expected migration of a connection, or an error if the connection must be refused.
 func (t *Tunnels) admit(id ca.Identity, migration string) (Expected, error) {
 	t.mu.Lock()
 	e, ok := t.expected[migration]

@@ -1,6 +1,6 @@
 package tunnel
 
-// wire.go - what is said at the beginning of a connection, and the copying after it.
+// wire.go - the header and the answer at the beginning of a connection, and the copying after them.
 
 import (
 	"crypto/tls"
@@ -16,7 +16,7 @@ import (
 )
 
 // The header is a byte for the socket, two for the length of a text, and the text: the migration's id, or the digest
-// of a blob and the offset to read it from. The answer is a byte, two for the length of a text, and the text.
+// of a blob and the offset from which to read. The answer is a byte, two for the length of a text, and the text.
 
 func writeHeader(w io.Writer, migration string, socket Socket) error {
 	return writeFrame(w, byte(socket), migration)
@@ -78,7 +78,7 @@ func readFrame(r io.Reader) (kind byte, text string, err error) {
 	return head[0], string(body), err
 }
 
-// splice copies both ways until both have ended; the end of one direction is passed on.
+// splice copies in both directions until both have ended. It passes on the end of each direction.
 func splice(a *tls.Conn, b net.Conn) {
 	var group sync.WaitGroup
 	group.Add(2)
@@ -98,12 +98,12 @@ func splice(a *tls.Conn, b net.Conn) {
 }
 
 func copyAll(to io.Writer, from io.Reader) {
-	// The wrapper keeps io.Copy from the connection's own, smaller buffers.
+	// The wrapper hides the connections' own copy methods, which use smaller buffers.
 	io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, bufferSize))
 }
 
-// giveUp is after how long without an acknowledgement a connection is held to be dead. A WAN may be cut for a
-// shorter while without harm.
+// giveUp is the time without an acknowledgement after which a connection counts as dead. Shorter interruptions of a WAN
+// do no harm.
 const giveUp = 20 * time.Second
 
 func giveUpInTime(conn net.Conn) {

@@ -1,6 +1,6 @@
 package uplink
 
-// renew.go - the host's key, and a new certificate for it in good time.
+// renew.go - keeps the host's key, and renews its certificate before it expires.
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 	"watari/internal/durable"
 )
 
-// joinKey is the key of an earlier try to join, so that the manager, whose answer may have been lost, knows its
-// bearer again; else a new one, kept before anybody hears of it.
+// joinKey returns the key of an earlier attempt to join, or a new key. The earlier attempt's answer may have been lost;
+// with the same key the manager recognises the host. A new key is on disk before it is used.
 func joinKey(dir string) (key, request []byte, err error) {
 	path := filepath.Join(dir, "key.pem")
 	key, err = os.ReadFile(path)
@@ -46,7 +46,7 @@ func joinKey(dir string) (key, request []byte, err error) {
 	return key, request, nil
 }
 
-// keepSite remembers the site that the token named; empty: it named none.
+// keepSite stores the site that the token named; empty: it named none.
 func keepSite(dir, site string) error {
 	if err := durable.WriteFile(filepath.Join(dir, "site"), []byte(site), 0o600); err != nil {
 		return fmt.Errorf("keep the host's site: %w", err)
@@ -54,7 +54,7 @@ func keepSite(dir, site string) error {
 	return nil
 }
 
-// Site is the site that the host's token named; empty: it named none, and the host says where it is.
+// Site is the site that the host's token named; empty: it named none, and the host chooses its site.
 func (u *Uplink) Site() string {
 	site, err := os.ReadFile(filepath.Join(u.config.PKIDir, "site"))
 	if err != nil {
@@ -69,7 +69,8 @@ func (u *Uplink) clientTLS() *tls.Config {
 	return u.tls
 }
 
-// PeerTLS is for both ends of a connection to another host. Each handshake shows the certificate that the host has then.
+// PeerTLS returns the TLS configuration for both ends of connections between hosts. Each handshake uses the host's
+// present certificate.
 func (u *Uplink) PeerTLS() (*tls.Config, error) {
 	id := u.PEM()
 	config, err := ca.PeerTLS(id.CA, id.Certificate, id.Key, nil)
@@ -84,10 +85,10 @@ func (u *Uplink) PeerTLS() (*tls.Config, error) {
 
 func (u *Uplink) certificate() *tls.Certificate { return &u.clientTLS().Certificates[0] }
 
-// renewEvery is how often the certificate's age is looked at; a connection may last for years.
+// renewEvery is how often the uplink checks the certificate's age. A connection may last for years.
 const renewEvery = time.Hour
 
-// renewing renews the certificate in time, until ctx ends.
+// renewing checks the certificate every renewEvery until ctx ends.
 func (u *Uplink) renewing(ctx context.Context) {
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
@@ -104,8 +105,8 @@ func (u *Uplink) renewing(ctx context.Context) {
 	}
 }
 
-// renew asks for a new certificate for the same key once half of the present one's time has passed. What fails is
-// tried again later, and with the next connection.
+// renew requests a new certificate for the same key when half of the present one's lifetime has passed. After a failure
+// the uplink tries again later, and at the next connection.
 func (u *Uplink) renew(ctx context.Context, manager string) { u.renewAt(ctx, manager, time.Now()) }
 
 func (u *Uplink) renewAt(ctx context.Context, manager string, now time.Time) {

@@ -1,5 +1,5 @@
-// Package uplink is a host's tie to the managers: it joins once by a token, keeps one connection to the manager
-// that leads, and fetches from it.
+// Package uplink connects a host to its managers. It joins once by a token, keeps one connection to the leading
+// manager, and fetches content from it.
 package uplink
 
 import (
@@ -30,22 +30,22 @@ import (
 const (
 	firstWait = 100 * time.Millisecond
 	longWait  = 3 * time.Second
-	// steady is how long a connection must have lasted for the next attempt to be made at once.
+	// steady is the duration after which a lost connection is replaced without a pause.
 	steady = 5 * time.Second
 )
 
-// Config says who the host is and where managers are.
+// Config has the host's identity and the managers' addresses.
 type Config struct {
 	Managers  []string // https://host:port
 	Name      string
 	PKIDir    string // <state>/pki: key.pem, certificate.pem, ca.pem
 	TokenFile string // needed until the host has joined
-	// Removed is called when a manager says that the host was removed, at each attempt to connect. nil: nothing is called.
+	// Removed is called at each attempt to connect at which a manager says that the host was removed. It may be nil.
 	Removed func()
 	Log     *slog.Logger
 }
 
-// Uplink is a host's tie to the managers.
+// Uplink connects a host to its managers.
 type Uplink struct {
 	config  Config
 	renewal sync.Mutex // one renewal at a time
@@ -61,7 +61,7 @@ type Identity struct {
 	CA, Certificate, Key []byte
 }
 
-// Open reads the host's certificate, or joins, waiting for a manager as long as ctx lasts.
+// Open reads the host's certificate, or joins. It waits for a manager until ctx ends.
 func Open(ctx context.Context, config Config) (*Uplink, error) {
 	if config.Log == nil {
 		config.Log = slog.Default()
@@ -92,7 +92,7 @@ func Open(ctx context.Context, config Config) (*Uplink, error) {
 	return u, nil
 }
 
-// PEM is the host's certificate, its key and the authority'u.
+// PEM returns the host's certificate, its key and the authority's certificate.
 func (u *Uplink) PEM() Identity {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -113,7 +113,7 @@ func readPKI(dir string) (Identity, error) {
 	return id, nil
 }
 
-// join trades the token for a certificate. A manager that cannot be reached is waited for; a refusal is final.
+// join exchanges the token for a certificate. It waits until a manager can be reached. A refusal is final.
 func (u *Uplink) join(ctx context.Context) (Identity, error) {
 	if u.config.TokenFile == "" {
 		return Identity{}, errors.New("this host has not joined yet; give --token-file with a token of `watari token create --host`")
@@ -175,7 +175,7 @@ func (u *Uplink) joinAt(ctx context.Context, manager string, token ca.Token, key
 	return id, nil
 }
 
-// writePKI puts the certificate last: without it the host has not joined.
+// writePKI writes the certificate last: its presence means that the host has joined.
 func writePKI(dir string, id Identity) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("keep the host's certificate: %w", err)
@@ -191,7 +191,7 @@ func writePKI(dir string, id Identity) error {
 	return nil
 }
 
-// Run keeps a connection to a manager, on which handler is served, until ctx ends.
+// Run keeps a connection to a manager until ctx ends, and serves handler on it.
 func (u *Uplink) Run(ctx context.Context, handler http.Handler) {
 	go u.renewing(ctx)
 	wait := firstWait
@@ -225,7 +225,7 @@ func (u *Uplink) enter(manager string) {
 	u.manager = manager
 }
 
-// after is the manager to try next: the one that leads, if that was said, else the next of the list.
+// after returns the manager to try next: the leader if err names it, else the next in the list.
 func (u *Uplink) after(manager string, err error) string {
 	var refusal *hostlink.Refusal
 	if errors.As(err, &refusal) && strings.HasPrefix(refusal.Leader, "https://") {
@@ -235,7 +235,7 @@ func (u *Uplink) after(manager string, err error) string {
 	return u.config.Managers[(i+1)%len(u.config.Managers)]
 }
 
-// sleep waits, with some chance in it, and doubles the wait; false: ctx ended.
+// sleep waits for a randomised time and doubles the wait; false: ctx ended.
 func sleep(ctx context.Context, wait *time.Duration) bool {
 	d := *wait/2 + rand.N(*wait/2+1)
 	*wait = min(2**wait, longWait)
@@ -247,7 +247,8 @@ func sleep(ctx context.Context, wait *time.Duration) bool {
 	}
 }
 
-// Get fetches a path from the manager, from an offset of bytes on. The others are tried where it does not answer.
+// Get fetches a path from the manager, from an offset in bytes. It tries the other managers if the manager does not
+// answer.
 func (u *Uplink) Get(ctx context.Context, path string, offset int64) (*http.Response, error) {
 	u.mu.Lock()
 	managers := []string{u.manager}

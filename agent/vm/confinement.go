@@ -1,7 +1,7 @@
 package vm
 
-// confinement.go - as whom QEMU runs and what confines it, and the one place where it may create a socket that is not
-// part of its domain: the one that a migration arrives at.
+// confinement.go - QEMU's user, its security driver, and the folder in which QEMU may create the socket of an incoming
+// migration.
 
 import (
 	"errors"
@@ -18,21 +18,22 @@ import (
 )
 
 // migrateFolder holds the sockets of migrations. The AppArmor profile that virt-aa-helper writes for a domain lets its
-// QEMU create /run/libvirt/**/*.tunnelmigrate.dest.<domain>, for libvirt's own tunnelled migration (seen in libvirt 9.0).
-// QEMU may not create a socket in a folder of Watari's own.
+// QEMU create /run/libvirt/**/*.tunnelmigrate.dest.<domain>, for libvirt's own tunnelled migration (seen in libvirt
+// 9.0). QEMU may not create a socket in a folder of Watari's own.
 const migrateFolder = "/run/libvirt/watari"
 
 // pathLimit is the longest path of a Unix socket, in bytes (unix(7), without the final NUL).
 const pathLimit = 107
 
-// migrateSocket returns the path for a guest's migration. It is short enough for guests' names of up to 59 bytes.
+// migrateSocket returns the path of the socket for a guest's migration. The path is short enough if the guest's name
+// has at most 59 bytes.
 func migrateSocket(name string) string {
 	return filepath.Join(migrateFolder, "m.tunnelmigrate.dest."+NamePrefix+name)
 }
 
-// MigrateSocket returns the path of the socket by which a guest's memory leaves this host or arrives here, and makes
-// its folder, in which QEMU's user may create it. The path is the same on all hosts. It fails with ErrUnavailable
-// before the first connection.
+// MigrateSocket returns the path of the Unix socket for a guest's memory, outgoing or incoming. It makes the folder in
+// which QEMU's user may create the socket. The path is the same on all hosts. It fails with ErrUnavailable before the
+// first connection.
 func (l *Libvirt) MigrateSocket(name string) (string, error) {
 	host := l.hostFacts()
 	if host == nil {
@@ -48,7 +49,7 @@ func (l *Libvirt) MigrateSocket(name string) (string, error) {
 	return path, nil
 }
 
-// ownedFolder makes a folder that its owner alone, and root, can enter.
+// ownedFolder makes a folder that only its owner and root can enter.
 func ownedFolder(path string, o owner) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -93,7 +94,8 @@ func readConfinement(caps *libvirtxml.Caps, virtType string) (qemu owner, securi
 	return qemu, securityModel
 }
 
-// parseOwner reads "+64055:+994"; what it cannot read is root, so that nobody takes it for confined.
+// parseOwner reads "+64055:+994". It returns root for any other label, so that an unknown label never counts as
+// confined.
 func parseOwner(label string) owner {
 	first, second, found := strings.Cut(label, ":")
 	uid, errUID := strconv.Atoi(strings.TrimPrefix(first, "+"))

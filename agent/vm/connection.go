@@ -1,6 +1,6 @@
 package vm
 
-// connection.go - the connection to libvirt's daemon: kept up, watched, and never waited for without end.
+// connection.go - keeps and watches the connection to libvirt's daemon. No call waits for the daemon without a limit.
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// How long libvirt may take. A daemon that hangs is found by keepalives after keepaliveInterval*keepaliveCount.
+// Time limits for libvirt. Keepalives detect a hanging daemon after keepaliveInterval*keepaliveCount.
 const (
 	connectTime       = 15 * time.Second
 	quickTime         = 15 * time.Second
@@ -33,7 +33,7 @@ const (
 type Options struct {
 	// Acceleration is KVM or TCG, as found by package accel; unspecified means TCG.
 	Acceleration v1.AccelerationKind
-	// Log takes notice of lost and new connections; nil: slog.Default().
+	// Log receives messages about lost and new connections; nil: slog.Default().
 	Log *slog.Logger
 }
 
@@ -52,16 +52,16 @@ type Libvirt struct {
 
 	lock      sync.Mutex
 	conn      *libvirt.Connect // nil while there is none
-	closeConn func()           // gives conn up
+	closeConn func()           // closes conn
 	ready     chan struct{}    // closed while conn is set
-	host      *hostFacts       // of the last connection; stays when that is lost
+	host      *hostFacts       // of the last connection; kept when it is lost
 	last      error            // why there is no connection
 	creating  map[string]int   // calls under way that create a domain, by uid
 }
 
-// Connect begins to connect to the daemon at uri ("qemu:///system") and keeps the connection up until Close: it tries on
-// for as long as the daemon does not answer or the host cannot run guests, connects again after a restart of the daemon,
-// and says so by an event each time a connection stands. It does not wait for the first.
+// Connect keeps a connection to the daemon at uri ("qemu:///system") until Close. It does not wait for the first
+// connection. It retries while the daemon does not answer or the host cannot run guests, and reconnects after the
+// daemon restarts. Each new connection causes an event.
 func Connect(uri string, options Options) (*Libvirt, error) {
 	if err := startEventLoop(); err != nil {
 		return nil, err
@@ -78,13 +78,13 @@ func Connect(uri string, options Options) (*Libvirt, error) {
 	return l, nil
 }
 
-// Close gives the connection up. Domains are left as they are; Events is closed.
+// Close closes the connection and the channel of events. Domains stay as they are.
 func (l *Libvirt) Close() {
 	l.cancel()
 	<-l.done
 }
 
-// Events returns the channel of events. There is one, to be read by one reader, promptly. It is closed by Close.
+// Events returns the channel of events. It is always the same channel, for one prompt reader. Close closes it.
 func (l *Libvirt) Events() <-chan Event { return l.events.out }
 
 // keep connects, waits until the connection is lost, and connects again.
@@ -117,8 +117,9 @@ func (l *Libvirt) keep() {
 	}
 }
 
-// connect makes one connection with its events and facts. lost tells once when it is no more. There is one attempt
-// at a time, however long a hanging daemon makes it take: each would hold a thread.
+// connect makes one connection, registers for events and reads the host's facts. lost gets one value when the
+// connection is lost. Only one attempt is under way, however long a hanging daemon makes it take, because each attempt
+// occupies a thread.
 func (l *Libvirt) connect() (lost <-chan string, err error) {
 	made := make(chan opened, 1)
 	go func() { made <- l.open() }()
@@ -138,7 +139,7 @@ func (l *Libvirt) connect() (lost <-chan string, err error) {
 		case <-late.C:
 			l.setLast(fmt.Errorf("%w: connecting takes more than %v", ErrUnavailable, connectTime))
 		case <-l.ctx.Done():
-			go func() { // it may come after all, and is then of no use
+			go func() { // close the connection if it comes after all
 				if o := <-made; o.err == nil {
 					o.close()
 				}
@@ -148,7 +149,7 @@ func (l *Libvirt) connect() (lost <-chan string, err error) {
 	}
 }
 
-// opened is the outcome of an attempt to connect.
+// opened is the result of an attempt to connect.
 type opened struct {
 	conn  *libvirt.Connect
 	close func() // may hang with the daemon
@@ -157,7 +158,7 @@ type opened struct {
 	err   error
 }
 
-// open connects, registers for everything and looks at the host; it may hang with the daemon.
+// open connects, registers for events and reads the host's facts. It hangs if the daemon hangs.
 func (l *Libvirt) open() opened {
 	conn, err := libvirt.NewConnect(l.uri)
 	if err != nil {
@@ -215,8 +216,8 @@ func (l *Libvirt) setLast(err error) {
 	l.last = err
 }
 
-// take returns the connection with a reference of its own, to be closed by whoever asked, waiting a little while
-// there is none (the daemon is being restarted).
+// take returns the connection with a new reference, which the caller closes. It waits a little if there is no
+// connection, because the daemon may be restarting.
 func (l *Libvirt) take(ctx context.Context) (*libvirt.Connect, error) {
 	for {
 		l.lock.Lock()
@@ -239,7 +240,8 @@ func (l *Libvirt) take(ctx context.Context) (*libvirt.Connect, error) {
 	}
 }
 
-// unavailable says why there was no connection until ctx ended: its last attempt's failure says more than the time.
+// unavailable returns the error for a missing connection. It prefers the failure of the last attempt, which says more
+// than the end of ctx.
 func unavailable(ended, last error) error {
 	switch {
 	case last == nil || !errors.Is(ended, context.DeadlineExceeded):
@@ -250,9 +252,9 @@ func unavailable(ended, last error) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, last)
 }
 
-// call runs fn with the connection, and returns when fn has, or with ErrUnavailable when ctx ends or limit has
-// passed. In the latter case fn goes on behind the scenes, and so may whatever it asked for. fn is to be quick: see
-// callAlone.
+// call runs fn with the connection. It returns when fn has returned, or with ErrUnavailable when ctx ends or limit has
+// passed. In the latter case fn continues in the background, and the daemon may still carry out its request. fn must be
+// quick: see callAlone.
 func (l *Libvirt) call(ctx context.Context, limit time.Duration, fn func(*libvirt.Connect) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -266,16 +268,16 @@ func (l *Libvirt) call(ctx context.Context, limit time.Duration, fn func(*libvir
 	})
 }
 
-// callAlone is call for what takes long, on a connection of its own; limit 0: none but ctx. The daemon takes few
-// requests (5) at once from one connection, and libvirt before 10.0 may leave a thread waiting until the next
-// keepalive when another one's call on the same connection takes long.
+// callAlone is call for a long request, on a separate connection. limit 0: only ctx limits it. The daemon handles at
+// most 5 requests of one connection at once. Before libvirt 10.0, a long call may also delay another thread's call on
+// the same connection until the next keepalive.
 func (l *Libvirt) callAlone(ctx context.Context, limit time.Duration, fn func(*libvirt.Connect) error) error {
 	if limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	shared, err := l.take(ctx) // waits until the daemon is there
+	shared, err := l.take(ctx) // wait until the daemon answers
 	if err != nil {
 		return err
 	}
@@ -293,14 +295,15 @@ func (l *Libvirt) callAlone(ctx context.Context, limit time.Duration, fn func(*l
 	})
 }
 
-// create is callAlone for a call that creates a domain. Creating tells of it until the call itself ends.
+// create is callAlone for a call that creates a domain. Creating reports the call until it ends.
 func (l *Libvirt) create(ctx context.Context, uid string, limit time.Duration, fn func(*libvirt.Connect) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return l.callAlone(ctx, 0, func(conn *libvirt.Connect) error {
 		l.countCreating(uid, 1)
 		defer l.countCreating(uid, -1)
-		// Its caller may have given it up while the connection was made. Counted first, so that none comes true uncounted.
+		// The caller may have given up while the connection was made. The call is counted before this check, so that no
+		// uncounted call creates a domain.
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -316,14 +319,14 @@ func (l *Libvirt) countCreating(uid string, n int) {
 	}
 }
 
-// Creating tells whether a call that creates the domain of this uid is under way, perhaps one that its caller has given up.
+// Creating reports whether a call that creates the domain of this uid is under way, even if its caller has given up.
 func (l *Libvirt) Creating(uid string) bool {
 	l.lock.Lock()
 	defer l.lock.Unlock()
 	return l.creating[uid] > 0
 }
 
-// await returns what fn does, or ErrUnavailable when ctx ends before it.
+// await returns fn's result, or ErrUnavailable if ctx ends first.
 func await(ctx context.Context, fn func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- plain(classify(fn())) }()
@@ -364,7 +367,7 @@ func classify(err error) error {
 	case e.Domain == libvirt.FROM_RPC, e.Code == libvirt.ERR_INVALID_CONN, e.Code == libvirt.ERR_NO_CONNECT:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case e.Domain == libvirt.FROM_SECURITY && e.Code == libvirt.ERR_OPERATION_INVALID:
-		// A file that guests share belongs to those that were started before.
+		// A file that guests share belongs to the user of guests that were started earlier.
 		return fmt.Errorf("%w; guests run here that were started before QEMU's user or security driver was changed: "+
 			"move them away by `watari host drain`, then take guests again by `watari host drain --undo`", err)
 	}
@@ -385,7 +388,7 @@ func closeReason(reason libvirt.ConnectCloseReason) string {
 	return "unknown"
 }
 
-// sleep waits, and says false if ctx ended first.
+// sleep waits; false: ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -11,8 +11,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// hostCPU names what a guest sees of a host's CPU that is passed through: vendor, model and features. The frequency of
-// its counters, say, differs between equal CPUs and is left out.
+// hostCPU returns the parts of a passed-through CPU that a guest sees: vendor, model and features. It leaves out parts
+// that differ between equal CPUs, such as the counters' frequency.
 func hostCPU(cpu *libvirtxml.CapsHostCPU) string {
 	if cpu == nil {
 		return ""
@@ -25,15 +25,15 @@ func hostCPU(cpu *libvirtxml.CapsHostCPU) string {
 	return strings.Join(append([]string{cpu.Arch, cpu.Vendor, cpu.Model}, features...), " ")
 }
 
-// passedThroughCPU is the host's CPU, under KVM, less what cannot migrate. Guests get it where the manager asks for no
-// other CPU.
+// passedThroughCPU is the host's CPU, under KVM, without the features that cannot migrate. Guests get it if the manager
+// asks for no other CPU.
 func passedThroughCPU() libvirtxml.DomainCPU {
 	return libvirtxml.DomainCPU{Mode: "host-passthrough", Check: "none", Migratable: "on"}
 }
 
-// spelledCPU is the CPU that the manager asks for. Each feature is named, whatever a version of libvirt takes its model
-// to have. With check=partial libvirt refuses to start a guest here whose CPU the host cannot give it, and notes what
-// QEMU made of it: a migration's target, and a restored template, must make the very same.
+// spelledCPU is the CPU that the manager asks for. It names each feature, because libvirt's versions differ about a
+// model's features. With check=partial, libvirt refuses to start a guest if the host lacks a part of its CPU. It also
+// keeps the CPU that QEMU made; a migration's target and a restored template must make the same CPU.
 func spelledCPU(wanted *v1.CPU) libvirtxml.DomainCPU {
 	cpu := libvirtxml.DomainCPU{
 		Mode: "custom", Match: "exact", Check: "partial",
@@ -48,17 +48,15 @@ func spelledCPU(wanted *v1.CPU) libvirtxml.DomainCPU {
 	return cpu
 }
 
-// emulatedCPU is QEMU's plain qemu64 with the instructions that TCG has had since QEMU 7.2. It is spelled out, and
-// so the same on every host, where "maximum" is whatever a host's QEMU can do and cannot move between versions.
+// emulatedCPU is QEMU's qemu64 with the instructions that TCG has had since QEMU 7.2. It names all features, so it is the same on every host. The model "maximum" depends on QEMU's version, so its guests could not move between versions.
 //
 // Two things make it fast under emulation, as measured with Debian's kernel and glibc, in CPU time:
-//   - its vendor is AMD. As an Intel CPU the kernel guards it against Meltdown by changing page tables at each
-//     system call, for which TCG throws its TLB away: 8 us a call instead of 0.4, and four times as long for a page
-//     fault.
-//   - it lacks "enhanced rep movsb" (erms), which "maximum" has: the kernel and glibc would copy and clear by it, and
-//     TCG does so byte by byte: three times as long for TCP over loopback, half as long again for a page fault.
+//   - its vendor is AMD. For an Intel CPU, the kernel changes page tables at each system call against Meltdown, and
+//     TCG then flushes its TLB: a system call takes 8 us instead of 0.4, a page fault four times as long.
+//   - it lacks "enhanced rep movsb" (erms), which "maximum" has. The kernel and glibc would copy and clear memory with
+//     it, which TCG does byte by byte: TCP over loopback takes three times as long, a page fault 1.5 times as long.
 //
-// AVX is there for glibc's copies, 1.3 to 1.6 times as fast as with SSE2.
+// It has AVX because glibc's copies are then 1.3 to 1.6 times as fast as with SSE2.
 func emulatedCPU() libvirtxml.DomainCPU {
 	cpu := libvirtxml.DomainCPU{
 		Mode: "custom", Match: "exact", Check: "none",

@@ -1,6 +1,6 @@
 package vm
 
-// describe.go - what a libvirt daemon says of its host, for people who set one up.
+// describe.go - describes a host's hypervisor for people who set up a host.
 
 import (
 	"context"
@@ -10,14 +10,14 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Description is a host's hypervisor as people want to know it.
+// Description describes a host's hypervisor.
 type Description struct {
 	Libvirt, QEMU string // versions
-	User          string // that QEMU runs as
-	SecurityModel string // that confines QEMU: "apparmor", "selinux"; "": none
+	User          string // QEMU's user
+	SecurityModel string // libvirt's security driver for QEMU: "apparmor", "selinux"; "": none
 }
 
-// Describe asks the daemon at uri once. It does not wait longer than ctx.
+// Describe asks the daemon at uri once. It returns when ctx ends.
 func Describe(ctx context.Context, uri string) (Description, error) {
 	type answer struct {
 		description Description
@@ -47,7 +47,7 @@ func describe(uri string) (Description, error) {
 		return Description{}, fmt.Errorf("read libvirt's version: %w", err)
 	}
 	d := Description{Libvirt: version(library)}
-	if emulator, err := conn.GetVersion(); err == nil { // no QEMU is no version
+	if emulator, err := conn.GetVersion(); err == nil { // an error: there is no QEMU
 		d.QEMU = version(emulator)
 	}
 	text, err := conn.GetCapabilities()

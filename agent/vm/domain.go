@@ -1,6 +1,6 @@
 package vm
 
-// domain.go - what is done to one domain: listed, booted, resumed, ended.
+// domain.go - lists domains; boots, resumes and ends one.
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// List returns Watari's domains, but those that have ended. It does not wait for domains that are busy.
+// List returns Watari's domains that have not ended. It does not wait for busy domains.
 func (l *Libvirt) List(ctx context.Context) ([]Domain, error) {
 	var domains []Domain
 	err := l.call(ctx, quickTime, func(conn *libvirt.Connect) error {
@@ -70,8 +70,8 @@ func list(conn *libvirt.Connect) ([]Domain, error) {
 	return domains, nil
 }
 
-// Boot makes the guest's domain and starts it. The tap and the image's files must exist. It fails if a domain of
-// that name or uid exists. After ErrUnavailable the domain may come to be: Destroy it or look for it.
+// Boot creates the guest's domain and starts it. The tap and the image's files must exist. It fails if a domain of that
+// name or uid exists. After ErrUnavailable the domain may still appear: the caller destroys it or lists the domains.
 func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 	host := l.hostFacts()
 	if host == nil {
@@ -94,15 +94,15 @@ func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 	return nil
 }
 
-// Resume lets a paused domain run; one that runs is left alone. The caller must hold the grant for it. It fails with
-// ErrIncoming if the domain is a migration's target that is not whole yet.
+// Resume lets a paused domain run. It does nothing to a running domain. The caller must hold the grant. It fails with
+// ErrIncoming if the domain is a migration's target that is not complete yet.
 func (l *Libvirt) Resume(ctx context.Context, uid string) error {
 	err := l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
 		state, reason, err := domain.GetState()
 		if err != nil || state == libvirt.DOMAIN_RUNNING {
 			return err
 		}
-		// libvirt would not refuse, but wait for the migration to end, and resume the guest some time later.
+		// libvirt would not refuse. It would wait for the migration's end and resume the guest later.
 		if migrating(state, reason) && receives(domain) {
 			return ErrIncoming
 		}
@@ -114,8 +114,7 @@ func (l *Libvirt) Resume(ctx context.Context, uid string) error {
 	return nil
 }
 
-// Destroy ends a domain at once, whatever it is doing, and returns when its QEMU is gone. One that does not exist
-// is no error.
+// Destroy ends a domain at once and returns when its QEMU has ended. A missing domain is no error.
 func (l *Libvirt) Destroy(ctx context.Context, uid string) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTime)
 	defer cancel()
@@ -124,7 +123,7 @@ func (l *Libvirt) Destroy(ctx context.Context, uid string) error {
 			err := domain.Destroy()
 			var e libvirt.Error
 			if errors.As(err, &e) && e.Code == libvirt.ERR_OPERATION_INVALID {
-				return nil // not running any more; the next look-up tells whether it is gone
+				return nil // no longer running; the next look-up shows whether it still exists
 			}
 			return err
 		}))

@@ -1,7 +1,7 @@
 package vm
 
-// domainxml.go - the domain that a guest becomes. A saved template freezes all of it but name, UUID, tap and
-// paths, so everything else is the same for guests of one image and shape.
+// domainxml.go - writes the XML of a guest's domain. A saved template fixes all of it except name, UUID, tap and paths.
+// So the rest must be the same for all guests of one image and shape.
 
 import (
 	"cmp"
@@ -14,12 +14,12 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// templateMAC is every guest's MAC address as QEMU makes it. The guest agent sets its own when it gives the guest
-// its identity: the address is device state, so a forked guest would have its template's in any case. Taps are
-// routed, never bridged, so equal addresses do not meet.
+// templateMAC is the MAC address that QEMU gives every guest. The address is device state, so a forked guest would have
+// its template's in any case. The guest agent sets the guest's own address with its identity. Taps are routed, never
+// bridged, so equal addresses never meet.
 const templateMAC = "02:77:00:00:00:01"
 
-// translationCacheMiB bounds what TCG keeps of translated code for each guest; QEMU's default is up to 1 GiB.
+// translationCacheMiB bounds TCG's cache of translated code for each guest. QEMU's default is up to 1 GiB.
 const translationCacheMiB = 128
 
 // domainXML writes the domain of a guest on a host.
@@ -58,7 +58,7 @@ func newDomain(spec Spec, host *hostFacts) (*libvirtxml.Domain, error) {
 		CPU:        &cpu,
 		Clock:      clock(),
 		OnPoweroff: "destroy",
-		OnReboot:   "destroy", // a reboot is a new start, for which a grant is needed
+		OnReboot:   "destroy", // a reboot is a new start, which needs a new grant
 		OnCrash:    "destroy",
 		PM: &libvirtxml.DomainPM{
 			SuspendToMem:  &libvirtxml.DomainPMPolicy{Enabled: "no"},
@@ -75,9 +75,10 @@ func newDomain(spec Spec, host *hostFacts) (*libvirtxml.Domain, error) {
 	return domain, nil
 }
 
-// plainNetwork takes from the guest's network device the one feature that is the host kernel's to give and not the machine
-// type's: resetting a single queue (VIRTIO_F_RING_RESET). Linux's vhost-net has it in 6.12 and not in 6.1, and a guest that
-// uses it cannot move to a host without it: QEMU there refuses the device's state, after all memory was sent.
+// plainNetwork removes one feature of the guest's network device: the reset of a single queue (VIRTIO_F_RING_RESET).
+// This feature depends on the host's kernel, not on the machine type: Linux's vhost-net has it in 6.12 and not in 6.1.
+// A guest that uses it cannot move to a host without it: QEMU there refuses the device's state after all memory was
+// sent.
 func plainNetwork() *libvirtxml.DomainQEMUOverride {
 	property := libvirtxml.DomainQEMUOverrideProperty{Name: "queue_reset", Type: "bool", Value: "false"}
 	return &libvirtxml.DomainQEMUOverride{Devices: []libvirtxml.DomainQEMUOverrideDevice{{
@@ -86,7 +87,8 @@ func plainNetwork() *libvirtxml.DomainQEMUOverride {
 	}}}
 }
 
-// platform returns the CPU and the machine type that the manager asks for, or the host's own where it asks for none.
+// platform returns the CPU and the machine type that the manager asks for. If it asks for none, they are the host's
+// own.
 func platform(spec Spec, host *hostFacts) (cpu libvirtxml.DomainCPU, machine string, err error) {
 	wanted := spec.Platform
 	if kind := wanted.GetAcceleration(); kind != v1.AccelerationKind_ACCELERATION_KIND_UNSPECIFIED && kind != host.kind() {
@@ -100,17 +102,17 @@ func platform(spec Spec, host *hostFacts) (cpu libvirtxml.DomainCPU, machine str
 	return cpu, machine, nil
 }
 
-// watchedMemory gives an emulated guest 8 KiB more memory than libvirt's whole MiB, with which QEMU before 9.0 finds all
-// that the guest writes while it migrates. When the size is a multiple of 64 pages, QEMU takes dirty bits 64 at a time,
-// and forgets to watch these pages again (mended by QEMU's commit 03bfc2188f, "physmem: Fix migration dirty bitmap
-// coherency with TCG memory access"): what is then written to them may stay behind at the source, and the guest that
-// arrives is corrupt. Every emulated guest gets it, since it may come to a host with such a QEMU later.
+// watchedMemory gives an emulated guest 8 KiB more memory than libvirt's whole MiB. This avoids an error in QEMU before
+// 9.0. When the size is a multiple of 64 pages, that QEMU reads dirty bits 64 at a time, and does not watch these pages
+// again (fixed by QEMU's commit 03bfc2188f, "physmem: Fix migration dirty bitmap coherency with TCG memory access"). It
+// may miss later writes to these pages, so that the guest arrives corrupt. Every emulated guest gets the extra memory,
+// since it may move to a host with such a QEMU later.
 func watchedMemory(bytes uint64) *libvirtxml.DomainQEMUCommandline {
 	size := strconv.FormatUint(bytes/1024+8, 10) + "k"
 	line := &libvirtxml.DomainQEMUCommandline{}
 	for _, arg := range []string{
 		"-object", "memory-backend-ram,id=watched.ram,size=" + size,
-		"-machine", "memory-backend=watched.ram", // instead of libvirt's, which then takes no memory
+		"-machine", "memory-backend=watched.ram", // instead of libvirt's backend, which then takes no memory
 		"-m", "size=" + size,
 	} {
 		line.Args = append(line.Args, libvirtxml.DomainQEMUCommandlineArg{Value: arg})
@@ -118,7 +120,7 @@ func watchedMemory(bytes uint64) *libvirtxml.DomainQEMUCommandline {
 	return line
 }
 
-// checkSpec refuses what libvirt would take and misunderstand.
+// checkSpec refuses values that libvirt would accept and misunderstand.
 func checkSpec(spec Spec) error {
 	switch {
 	case spec.VCPUs == 0:
@@ -131,15 +133,16 @@ func checkSpec(spec Spec) error {
 	return nil
 }
 
-// kernelArguments: a panic ends the guest (the reboot it asks for is an end) instead of leaving it to spin.
+// kernelArguments returns the kernel's arguments. With panic=, a panic ends the guest instead of leaving it to spin:
+// the kernel asks for a reboot, which ends the domain.
 //
-// Under emulation on a busy host the kernel's watchdog soon takes the time stamp counter to be unstable, and that of
-// several vCPUs at once: reading the clock then costs 1-5 us instead of 70 ns, and MPI libraries read it all the time.
-// tsc=reliable ends that, and no_timer_check a panic at boot when the timer's ticks come late. The price: QEMU passes
-// on the host's own counter, so on a host whose counter runs faster the guest's clock does, too.
+// tsc=reliable: under emulation on a busy host, the kernel's watchdog soon marks the time stamp counter as unstable,
+// and at once that of several vCPUs. A clock read then takes 1-5 us instead of 70 ns, and MPI libraries read the clock
+// all the time. no_timer_check avoids a panic at boot when the timer's ticks come late. The price: QEMU passes on the
+// host's counter, so the guest's clock runs fast on a host whose counter runs fast.
 //
-// norandmaps: QEMU translates code anew at each address it is seen at, so with randomized addresses (ASLR) each start of
-// an mpirun costs 47,000 translations, 26 MB of them, and without only the first does; the second takes half the CPU time.
+// norandmaps: QEMU translates code again for each address. With randomized addresses (ASLR), each start of an mpirun
+// costs 47,000 translations (26 MB). Without, only the first start does, and the second takes half the CPU time.
 func kernelArguments(spec Spec, host *hostFacts) string {
 	args := "console=ttyS0 panic=-1"
 	if host.virtType == "qemu" {
@@ -168,7 +171,8 @@ func features(host *hostFacts) *libvirtxml.DomainFeatureList {
 	return list
 }
 
-// clock: no HPET, whose reads are slow exits and whose ticks wake an idle guest's thread.
+// clock returns the guest's clocks. It leaves out the HPET: its reads are slow exits, and its ticks wake an idle
+// guest's thread.
 func clock() *libvirtxml.DomainClock {
 	return &libvirtxml.DomainClock{
 		Offset: "utc",

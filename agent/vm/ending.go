@@ -1,6 +1,6 @@
 package vm
 
-// ending.go - why a domain ended: what libvirt's events said of it, and what QEMU and libvirt wrote into its log.
+// ending.go - finds out why a domain ended, from libvirt's events and from the domain's log.
 
 import (
 	"os"
@@ -23,11 +23,11 @@ type Ending int
 // The endings.
 const (
 	EndingUnknown   Ending = iota
-	EndingShutdown         // QEMU ended in an orderly way; whether the guest or the host asked for it is not known
+	EndingShutdown         // QEMU ended in an orderly way, asked by the guest or by the host
 	EndingGuest            // the guest powered itself off or reset itself; a kernel that panics does the latter
 	EndingHost             // something on the host told QEMU to end, with a signal for instance
 	EndingDestroyed        // libvirt was asked to end it
-	EndingCrashed          // QEMU ended without a word: it crashed or was killed
+	EndingCrashed          // QEMU ended without a message: it crashed or was killed
 	EndingPanicked         // the guest reported a panic
 )
 
@@ -49,18 +49,18 @@ func (e Ending) String() string {
 	return "unknown"
 }
 
-// endings remembers how domains ended until somebody asks.
+// endings keeps how domains ended until Ended is called.
 type endings struct {
 	lock  sync.Mutex
 	known map[string]Ending // by uid
 }
 
-// mostEndings bounds the memory for endings that nobody asks about.
+// mostEndings bounds the number of kept endings.
 const mostEndings = 1024
 
 func newEndings() *endings { return &endings{known: map[string]Ending{}} }
 
-// note takes up a lifecycle event of a domain.
+// note stores a lifecycle event of a domain.
 func (e *endings) note(uid string, event libvirt.DomainEventType, detail int) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
@@ -80,7 +80,8 @@ func (e *endings) take(uid string) Ending {
 	return ending
 }
 
-// nextEnding is how a domain ended after another event: "shutdown" says by whom and comes before "stopped".
+// nextEnding updates an ending with another event. The event "shutdown" says who ended the domain, and comes before
+// "stopped".
 func nextEnding(now Ending, event libvirt.DomainEventType, detail int) Ending {
 	switch event {
 	case libvirt.DOMAIN_EVENT_SHUTDOWN:
@@ -111,8 +112,8 @@ func nextEnding(now Ending, event libvirt.DomainEventType, detail int) Ending {
 	return now
 }
 
-// Ended says how a guest's domain ended, as far as that is known, and what its QEMU wrote to its log in that life. It
-// asks libvirt nothing. What was heard of the ending is told once.
+// Ended returns how a guest's domain ended, if that is known, and what its last QEMU wrote to its log. It does not call
+// libvirt. It forgets the events of the ending.
 func (l *Libvirt) Ended(uid, name string) domain.End {
 	var said []string
 	const most = 64 << 10
@@ -128,7 +129,7 @@ func (l *Libvirt) Ended(uid, name string) domain.End {
 		reason, said = readLog(string(buf[:n]))
 	}
 	ending := l.endings.take(uid)
-	if ending == EndingUnknown { // it ended while nobody listened
+	if ending == EndingUnknown { // it ended while there was no connection
 		ending = loggedEndings[reason]
 	}
 	if ending == EndingUnknown {
@@ -147,8 +148,8 @@ var (
 	logUsual = regexp.MustCompile(`^(initiating migration|char device |Domain id=\d+ is tainted)|: -chardev \S+ info: |terminating on signal 15 from pid \d+ \(\S*(libvirtd|virtqemud)\)`)
 )
 
-// readLog reads a log of QEMU's from its last start on: libvirt's reason for the end, and what QEMU itself said beside
-// what it usually says. libvirt ends every QEMU whose guest has shut down by a signal.
+// readLog reads the log of a domain from QEMU's last start on. It returns libvirt's reason for the end, and QEMU's own
+// unusual lines. It skips the line about a signal: libvirt ends every QEMU by a signal after its guest has shut down.
 func readLog(text string) (reason string, said []string) {
 	command := false // within the command line, whose lines end in a backslash
 	for line := range strings.Lines(text) {

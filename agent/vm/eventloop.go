@@ -1,7 +1,7 @@
 package vm
 
-// eventloop.go - libvirt's event loop, of which a process has one. It serves all connections: without it there
-// are no events, no keepalives, and a dead daemon is not noticed.
+// eventloop.go - runs libvirt's event loop. A process has one loop, which serves all connections. Without it there are
+// no events and no keepalives, so that a dead daemon would not be detected.
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func startEventLoop() error {
 			errEventLoop = fmt.Errorf("start libvirt's event loop: %w", err)
 			return
 		}
-		// A timer that never expires keeps the loop from having nothing to wait for.
+		// The loop needs something to wait for, so give it a timer that expires rarely.
 		if _, err := libvirt.EventAddTimeout(int(time.Hour.Milliseconds()), func(int) {}); err != nil {
 			errEventLoop = fmt.Errorf("start libvirt's event loop: %w", err)
 			return
@@ -32,7 +32,7 @@ func startEventLoop() error {
 		go func() {
 			for {
 				if err := libvirt.EventRunDefaultImpl(); err != nil {
-					time.Sleep(100 * time.Millisecond) // poll failed: rare, passing, and not to be spun on
+					time.Sleep(100 * time.Millisecond) // poll failed, which is rare and temporary; do not spin
 				}
 			}
 		}()

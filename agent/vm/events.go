@@ -1,6 +1,6 @@
 package vm
 
-// events.go - libvirt's events, passed on without ever holding up libvirt's event loop.
+// events.go - passes on libvirt's events. It never blocks libvirt's event loop.
 
 import (
 	"sync"
@@ -9,11 +9,11 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// eventRoom is how many events may wait for the reader before they are replaced by one without a uid.
+// eventRoom is the number of waiting events after which one event without a uid replaces further ones.
 const eventRoom = 1024
 
-// eventQueue hands events on. Pushing never blocks; when the reader is too slow, events are dropped and it is
-// told to look at everything again.
+// eventQueue passes on events. Pushing never blocks. If the reader is too slow, the queue drops events, and sends an
+// event without a uid instead: any domain may have changed.
 type eventQueue struct {
 	out chan Event
 
@@ -30,7 +30,7 @@ func (q *eventQueue) push(e Event) {
 	if q.closed {
 		return
 	}
-	// One place is kept free for the event that stands for those dropped.
+	// One place stays free for the event that replaces the dropped ones.
 	if len(q.out) >= cap(q.out)-1 {
 		if !q.dropped {
 			q.dropped = true
@@ -79,8 +79,8 @@ func (l *Libvirt) registerEvents(conn *libvirt.Connect) (unregister func(), err 
 	return unregister, err
 }
 
-// changed passes an event of a domain on, if it is one of Watari's. It asks libvirt nothing: name and UUID are
-// part of the handle.
+// changed passes on an event if its domain is one of Watari's. It does not call the daemon: name and UUID are part of
+// the handle.
 func (l *Libvirt) changed(d *libvirt.Domain) {
 	name, err := d.GetName()
 	if _, ours := guestName(name); err != nil || !ours {

@@ -1,7 +1,7 @@
 package vm
 
-// host.go - what the host can run: emulator, machine type, CPU, versions. Read anew at each connection, since a
-// restarted daemon may be an upgraded one.
+// host.go - the host's emulator, machine types, CPU and versions. They are read at each connection, since an upgrade
+// may have restarted the daemon.
 
 import (
 	"crypto/sha256"
@@ -17,9 +17,9 @@ import (
 	"watari/compatibility"
 )
 
-// preferredMachine is the machine type that guests get where the host has it and the manager names no other. It is
-// conventional PCI, which takes ivshmem as a hot-plugged device, and all supported hosts (Debian 12 on) have it, so
-// that a guest can move between hosts with different QEMU versions.
+// preferredMachine is the machine type that guests get if the host has it and the manager names no other. It has
+// conventional PCI, to which ivshmem can be hot-plugged. All supported hosts (Debian 12 and later) have it, so that
+// guests can move between QEMU versions.
 const preferredMachine = "pc-i440fx-7.2"
 
 // machinePrefix begins the versioned names of that family.
@@ -29,14 +29,14 @@ const machinePrefix = "pc-i440fx-"
 type hostFacts struct {
 	virtType       string // "kvm" or "qemu" (TCG)
 	emulator       string
-	machine        string   // for guests of which no other is asked
-	machines       []string // all of the family, oldest first
+	machine        string   // for guests whose orders name no machine type
+	machines       []string // all machine types of the family, oldest first
 	cpu            libvirtxml.DomainCPU
-	hostCPU        string // what a passed-through CPU looks like to guests; empty: guests see cpu on every host
+	hostCPU        string // a passed-through CPU as guests see it; empty: guests see cpu on every host
 	libvirtVersion string
 	qemuVersion    string
-	owner          owner  // that QEMU runs as
-	securityModel  string // libvirt's driver that confines QEMU: "apparmor", "selinux"; "": none
+	owner          owner  // QEMU's user and group
+	securityModel  string // libvirt's security driver for QEMU: "apparmor", "selinux"; "": none
 	support        *v1.GuestSupport
 }
 
@@ -52,7 +52,7 @@ func (h *hostFacts) kind() v1.AccelerationKind {
 	return v1.AccelerationKind_ACCELERATION_KIND_TCG
 }
 
-// readHostFacts asks libvirt for them.
+// readHostFacts reads the host's facts from libvirt.
 func readHostFacts(conn *libvirt.Connect, kind v1.AccelerationKind) (*hostFacts, error) {
 	text, err := conn.GetCapabilities()
 	if err != nil {
@@ -110,7 +110,7 @@ func findMachines(caps *libvirtxml.Caps, virtType string) (emulator string, mach
 	return "", nil, fmt.Errorf("libvirt offers no x86-64 guests of type %q: is qemu-system-x86 installed?", virtType)
 }
 
-// family returns the machine types that guests can have, oldest first.
+// family returns the machine types of preferredMachine's family, oldest first.
 func family(offered []libvirtxml.CapsGuestMachine) []string {
 	var machines []string
 	for _, m := range offered {
@@ -144,16 +144,16 @@ func (l *Libvirt) Versions() (libvirtVersion, qemuVersion string, err error) {
 	return host.libvirtVersion, host.qemuVersion, nil
 }
 
-// hostFacts are nil before the first connection.
+// hostFacts returns the host's facts; nil before the first connection.
 func (l *Libvirt) hostFacts() *hostFacts {
 	l.lock.Lock()
 	defer l.lock.Unlock()
 	return l.host
 }
 
-// TemplateKey names the template that a guest can be forked from: guests with equal keys differ in nothing that a
-// saved state freezes, also where they are on different hosts. It is a short hex string, fit for a file name; empty
-// before the first connection.
+// TemplateKey names the template from which a guest can be forked. Guests with equal keys agree in everything that a
+// saved state fixes, even on different hosts. The key is a short hex string, usable as a file name; empty before the
+// first connection.
 func (l *Libvirt) TemplateKey(spec Spec) string {
 	host := l.hostFacts()
 	if host == nil {
@@ -163,12 +163,12 @@ func (l *Libvirt) TemplateKey(spec Spec) string {
 }
 
 func templateKey(spec Spec, host *hostFacts) string {
-	// The domain itself is part of the key, without what Fork replaces, so that a change in how domains are made
-	// (by a newer agent) never restores an old template.
+	// The key includes the domain without the parts that Fork replaces. So a newer agent that writes domains
+	// differently never restores an older agent's template.
 	spec.UID, spec.Name, spec.Tap, spec.Channel, spec.Console = "00000000-0000-0000-0000-000000000000", "", "", "", ""
 	domain, err := domainXML(spec, host)
 	if err != nil {
-		domain = err.Error() // no guest is made from such a Spec; the key only has to be one
+		domain = err.Error() // no guest can be made from such a Spec; the key only has to be valid
 	}
 	hostCPU := host.hostCPU
 	if spec.Platform.GetCpu().GetModel() != "" {

@@ -1,6 +1,6 @@
 package vm
 
-// job.go - whether libvirt is at something with a domain.
+// job.go - reports whether libvirt has a job on a domain.
 
 import (
 	"context"
@@ -10,14 +10,14 @@ import (
 	"libvirt.org/go/libvirt"
 )
 
-// Busy tells whether libvirt has a job (a migration in either direction, a save) under way on the domain. It fails
-// with ErrNotFound where there is no such domain.
+// Busy reports whether libvirt has a job on the domain: a migration in either direction, or a save. It fails with
+// ErrNotFound if there is no such domain.
 func (l *Libvirt) Busy(ctx context.Context, uid string) (busy bool, err error) {
 	err = l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
 		info, err := domain.GetJobStats(0)
 		var e libvirt.Error
 		if errors.As(err, &e) && e.Code == libvirt.ERR_OPERATION_UNSUPPORTED {
-			busy = true // the target of a migration, by libvirt's only way to say so
+			busy = true // by this error libvirt says that the domain is a migration's target
 			return nil
 		}
 		if err == nil {

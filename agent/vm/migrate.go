@@ -1,6 +1,6 @@
 package vm
 
-// migrate.go - live migration to another host, and which of its outcomes are certain.
+// migrate.go - live migration to another host, and its outcomes.
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 
 // Settings of the transfer.
 const (
-	// downtimeMillis is how long the guest may stand still at the end, as QEMU reckons from the bandwidth. A guest
-	// that changes memory faster is slowed down step by step (auto-converge) until it fits.
+	// downtimeMillis bounds the downtime, as QEMU estimates it from the bandwidth. If the guest changes memory too
+	// fast, QEMU slows it down step by step (auto-converge) until the downtime fits.
 	downtimeMillis = 300
-	// convergeInitial and convergeStep are how much of the vCPUs' time is taken away, in per cent, at first and
-	// with each further step. An MPI program runs as fast as its slowest rank, but a transfer that never ends
-	// is worse than one that slows it for seconds.
+	// convergeInitial and convergeStep are the share of the vCPUs' time, in per cent, that the first step and each
+	// further step take away. An MPI program runs as fast as its slowest rank, but a transfer that never ends is worse
+	// than one that slows it for seconds.
 	convergeInitial = 30
 	convergeStep    = 20
 )
@@ -28,15 +28,15 @@ type Outcome int
 
 // The outcomes. In all of them the target's copy, if there is one, does not run.
 const (
-	// OutcomeUnknown: libvirt could not be asked. The domain may be here, running or paused, may still be being
-	// sent, or may be gone: List tells, when libvirt answers again.
+	// OutcomeUnknown: libvirt did not answer. The domain may run, be paused, still be in transfer, or be gone. List
+	// shows its state when libvirt answers again.
 	OutcomeUnknown Outcome = iota
-	// OutcomeRunning: the guest runs on here.
+	// OutcomeRunning: the guest continues here.
 	OutcomeRunning
-	// OutcomePaused: the guest is here, whole, and does not run: libvirt cannot tell whether the target has all of
-	// it. Resume it once the target's copy is known to have ended.
+	// OutcomePaused: the whole guest is here, paused. libvirt does not know whether the target has all of it. The
+	// caller may resume it only after the target's copy has ended.
 	OutcomePaused
-	// OutcomeGone: there is no such domain here any more, and libvirt did not confirm the transfer: the guest ended.
+	// OutcomeGone: the domain no longer exists here, and libvirt did not confirm the transfer. The guest has ended.
 	OutcomeGone
 )
 
@@ -71,18 +71,19 @@ func (e *MigrateError) Error() string {
 // Unwrap returns what libvirt said.
 func (e *MigrateError) Unwrap() error { return e.Err }
 
-// Is says that libvirt is unavailable where the outcome is unknown, and only there: that the target's daemon could not
-// be reached is a failure like any other.
+// Is matches ErrUnavailable if, and only if, the outcome is unknown. If the target's daemon could not be reached, the
+// migration has simply failed.
 func (e *MigrateError) Is(target error) bool {
 	return target == ErrUnavailable && e.Outcome == OutcomeUnknown
 }
 
-// Migrate sends a running domain to another host, and returns when that has ended: nil if all of it is at the target,
-// paused there, and it exists here no more; else a *MigrateError. When ctx ends, the transfer is aborted and the
-// outcome waited for; it may then still have succeeded.
+// Migrate sends a running domain to another host, and returns when the transfer has ended. It returns nil if the whole
+// domain is at the target, paused, and no longer exists here; else a *MigrateError. When ctx ends, Migrate aborts the
+// transfer and waits for the outcome, which may still be success.
 func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOptions) error {
 	l.finals.forget(uid)
-	// The call itself has its own context: that of the caller aborts the job, it does not end the waiting.
+	// The call has its own context. The end of the caller's context aborts the job, but Migrate still waits for its
+	// end.
 	callCtx, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	ended := make(chan error, 1)
@@ -93,7 +94,7 @@ func (l *Libvirt) Migrate(ctx context.Context, uid string, options MigrateOption
 			}
 			_ = domain.MigrateSetMaxDowntime(downtimeMillis, 0)
 			if err := domain.MigrateToURI3(options.DestURI, parameters(options), migrateFlags); err != nil {
-				return fmt.Errorf("%v", err) // its kind is that of either daemon, and so tells callers nothing
+				return fmt.Errorf("%v", err) // drop the error's kind: it may come from either daemon
 			}
 			return nil
 		}))
@@ -129,8 +130,8 @@ func parameters(o MigrateOptions) *libvirt.DomainMigrateParameters {
 	return p
 }
 
-// abort asks libvirt to give the transfer up, again and again since the job may not have begun yet, and returns what
-// came of it. A daemon that hangs is given up after abortTime.
+// abort asks libvirt to cancel the transfer, and returns the transfer's result. It repeats the request, since the job
+// may not have begun yet. After abortTime it no longer waits for the daemon.
 func (l *Libvirt) abort(uid string, ended <-chan error, giveUp func()) error {
 	const abortTime = time.Minute
 	deadline := time.NewTimer(abortTime)
@@ -152,8 +153,8 @@ func (l *Libvirt) abort(uid string, ended <-chan error, giveUp func()) error {
 	}
 }
 
-// outcome looks at what a failed migration left here. A job may need a moment to end, during which the domain's
-// state may change: it is looked at until there is no job.
+// outcome finds the state in which a failed migration left the domain. The state may change until the job has ended, so
+// outcome waits for the job's end.
 func (l *Libvirt) outcome(uid string) Outcome {
 	ctx, cancel := context.WithTimeout(l.ctx, 2*quickTime)
 	defer cancel()
@@ -171,7 +172,7 @@ func (l *Libvirt) outcome(uid string) Outcome {
 		switch {
 		case errors.Is(err, ErrNotFound):
 			return OutcomeGone
-		case err != nil: // the daemon may be about to start again
+		case err != nil: // the daemon may be restarting
 		case !busy && (state == libvirt.DOMAIN_RUNNING || state == libvirt.DOMAIN_BLOCKED):
 			return OutcomeRunning
 		case !busy && state == libvirt.DOMAIN_PAUSED:

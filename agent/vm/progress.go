@@ -1,6 +1,6 @@
 package vm
 
-// progress.go - how far a migration is, and what came of it: libvirt's job statistics.
+// progress.go - a migration's progress and final figures, from libvirt's job statistics.
 
 import (
 	"context"
@@ -13,11 +13,11 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// finalRoom is how many ended migrations' figures are kept.
+// finalRoom is the number of ended migrations whose figures are kept.
 const finalRoom = 64
 
-// finalProgress keeps the figures of ended migrations, which libvirt tells once, by an event, just before the
-// source's domain is gone.
+// finalProgress keeps the figures of ended migrations. libvirt sends them once, by an event, just before the source's
+// domain disappears.
 type finalProgress struct {
 	lock  sync.Mutex
 	byUID map[string]*v1.MigrationProgress
@@ -50,7 +50,8 @@ func (f *finalProgress) get(uid string) *v1.MigrationProgress {
 	return f.byUID[uid]
 }
 
-// await gives the figures a moment to come: they are on another connection than the migration's own reply.
+// await waits briefly for the figures. They come on another connection than the migration's reply, so they may come
+// later.
 func (f *finalProgress) await(uid string) {
 	for deadline := time.Now().Add(time.Second); f.get(uid) == nil && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
@@ -72,7 +73,7 @@ func (f *finalProgress) forget(uid string) {
 	}
 }
 
-// progressOf writes libvirt's figures as the interface has them.
+// progressOf converts libvirt's figures to the API's.
 func progressOf(info *libvirt.DomainJobInfo) *v1.MigrationProgress {
 	return &v1.MigrationProgress{
 		TotalBytes:       info.MemTotal,
@@ -85,8 +86,8 @@ func progressOf(info *libvirt.DomainJobInfo) *v1.MigrationProgress {
 	}
 }
 
-// Progress tells how far the domain's outgoing migration is; when that has ended, what it came to, as long as it
-// is among the last few. It fails with ErrNotFound where there is no such domain and no figures are kept.
+// Progress returns the progress of the domain's outgoing migration. After the migration's end it returns the final
+// figures, if they are still kept. It fails with ErrNotFound if there is neither a domain nor kept figures.
 func (l *Libvirt) Progress(ctx context.Context, uid string) (*v1.MigrationProgress, error) {
 	var found *v1.MigrationProgress
 	err := l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {

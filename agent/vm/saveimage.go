@@ -1,7 +1,6 @@
 package vm
 
-// saveimage.go - the head of libvirt's save files: the one place that knows their form, which is libvirt's own and not
-// promised to stay. (QEMU driver, save image version 2, as written by libvirt 0.9.5 and all since.)
+// saveimage.go - reads and writes the head of libvirt's save files. No other file knows this format, which libvirt does not promise to keep. (QEMU driver, save image version 2, as written by libvirt since 0.9.5.)
 //
 //	offset  0  magic          16 bytes, "LibvirtQemudSave"; "LibvirtQemudPart" while it is being written
 //	       16  version         4 bytes, as are all further fields, in the host's byte order
@@ -26,7 +25,7 @@ const (
 	saveMagicPartial = "LibvirtQemudPart"
 	saveVersion      = 2
 	saveHeadLength   = 92
-	// saveDataLimit is far above any domain's XML; a greater length is not a save file's.
+	// saveDataLimit is far above the size of any domain's XML. A file with a greater length is no save file.
 	saveDataLimit = 16 << 20
 )
 
@@ -38,7 +37,7 @@ type saveHead struct {
 	cookie []byte // without its NUL; nil: none
 }
 
-// readSaveHead reads them, and checks that they are of the form that is known here.
+// readSaveHead reads head and data, and checks their format.
 func readSaveHead(r io.Reader) (*saveHead, error) {
 	s := &saveHead{}
 	if _, err := io.ReadFull(r, s.head[:]); err != nil {
@@ -66,7 +65,7 @@ func readSaveHead(r io.Reader) (*saveHead, error) {
 	return s, s.split(data, int(cookie))
 }
 
-// split finds XML and cookie, each ended by a NUL, and takes nothing but NULs after them.
+// split finds XML and cookie. Each ends with a NUL, and only NULs may follow them.
 func (s *saveHead) split(data []byte, cookie int) error {
 	text := data
 	rest := []byte(nil)
@@ -90,8 +89,8 @@ func (s *saveHead) split(data []byte, cookie int) error {
 // streamOffset is where QEMU's stream begins in the file.
 func (s *saveHead) streamOffset() int64 { return saveHeadLength + int64(s.length) }
 
-// withXML returns head and data with another domain, to take the place of those read: they have the same length, so
-// that QEMU's stream may stay where it is.
+// withXML returns head and data with another domain's XML. They have the same length as before, so that they can
+// replace the old ones in front of QEMU's stream.
 func (s *saveHead) withXML(xml string) ([]byte, error) {
 	if bytes.IndexByte([]byte(xml), 0) >= 0 {
 		return nil, errors.New("the domain has a NUL in it")

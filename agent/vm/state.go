@@ -1,6 +1,6 @@
 package vm
 
-// state.go - libvirt's states and reasons, as Watari's.
+// state.go - converts libvirt's states and reasons to Watari's.
 
 import (
 	"errors"
@@ -35,7 +35,7 @@ var runningReasons = map[libvirt.DomainRunningReason]string{
 	libvirt.DOMAIN_RUNNING_SAVE_CANCELED:      "save canceled",
 }
 
-// domainState maps libvirt's state and reason.
+// domainState converts libvirt's state and reason.
 func domainState(state libvirt.DomainState, reason int) (State, string) {
 	switch state {
 	case libvirt.DOMAIN_RUNNING, libvirt.DOMAIN_BLOCKED:
@@ -74,9 +74,9 @@ func migrating(state libvirt.DomainState, reason int) bool {
 	return state == libvirt.DOMAIN_PAUSED && libvirt.DomainPausedReason(reason) == libvirt.DOMAIN_PAUSED_MIGRATION
 }
 
-// receives tells whether a domain that is paused "for migration" is a target's that is not whole yet. At the source a
-// guest has that reason, too, between its stop and libvirt's confirmation. libvirt tells the two apart only by
-// refusing the target's statistics; newer ones name the operation.
+// receives reports whether a domain that is paused "for migration" is an incomplete target. A guest at the source has
+// the same reason between its stop and libvirt's confirmation. libvirt refuses the statistics of a target, which
+// distinguishes the two; newer versions name the operation.
 func receives(domain *libvirt.Domain) bool {
 	info, err := domain.GetJobStats(0)
 	var e libvirt.Error

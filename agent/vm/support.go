@@ -1,6 +1,6 @@
 package vm
 
-// support.go - what the host can give guests: machine types, and CPUs spelled out feature by feature, so that the
+// support.go - the machine types and CPUs that the host can give guests. It lists each CPU's features, so that the
 // manager can compare hosts.
 
 import (
@@ -24,11 +24,11 @@ const (
 	maxLacks    = 5 // of a model: enough to name the reason
 )
 
-// expandFunc spells a CPU out as the host would make it: its required features are those that a guest gets, the disabled
-// ones are those that the CPU's model has and the host lacks.
+// expandFunc lists the features of a CPU as the host would make it. Required features are those that a guest gets.
+// Disabled features are those that the CPU's model has and the host lacks.
 type expandFunc func(cpu libvirtxml.DomainCPU) (libvirtxml.DomainCPU, error)
 
-// readSupport asks libvirt what CPUs guests can have. Where that fails, the machine types are still returned.
+// readSupport asks libvirt which CPUs guests can have. If that fails, it still returns the machine types.
 func readSupport(conn *libvirt.Connect, host *hostFacts) (*v1.GuestSupport, error) {
 	support := &v1.GuestSupport{Machines: host.machines[max(len(host.machines)-maxMachines, 0):]}
 	text, err := conn.GetDomainCapabilities(host.emulator, "x86_64", host.machine, host.virtType, 0)
@@ -42,7 +42,7 @@ func readSupport(conn *libvirt.Connect, host *hostFacts) (*v1.GuestSupport, erro
 	return support, addCPUs(support, &caps, host.virtType, expander(conn, host))
 }
 
-// expander asks libvirt. Features that cannot migrate are left out.
+// expander returns an expandFunc that asks libvirt. It leaves out features that cannot migrate.
 func expander(conn *libvirt.Connect, host *hostFacts) expandFunc {
 	return func(cpu libvirtxml.DomainCPU) (full libvirtxml.DomainCPU, err error) {
 		text, err := cpu.Marshal()
@@ -88,7 +88,7 @@ func addCPUs(support *v1.GuestSupport, caps *libvirtxml.DomainCaps, virtType str
 	return nil
 }
 
-// hostModel is libvirt's description of the host's CPU as guests can have it; without a model where libvirt has none.
+// hostModel is libvirt's description of the host's CPU as guests can have it. It has no model if libvirt names none.
 func hostModel(caps *libvirtxml.DomainCaps) libvirtxml.DomainCPU {
 	cpu := libvirtxml.DomainCPU{Mode: "custom", Match: "exact"}
 	for _, mode := range caps.CPU.Modes {
@@ -103,7 +103,7 @@ func hostModel(caps *libvirtxml.DomainCaps) libvirtxml.DomainCPU {
 	return cpu
 }
 
-// addNative spells out the CPU that guests get where nothing else is asked for.
+// addNative adds the CPU that guests get if the manager asks for no other.
 func addNative(support *v1.GuestSupport, native libvirtxml.DomainCPU, expand expandFunc) error {
 	full, err := expand(native)
 	if err != nil {
@@ -124,8 +124,8 @@ func addNative(support *v1.GuestSupport, native libvirtxml.DomainCPU, expand exp
 	return nil
 }
 
-// namedModel says whether guests can have a model, and what the host lacks for it. Libvirt before 10 does not say the
-// latter itself.
+// namedModel says whether guests can have a model, and which of its features the host lacks. libvirt before 10 does not
+// name these features itself.
 func namedModel(model libvirtxml.DomainCapsCPUModel, expand expandFunc) *v1.CPUModel {
 	m := &v1.CPUModel{Name: model.Name, Usable: model.Usable == "yes"}
 	if m.Usable {
@@ -142,7 +142,7 @@ func plainModel(name string) libvirtxml.DomainCPU {
 	return libvirtxml.DomainCPU{Mode: "custom", Match: "exact", Model: &libvirtxml.DomainCPUModel{Value: name}}
 }
 
-// split returns the features that an expanded CPU has, and those that it lacks, both sorted.
+// split returns the features that an expanded CPU has and those that it lacks, both sorted.
 func split(cpu libvirtxml.DomainCPU) (has, lacks []string) {
 	for _, f := range cpu.Features {
 		if f.Policy == "disable" || f.Policy == "forbid" {
@@ -156,9 +156,9 @@ func split(cpu libvirtxml.DomainCPU) (has, lacks []string) {
 	return has, lacks
 }
 
-// nestedFeatures serve virtual machines inside a guest, as do all that begin with "vmx". Guests go without: which of
-// them there are depends on the host's kernel and its settings as well as on the CPU, so they would keep guests from
-// moving, and compute nodes have no use for them.
+// nestedFeatures serve virtual machines inside a guest, as do all features that begin with "vmx". Guests do not get
+// them. They depend on the host's kernel and its settings as well as on the CPU, so they would prevent moves, and
+// compute nodes do not need them.
 var nestedFeatures = []string{"svm", "npt", "lbrv", "svm-lock", "nrip-save", "tsc-scale", "vmcb-clean", "flushbyasid",
 	"decodeassists", "pause-filter", "pfthreshold", "avic", "v-vmsave-vmload", "vgif", "svme-addr-chk", "vnmi"}
 

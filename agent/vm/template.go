@@ -16,8 +16,8 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// SaveTemplate saves the domain's state to path and ends it. The file appears there whole, on disk, or not at all.
-// When it fails, the domain may still be there, running or paused: end it.
+// SaveTemplate saves the domain's state to path and ends the domain. The file appears complete and on disk, or not at
+// all. After an error the domain may still exist, and the caller must end it.
 func (l *Libvirt) SaveTemplate(ctx context.Context, uid, path string) error {
 	part := path + ".part"
 	err := l.callAlone(ctx, saveTime, onDomain(uid, func(domain *libvirt.Domain) error { return domain.Save(part) }))
@@ -31,7 +31,7 @@ func (l *Libvirt) SaveTemplate(ctx context.Context, uid, path string) error {
 	return nil
 }
 
-// putInPlace checks that the file is a save file of the known form and gives it its name, durably.
+// putInPlace checks that the file is a save file of the known format, and renames it durably.
 func putInPlace(part, path string) error {
 	file, err := os.OpenFile(part, os.O_RDWR, 0)
 	if err != nil {
@@ -61,10 +61,11 @@ func putInPlace(part, path string) error {
 	return dir.Sync()
 }
 
-// Fork makes the guest's domain from a template with the guest's key, and lets it run where the template stood. The
-// tap must exist. It has the template's memory and MAC address, and a new generation ID: the guest agent is to
-// give it its own identity and new entropy. It fails with ErrTemplateUnusable if the template is to blame, or may be:
-// then Boot the guest, and make the template anew. After ErrUnavailable the domain may come to be, as with Boot.
+// Fork creates the guest's domain from a template with the guest's key. The guest continues from the template's saved
+// state. The tap must exist. The guest has the template's memory and MAC address, and a new generation ID; the guest
+// agent must then give it its own identity and new entropy. Fork fails with ErrTemplateUnusable if the template may be
+// the cause. The caller then boots the guest and makes the template again. After ErrUnavailable the domain may still
+// appear, as with Boot.
 func (l *Libvirt) Fork(ctx context.Context, spec Spec, template string) error {
 	if err := l.fork(ctx, spec, template); err != nil {
 		return fmt.Errorf("fork guest %s from %s: %w", spec.Name, template, err)
@@ -113,8 +114,8 @@ func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
 	return err
 }
 
-// copyWithStart writes a copy of a file that begins with start instead. The kernel copies (copy_file_range), or only
-// shares the blocks, where the file system can.
+// copyWithStart copies a file and replaces its first bytes by start. The kernel copies the rest (copy_file_range), or
+// shares the blocks if the file system can.
 func copyWithStart(path string, from *os.File, start []byte) error {
 	to, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -133,9 +134,10 @@ func copyWithStart(path string, from *os.File, start []byte) error {
 	return to.Close()
 }
 
-// forkedXML makes the domain that a guest would be booted with one that is restored from a template of its shape. It takes
-// from the template only what QEMU must have to read the saved state: the CPU as libvirt has completed it, and where on
-// their buses the devices are. So a template made on another host brings nothing onto this one but the guest's own state.
+// forkedXML turns the domain with which a guest would boot into one that restores a template of the guest's shape. It
+// takes only two things from the template, without which QEMU cannot read the saved state: the CPU as libvirt has
+// completed it, and the devices' addresses on their buses. So a template from another host brings only the guest's own
+// state to this host.
 func forkedXML(template string, own *libvirtxml.Domain) (string, error) {
 	var saved libvirtxml.Domain
 	if err := saved.Unmarshal(template); err != nil {
@@ -156,7 +158,7 @@ func forkedXML(template string, own *libvirtxml.Domain) (string, error) {
 	}
 	own.CPU = saved.CPU
 	own.CPU.Numa = nil
-	// libvirt makes a new generation ID at each restore in any case; this one serves if it should not.
+	// libvirt makes a new generation ID at each restore. This one serves if it does not.
 	own.GenID.Value = uuid.NewString()
 	if err := placeDevices(own.Devices, saved.Devices); err != nil {
 		return "", err
@@ -164,10 +166,11 @@ func forkedXML(template string, own *libvirtxml.Domain) (string, error) {
 	return own.Marshal()
 }
 
-// cpuNames are the forms of CPU models, vendors and features. libvirt passes features on to QEMU's command line.
+// cpuNames matches the names of CPU models, vendors and features. libvirt puts features into QEMU's command line, so
+// other characters must not pass.
 var cpuNames = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// checkNames refuses a CPU that has anything else for a name.
+// checkNames refuses a CPU with other names.
 func checkNames(cpu *libvirtxml.DomainCPU) error {
 	var names []string
 	if cpu.Model != nil {
@@ -184,7 +187,8 @@ func checkNames(cpu *libvirtxml.DomainCPU) error {
 	return nil
 }
 
-// placeDevices puts a guest's devices where a template's are, with the controllers that libvirt has given that.
+// placeDevices gives a guest's devices the addresses of the template's devices, and adds the controllers that libvirt
+// has added to the template.
 func placeDevices(own, saved *libvirtxml.DomainDeviceList) error {
 	counts := func(d *libvirtxml.DomainDeviceList) [5]int {
 		return [5]int{len(d.Serials), len(d.Channels), len(d.Disks), len(d.Interfaces), len(d.RNGs)}
@@ -214,7 +218,7 @@ func placeDevices(own, saved *libvirtxml.DomainDeviceList) error {
 	return nil
 }
 
-// kib is an amount of memory in KiB; libvirt writes its own XML in those.
+// kib returns an amount of memory in KiB, the unit of libvirt's own XML.
 func kib(m *libvirtxml.DomainMemory) uint64 {
 	switch m.Unit {
 	case "MiB":

@@ -1,8 +1,8 @@
-// Package vm drives one host's hypervisor through libvirt: Watari's domains are listed, booted, forked from a
-// saved template, resumed, migrated and ended. It keeps nothing of its own: what runs is what libvirt says runs.
+// Package vm drives one host's hypervisor through libvirt. It lists, boots, forks, resumes, migrates and ends Watari's
+// domains. It keeps no state of domains: libvirt is the only source.
 //
-// It is the only package that links libvirt (cgo). All domains are transient, are named "watari-" and the
-// guest's name, and have the guest's uid as UUID; others on the host are never touched.
+// It is the only package that links libvirt (cgo). All of Watari's domains are transient, are named "watari-" and the
+// guest's name, and have the guest's uid as UUID. The package never touches other domains of the host.
 package vm
 
 import (
@@ -18,7 +18,7 @@ const NamePrefix = "watari-"
 // ChannelName is the virtio-serial port's name, as the guest sees it under /dev/virtio-ports.
 const ChannelName = "org.watari.guest.0"
 
-// What this package has in common with the agent is defined in package domain.
+// Package domain defines the types that this package shares with the agent.
 type (
 	Spec           = domain.Spec
 	State          = domain.State
@@ -30,12 +30,12 @@ type (
 // The states. Only a Running domain executes guest code.
 const (
 	StateUnknown  = domain.Unknown
-	StateStarting = domain.Starting // being made or restored; not yet to be touched
+	StateStarting = domain.Starting // being created or restored; must not be touched yet
 	StateRunning  = domain.Running
 	StatePaused   = domain.Paused   // Domain.Reason says why
 	StateIncoming = domain.Incoming // can only be ended
 	StateEnding   = domain.Ending   // shutting down or being ended
-	StateGone     = domain.Absent   // ended; libvirt is about to forget it
+	StateGone     = domain.Absent   // ended; libvirt will forget it soon
 )
 
 // Errors that callers tell apart with errors.Is.
@@ -44,11 +44,11 @@ var (
 	ErrTemplateUnusable = domain.ErrTemplateUnusable
 	// ErrNotFound: there is no such domain.
 	ErrNotFound = errors.New("no such domain")
-	// ErrIncoming: the domain is a migration's target that is not whole yet.
+	// ErrIncoming: the domain is a migration's target that is not complete yet.
 	ErrIncoming = errors.New("the domain is still being received")
 )
 
-// plainError is an error of libvirt's as people read it.
+// plainError is an error of libvirt in a form for people.
 type plainError struct{ error }
 
 var virError = regexp.MustCompile(`virError\(Code=\d+, Domain=\d+, Message='((?s).*?)'\)`)
@@ -56,7 +56,7 @@ var virError = regexp.MustCompile(`virError\(Code=\d+, Domain=\d+, Message='((?s
 // Error leaves out libvirt's numbers.
 func (e plainError) Error() string { return virError.ReplaceAllString(e.error.Error(), "$1") }
 
-// Unwrap is the error as it was.
+// Unwrap returns libvirt's error.
 func (e plainError) Unwrap() error { return e.error }
 
 func plain(err error) error {

@@ -56,13 +56,13 @@ func serve(ctx context.Context, o options) error {
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
 	var a *agent.Agent
-	tie, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
+	link, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
 		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,
 		Removed: func() { a.Evict() }}) // called only after Run, when a is set
 	if err != nil {
 		return err
 	}
-	if site := tie.Site(); site != "" {
+	if site := link.Site(); site != "" {
 		info.Site = site // the token's site overrides the host's
 	}
 	libvirt, err := vm.Connect(o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
@@ -71,7 +71,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	defer libvirt.Close()
 	var peers *tunnel.Tunnels
-	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: tie.Get, Bandwidth: o.bandwidth, Log: log,
+	store, err := cache.New(filepath.Join(o.state, "images"), cache.Config{Get: link.Get, Bandwidth: o.bandwidth, Log: log,
 		// Both functions are called only after the agent has learnt of other hosts.
 		Ask: func(ctx context.Context, peer *v1.BlobPeer, digest string, offset int64) (io.ReadCloser, error) {
 			return askPeer(ctx, peers, peer, digest, offset)
@@ -80,10 +80,10 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if peers, err = openTunnels(ctx, o, tie, store, log); err != nil {
+	if peers, err = openTunnels(ctx, o, link, store, log); err != nil {
 		return err
 	}
-	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: tie.PEM().CA,
+	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: link.PEM().CA,
 		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
 		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {
@@ -94,7 +94,7 @@ func serve(ctx context.Context, o options) error {
 			log.Error("what happens to the network is not seen any more", "error", err)
 		}
 	}()
-	go tie.Run(ctx, a.Handler())
+	go link.Run(ctx, a.Handler())
 	a.Run()
 	return ctx.Err()
 }
@@ -142,8 +142,8 @@ func addressOf(name string) (string, error) {
 }
 
 // openTunnels listens for incoming migrations and for hosts that fetch blobs.
-func openTunnels(ctx context.Context, o options, tie *uplink.Uplink, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
-	config, err := tie.PeerTLS()
+func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
+	config, err := link.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)
 	}
