@@ -12,10 +12,10 @@ import (
 	"watari/hostlink"
 )
 
-// newAgents makes a client whose calls go to the session in their context. Each client keeps the buffers of its largest
-// messages, so one for each host would keep as many.
+// newAgents makes a client whose calls go to the session in their context. All hosts share it, because each client
+// keeps the buffers of its largest messages.
 func newAgents() watariv1connect.AgentServiceClient {
-	// Reports are small and come often. To compress them costs a decompressor for each host, and more time than it saves.
+	// Reports are small and frequent. Compression would cost a decompressor for each host, and more time than it saves.
 	return watariv1connect.NewAgentServiceClient(dispatcher{}, hostlink.BaseURL, connect.WithAcceptCompression("gzip", nil, nil))
 }
 

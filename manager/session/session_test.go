@@ -173,8 +173,8 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	}
 }
 
-// A host that comes back may have been started anew. What was wanted of it before is not sent again by itself, and nothing
-// is sent before it has reported in this session.
+// A host that comes back may have been started anew. What was wanted of it before is not sent again by itself, and
+// nothing is sent before it has reported in this session.
 func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	l := newLab(t, nil)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
@@ -211,7 +211,7 @@ func TestAReportOfOtherLoadIsTheSame(t *testing.T) {
 	ses := l.sessions.hosts["a1"].session
 	l.sessions.mu.Unlock()
 	report := func(generation uint64, busy float64) {
-		l.sessions.heard(ses, &v1.HostObserved{Generation: generation, Load: &v1.HostLoad{CpuBusy: busy}})
+		l.sessions.received(ses, &v1.HostObserved{Generation: generation, Load: &v1.HostLoad{CpuBusy: busy}})
 	}
 	report(1, 3)
 	if second, _, _ := l.sessions.Observed("a1"); second != first || l.sessions.Load("a1").CpuBusy != 3 {
