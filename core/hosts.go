@@ -1,6 +1,6 @@
 package core
 
-// hosts.go - what is kept of what agents say of their hosts.
+// hosts.go - stores the hosts' information from their agents' reports.
 
 import (
 	"github.com/dustin/go-humanize/english"
@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// hosts keeps what agents say of their hosts.
+// hosts stores the hosts' information from their agents' reports.
 func (p *pass) hosts() {
 	for _, name := range p.index.hostNames() {
 		h := p.Hosts[name]
@@ -35,8 +35,8 @@ func (p *pass) hosts() {
 	}
 }
 
-// keepFacts completes what an agent says of its host with what libvirt told an earlier agent, until libvirt answers this
-// one: a host whose agent was started anew can be chosen as before.
+// keepFacts completes an agent's information with libvirt's answers to an earlier agent, until libvirt answers this
+// agent. So a host can be chosen even if its agent has just restarted.
 func keepFacts(now, before *v1.HostInfo) *v1.HostInfo {
 	if now.LibvirtVersion != "" || before.GetLibvirtVersion() == "" {
 		return now

@@ -1,6 +1,7 @@
 package core
 
-// recover.go - how the objects are made to agree with what hosts run, after an older copy of the state was put back.
+// recover.go - plans a recovery: makes the objects agree with what hosts run, after an older copy of the state was
+// restored.
 
 import (
 	"cmp"
@@ -17,24 +18,24 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// EpochGap is how far above every epoch that is known of a guest its next one lies after a recovery. Epochs that were given
-// to hosts which are gone, or which never wrote them down, are in the gap: a guest would have to be started or moved that
-// often in the lost time, unseen, for an epoch to be used twice.
+// EpochGap is the distance, after a recovery, between a guest's highest known epoch and its next one. Epochs that hosts
+// got in the lost time and did not report lie in this gap. To use an epoch twice, a guest would have to be started or
+// moved that often in the lost time.
 const EpochGap = 1000
 
-// maxEpoch is above every epoch that a guest can have. What a host says beyond it is not taken for true.
+// maxEpoch is above every epoch that a guest can have. Recovery ignores higher epochs in hosts' reports.
 const maxEpoch = math.MaxUint64 / 4
 
-// RecoveryChoices are what a person has decided.
+// RecoveryChoices are a person's decisions.
 type RecoveryChoices struct {
-	Keep    map[string]string // guest's name or uid: the host whose copy goes on
-	Without []string          // hosts that are not connected, and whose guests are gone
+	Keep    map[string]string // guest's name or uid: the host whose copy continues
+	Without []string          // disconnected hosts whose guests are gone
 }
 
-// RecoveredGuest is what becomes of a guest.
+// RecoveredGuest is a recovery's decision about one guest.
 type RecoveredGuest struct {
 	*v1.GuestRecovery
-	// Object is the guest as it is to be stored; nil: no object of it is written. Its meta.revision is 0 where it is new.
+	// Object is the guest to store; nil: none. Its meta.revision is 0 if it is new.
 	Object *v1.Guest
 }
 
@@ -44,16 +45,17 @@ type RecoveredCluster struct {
 	Object *v1.Cluster
 }
 
-// RecoveryPlan is what a recovery does. It is carried out only where there are no Obstacles.
+// RecoveryPlan is the work of a recovery. It is carried out only if there are no Obstacles.
 type RecoveryPlan struct {
 	Guests     []RecoveredGuest // by name
 	Clusters   []RecoveredCluster
-	Hosts      []*v1.HostRecovery // that are not connected
-	Migrations []*v1.Migration    // as they are to be stored: ended
+	Hosts      []*v1.HostRecovery // disconnected hosts
+	Migrations []*v1.Migration    // ended moves to store
 	Obstacles  []string
 }
 
-// reportedName is what names and uids of guests look like. Others are not taken from a host: they end up in messages.
+// reportedName matches names and uids of guests. Recovery ignores others in hosts' reports, because they would appear
+// in messages.
 var reportedName = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
 // guestCopy is a guest on a host, as the host reports it.
@@ -69,14 +71,14 @@ type recovery struct {
 	choices RecoveryChoices
 	plan    RecoveryPlan
 
-	absent []string               // hosts that may run any guest: not connected, not vouched for
+	absent []string               // hosts that may run any guest: disconnected, and no person has vouched for them
 	copies map[string][]guestCopy // by guest uid
 	epochs map[string]uint64      // the highest known, by guest uid
 	made   map[string]string      // why an unknown cluster is not made again, by its uid; empty: it is
 }
 
-// Recovery plans a recovery. Reports are those of the hosts that are connected. It decides nothing on what a host that is not
-// connected may run: such a guest is neither started nor given up.
+// Recovery plans a recovery. reports are those of the connected hosts. A guest that a disconnected host may run is
+// neither started nor given up.
 func Recovery(objects *Objects, reports map[string]*v1.HostObserved, choices RecoveryChoices) RecoveryPlan {
 	r := &recovery{objects: objects, reports: reports, choices: choices, copies: map[string][]guestCopy{},
 		epochs: map[string]uint64{}, made: map[string]string{}}
@@ -120,7 +122,7 @@ func (r *recovery) hosts() {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Hosts)) {
-		if r.reports[name] != nil || r.objects.Hosts[name].Meta.GetDeleting() != nil { // a removed one ends its guests
+		if r.reports[name] != nil || r.objects.Hosts[name].Meta.GetDeleting() != nil { // a host that is being removed ends its guests
 			continue
 		}
 		h := &v1.HostRecovery{Host: name, Vouched: slices.Contains(r.choices.Without, name)}
@@ -134,7 +136,7 @@ func (r *recovery) hosts() {
 	}
 }
 
-// collect gathers what hosts report of each guest. A host may say anything.
+// collect gathers the hosts' reports of each guest. It trusts no host's values.
 func (r *recovery) collect() {
 	for _, host := range slices.Sorted(maps.Keys(r.reports)) {
 		report, mine := r.reports[host], map[string]bool{}
@@ -160,7 +162,7 @@ func (r *recovery) noteEpoch(uid string, epoch uint64) {
 	}
 }
 
-// lastEpoch is above all epochs of the guest that are known.
+// lastEpoch returns an epoch above all known epochs of the guest.
 func (r *recovery) lastEpoch(g *v1.Guest) uint64 {
 	return max(g.LastEpoch, g.Epoch, r.epochs[g.Meta.GetUid()]) + EpochGap
 }
@@ -169,7 +171,7 @@ func (r *recovery) add(g *v1.GuestRecovery, object *v1.Guest) {
 	r.plan.Guests = append(r.plan.Guests, RecoveredGuest{g, object})
 }
 
-// guest decides about a guest that the state knows.
+// guest decides about a guest in the state.
 func (r *recovery) guest(stored *v1.Guest) {
 	g := proto.CloneOf(stored)
 	g.LastEpoch = r.lastEpoch(stored)
@@ -195,7 +197,7 @@ func (r *recovery) guest(stored *v1.Guest) {
 	}
 }
 
-// adopt gives a guest the grant where its copy is.
+// adopt gives a guest's grant to the host of its copy.
 func (r *recovery) adopt(g *v1.Guest, at *guestCopy) {
 	g.Host, g.Epoch, g.BootId = at.host, at.seen.Epoch, r.reports[at.host].GetInfo().GetBootId()
 	g.Stopped, g.Failure, g.Message = false, "", ""
@@ -208,7 +210,7 @@ func (r *recovery) adopt(g *v1.Guest, at *guestCopy) {
 	}
 }
 
-// choose finds the copy that goes on; nil: there is none. settled: the row says what hinders it.
+// choose finds the copy that continues; nil: there is none. settled: the row says what prevents a choice.
 func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestCopy, settled bool) {
 	var live, received []guestCopy
 	for _, c := range copies {
@@ -237,7 +239,7 @@ func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestC
 	return nil, false
 }
 
-// received decides about a paused copy that a move has brought, with no copy at the move's source.
+// received decides about a paused copy that a move has brought, if the move's source has no copy.
 func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCopy) (at *guestCopy, settled bool) {
 	for _, other := range copies {
 		if other.seen.Condition == v1.GuestCondition_GUEST_CONDITION_SENT && other.seen.Epoch < c.seen.Epoch {
@@ -246,7 +248,7 @@ func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCo
 		}
 	}
 	if len(r.absent) == 0 {
-		return nil, false // its source let it go on and lost it, perhaps: what came here may be older
+		return nil, false // the source may have continued its copy and lost it, so the received copy may be older
 	}
 	row.Act, row.Host, row.Epoch = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.Epoch
 	row.Reason = "a move has brought it there, and the host that sent it is not connected"
@@ -254,7 +256,8 @@ func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCo
 	return nil, true
 }
 
-// conflict has a person say which of several copies goes on. The others are ended: their epochs are below the guest's last.
+// conflict asks a person which of several copies continues. The others are ended, because their epochs are below the
+// guest's last.
 func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestCopy, settled bool) {
 	keep := cmp.Or(r.choices.Keep[row.Guest], r.choices.Keep[row.Uid])
 	var hosts []string
@@ -280,7 +283,7 @@ func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestC
 	return at, false
 }
 
-// nowhere decides about a guest of the state that no connected host runs.
+// nowhere decides about a guest in the state that no connected host runs.
 func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	away := r.objects.Hosts[g.Host] != nil && slices.Contains(r.absent, g.Host)
 	deleting := r.objects.Clusters[g.Cluster] == nil || r.objects.Clusters[g.Cluster].Meta.GetDeleting() != nil
@@ -298,7 +301,7 @@ func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	r.add(row, g)
 }
 
-// holdBack keeps a guest from being started while a host is away that may run it.
+// holdBack prevents a guest from being started while a disconnected host may run it.
 func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 	row.Act, row.Host = v1.RecoveryAct_RECOVERY_ACT_HOLD, ""
 	row.Reason = "no connected host runs it, and it may run on: " + strings.Join(r.absent, ", ")
@@ -307,7 +310,7 @@ func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 		strings.Join(r.absent, ", "), g.Meta.Name)
 }
 
-// restart has a guest be started anew, if its image is there.
+// restart lets a guest be started again, if its image exists.
 func (r *recovery) restart(row *v1.GuestRecovery, g *v1.Guest, why string) {
 	row.Act, row.Host, row.Reason = v1.RecoveryAct_RECOVERY_ACT_RESTART, "", why
 	g.Host, g.BootId, g.Platform = "", "", nil
@@ -326,7 +329,7 @@ func (r *recovery) imageKnown(digest string) bool {
 	return false
 }
 
-// migrations ends the moves that the state knows as under way: where their guests are is settled by the recovery.
+// migrations ends the moves that are under way in the state. The recovery itself decides where their guests are.
 func (r *recovery) migrations() {
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Migrations)) {
 		m := r.objects.Migrations[name]
@@ -340,7 +343,7 @@ func (r *recovery) migrations() {
 	}
 }
 
-// checkKeep refuses choices that mean nothing, for they may be misspelt.
+// checkKeep refuses choices about unknown guests or hosts, because they may be misspelt.
 func (r *recovery) checkKeep() {
 	for _, guest := range slices.Sorted(maps.Keys(r.choices.Keep)) {
 		host := r.choices.Keep[guest]
@@ -352,11 +355,11 @@ func (r *recovery) checkKeep() {
 	}
 }
 
-// mayRun tells whether a copy runs, or may by itself.
+// mayRun reports whether a copy runs, or may begin to run by itself.
 func mayRun(g *v1.GuestObserved) bool {
 	switch g.GetCondition() {
 	case v1.GuestCondition_GUEST_CONDITION_STARTING:
-		return g.MigrationId == "" // room for a guest that is to be received is made in this condition, too
+		return g.MigrationId == "" // a host that reserves resources for an incoming guest also reports this condition
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_PAUSED,
 		v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
 		return true
@@ -364,7 +367,7 @@ func mayRun(g *v1.GuestObserved) bool {
 	return false
 }
 
-// unsettled says what is under way with a copy that ends by itself; empty: nothing.
+// unsettled names the operation under way on a copy, which will end by itself; empty: none.
 func unsettled(g *v1.GuestObserved) string {
 	switch g.GetCondition() {
 	case v1.GuestCondition_GUEST_CONDITION_SENDING:
