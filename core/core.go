@@ -110,6 +110,7 @@ type Core struct {
 	inState map[string]stateSince // by the move's uid
 	avoid   map[string][]string   // hosts that could not start a guest, by guest uid
 	memory  map[string]memoryTold // the last event about a guest's memory, by guest uid
+	due     map[string]time.Time  // when to decide again about a guest, by name
 	rest    map[string]time.Time  // until when changes rest, by Change.Key
 }
 
@@ -122,7 +123,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, rest: map[string]time.Time{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -130,7 +131,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
-	fresh.memory = maps.Clone(c.memory)
+	fresh.memory, fresh.due = maps.Clone(c.memory), maps.Clone(c.due)
 	return &fresh
 }
 
@@ -143,6 +144,13 @@ func (c *Core) Rest(key string, until time.Time) {
 // Decide makes a decision about w. Changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
+	maps.DeleteFunc(c.due, func(name string, at time.Time) bool {
+		due := !w.Now.Before(at)
+		if due {
+			c.index.guests[name] = true
+		}
+		return due
+	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), statuses: map[string]ClusterStatus{}}
 	p.again = w.Now.Add(idlePass)
@@ -160,6 +168,9 @@ func (c *Core) Decide(w World) Decision {
 	}
 	for _, until := range c.rest {
 		p.again = earlier(p.again, until)
+	}
+	for _, at := range c.due {
+		p.again = earlier(p.again, at)
 	}
 	return Decision{Orders: p.orders, Changes: p.changes, Runs: p.runOrders, Notes: p.notes, Again: p.again}
 }

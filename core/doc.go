@@ -3,6 +3,8 @@
 // time go in (World), changes to objects and orders to hosts come out. It does no I/O, reads no clock and starts no
 // goroutine, so that a simulator can run the same code.
 //
+// Admission decides about users' requests: it returns the change that grants a request, or a Refusal.
+//
 // Core decides again only about what has changed since its last decision. A new Core decides about everything. The
 // simulator checks that both have the same result.
 package core

@@ -54,6 +54,7 @@ func (p *pass) moveAway(g *v1.Guest) {
 	var c Change
 	c.write(Create, m)
 	c.write(Expect, p.Hosts[m.Target])
+	c.write(Expect, g)
 	p.propose("guest/"+g.Meta.Name, c)
 	p.room.take(m.Target, g.Shape)
 	p.planned[g.Meta.Uid] = m

@@ -50,7 +50,11 @@ func (p *pass) outOfMemory() {
 		}
 		report, _, _ := p.Observed(g.Host)
 		o := GuestOn(report, g.Meta.Uid).GetOutOfMemory()
-		if !memoryEventDue(p.memory[g.Meta.Uid], o, p.Now) {
+		told := p.memory[g.Meta.Uid]
+		if !memoryEventDue(told, o, p.Now) {
+			if later := told.at.Add(memoryEventPause); memoryEventDue(told, o, later) && p.Now.Before(later) {
+				p.due[name] = later
+			}
 			continue
 		}
 		p.memory[g.Meta.Uid] = memoryTold{o.GetKills(), o.GetAt().AsTime(), p.Now}

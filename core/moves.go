@@ -29,7 +29,7 @@ func (p *pass) moves() {
 		}
 	}
 	for _, m := range active {
-		if _, is := p.index.strangers[m.GuestUid]; is {
+		if s, is := p.index.strangers[m.GuestUid]; is && (!passing(m.State) || s.Host == m.Source || s.Host == m.Target) {
 			continue
 		}
 		if p.full() {
@@ -42,6 +42,12 @@ func (p *pass) moves() {
 			busy[m.Target]++
 		}
 	}
+}
+
+// passing reports whether a move's guest stands still until the grant has passed on. Then the report of a host outside the
+// move must not stop the move.
+func passing(state v1.MigrationState) bool {
+	return state == v1.MigrationState_MIGRATION_STATE_SWITCHING || state == v1.MigrationState_MIGRATION_STATE_RESUMING
 }
 
 // move takes one step for a move. It returns whether the move's state changed.
@@ -59,8 +65,8 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 		Source: p.moveHost(m, m.Source, m.SourceBootId), Target: p.moveHost(m, m.Target, m.TargetBootId),
 		InState: p.since(m), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
 	}
-	// If the grant has another epoch, the copy that this move concerns is gone.
-	if g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
+	// If there is no grant, or one with another epoch, the copy that this move concerns is gone.
+	if g.Host == "" || g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
 		o.Source.Dead = true
 	}
 	d := migration.Step(m, o)

@@ -50,7 +50,8 @@ func (p *pass) network(cluster string) *clusterNetwork {
 		}
 		if m != nil {
 			// A source whose guest has just left stays a peer: it forwards messages that are still under way to it.
-			n.peers[m.Source], n.peers[m.Target], n.parts[m.Target] = true, true, true
+			n.peers[m.Source], n.peers[m.Target] = true, true
+			n.parts[m.Source], n.parts[m.Target] = true, true
 		}
 	}
 	if len(guests) > 0 {

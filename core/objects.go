@@ -128,6 +128,8 @@ func (w *working) apply(c Change) {
 			applyTo(w, "migration", &w.Migrations, op.Kind, o)
 		case *v1.Run:
 			applyTo(w, "run", &w.Runs, op.Kind, o)
+		case *v1.RemovedHost:
+			applyTo(w, "removed", &w.Removed, op.Kind, o)
 		case *v1.Hold:
 			applyTo(w, "hold", &w.Holds, op.Kind, o)
 		default:

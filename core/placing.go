@@ -116,6 +116,12 @@ func request(cluster *v1.Cluster) *placement.Request {
 
 // place chooses a host for a guest and gives the host the grant, with an epoch that was never used.
 func (p *pass) place(key string, g *v1.Guest) {
+	for _, host := range sortedKeys(p.index.reporting[g.Meta.Uid]) {
+		if Alive(p, host, g.Meta.Uid) {
+			p.refuse(key, g, fmt.Sprintf("host %s still has a process of it, which has to end first", host))
+			return
+		}
+	}
 	room := p.openRoom(g)
 	cluster := p.working.Clusters[g.Cluster]
 	if room.request == nil || room.asked != cluster {

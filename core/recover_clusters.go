@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -31,8 +30,6 @@ func GuestUID(cluster string, index uint32) string {
 
 // maxRecovered bounds the guests of a cluster that is made again.
 const maxRecovered = 250
-
-var recoveredName = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 // clusters plans the clusters to make again: unknown clusters with a copy that may run.
 func (r *recovery) clusters() {
@@ -79,7 +76,7 @@ func (r *recovery) refused(f *v1.GuestFacts) string {
 	c := f.GetCluster()
 	prefix, err := netip.ParsePrefix(c.GetPrefix())
 	switch {
-	case !recoveredName.MatchString(c.GetName()):
+	case !nameRule.MatchString(c.GetName()):
 		return "its host keeps facts of a cluster with a name that no cluster has"
 	case err != nil || !prefix.Addr().Is4() || prefix.Bits() != 24 || prefix.Masked() != prefix:
 		return "its host keeps facts of a cluster with a prefix that no cluster has"

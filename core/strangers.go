@@ -50,9 +50,9 @@ func Strangers(s *Objects, r Reports) map[string]Stranger {
 }
 
 // runs reports whether a copy has run and may have results that no other copy has. A copy with epoch 0 has no record on
-// its host, so it is a leftover.
+// its host, so it is a leftover. No agent reports an epoch that no guest can have.
 func runs(g *v1.GuestObserved) bool {
-	if g.Epoch == 0 {
+	if g.Epoch == 0 || g.Epoch >= maxEpoch {
 		return false
 	}
 	switch g.Condition {

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"watari/ca"
-	"watari/core"
 	"watari/hostlink"
 	"watari/internal/stamp"
 	"watari/internal/version"
@@ -167,12 +166,11 @@ func (m *Manager) open(ctx context.Context) error {
 	m.api = api.New(api.Options{
 		Store: m.store, Stamps: m.stamps, Blobs: m.blobs, Authority: m.authority, RunsDir: m.runsDir(), Leading: m.leading.Load,
 		Prefix: m.Prefix, Version: version.Version, Log: m.Log,
-		Feasible: func(s *store.Snapshot, spec *v1.ClusterSpec, digest string) ([]*v1.Platform, error) {
-			return core.Feasible(s, m.sessions, spec, digest, time.Now(), *m.led.Load()) // asked of a leader alone
-		},
-		Expected: func(host string) bool { return core.Expected(m.sessions, host, time.Now(), *m.led.Load()) },
-		PlanMigration: func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
-			return core.PlanMove(s, m.sessions, g, toHost, toSite)
+		Began: func() time.Time {
+			if led := m.led.Load(); led != nil {
+				return *led
+			}
+			return time.Time{}
 		},
 	})
 	m.sessions = session.New(m.api.AcceptHost, m.Log)

@@ -4,6 +4,7 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -96,7 +97,56 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 			s.checkGrant(now, was, g)
 		}
 	}
+	for name, c := range now.Clusters {
+		s.checkPrefix(now, name, c)
+	}
+	s.checkQuotas(before, now)
 	s.checkRoom(now)
+}
+
+// checkPrefix looks whether a cluster has its prefix for itself.
+func (s *Sim) checkPrefix(now *core.Objects, name string, c *v1.Cluster) {
+	prefix, err := netip.ParsePrefix(c.Prefix)
+	if err != nil || !pool.Overlaps(prefix) || prefix.Bits() < pool.Bits() {
+		s.violate("cluster %s has prefix %s, which is not one of %s", name, c.Prefix, pool)
+		return
+	}
+	for other, o := range now.Clusters {
+		if p, err := netip.ParsePrefix(o.Prefix); err == nil && other != name && p.Overlaps(prefix) {
+			s.violate("clusters %s and %s have prefixes %s and %s", name, other, c.Prefix, o.Prefix)
+		}
+	}
+	for guest, g := range now.Guests {
+		if address, err := netip.ParseAddr(g.Address); g.Cluster == name && (err != nil || !prefix.Contains(address)) {
+			s.violate("guest %s has address %s, and cluster %s has %s", guest, g.Address, name, c.Prefix)
+		}
+	}
+}
+
+// checkQuotas looks whether a change gives users more guests than their quotas permit. A recovery may: it makes clusters
+// again that were lost, beside others that were made since.
+func (s *Sim) checkQuotas(before, now *core.Objects) {
+	for name, u := range now.Users {
+		had, hadMemory := takenBy(before, name)
+		vcpus, memory := takenBy(now, name)
+		if limit := uint64(u.Quota.GetVcpus()); limit > 0 && vcpus > max(limit, had) && !s.recovering {
+			s.violate("user %s has guests of %d vCPUs, and a quota of %d", name, vcpus, limit)
+		}
+		if limit := u.Quota.GetMemoryBytes(); limit > 0 && memory > max(limit, hadMemory) && !s.recovering {
+			s.violate("user %s has guests of %d MiB, and a quota of %d MiB", name, memory>>20, limit>>20)
+		}
+	}
+}
+
+// takenBy returns what a user's guests have.
+func takenBy(o *core.Objects, user string) (vcpus, memory uint64) {
+	for _, g := range o.Guests {
+		if g.Meta.Owner == user {
+			vcpus += uint64(g.Shape.GetVcpus())
+			memory += g.Shape.GetMemoryBytes()
+		}
+	}
+	return vcpus, memory
 }
 
 // checkGrant looks at a guest that was changed.
@@ -127,6 +177,9 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 
 // checkRoom looks whether a host was given more guests than it has memory for.
 func (s *Sim) checkRoom(now *core.Objects) {
+	if s.restored {
+		return // a recovery takes guests up where they run
+	}
 	used := map[string]uint64{}
 	moves := map[string]*v1.Migration{}
 	for _, m := range now.Migrations {

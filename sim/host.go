@@ -53,6 +53,7 @@ type host struct {
 	ticking  time.Time
 	expected map[string]string // guest uid: the migration that is admitted
 	cuttable map[uint64]func() // acts under way that can be interrupted
+	prefers  *manager          // the manager that it dials as long as that lives; nil: any
 	vouched  bool              // a person has said that it is lost, and it was not
 }
 

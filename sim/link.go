@@ -42,6 +42,9 @@ func (h *host) dial() {
 	if s.zombie != nil && !s.zombie.dead && s.chance(30) {
 		m = s.zombie
 	}
+	if h.prefers != nil && !h.prefers.dead {
+		m = h.prefers
+	}
 	if m == nil || m.dead || h.cut {
 		again()
 		return

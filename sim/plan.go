@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
-
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"watari/agent/domain"
 	v1 "watari/api/watariv1"
@@ -36,8 +34,11 @@ var kinds = []struct {
 	{"create", 8}, {"delete", 3}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
-	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2},
+	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1},
 }
+
+// requests are the kinds of steps that users ask a manager for.
+var requests = map[string]bool{"create": true, "delete": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true}
 
 // away are the kinds by which a host cannot be reached.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
@@ -63,7 +64,7 @@ func planOf(seed uint64) []Step {
 			total += k.weight
 		}
 	}
-	plan := []Step{{At: 100 * time.Millisecond, Kind: "create", Pick: rng.IntN(1000)}}
+	plan := []Step{{At: 2 * time.Second, Kind: "create", Pick: rng.IntN(1000)}}
 	for range 8 + rng.IntN(32) {
 		n, kind := rng.IntN(total), ""
 		for _, k := range chosen {
@@ -86,26 +87,27 @@ func (s *Sim) perform(step Step) {
 	if s.now.Before(s.calmUntil) && slices.Contains(away, step.Kind) {
 		return
 	}
+	if requests[step.Kind] && (s.manager.dead || s.store.objects.Held()) {
+		if s.now.Before(start.Add(chaosFor - time.Second)) {
+			s.after(time.Second, func() { s.perform(step) }) // the user tries again
+		}
+		return
+	}
 	switch step.Kind {
 	case "create":
 		s.createCluster(step.Pick)
 	case "delete":
-		s.changeCluster(step.Pick, func(c *v1.Cluster) {
-			c.Meta.Deleting = timestamppb.New(s.now)
-			for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
-				s.intent[g.Meta.Uid] = false
-			}
-		})
+		s.deleteCluster(step.Pick)
 	case "stop":
-		s.changeGuest(step.Pick, func(g *v1.Guest) { g.Stopped, s.stopped[g.Meta.Uid], s.intent[g.Meta.Uid] = true, g.LastEpoch, false })
+		s.stop(step.Pick)
 	case "start":
-		s.changeGuest(step.Pick, func(g *v1.Guest) { g.Stopped, g.Failure, g.Restarts, s.intent[g.Meta.Uid] = false, "", 0, true })
+		s.startGuest(step.Pick)
 	case "move":
 		s.move(step.Pick)
 	case "cancel":
 		s.cancel(step.Pick)
 	case "drain":
-		s.changeHost(step.On, func(o *v1.Host) { o.Draining = true })
+		s.admit(func(a *core.Admission) (core.Change, error) { return a.DrainHost(step.On, true) })
 	case "undrain":
 		s.undrain(step.On)
 	case "kill agent":
@@ -176,6 +178,8 @@ func (s *Sim) perform(step Step) {
 			h.newBoot()
 			s.after(time.Second, h.startAgent)
 		}
+	case "refused term":
+		s.refusedTerm(h)
 	case "back up":
 		s.backup = s.store.objects
 	case "put back":
@@ -235,26 +239,75 @@ func (s *Sim) outlive(d time.Duration) {
 	})
 }
 
-// createCluster makes a cluster of a few guests.
-func (s *Sim) createCluster(pick int) {
-	s.clusters++
-	name := fmt.Sprintf("c%d", s.clusters)
-	shape := &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}
-	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: shape, Spread: v1.Spread(pick % 3), Image: "img"}
-	if s.clusters > 3 {
+// pool is what clusters' prefixes are taken from.
+var pool = netip.MustParsePrefix("10.77.0.0/16")
+
+// admit has the manager decide on a request, and writes the change that follows. It returns whether the request was granted.
+func (s *Sim) admit(decide func(*core.Admission) (core.Change, error)) bool {
+	m, o := s.manager, s.store.objects
+	if m.dead {
+		s.tell("user", "reaches no manager")
+		return false
+	}
+	change, err := decide(&core.Admission{Objects: o, Caller: core.Caller{Name: user, UID: o.Users[user].Meta.Uid}, Reports: m, Now: m.now(),
+		Began: m.core.Began, Pool: pool})
+	if err != nil {
+		s.tell("user", "is refused: %v", err)
+		return false
+	}
+	if len(change.Ops) > 0 {
+		if err := s.commit(0, change); err != nil {
+			s.violate("what was admitted cannot be written: %v", err)
+		}
+		s.wake()
+	}
+	return true
+}
+
+// refusedTerm has a host be ordered to start guests by a manager that another one follows, while its disk takes nothing: neither
+// that the starts failed, nor the new manager's term. Then its agent is killed, its disk has room again, and it comes to the
+// old manager.
+func (s *Sim) refusedTerm(h *host) {
+	if s.manager.dead || !h.up || s.zombie != nil && !s.zombie.dead {
 		return
 	}
-	uid := s.store.uid()
-	change := create(&v1.Cluster{Meta: &v1.Meta{Name: name, Uid: uid}, ImageDigest: "sha256:img", Spec: spec, Prefix: fmt.Sprintf("10.77.%d.0/24", s.clusters), Mtu: 1420})
-	for i := range int(spec.Guests) {
-		change.Ops = append(change.Ops, core.Op{Kind: core.Create, Object: &v1.Guest{Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i),
-			Uid: core.GuestUID(uid, uint32(i))}, Cluster: name, ImageDigest: "sha256:img", Index: uint32(i), Shape: shape, Address: fmt.Sprintf("10.77.%d.%d", s.clusters, 10+i)}})
+	h.full, h.setAside = true, 0
+	s.createCluster(h.sim.clusters)
+	s.after(100*time.Millisecond, func() {
+		if s.manager.dead {
+			return
+		}
+		s.outlive(15 * time.Second)
+		old := s.zombie
+		if h.link != nil {
+			h.link.cut("the line is bad")
+		}
+		s.after(5*time.Second, func() {
+			h.full, h.setAside = false, ballast
+			h.killAgent()
+			h.prefers = old
+			h.startAgent()
+		})
+		s.after(15*time.Second, func() { h.prefers = nil })
+	})
+}
+
+// createCluster makes a cluster of a few guests.
+func (s *Sim) createCluster(pick int) {
+	if s.clusters == mostClusters || s.restored && !s.recovered { // a new cluster could take what a lost one had
+		return
 	}
-	s.commit(0, change)
-	for i := range spec.Guests {
-		s.intent[core.GuestUID(uid, i)] = true
+	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}, Spread: v1.Spread(pick % 3), Image: image}
+	name := fmt.Sprintf("c%d", s.clusters+1)
+	granted := s.admit(func(a *core.Admission) (core.Change, error) {
+		return a.CreateCluster(core.ClusterRequest{Name: name, Spec: spec, UID: s.store.uid()})
+	})
+	if granted {
+		s.clusters++
+		for _, g := range core.GuestsOf(s.store.objects, name) {
+			s.intent[g.Meta.Uid] = true
+		}
 	}
-	s.wake()
 }
 
 func pickOf[T any](m map[string]T, pick int) (o T) {
@@ -265,55 +318,43 @@ func pickOf[T any](m map[string]T, pick int) (o T) {
 	return m[names[pick%len(names)]]
 }
 
-func (s *Sim) update(o core.Object) {
-	s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Update, Object: o}}})
-	s.wake()
-}
-
-func (s *Sim) changeCluster(pick int, change func(*v1.Cluster)) {
-	if c := pickOf(s.store.objects.Clusters, pick); c != nil {
-		c = proto.CloneOf(c)
-		change(c)
-		s.update(c)
+func (s *Sim) deleteCluster(pick int) {
+	c := pickOf(s.store.objects.Clusters, pick)
+	if c == nil || !s.admit(func(a *core.Admission) (core.Change, error) { return a.DeleteCluster(c.Meta.Name) }) {
+		return
+	}
+	for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
+		s.intent[g.Meta.Uid] = false
 	}
 }
 
-func (s *Sim) changeGuest(pick int, change func(*v1.Guest)) {
+// stop has a guest stopped, and notes the last epoch that users let run.
+func (s *Sim) stop(pick int) {
 	g := pickOf(s.store.objects.Guests, pick)
-	if g == nil {
-		return
-	}
-	if c := s.store.objects.Clusters[g.Cluster]; c == nil || c.Meta.Deleting != nil {
-		return
-	}
-	g = proto.CloneOf(g)
-	change(g)
-	s.update(g)
-}
-
-func (s *Sim) changeHost(name string, change func(*v1.Host)) {
-	if h := s.store.objects.Hosts[name]; h != nil && h.Meta.Deleting == nil {
-		h = proto.CloneOf(h)
-		change(h)
-		s.update(h)
+	if g != nil && s.admit(func(a *core.Admission) (core.Change, error) { return a.StopGuest(g.Meta.Name) }) {
+		s.stopped[g.Meta.Uid], s.intent[g.Meta.Uid] = g.LastEpoch, false
 	}
 }
 
-func (s *Sim) undrain(name string) { s.changeHost(name, func(o *v1.Host) { o.Draining = false }) }
+func (s *Sim) startGuest(pick int) {
+	g := pickOf(s.store.objects.Guests, pick)
+	if g != nil && s.admit(func(a *core.Admission) (core.Change, error) { return a.StartGuest(g.Meta.Name) }) {
+		s.intent[g.Meta.Uid] = true
+	}
+}
 
-// move asks for a guest's move, as the API does.
+func (s *Sim) undrain(name string) {
+	s.admit(func(a *core.Admission) (core.Change, error) { return a.DrainHost(name, false) })
+}
+
+// move asks for a guest's move.
 func (s *Sim) move(pick int) {
-	o := s.store.objects
-	g := pickOf(o.Guests, pick)
-	if g == nil || g.Stopped || o.Clusters[g.Cluster] == nil || o.Clusters[g.Cluster].Meta.Deleting != nil || core.ActiveMoves(o)[g.Meta.Uid] != nil {
-		return
+	if g := pickOf(s.store.objects.Guests, pick); g != nil {
+		s.admit(func(a *core.Admission) (core.Change, error) {
+			move, err := a.MoveGuest(&v1.MigrateRequest{Guest: g.Meta.Name})
+			return move.Change, err
+		})
 	}
-	m, _, err := core.PlanMove(o, s.manager, g, "", "")
-	if err != nil {
-		return
-	}
-	s.commit(0, create(m))
-	s.wake()
 }
 
 func (s *Sim) cancel(pick int) {
@@ -324,24 +365,22 @@ func (s *Sim) cancel(pick int) {
 		}
 	}
 	if m := pickOf(active, pick); m != nil {
-		m = proto.CloneOf(m)
-		m.Cancel = true
-		s.update(m)
+		s.admit(func(a *core.Admission) (core.Change, error) {
+			change, _, err := a.CancelMove(m.Meta.Name)
+			return change, err
+		})
 	}
 }
 
 // removeLost removes a host as `watari host remove --lost` does.
 func (s *Sim) removeLost(h *host) {
 	o := s.store.objects.Hosts[h.name]
-	if o == nil || o.Info == nil || len(s.store.objects.Hosts) < 3 || s.manager.seen[h.name].Connected {
+	if o == nil || o.Info == nil || len(s.store.objects.Hosts) < 3 || s.store.objects.Held() {
 		return
 	}
-	s.tell("admin", "removes %s as lost", h.name)
-	o = proto.CloneOf(o)
-	o.Draining, o.Meta.Deleting, o.FencedBootId = true, timestamppb.New(s.now), o.Info.BootId
-	s.remember(o)
-	delete(s.manager.seen, h.name)
-	s.update(o)
+	if s.admit(func(a *core.Admission) (core.Change, error) { return a.RemoveHost(h.name, true) }) {
+		delete(s.manager.seen, h.name)
+	}
 }
 
 // vouchWrongly cuts a host off and has a person say that it is lost though it runs.
@@ -391,19 +430,4 @@ func (s *Sim) checkEvicted(h *host, since time.Duration) {
 			s.checkEvicted(h, since+time.Second)
 		}
 	})
-}
-
-// depends tells whether guests have, or are about to have, their grant on a host.
-func depends(o *core.Objects, host string) bool {
-	for _, g := range o.Guests {
-		if g.Host == host {
-			return true
-		}
-	}
-	for _, m := range o.Migrations {
-		if m.Target == host && !migration.Ended(m.State) {
-			return true
-		}
-	}
-	return false
 }

@@ -108,6 +108,9 @@ func (s *Sim) recover() {
 		return
 	}
 	s.tell("admin", "recovers")
+	s.recovered = true
+	s.recovering = true
+	defer func() { s.recovering = false }()
 	for _, c := range plan.Clusters {
 		change := create(c.Object)
 		for _, g := range plan.Guests {
@@ -131,22 +134,20 @@ func (s *Sim) recover() {
 	s.wake()
 }
 
-// newest chooses the newest copy of each guest, by its uid.
+// newest chooses the newest copy of each guest of which several run, by its uid.
 func newest(reports core.Captured) map[string]string {
-	keep, epochs := map[string]string{}, map[string]uint64{}
+	keep, epochs, copies := map[string]string{}, map[string]uint64{}, map[string]int{}
 	for _, host := range slices.Sorted(maps.Keys(reports)) {
 		for _, g := range reports[host].Report.GetGuests() {
-			if g.Process && g.Epoch > epochs[g.Uid] {
-				keep[g.Uid], epochs[g.Uid] = host, g.Epoch
+			switch g.Condition {
+			case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_PAUSED, v1.GuestCondition_GUEST_CONDITION_SENDING,
+				v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
+			default:
+				continue
 			}
-		}
-	}
-	// Only where there is something to choose.
-	copies := map[string]int{}
-	for _, seen := range reports {
-		for _, g := range seen.Report.GetGuests() {
-			if g.Process {
-				copies[g.Uid]++
+			copies[g.Uid]++
+			if g.Epoch > epochs[g.Uid] {
+				keep[g.Uid], epochs[g.Uid] = host, g.Epoch
 			}
 		}
 	}

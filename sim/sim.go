@@ -22,6 +22,24 @@ const (
 	maxEvents = 2_000_000
 )
 
+const (
+	user  = "ann" // who asks for everything
+	image = "img" // that all clusters have
+	// mostClusters bounds the clusters that a plan asks for.
+	mostClusters = 3
+)
+
+// quotaOf returns the user's quota: a few guests for some seeds, so that some requests exceed it, and none for the others.
+func quotaOf(seed uint64) *v1.Quota {
+	switch seed % 5 {
+	case 1:
+		return &v1.Quota{Vcpus: 5}
+	case 2:
+		return &v1.Quota{Vcpus: 100, MemoryBytes: 2 << 30}
+	}
+	return nil
+}
+
 // Sim is a simulated Watari.
 type Sim struct {
 	engine
@@ -49,9 +67,12 @@ type Sim struct {
 	raise     uint64            // the next term is above it
 	backup    *core.Objects     // an older copy of the store; nil: there is none
 	restored  bool              // it was put back
+	recovered bool              // since then
 	calmUntil time.Time         // nothing is cut or switched off before
 	clusters  int
-	violation string
+	// recovering: a person makes the objects agree with what hosts run.
+	recovering bool
+	violation  string
 }
 
 // Result is how a run ended.
@@ -129,7 +150,8 @@ func (s *Sim) begin(seed uint64) {
 		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}}))
 		h.uid = s.store.objects.Hosts[name].Meta.Uid
 	}
-	s.store.objects.Images["img"] = &v1.Image{Meta: &v1.Meta{Name: "img"}, Digest: "sha256:img"}
+	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
+	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
 	s.lead()
 	for _, name := range s.names {
 		s.hosts[name].power()
@@ -141,8 +163,8 @@ func (s *Sim) begin(seed uint64) {
 func (s *Sim) tidy() {
 	o := s.store.objects
 	for _, name := range s.names {
-		if h := o.Hosts[name]; h != nil && h.Meta.Deleting != nil && !depends(o, name) {
-			s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Delete, Object: h}}})
+		if forget := core.ForgetHost(o, name); len(forget.Ops) > 0 {
+			s.commit(0, forget)
 			s.wake()
 		}
 	}

@@ -90,6 +90,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Migrations[name])
 	case *v1.Run:
 		return orNil(o.Runs[name])
+	case *v1.RemovedHost:
+		return orNil(o.Removed[name])
 	case *v1.Hold:
 		return orNil(o.Holds[name])
 	}
@@ -117,12 +119,4 @@ func (s *Sim) beginTerm(name string) *v1.Term {
 	next.Terms[term.Id] = term
 	s.store.objects = &next
 	return term
-}
-
-// remember writes down that a host was removed.
-func (s *Sim) remember(h *v1.Host) {
-	next := *s.store.objects
-	next.Removed = maps.Clone(next.Removed)
-	next.Removed[h.Meta.Uid] = &v1.RemovedHost{Meta: &v1.Meta{Name: h.Meta.Uid}, Host: h.Meta.Name, BootId: h.GetInfo().GetBootId(), Lost: true}
-	s.store.objects = &next
 }

@@ -36,7 +36,7 @@ var deciders = []string{"watari/placement", "watari/migration", "watari/sharing"
 	"watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
 
 // pureImports are the packages that deciders may import in addition to each other.
-var pureImports = []string{"cmp", "crypto/sha256", "encoding/hex", "errors", "fmt", "iter", "maps", "math", "regexp", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",
+var pureImports = []string{"cmp", "crypto/sha256", "encoding/binary", "encoding/hex", "errors", "fmt", "iter", "maps", "math", "regexp", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",
 	"github.com/dustin/go-humanize", "watari/api/watariv1", "google.golang.org/protobuf"}
 
 // forbidden lists packages that some packages must not depend on, even indirectly.

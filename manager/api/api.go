@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"time"
 
 	"watari/ca"
 	"watari/manager/blob"
@@ -27,7 +28,7 @@ import (
 // DefaultPrefix is what clusters' prefixes, a /24 or larger each, are taken from.
 var DefaultPrefix = netip.MustParsePrefix("10.77.0.0/16")
 
-// Options is what the API works with. All but Prefix, Version and Log are needed.
+// Options is what the API works with. All but Began, Prefix, Version and Log are needed.
 type Options struct {
 	Store     *store.Store
 	Sessions  *session.Sessions
@@ -39,13 +40,8 @@ type Options struct {
 	RunsDir string
 	// Leading says whether this manager leads.
 	Leading func() bool
-	// Feasible decides what a new cluster's guests are started in, and says why the cluster could not be placed now, naming
-	// each host's reason.
-	Feasible func(s *store.Snapshot, spec *v1.ClusterSpec, imageDigest string) ([]*v1.Platform, error)
-	// Expected tells whether a host is connected, or expected back within seconds.
-	Expected func(host string) bool
-	// PlanMigration chooses a guest's target and makes the record, with a line of explanation for each host.
-	PlanMigration func(s *store.Snapshot, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error)
+	// Began returns when this manager began to lead, last; nil: long ago.
+	Began func() time.Time
 	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.
 	Prefix netip.Prefix
 	// Version of the manager, for GetStatus.
@@ -65,6 +61,9 @@ type Server struct {
 func New(o Options) *Server {
 	if !o.Prefix.IsValid() {
 		o.Prefix = DefaultPrefix
+	}
+	if o.Began == nil {
+		o.Began = func() time.Time { return time.Time{} }
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -90,14 +89,14 @@ func fail(code connect.Code, format string, a ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, a...))
 }
 
-// storeError gives an error of the store its code.
+// storeError gives an error of the store, or a refusal, its code.
 func storeError(err error) error {
-	var coded *connect.Error
+	var withCode *connect.Error
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &coded):
-		return coded
+	case errors.As(coded(err), &withCode):
+		return withCode
 	case errors.Is(err, store.ErrNotFound):
 		return connect.NewError(connect.CodeNotFound, err)
 	case errors.Is(err, store.ErrExists):

@@ -8,6 +8,7 @@ import (
 	"net/http"
 
 	"watari/ca"
+	"watari/core"
 	"watari/hostlink"
 	"watari/manager/store"
 	"watari/manager/view"
@@ -34,10 +35,11 @@ func callerOf(ctx context.Context) caller {
 	return c
 }
 
-// owns says whether the caller may see and change an object.
-func (c caller) owns(meta *v1.Meta) bool {
-	return c.admin || c.name != "" && meta.GetOwner() == c.name && (meta.GetOwnerUid() == "" || meta.GetOwnerUid() == c.uid)
-}
+// asks is the caller as core knows callers.
+func (c caller) asks() core.Caller { return core.Caller{Name: c.name, UID: c.uid, Admin: c.admin} }
+
+// owns tells whether the caller may see and change an object.
+func (c caller) owns(meta *v1.Meta) bool { return c.asks().Owns(meta) }
 
 // identify puts the caller into the request's context.
 func (s *Server) identify(next http.Handler) http.Handler {

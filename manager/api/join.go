@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/core"
 	"watari/manager/store"
 
 	v1 "watari/api/watariv1"
@@ -87,7 +88,7 @@ func admitBy(snap *store.Snapshot, record *v1.Token, hostName string, key []byte
 		used.UsedUid = u.Meta.Uid
 		return ca.Identity{Kind: kind, Name: name, UID: u.Meta.Uid}, append(ops, joined("user", name, "logged in by token")), nil
 	}
-	host, err := newHost(snap, name)
+	host, err := core.NewHost(snap, name, store.NewUID())
 	if err != nil {
 		return id, nil, err
 	}
@@ -111,16 +112,6 @@ func usedToken(snap *store.Snapshot, record *v1.Token, kind ca.Kind, name string
 
 func joined(kind, name, message string) store.Op {
 	return store.Record(&v1.Event{Severity: v1.Severity_SEVERITY_INFO, Kind: kind, Name: name, Actor: name, Message: message})
-}
-
-func newHost(snap *store.Snapshot, name string) (*v1.Host, error) {
-	if err := checkName("host", name); err != nil {
-		return nil, err
-	}
-	if snap.Hosts[name] != nil {
-		return nil, fail(connect.CodeAlreadyExists, "there is a host %s; take another name, or, if that host has lost its state, remove it first", name)
-	}
-	return &v1.Host{Meta: &v1.Meta{Name: name, Uid: store.NewUID()}}, nil
 }
 
 func findToken(snap *store.Snapshot, token ca.Token) *v1.Token {

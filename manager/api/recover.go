@@ -50,7 +50,7 @@ func (s *Server) awaitHosts(ctx context.Context, without []string) error {
 	awaited := func() bool {
 		snap := s.Store.Snapshot()
 		for name := range snap.Hosts {
-			if _, _, connected := s.Sessions.Observed(name); !connected && s.Expected(name) && !slices.Contains(without, name) {
+			if _, _, connected := s.Sessions.Observed(name); !connected && core.Expected(s.Sessions, name, time.Now(), s.Began()) && !slices.Contains(without, name) {
 				return true
 			}
 		}
@@ -138,11 +138,9 @@ func adopted(plan core.RecoveryPlan) (n int) {
 
 // clusterAgain makes a cluster and its guests.
 func (s *Server) clusterAgain(ctx context.Context, snap *store.Snapshot, c core.RecoveredCluster, plan core.RecoveryPlan) ([]store.Op, error) {
-	authority, err := s.Authority.ClusterAuthority(c.Object.Meta.Name, c.Object.Meta.Uid)
-	if err != nil {
+	if err := s.giveAuthority(c.Object); err != nil {
 		return nil, err
 	}
-	c.Object.CaCertificate, c.Object.CaKey = authority.CertificatePEM(), authority.KeyPEM()
 	ops := []store.Op{store.Create(c.Object), audit(ctx, "cluster", c.Cluster, "%s", strings.Join(append([]string{"made again after the state was put back"}, c.Notes...), "; "))}
 	for _, g := range plan.Guests {
 		if g.Object != nil && g.Object.Cluster == c.Cluster && snap.Guests[g.Guest] == nil {

@@ -43,34 +43,3 @@ func TestOnlySignalsThatEndProgramsCancelARunThatWaits(t *testing.T) {
 		t.Error(got)
 	}
 }
-
-func TestARunOverPMWantsAnImageThatHasIt(t *testing.T) {
-	for _, test := range []struct {
-		image     *v1.Image
-		transport v1.Transport
-		words     []string
-	}{
-		{&v1.Image{Digest: "d", Mpi: []string{"openmpi"}, Pm: true}, v1.Transport_TRANSPORT_PM, nil},
-		{&v1.Image{Digest: "d", Mpi: []string{"mpich", "openmpi"}, Pm: true}, v1.Transport_TRANSPORT_PM, nil},
-		{&v1.Image{Digest: "d", Pm: true}, v1.Transport_TRANSPORT_PM, nil}, // an MPI that was not found, as without PM
-		{&v1.Image{Digest: "d", Mpi: []string{"openmpi"}}, v1.Transport_TRANSPORT_PM, []string{"image mpi of cluster md", "no PM", "watari image build"}},
-		{&v1.Image{Digest: "d", Mpi: []string{"mpich"}, Pm: true}, v1.Transport_TRANSPORT_PM, []string{"image mpi of cluster md", "Open MPI"}},
-		{&v1.Image{Digest: "d", Mpi: []string{"mpich"}}, v1.Transport_TRANSPORT_TCP, nil},
-		{&v1.Image{Digest: "d", Mpi: []string{"openmpi"}}, v1.Transport_TRANSPORT_UNSPECIFIED, nil},
-	} {
-		snap := &store.Snapshot{Images: map[string]*v1.Image{"mpi": test.image, "other": {Digest: "other"}}}
-		err := checkTransport(snap, &v1.Cluster{Meta: &v1.Meta{Name: "md"}, ImageDigest: "d"}, test.transport)
-		if test.words == nil && err != nil || test.words != nil && connect.CodeOf(err) != connect.CodeFailedPrecondition {
-			t.Errorf("%v over %v: %v", test.image, test.transport, err)
-			continue
-		}
-		for _, word := range test.words {
-			if !strings.Contains(err.Error(), word) {
-				t.Errorf("%v over %v: %v; want %q", test.image, test.transport, err, word)
-			}
-		}
-	}
-	if err := checkRun("r", &v1.RunSpec{Command: []string{"x"}, Transport: 9}); connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "9") {
-		t.Errorf("unknown transport: %v", err)
-	}
-}

@@ -104,10 +104,10 @@ func (s *Server) stuck(c caller, snap *store.Snapshot, h *v1.Host) (problems []s
 	}
 	for _, name := range h.Guests {
 		g := snap.Guests[name]
-		if !c.owns(g.Meta) || view.Migrating(snap, g.Meta.Uid) != nil {
+		if !c.owns(g.Meta) || core.MoveOf(snap, g.Meta.Uid) != nil {
 			continue
 		}
-		if _, _, err := s.PlanMigration(snap, g, "", ""); err != nil {
+		if _, _, err := core.PlanMove(snap, s.Sessions, g, "", ""); err != nil {
 			problems = append(problems, fmt.Sprintf("host %s is being drained, but %v; make room, or take it back with `watari host drain --undo %s`",
 				h.Meta.Name, err, h.Meta.Name))
 		}

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"watari/ca"
@@ -155,7 +156,7 @@ func (s *Server) RemoveUser(ctx context.Context, r *connect.Request[v1.RemoveUse
 			}
 		}
 		if slices.Sort(clusters); len(clusters) > 0 {
-			return nil, fail(connect.CodeFailedPrecondition, "user %s has clusters: %s; delete them first", name, listOr(clusters, ""))
+			return nil, fail(connect.CodeFailedPrecondition, "user %s has clusters: %s; delete them first", name, strings.Join(clusters, " "))
 		}
 		ops := []store.Op{store.Delete(proto.CloneOf(u)), audit(ctx, "user", name, "removed")}
 		return append(ops, deleteTokens(snap, name)...), nil

@@ -155,7 +155,7 @@ func (c *Controller) send(s *store.Snapshot, orders map[string]*v1.HostWanted) e
 func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []core.Change) error {
 	batch := make([]store.Change, len(changes))
 	for i, change := range changes {
-		batch[i] = operations(change)
+		batch[i] = store.Operations(change)
 	}
 	var failed error
 	for i, err := range c.Store.Batch(ctx, batch) {
@@ -176,26 +176,6 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 		}
 	}
 	return failed
-}
-
-func operations(change core.Change) store.Change {
-	ops := make(store.Change, 0, len(change.Ops)+len(change.Events))
-	for _, op := range change.Ops {
-		switch op.Kind {
-		case core.Create:
-			ops = append(ops, store.Create(op.Object))
-		case core.Update:
-			ops = append(ops, store.Update(op.Object))
-		case core.Delete:
-			ops = append(ops, store.Delete(op.Object))
-		case core.Expect:
-			ops = append(ops, store.Expect(op.Object))
-		}
-	}
-	for _, e := range change.Events {
-		ops = append(ops, store.Record(e))
-	}
-	return ops
 }
 
 // committed tells the log of a change that was written.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -48,6 +49,27 @@ func Expect(o Object) Op { return Op{action: expect, object: o} }
 
 // Record adds an event to the history in the same transaction as its change.
 func Record(e *v1.Event) Op { return Op{action: record, event: e} }
+
+// Operations returns the operations of a decision, with its events.
+func Operations(change core.Change) Change {
+	ops := make(Change, 0, len(change.Ops)+len(change.Events))
+	for _, op := range change.Ops {
+		switch op.Kind {
+		case core.Create:
+			ops = append(ops, Create(op.Object))
+		case core.Update:
+			ops = append(ops, Update(op.Object))
+		case core.Delete:
+			ops = append(ops, Delete(op.Object))
+		case core.Expect:
+			ops = append(ops, Expect(op.Object))
+		}
+	}
+	for _, e := range change.Events {
+		ops = append(ops, Record(e))
+	}
+	return ops
+}
 
 // Txn makes all changes or none. When it returns nil, Snapshot shows them, and the objects' meta.revision is the new
 // one. Its error wraps ErrExists, ErrNotFound, ErrConflict, ErrNotLeader or ErrNoSpace if nothing was written for that

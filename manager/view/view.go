@@ -75,16 +75,6 @@ func hostState(h *v1.Host, connected bool) v1.HostState {
 	return v1.HostState_HOST_STATE_READY
 }
 
-// Migrating returns the move of a guest that has not ended; nil: none.
-func Migrating(s *core.Objects, guestUID string) *v1.Migration {
-	for _, m := range s.Migrations {
-		if m.GuestUid == guestUID && !migration.Ended(m.State) {
-			return m
-		}
-	}
-	return nil
-}
-
 // Guest returns a copy with state, message and readiness; nil: there is no such guest.
 func Guest(s *core.Objects, r core.Reports, name string) *v1.Guest {
 	stored := s.Guests[name]

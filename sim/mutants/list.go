@@ -32,8 +32,6 @@ var mutants = []mutant{
 		"func (m *Machine) Evict(now time.Time) {\n", "func (m *Machine) Evict(now time.Time) {\n\tif true {\n\t\treturn\n\t}\n"}}},
 	{"an unreadable record counts as none", []edit{{"agent/machine/guest.go",
 		`if o.Err != nil && !o.Damaged {`, "if o.Err != nil {\n\t\to = Result{}\n\t}\n\tif false {"}}},
-	{"a create that may come late counts as failed", []edit{{"agent/machine/operation.go",
-		`NeverRan: err == nil && !op.uncertain, Final: true,`, `NeverRan: true, Final: true,`}}},
 	{"a create is not waited for that may come late", []edit{{"agent/machine/operation.go",
 		`g.late = g.late || op.uncertain`, `g.late = false`}}},
 	{"nobody looks for processes", []edit{{"agent/machine/script.go",

@@ -1,14 +1,11 @@
-package api
+package core
 
 import (
 	"fmt"
 	"net/netip"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	v1 "watari/api/watariv1"
-	"watari/manager/store"
 )
 
 func TestAPrefixIsAsLargeAsItsCluster(t *testing.T) {
@@ -41,12 +38,12 @@ func TestAFreePrefixOverlapsNoOther(t *testing.T) {
 		{"255.255.255.0/24", []string{"255.255.255.0/24"}, 4, ""},
 		{"0.0.0.0/0", []string{"0.0.0.0/1"}, 4, "128.0.0.0/24"},
 	} {
-		snap := &store.Snapshot{Clusters: map[string]*v1.Cluster{}}
+		s := &Objects{Clusters: map[string]*v1.Cluster{}}
 		for i, p := range c.taken {
-			snap.Clusters[fmt.Sprint(i)] = &v1.Cluster{Prefix: p}
+			s.Clusters[fmt.Sprint(i)] = &v1.Cluster{Prefix: p}
 		}
-		got, err := freePrefix(netip.MustParsePrefix(c.whole), snap, c.guests)
-		if c.want == "" && connect.CodeOf(err) != connect.CodeResourceExhausted || c.want != "" && (err != nil || got.String() != c.want) {
+		got, err := freePrefix(netip.MustParsePrefix(c.whole), s, c.guests)
+		if c.want == "" && KindOf(err) != Exhausted || c.want != "" && (err != nil || got.String() != c.want) {
 			t.Errorf("%v: got %v, %v", c, got, err)
 		}
 	}

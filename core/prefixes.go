@@ -1,4 +1,4 @@
-package api
+package core
 
 // prefixes.go - network prefixes of new clusters, and the addresses in them.
 
@@ -7,10 +7,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
-
-	"watari/manager/store"
-
-	"connectrpc.com/connect"
 )
 
 const (
@@ -20,23 +16,23 @@ const (
 	longestPrefix = 24
 )
 
-// prefixBits is the length of the smallest prefix for so many guests, none of which has the last address.
+// prefixBits returns the length of the smallest prefix for so many guests, none of which has the last address.
 func prefixBits(guests int) int {
 	return min(longestPrefix, 32-bits.Len(uint(firstAddress+guests)))
 }
 
-// guestAddress is the address of a cluster's i-th guest.
+// guestAddress returns the address of a cluster's i-th guest.
 func guestAddress(prefix netip.Prefix, i int) netip.Addr {
 	return addressOf(number(prefix.Addr()) + firstAddress + uint64(i))
 }
 
-// freePrefix is the first prefix of the whole for so many guests in which no cluster has addresses. The prefix of a
-// cluster that is being deleted stays taken until nothing of it is left.
-func freePrefix(whole netip.Prefix, snap *store.Snapshot, guests int) (netip.Prefix, error) {
+// freePrefix returns the first prefix of the whole for so many guests in which no cluster has addresses. The prefix of a
+// cluster that is being deleted stays taken until the cluster is gone.
+func freePrefix(whole netip.Prefix, s *Objects, guests int) (netip.Prefix, error) {
 	length := prefixBits(guests)
 	size := uint64(1) << (32 - length)
 	at, end := number(whole.Masked().Addr()), lastOf(whole)+1
-	for _, taken := range takenPrefixes(snap) {
+	for _, taken := range takenPrefixes(s) {
 		first, last := number(taken.Addr()), lastOf(taken)
 		if first >= at+size {
 			break
@@ -46,16 +42,16 @@ func freePrefix(whole netip.Prefix, snap *store.Snapshot, guests int) (netip.Pre
 		}
 	}
 	if at+size > end {
-		return netip.Prefix{}, fail(connect.CodeResourceExhausted, "no /%d of %s is free for %d guests; delete some clusters, or start the manager with a larger --prefix",
+		return netip.Prefix{}, refuse(Exhausted, "no /%d of %s is free for %d guests; delete some clusters, or start the manager with a larger --prefix",
 			length, whole, guests)
 	}
 	return netip.PrefixFrom(addressOf(at), length), nil
 }
 
-// takenPrefixes are the clusters' prefixes, by address.
-func takenPrefixes(snap *store.Snapshot) []netip.Prefix {
-	taken := make([]netip.Prefix, 0, len(snap.Clusters))
-	for _, c := range snap.Clusters {
+// takenPrefixes returns the clusters' prefixes, by address.
+func takenPrefixes(s *Objects) []netip.Prefix {
+	taken := make([]netip.Prefix, 0, len(s.Clusters))
+	for _, c := range s.Clusters {
 		if p, err := netip.ParsePrefix(c.Prefix); err == nil && p.Addr().Is4() {
 			taken = append(taken, p.Masked())
 		}
@@ -64,7 +60,7 @@ func takenPrefixes(snap *store.Snapshot) []netip.Prefix {
 	return taken
 }
 
-// number is an IPv4 address as a number, which leaves room to count beyond the last one.
+// number returns an IPv4 address as a number, which leaves room to count beyond the last one.
 func number(a netip.Addr) uint64 {
 	b := a.As4()
 	return uint64(binary.BigEndian.Uint32(b[:]))
@@ -76,5 +72,5 @@ func addressOf(n uint64) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// lastOf is the number of a prefix's last address.
+// lastOf returns the number of a prefix's last address.
 func lastOf(p netip.Prefix) uint64 { return number(p.Masked().Addr()) + 1<<(32-p.Bits()) - 1 }

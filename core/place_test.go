@@ -1,0 +1,131 @@
+package core
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// twoHosts is a world with the connected hosts a1 and b1 and the guest md-0 of cluster md.
+func twoHosts(g *v1.Guest) World {
+	o := NoObjects()
+	w := World{Objects: o, Reports: Captured{}, Now: time.Unix(10000, 0)}
+	for _, name := range []string{"a1", "b1"} {
+		info := &v1.HostInfo{BootId: name + "-boot", Site: name[:1], Cores: 4, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071}
+		o.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: name}, Info: info}
+		w.Reports[name] = Seen{Report: &v1.HostObserved{Info: info, Term: 1}, Since: w.Now, Connected: true}
+	}
+	o.Clusters["md"] = &v1.Cluster{Meta: &v1.Meta{Name: "md"}, Spec: &v1.ClusterSpec{Guests: 1}, Prefix: "10.77.1.0/24"}
+	g.Meta, g.Cluster, g.Address, g.Shape = &v1.Meta{Name: "md-0", Uid: "uid-md-0"}, "md", "10.77.1.10", &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 28}
+	o.Guests["md-0"] = g
+	return w
+}
+
+func newTestCore(w World) *Core {
+	identify := func(_ *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
+		return &v1.Identity{GuestUid: g.Meta.Uid, Epoch: epoch}
+	}
+	return New(Config{Term: 1, Began: w.Now.Add(-time.Hour), Identify: identify})
+}
+
+// A process that any host reports keeps a new grant from being given, whatever else is known.
+func TestNoGrantIsGivenWhileAHostHasAProcessOfTheGuest(t *testing.T) {
+	w := twoHosts(&v1.Guest{LastEpoch: 1003})
+	report := w.Reports["b1"]
+	report.Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Name: "md-0", Epoch: 5, Process: true, Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}
+	c := newTestCore(w)
+	d := c.Decide(w)
+	if len(d.Changes) != 1 {
+		t.Fatalf("changes %v", d.Changes)
+	}
+	g := d.Changes[0].Ops[0].Object.(*v1.Guest)
+	if g.Host != "" || !strings.Contains(g.Message, "host b1 still has a process of it") {
+		t.Fatalf("guest %v", g)
+	}
+	w.Objects = w.Objects.Apply(d.Changes[0])
+	w.Reports = Captured{"a1": w.Reports["a1"], "b1": {Report: &v1.HostObserved{Info: report.Report.Info, Term: 1}, Since: w.Now, Connected: true}}
+	if d = c.Decide(w); len(d.Changes) != 1 || d.Changes[0].Ops[0].Object.(*v1.Guest).Host == "" {
+		t.Errorf("once it has ended: %v", d.Changes)
+	}
+}
+
+// A host that claims to run a guest at an impossible epoch, or that has no part in a move that is past sending, stops nothing.
+func TestAHostThatLiesDoesNotStopAGuestThatStandsStill(t *testing.T) {
+	for name, epoch := range map[string]uint64{"an impossible epoch": maxEpoch, "a higher epoch": 7} {
+		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 2})
+		w.Hosts["c1"] = &v1.Host{Meta: &v1.Meta{Name: "c1", Uid: "c1"}, Info: &v1.HostInfo{BootId: "c1-boot"}}
+		w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1", SourceBootId: "a1-boot",
+			TargetBootId: "b1-boot", SourceEpoch: 1, TargetEpoch: 2, State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
+		w.Reports["a1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Epoch: 1, Condition: v1.GuestCondition_GUEST_CONDITION_SENT}}
+		w.Reports["b1"].Report.Guests = []*v1.GuestObserved{{Uid: "uid-md-0", Epoch: 2, Condition: v1.GuestCondition_GUEST_CONDITION_RECEIVED, Process: true}}
+		w.Reports["c1"] = Seen{Report: &v1.HostObserved{Info: w.Hosts["c1"].Info, Guests: []*v1.GuestObserved{{Uid: "uid-md-0", Epoch: epoch, Process: true,
+			Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING}}}, Since: w.Now, Connected: true}
+		c := newTestCore(w)
+		c.Decide(w)
+		w.Now = w.Now.Add(time.Second) // routes are waited for no longer
+		d := c.Decide(w)
+		if len(d.Changes) != 1 || d.Changes[0].Ops[0].Object.(*v1.Migration).State != v1.MigrationState_MIGRATION_STATE_RESUMING {
+			t.Errorf("%s: %v", name, d.Changes)
+		}
+	}
+}
+
+// What is on its way to a move's source is passed on by it until the move has ended.
+func TestAMovesSourceKeepsItsRoutesUntilTheMoveHasEnded(t *testing.T) {
+	w := twoHosts(&v1.Guest{Host: "b1", BootId: "b1-boot", Epoch: 2, LastEpoch: 2})
+	w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1",
+		SourceEpoch: 1, TargetEpoch: 2, State: v1.MigrationState_MIGRATION_STATE_RESUMING}
+	d := newTestCore(w).Decide(w)
+	n := d.Orders["a1"].GetNetwork()
+	if len(n.GetRoutes()) != 1 || n.Routes[0].Host != "b1" || len(n.Clusters) != 1 {
+		t.Errorf("orders of the source: %v", n)
+	}
+}
+
+// An event that came too soon after another is told when its time has come, though nothing changes then.
+func TestAnEventAboutMemoryThatCameTooSoonIsToldLater(t *testing.T) {
+	w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 1, LastEpoch: 1})
+	c := newTestCore(w)
+	events := 0
+	decide := func() Decision {
+		d := c.Decide(w)
+		for _, change := range d.Changes {
+			if strings.HasPrefix(change.Key, "memory/") {
+				events++
+			}
+		}
+		return d
+	}
+	report := func(kills uint64) {
+		o := outOfMemory(kills, 0)
+		o.At.Seconds = w.Now.Unix()
+		seen := w.Reports["a1"]
+		w.Reports = Captured{"b1": w.Reports["b1"], "a1": {Since: seen.Since, Connected: true, Report: &v1.HostObserved{Info: seen.Report.Info, Term: 1,
+			Guests: []*v1.GuestObserved{{Uid: "uid-md-0", Epoch: 1, Process: true, Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, OutOfMemory: o}}}}}
+	}
+	report(1)
+	decide()
+	w.Now = w.Now.Add(10 * time.Second)
+	report(2)
+	decide()
+	for range 100 {
+		w.Now = w.Now.Add(time.Second)
+		decide()
+	}
+	if events != 2 {
+		t.Errorf("%d events were told, not 2", events)
+	}
+}
+
+// A guest is given up while its move waits. The move ends, too.
+func TestAPendingMoveOfAGuestThatWasGivenUpEnds(t *testing.T) {
+	w := twoHosts(&v1.Guest{Epoch: 6, LastEpoch: 6, Failure: "given up"})
+	w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1", Target: "b1", SourceEpoch: 6}
+	w.Migrations["m"].State = v1.MigrationState_MIGRATION_STATE_PENDING
+	d := newTestCore(w).Decide(w)
+	if len(d.Changes) != 1 || d.Changes[0].Ops[0].Object.(*v1.Migration).State != v1.MigrationState_MIGRATION_STATE_FAILED {
+		t.Errorf("%v", d.Changes)
+	}
+}
