@@ -24,6 +24,9 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	switch act.Kind {
 	case machine.KeepTerm:
 		err = a.keepTerm(act.Term, act.Stamp)
+	case machine.ReadTerm:
+		term, stamp, err := a.readTerm()
+		return machine.Result{Term: term, Stamp: stamp, Err: err}
 	case machine.List:
 		return a.list(ctx, act)
 	case machine.ReadRecord:

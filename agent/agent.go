@@ -119,10 +119,7 @@ func (a *Agent) loadState() machine.Loaded {
 	if err := a.records.SetAside(); err != nil {
 		loaded.Problems = append(loaded.Problems, err.Error())
 	}
-	var err error
-	if loaded.Term, loaded.Stamp, err = a.readTerm(); err != nil {
-		loaded.Problems = append(loaded.Problems, err.Error())
-	}
+	loaded.Term, loaded.Stamp, loaded.TermUnread = a.readTerm()
 	records, problems := a.records.Load()
 	loaded.Records = records
 	for _, problem := range problems {

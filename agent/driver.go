@@ -101,7 +101,8 @@ func (a *Agent) logAct(g *guest, act machine.Act, result machine.Result, took ti
 	switch {
 	case result.Err == nil:
 		log.Debug("acted", attributes...)
-	case act.Kind == machine.List || result.Cut: // the machine repeats List every 2 s, and reports the error as a problem
+	case act.Kind == machine.List || act.Kind == machine.ReadTerm || result.Cut:
+		// The first two are tried every second or two, and their reason is a problem that is reported.
 		log.Debug("an act failed", append(attributes, "error", result.Err)...)
 	default:
 		log.Warn("an act failed", append(attributes, "error", result.Err)...)

@@ -19,7 +19,8 @@ import (
 
 func (a *Agent) termFile() string { return filepath.Join(a.config.StateDir, "term") }
 
-// readTerm reads the last term whose orders were in force (0: none), and the stamp of its latest orders.
+// readTerm reads the last term whose orders were in force (0: none), and the stamp of its latest orders. After an error
+// nothing is known of the term.
 func (a *Agent) readTerm() (uint64, *v1.Stamp, error) {
 	data, err := os.ReadFile(a.termFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -33,8 +34,13 @@ func (a *Agent) readTerm() (uint64, *v1.Stamp, error) {
 		return term, nil, nil // written before stamps existed
 	}
 	s := &v1.Stamp{}
-	if err := protojson.Unmarshal(text, s); err != nil {
-		return 0, nil, fmt.Errorf("read the manager's last term: %s: %w", a.termFile(), err)
+	err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, s) // a newer agent may have written it
+	if err == nil && s.Term == 0 {
+		err = errors.New("it names no term")
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("%s, the manager's last term, is damaged (%w); if only one manager ever led this host, remove the file",
+			a.termFile(), err)
 	}
 	return s.Term, s, nil
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -100,4 +101,42 @@ func TestOrdersWithAStampThatIsNotGenuineAreRefusedAndReported(t *testing.T) {
 	if _, kept, err := o.agent.readTerm(); err != nil || !proto.Equal(kept, genuine.Stamp) {
 		t.Error(kept, err)
 	}
+}
+
+func TestATermThatCannotBeReadIsNotTakenForNone(t *testing.T) {
+	authority := newAuthority(t)
+	o := newOutside(t)
+	reader := &Agent{config: Config{StateDir: filepath.Join(o.dir, "state")}}
+	file := reader.termFile()
+	if err := os.MkdirAll(reader.config.StateDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"nonsense", "", "{}"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := reader.readTerm(); err == nil || !strings.Contains(err.Error(), "remove the file") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	os.Remove(file)
+	if err := os.Mkdir(file, 0o700); err != nil { // reading fails, as for want of descriptors
+		t.Fatal(err)
+	}
+	o.start()
+	o.agent.config.Authority = authority.CertificatePEM()
+	wanted := stamped(t, authority, 6, "x", 20)
+	if err := o.agent.Take(wanted); err != nil {
+		t.Fatal(err)
+	}
+	o.await("the problem is reported", func(report *v1.HostObserved) bool {
+		return report.Stamp == nil && slices.ContainsFunc(report.Problems, func(p string) bool { return strings.Contains(p, "no orders are followed") })
+	})
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("5\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o.await("the orders that waited are in force", func(report *v1.HostObserved) bool { return proto.Equal(report.Stamp, wanted.Stamp) })
 }

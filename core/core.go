@@ -109,9 +109,11 @@ type Core struct {
 	shared  shareMemory
 	inState map[string]stateSince // by the move's uid
 	avoid   map[string][]string   // hosts that could not start a guest, by guest uid
-	memory  map[string]memoryTold // the last event about a guest's memory, by guest uid
-	due     map[string]time.Time  // when to decide again about a guest, by name
-	rest    map[string]time.Time  // until when changes rest, by Change.Key
+	memory  map[string]memoryTold // what people were told of guests' memory, by guest uid
+	due     map[string]time.Time  // guests that are decided about again at a time, by name
+	rest    map[string]time.Time  // objects that are not decided about before, by Change.Key
+	// described are the hosts whose description was changed just now.
+	described map[string]described
 }
 
 // stateSince is a move's state and the time since which Core has seen it.
@@ -123,7 +125,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -131,7 +133,7 @@ func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
-	fresh.memory, fresh.due = maps.Clone(c.memory), maps.Clone(c.due)
+	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	return &fresh
 }
 

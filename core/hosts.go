@@ -3,14 +3,49 @@ package core
 // hosts.go - stores the hosts' information from their agents' reports.
 
 import (
+	"time"
+
 	"github.com/dustin/go-humanize/english"
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
 )
 
+// describePause is the least time between two changes of what is stored of a host: one that describes itself anew all
+// the time must not fill the store.
+const describePause = 2 * time.Second
+
+// described is the last change of what is stored of a host, within describePause.
+type described struct {
+	at    time.Time
+	boot  bool // the host was started anew
+	again bool // another change waits
+}
+
+// mayDescribe tells whether what is stored of a host may change now. A host that was started anew does not wait for the
+// pause after another change, since its guests have ended.
+func (p *pass) mayDescribe(host string, boot bool) bool {
+	last, is := p.described[host]
+	if !is || boot && !last.boot {
+		p.described[host] = described{at: p.Now, boot: boot}
+		return true
+	}
+	last.again = true
+	p.described[host] = last
+	p.again = earlier(p.again, last.at.Add(describePause))
+	return false
+}
+
 // hosts stores the hosts' information from their agents' reports.
 func (p *pass) hosts() {
+	for name, last := range p.described {
+		if last.again {
+			p.index.hosts[name] = true
+		}
+		if p.Now.Sub(last.at) >= describePause {
+			delete(p.described, name)
+		}
+	}
 	for _, name := range p.index.hostNames() {
 		h := p.Hosts[name]
 		report, _, connected := p.Observed(name)
@@ -19,6 +54,9 @@ func (p *pass) hosts() {
 		}
 		info := keepFacts(report.Info, h.Info)
 		if proto.Equal(info, h.Info) {
+			continue
+		}
+		if h.Info != nil && !p.mayDescribe(name, h.Info.BootId != info.BootId) {
 			continue
 		}
 		update := proto.CloneOf(h)

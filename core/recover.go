@@ -23,13 +23,19 @@ import (
 // moved that often in the lost time.
 const EpochGap = 1000
 
-// maxEpoch is above every epoch that a guest can have. Recovery ignores higher epochs in hosts' reports.
-const maxEpoch = math.MaxUint64 / 4
+const (
+	// maxEpoch is above every epoch that a guest can have.
+	maxEpoch = math.MaxUint64 / 4
+	// lostEpochs bounds how many epochs a guest was given in the lost time. A recovery does not believe a host that
+	// reports a higher one: the guest's next epochs would lie above that, until none is left.
+	lostEpochs = 1 << 32
+)
 
-// RecoveryChoices are a person's decisions.
+// RecoveryChoices are what a recovery is told beside the objects and the reports.
 type RecoveryChoices struct {
-	Keep    map[string]string // guest's name or uid: the host whose copy continues
-	Without []string          // disconnected hosts whose guests are gone
+	Keep    map[string]string // guest's name or uid: the host whose copy goes on. A person chose it.
+	Without []string          // hosts that are not connected, and whose guests are gone. A person vouches for it.
+	Unknown []string          // hosts that have tried to connect, with certificates that no object stands for
 }
 
 // RecoveredGuest is a recovery's decision about one guest.
@@ -49,8 +55,8 @@ type RecoveredCluster struct {
 type RecoveryPlan struct {
 	Guests     []RecoveredGuest // by name
 	Clusters   []RecoveredCluster
-	Hosts      []*v1.HostRecovery // disconnected hosts
-	Migrations []*v1.Migration    // ended moves to store
+	Hosts      []*v1.HostRecovery // that may run guests which no report shows
+	Migrations []*v1.Migration    // as they are to be stored: ended
 	Obstacles  []string
 }
 
@@ -71,17 +77,22 @@ type recovery struct {
 	choices RecoveryChoices
 	plan    RecoveryPlan
 
-	absent []string               // hosts that may run any guest: disconnected, and no person has vouched for them
-	copies map[string][]guestCopy // by guest uid
-	epochs map[string]uint64      // the highest known, by guest uid
-	made   map[string]string      // why an unknown cluster is not made again, by its uid; empty: it is
+	absent   []string               // hosts that may run any guest: not vouched for, and no report shows all that they run
+	copies   map[string][]guestCopy // by guest uid
+	doubtful map[string][]string    // hosts whose report of a guest is not believed, by guest uid
+	stored   map[string]uint64      // the highest epoch that the state knows, by guest uid
+	epochs   map[string]uint64      // the highest that a host reports, by guest uid
+	made     map[string]string      // why an unknown cluster is not made again, by its uid; empty: it is
 }
 
 // Recovery plans a recovery. reports are those of the connected hosts. A guest that a disconnected host may run is
 // neither started nor given up.
 func Recovery(objects *Objects, reports map[string]*v1.HostObserved, choices RecoveryChoices) RecoveryPlan {
-	r := &recovery{objects: objects, reports: reports, choices: choices, copies: map[string][]guestCopy{},
-		epochs: map[string]uint64{}, made: map[string]string{}}
+	r := &recovery{objects: objects, reports: reports, choices: choices, copies: map[string][]guestCopy{}, doubtful: map[string][]string{},
+		stored: map[string]uint64{}, epochs: map[string]uint64{}, made: map[string]string{}}
+	for _, g := range objects.Guests {
+		r.stored[g.Meta.GetUid()] = max(g.LastEpoch, g.Epoch)
+	}
 	r.hosts()
 	r.collect()
 	r.clusters()
@@ -111,32 +122,53 @@ func (r *recovery) obstacle(format string, a ...any) {
 	r.plan.Obstacles = append(r.plan.Obstacles, fmt.Sprintf(format, a...))
 }
 
-// hosts finds the hosts that are not connected.
+// hosts finds the hosts that may run guests which no report shows.
 func (r *recovery) hosts() {
 	for _, name := range r.choices.Without {
 		switch {
-		case r.objects.Hosts[name] == nil:
-			r.obstacle("there is no host %s to go on without", name)
 		case r.reports[name] != nil:
 			r.obstacle("host %s is connected, so it is not gone; leave out --without %s", name, name)
+		case r.objects.Hosts[name] == nil && !slices.Contains(r.choices.Unknown, name):
+			r.obstacle("there is no host %s to go on without", name)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Hosts)) {
-		if r.reports[name] != nil || r.objects.Hosts[name].Meta.GetDeleting() != nil { // a host that is being removed ends its guests
-			continue
+		switch report := r.reports[name]; {
+		case r.objects.Hosts[name].Meta.GetDeleting() != nil: // it ends its guests
+		case report == nil:
+			r.addAbsent(name, "it is not connected; guests that it alone runs are missed, and are taken up by another recovery when it is back")
+		case report.GetProcessesUnknown():
+			// No later recovery takes up what is missed here: a connected host's stamp counts as answered.
+			r.obstacle("host %s could not look at its processes; try again; if that stays so, end its agent, and it counts as not connected", name)
+			r.addAbsent(name, "it could not look at its processes, so that it may run guests which it does not report; try again")
 		}
-		h := &v1.HostRecovery{Host: name, Vouched: slices.Contains(r.choices.Without, name)}
-		h.Reason = "it is not connected; guests that it alone runs are missed, and are taken up by another recovery when it is back"
-		if h.Vouched {
-			h.Reason = "it is not connected; you vouch that its guests are gone"
-		} else {
-			r.absent = append(r.absent, name)
-		}
-		r.plan.Hosts = append(r.plan.Hosts, h)
+	}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(r.choices.Unknown))) {
+		r.addAbsent(name, "it tried to connect with a certificate that this state does not know: it joined after the copy was made; join it again with a "+
+			"token first (delete pki/, and nothing else, in its agent's state folder); guests that it alone runs are missed otherwise")
 	}
 }
 
-// collect gathers the hosts' reports of each guest. It trusts no host's values.
+// addAbsent adds a host that may run any guest, unless a person vouches that it runs none.
+func (r *recovery) addAbsent(name, why string) {
+	h := &v1.HostRecovery{Host: name, Reason: why, Vouched: slices.Contains(r.choices.Without, name) && r.reports[name] == nil}
+	if h.Vouched {
+		h.Reason = "it is not connected; you vouch that its guests are gone"
+	}
+	if i := slices.IndexFunc(r.plan.Hosts, func(other *v1.HostRecovery) bool { return other.Host == name }); i >= 0 {
+		if !h.Vouched {
+			r.plan.Hosts[i].Reason += "; another host of its name: " + why
+		}
+		return
+	}
+	if !h.Vouched && !slices.Contains(r.absent, name) {
+		r.absent = append(r.absent, name)
+	}
+	r.plan.Hosts = append(r.plan.Hosts, h)
+}
+
+// collect gathers the hosts' reports of each guest. It trusts no host's values. A report that is not believed is no
+// report that the guest is not there.
 func (r *recovery) collect() {
 	for _, host := range slices.Sorted(maps.Keys(r.reports)) {
 		report, mine := r.reports[host], map[string]bool{}
@@ -144,30 +176,58 @@ func (r *recovery) collect() {
 			r.noteEpoch(e.GetUid(), e.GetEpoch())
 		}
 		for _, seen := range report.GetGuests() {
-			if !reportedName.MatchString(seen.GetUid()) || !reportedName.MatchString(seen.GetName()) || mine[seen.GetUid()] || seen.GetEpoch() >= maxEpoch {
-				r.add(&v1.GuestRecovery{Guest: strconv.Quote(seen.GetName()), Uid: strconv.Quote(seen.GetUid()), Host: host, Epoch: seen.GetEpoch(),
-					Act: v1.RecoveryAct_RECOVERY_ACT_LEAVE, Reason: "the host's report of it is not one that an agent makes; it is left out of account"}, nil)
+			uid := seen.GetUid()
+			// An agent that has not read the guest's record yet reports a process without name and epoch.
+			named := seen.GetName() == "" || reportedName.MatchString(seen.GetName())
+			if !reportedName.MatchString(uid) || !named || mine[uid] || !r.believable(uid, seen.GetEpoch()) {
+				r.doubt(host, seen)
 				continue
 			}
-			mine[seen.Uid] = true
-			r.noteEpoch(seen.Uid, seen.Epoch)
-			r.copies[seen.Uid] = append(r.copies[seen.Uid], guestCopy{host, seen})
+			mine[uid] = true
+			r.noteEpoch(uid, seen.Epoch)
+			r.copies[uid] = append(r.copies[uid], guestCopy{host, seen})
 		}
 	}
 }
 
+// doubt adds what a host reports of a guest and is not believed. For a guest that the state knows, a person has to look
+// at the host.
+func (r *recovery) doubt(host string, seen *v1.GuestObserved) {
+	r.add(&v1.GuestRecovery{Guest: strconv.Quote(seen.GetName()), Uid: strconv.Quote(seen.GetUid()), Host: host, Epoch: seen.GetEpoch(),
+		Act: v1.RecoveryAct_RECOVERY_ACT_LEAVE, Reason: "the host's report of it is not one that an agent makes; it is left out of account"}, nil)
+	r.doubtful[seen.GetUid()] = append(r.doubtful[seen.GetUid()], host)
+	for name, g := range r.objects.Guests {
+		if g.Meta.GetUid() == seen.GetUid() {
+			r.obstacle("guest %s on %s: %s", name, host, doubted(host))
+		}
+	}
+}
+
+func doubted(host string) string {
+	return fmt.Sprintf("the host's report of it is not one that an agent makes; look at that host, or end its agent and say --without %s if its guests are gone", host)
+}
+
+// believable tells whether a guest can have an epoch.
+func (r *recovery) believable(uid string, epoch uint64) bool {
+	return epoch < maxEpoch && epoch <= r.stored[uid]+lostEpochs
+}
+
 func (r *recovery) noteEpoch(uid string, epoch uint64) {
-	if epoch < maxEpoch {
+	if r.believable(uid, epoch) {
 		r.epochs[uid] = max(r.epochs[uid], epoch)
 	}
 }
 
 // lastEpoch returns an epoch above all known epochs of the guest.
 func (r *recovery) lastEpoch(g *v1.Guest) uint64 {
-	return max(g.LastEpoch, g.Epoch, r.epochs[g.Meta.GetUid()]) + EpochGap
+	known := max(g.LastEpoch, g.Epoch, r.epochs[g.Meta.GetUid()])
+	return max(known, min(known+EpochGap, maxEpoch-1))
 }
 
 func (r *recovery) add(g *v1.GuestRecovery, object *v1.Guest) {
+	if g.Act == v1.RecoveryAct_RECOVERY_ACT_WAIT {
+		object = nil
+	}
 	r.plan.Guests = append(r.plan.Guests, RecoveredGuest{g, object})
 }
 
@@ -183,8 +243,7 @@ func (r *recovery) guest(stored *v1.Guest) {
 	case at == nil:
 		r.nowhere(row, g)
 	case at.seen.Epoch < g.Epoch && at.host != g.Host && row.Reason == "":
-		r.add(&v1.GuestRecovery{Guest: g.Meta.Name, Uid: g.Meta.Uid, Cluster: g.Cluster, Host: at.host, Epoch: at.seen.Epoch,
-			Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: fmt.Sprintf("the state knows epoch %d of it", g.Epoch)}, nil)
+		r.end(row, *at, fmt.Sprintf("the state knows epoch %d of it", g.Epoch))
 		r.nowhere(row, g)
 	case at.host == g.Host && at.seen.Epoch <= g.Epoch:
 		row.Act = v1.RecoveryAct_RECOVERY_ACT_KEEP
@@ -216,12 +275,10 @@ func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestC
 	for _, c := range copies {
 		switch why := unsettled(c.seen); {
 		case why != "":
-			row.Act, row.Host, row.Epoch, row.Reason = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.Epoch, why
-			r.obstacle("guest %s on %s: %s; try again when that has ended", row.Guest, c.host, why)
+			r.wait(row, c, why)
 			return nil, true
 		case c.seen.Epoch == 0 && mayRun(c.seen):
-			r.add(&v1.GuestRecovery{Guest: row.Guest, Uid: row.Uid, Cluster: row.Cluster, Host: c.host, Act: v1.RecoveryAct_RECOVERY_ACT_END,
-				Reason: "the host has no record of it"}, nil)
+			r.end(row, c, "the host has no record of it")
 		case mayRun(c.seen):
 			live = append(live, c)
 		case c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_RECEIVED:
@@ -233,10 +290,43 @@ func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestC
 		return r.conflict(row, live)
 	case len(live) == 1:
 		return &live[0], false
+	case len(received) > 1:
+		return r.conflict(row, received)
 	case len(received) == 1:
 		return r.received(row, received[0], copies)
 	}
-	return nil, false
+	return nil, r.arriving(row, copies)
+}
+
+// wait has the recovery wait for what is under way with a copy.
+func (r *recovery) wait(row *v1.GuestRecovery, c guestCopy, why string) {
+	row.Act, row.Host, row.Epoch, row.Reason = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.GetEpoch(), why
+	r.obstacle("guest %s on %s: %s; try again when that has ended", cmp.Or(row.Guest, row.Uid), c.host, why)
+}
+
+// end adds a copy that orders end after the recovery.
+func (r *recovery) end(row *v1.GuestRecovery, c guestCopy, why string) {
+	r.add(&v1.GuestRecovery{Guest: row.Guest, Uid: row.Uid, Cluster: row.Cluster, Host: c.host, Epoch: c.seen.Epoch,
+		Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: why}, nil)
+}
+
+// arriving decides about a copy that a move is bringing, where no other may go on. Once its source has sent it, it is
+// the only one, though its host does not say yet that all of it is there. It tells whether the row says what hinders
+// the guest.
+func (r *recovery) arriving(row *v1.GuestRecovery, copies []guestCopy) bool {
+	sent := slices.ContainsFunc(copies, func(c guestCopy) bool { return c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_SENT })
+	for _, c := range copies {
+		receiving := c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_RECEIVING && (sent || c.seen.Process)
+		reserved := c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_RESERVED && c.seen.Process
+		switch {
+		case receiving || reserved && sent:
+			r.wait(row, c, "a move is bringing it there")
+			return true
+		case reserved:
+			r.end(row, c, "room was made for a move, and nothing was sent")
+		}
+	}
+	return false
 }
 
 // received decides about a paused copy that a move has brought, if the move's source has no copy.
@@ -248,7 +338,10 @@ func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCo
 		}
 	}
 	if len(r.absent) == 0 {
-		return nil, false // the source may have continued its copy and lost it, so the received copy may be older
+		if c.seen.Process {
+			r.end(row, c, "no host has sent it there, so it may be older than what ran last")
+		}
+		return nil, false
 	}
 	row.Act, row.Host, row.Epoch = v1.RecoveryAct_RECOVERY_ACT_WAIT, c.host, c.seen.Epoch
 	row.Reason = "a move has brought it there, and the host that sent it is not connected"
@@ -276,8 +369,7 @@ func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestC
 	row.Reason = "you chose this copy"
 	for _, c := range live {
 		if c.host != keep {
-			r.add(&v1.GuestRecovery{Guest: row.Guest, Uid: row.Uid, Cluster: row.Cluster, Host: c.host, Epoch: c.seen.Epoch,
-				Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: "you chose the copy on " + keep}, nil)
+			r.end(row, c, "you chose the copy on "+keep)
 		}
 	}
 	return at, false
@@ -287,10 +379,11 @@ func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestC
 func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	away := r.objects.Hosts[g.Host] != nil && slices.Contains(r.absent, g.Host)
 	deleting := r.objects.Clusters[g.Cluster] == nil || r.objects.Clusters[g.Cluster].Meta.GetDeleting() != nil
+	idle := g.Stopped || g.Host == "" && g.Failure != ""
 	switch {
 	case away:
 		row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_KEEP, "its host is not connected; it may well run on"
-	case g.Stopped || deleting || g.Host == "" && g.Failure != "":
+	case deleting || idle && len(r.absent) == 0:
 		row.Act, g.Host, g.BootId = v1.RecoveryAct_RECOVERY_ACT_KEEP, "", ""
 		row.Host = ""
 	case len(r.absent) > 0:
@@ -301,18 +394,53 @@ func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	r.add(row, g)
 }
 
-// holdBack prevents a guest from being started while a disconnected host may run it.
+// The failure of a guest that is held back begins with heldBack. After failedBefore, it repeats an earlier failure.
+const (
+	heldBack     = "after a recovery it is not known where it runs"
+	failedBefore = "; before: "
+)
+
+// holdBack prevents a guest from being started while a disconnected host may run it. A guest that was stopped or had
+// failed is held back, too: it may have been started in the lost time.
 func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
+	hosts, before := strings.Join(r.absent, ", "), ""
+	switch {
+	case strings.HasPrefix(g.Failure, heldBack):
+		if at := strings.Index(g.Failure, failedBefore); at >= 0 {
+			before = g.Failure[at:]
+		}
+	case g.Failure != "" && g.Host == "":
+		before = failedBefore + g.Failure
+	}
+	if g.Stopped && before == "" {
+		before = "; it was stopped when the copy of the state was made"
+	}
 	row.Act, row.Host = v1.RecoveryAct_RECOVERY_ACT_HOLD, ""
-	row.Reason = "no connected host runs it, and it may run on: " + strings.Join(r.absent, ", ")
+	row.Reason = "no connected host runs it, and it may run on: " + hosts
 	g.Host, g.BootId, g.Platform = "", "", nil
-	g.Failure = fmt.Sprintf("after a recovery it is not known where it runs; it may run on %s; if it does not: watari guest start %s",
-		strings.Join(r.absent, ", "), g.Meta.Name)
+	g.Failure = fmt.Sprintf("%s; it may run on %s; whoever administers these hosts may know, and can connect them and recover again; only if it does not run there: "+
+		"watari guest start %s%s", heldBack, hosts, g.Meta.Name, before)
 }
 
-// restart lets a guest be started again, if its image exists.
+// restart lets a guest be started again, if its image exists. It waits for copies that may run. Those that the plan
+// ends hold the start back by themselves: the manager gives no grant while a host reports a process of the guest.
 func (r *recovery) restart(row *v1.GuestRecovery, g *v1.Guest, why string) {
+	var ending []string
+	for _, other := range r.plan.Guests {
+		if other.Uid == row.Uid && other.Act == v1.RecoveryAct_RECOVERY_ACT_END {
+			ending = append(ending, other.Host)
+		}
+	}
+	for _, c := range r.copies[row.Uid] {
+		if c.seen.Process && !slices.Contains(ending, c.host) {
+			r.wait(row, c, "a process of it is there")
+			return
+		}
+	}
 	row.Act, row.Host, row.Reason = v1.RecoveryAct_RECOVERY_ACT_RESTART, "", why
+	if len(ending) > 0 {
+		row.Reason = "it waits for the end of its copy on " + strings.Join(ending, ", ")
+	}
 	g.Host, g.BootId, g.Platform = "", "", nil
 	if !r.imageKnown(g.ImageDigest) {
 		row.Reason += "; its image is not known and must be imported again first"
@@ -373,6 +501,9 @@ func unsettled(g *v1.GuestObserved) string {
 	case v1.GuestCondition_GUEST_CONDITION_SENDING:
 		return "it is being sent to another host"
 	case v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED:
+		if g.GetName() == "" {
+			return "its host has a process of it, and has not read its record"
+		}
 		return "its host cannot tell what became of it"
 	case v1.GuestCondition_GUEST_CONDITION_STARTING:
 		if g.GetMigrationId() != "" && g.GetProcess() {

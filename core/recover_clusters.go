@@ -4,10 +4,13 @@ package core
 // guests.
 
 import (
+	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,8 +31,52 @@ func GuestUID(cluster string, index uint32) string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// maxRecovered bounds the guests of a cluster that is made again.
-const maxRecovered = 250
+const (
+	// maxRecovered bounds the guests of a cluster that is made again.
+	maxRecovered = 1000
+	// firstOffset is guest 0's address, counted from the first of the prefix.
+	firstOffset = 10
+)
+
+// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes (package
+// manager/api).
+func recoveredPrefix(text string, guests uint32) (prefix netip.Prefix, ok bool) {
+	prefix, err := netip.ParsePrefix(text)
+	if err != nil || !prefix.Addr().Is4() || prefix.Masked() != prefix {
+		return prefix, false
+	}
+	return prefix, prefix.Bits() == min(24, 32-bits.Len32(firstOffset+guests))
+}
+
+// recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another
+// guest of the cluster.
+func recoveredAddress(prefix netip.Prefix, index uint32, like *v1.Guest) netip.Addr {
+	first := addressNumber(prefix.Addr())
+	n := first + firstOffset + index
+	if other, err := netip.ParseAddr(like.Address); err == nil && prefix.Contains(other) {
+		n = addressNumber(other) - like.Index + index
+	}
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], n)
+	return netip.AddrFrom4(b)
+}
+
+// fits tells whether a guest with this index may have the address: the addresses of the cluster's other guests are in
+// the prefix, too.
+func fits(prefix netip.Prefix, address netip.Addr, index, guests uint32) bool {
+	if !prefix.Contains(address) {
+		return false
+	}
+	first := uint64(addressNumber(prefix.Addr()))
+	n := uint64(addressNumber(address))
+	return n >= first+uint64(index) && n-uint64(index)+uint64(guests) <= first+1<<(32-prefix.Bits())
+}
+
+// addressNumber is an IPv4 address as a number.
+func addressNumber(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.BigEndian.Uint32(b[:])
+}
 
 // clusters plans the clusters to make again: unknown clusters with a copy that may run.
 func (r *recovery) clusters() {
@@ -74,14 +121,14 @@ func sameCluster(a, b *v1.GuestFacts) bool {
 // trusted.
 func (r *recovery) refused(f *v1.GuestFacts) string {
 	c := f.GetCluster()
-	prefix, err := netip.ParsePrefix(c.GetPrefix())
+	_, made := recoveredPrefix(c.GetPrefix(), c.GetSpec().GetGuests())
 	switch {
 	case !nameRule.MatchString(c.GetName()):
 		return "its host keeps facts of a cluster with a name that no cluster has"
-	case err != nil || !prefix.Addr().Is4() || prefix.Bits() != 24 || prefix.Masked() != prefix:
-		return "its host keeps facts of a cluster with a prefix that no cluster has"
 	case c.GetSpec().GetGuests() < 1 || c.GetSpec().GetGuests() > maxRecovered:
 		return "its host keeps facts of a cluster with a number of guests that no cluster has"
+	case !made:
+		return "its host keeps facts of a cluster with a prefix that no cluster has"
 	}
 	return ""
 }
@@ -91,17 +138,24 @@ func (r *recovery) taken(f *v1.GuestFacts) string {
 	if r.objects.Clusters[f.Cluster.Name] != nil {
 		return fmt.Sprintf("there is another cluster %s; delete that one to recover this", f.Cluster.Name)
 	}
-	for name, c := range r.objects.Clusters {
-		if c.Prefix == f.Cluster.Prefix {
+	for _, name := range slices.Sorted(maps.Keys(r.objects.Clusters)) {
+		if c := r.objects.Clusters[name]; overlap(c.Prefix, f.Cluster.Prefix) {
 			return fmt.Sprintf("cluster %s has its addresses (%s); delete that one to recover this", name, c.Prefix)
 		}
 	}
 	for _, made := range r.plan.Clusters {
-		if made.Cluster == f.Cluster.Name || made.Object.Prefix == f.Cluster.Prefix {
+		if made.Cluster == f.Cluster.Name || overlap(made.Object.Prefix, f.Cluster.Prefix) {
 			return fmt.Sprintf("hosts also run guests of another cluster, %s, of the same name or addresses", made.Cluster)
 		}
 	}
 	return ""
+}
+
+// overlap tells whether two prefixes have an address in common.
+func overlap(a, b string) bool {
+	p, err := netip.ParsePrefix(a)
+	q, err2 := netip.ParsePrefix(b)
+	return err == nil && err2 == nil && p.Overlaps(q)
 }
 
 func (r *recovery) makeAgain(f *v1.GuestFacts) {
@@ -164,7 +218,7 @@ func (r *recovery) unknown(uid string, copies []guestCopy) {
 	}
 	if reason != "" {
 		row.Act = v1.RecoveryAct_RECOVERY_ACT_LEAVE
-		row.Reason = fmt.Sprintf("%s; it is left alone; to end it on its host: virsh -c qemu:///system destroy watari-%s", reason, row.Guest)
+		row.Reason = fmt.Sprintf("%s; it is left alone; to end it on its host: virsh -c qemu:///system destroy watari-%s", reason, cmp.Or(row.Guest, row.Uid))
 		r.add(row, nil)
 	}
 }
@@ -177,7 +231,7 @@ func (r *recovery) member(made *RecoveredCluster, row *v1.GuestRecovery, at *gue
 	switch {
 	case row.Guest != fmt.Sprintf("%s-%d", c.Meta.Name, f.Index) || f.Index >= c.Spec.Guests:
 		return "its name is not one of its cluster's"
-	case err != nil || !prefix.Contains(address):
+	case err != nil || !fits(prefix, address, f.Index, c.Spec.Guests):
 		return "its address is not one of its cluster's"
 	case r.objects.Guests[row.Guest] != nil:
 		return "there is another guest of that name"
@@ -239,20 +293,25 @@ func (r *recovery) missing(byUID map[string]*v1.Guest) {
 
 // absentMember adds one guest that no host runs. It gets its old uid if the uid can be derived.
 func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32, derived bool, like *v1.Guest) {
-	if slices.ContainsFunc(r.plan.Guests, func(g RecoveredGuest) bool { return g.Guest == name && g.Act != v1.RecoveryAct_RECOVERY_ACT_END }) {
+	uid := ""
+	if derived {
+		uid = GuestUID(made.Uid, index)
+	}
+	if slices.ContainsFunc(r.plan.Guests, func(g RecoveredGuest) bool {
+		return (g.Guest == name || derived && g.Uid == uid) && g.Act != v1.RecoveryAct_RECOVERY_ACT_END
+	}) {
 		return // a row says what prevents it
 	}
+	if host := r.doubtedMember(uid); host != "" {
+		r.obstacle("guest %s on %s: %s", name, host, doubted(host))
+		r.add(&v1.GuestRecovery{Guest: name, Uid: uid, Cluster: made.Cluster, Host: host, Act: v1.RecoveryAct_RECOVERY_ACT_WAIT,
+			Reason: "the host's report of it is not one that an agent makes"}, nil)
+		return
+	}
 	prefix, _ := netip.ParsePrefix(made.Object.Prefix)
-	address := prefix.Addr().As4()
-	other, _ := netip.ParseAddr(like.Address)
-	if other.Is4() { // guests' addresses are in the order of their indices
-		address[3] = byte(int(other.As4()[3]) - int(like.Index) + int(index))
-	}
-	g := &v1.Guest{Meta: &v1.Meta{Name: name, Owner: like.Meta.Owner, OwnerUid: like.Meta.OwnerUid}, Cluster: made.Cluster, Index: index,
-		Shape: proto.CloneOf(made.Object.Spec.GetShape()), ImageDigest: made.Object.ImageDigest, Address: netip.AddrFrom4(address).String(), NoFork: like.NoFork}
-	if derived {
-		g.Meta.Uid = GuestUID(made.Uid, index)
-	}
+	address := recoveredAddress(prefix, index, like)
+	g := &v1.Guest{Meta: &v1.Meta{Name: name, Uid: uid, Owner: like.Meta.Owner, OwnerUid: like.Meta.OwnerUid}, Cluster: made.Cluster, Index: index,
+		Shape: proto.CloneOf(made.Object.Spec.GetShape()), ImageDigest: made.Object.ImageDigest, Address: address.String(), NoFork: like.NoFork}
 	g.LastEpoch = r.lastEpoch(g)
 	row := &v1.GuestRecovery{Guest: name, Uid: g.Meta.Uid, Cluster: made.Cluster}
 	if len(r.absent) > 0 {
@@ -261,4 +320,15 @@ func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32
 		r.restart(row, g, "its cluster is made again, and no host runs it")
 	}
 	r.add(row, g)
+}
+
+// doubtedMember is a host whose report may be of the guest, and is not believed; empty: there is none. Without a uid
+// any guest that the state does not know may be it.
+func (r *recovery) doubtedMember(uid string) string {
+	for _, other := range slices.Sorted(maps.Keys(r.doubtful)) {
+		if _, known := r.stored[other]; other == uid || uid == "" && !known {
+			return r.doubtful[other][0]
+		}
+	}
+	return ""
 }

@@ -374,6 +374,9 @@ func TestAReportThatNoAgentMakesIsLeftOutOfAccount(t *testing.T) {
 	if g := planRow(t, p, "md-0", restartAct).Object; g.LastEpoch != 3+EpochGap {
 		t.Error(g)
 	}
+	if len(p.Obstacles) != 2 || !strings.Contains(p.Obstacles[0], "md-0 on a1") || !strings.Contains(p.Obstacles[1], "md-1 on a1") {
+		t.Error(p.Obstacles)
+	}
 	planRow(t, p, `""`, leaveAct)
 	w.sees("b1", "lu\x1b[2J", 2, runningThere, newer(0))
 	planRow(t, w.plan(), `"lu\x1b[2J"`, leaveAct) // what is shown of it does no harm to a terminal
@@ -386,7 +389,9 @@ func TestACopyWithoutARecordIsEnded(t *testing.T) {
 	if planRow(t, p, "md-0", endAct).Host != "b1" {
 		t.Error(p.Guests)
 	}
-	planRow(t, p, "md-0", restartAct)
+	if g := planRow(t, p, "md-0", restartAct); len(p.Obstacles) > 0 || !strings.Contains(g.Reason, "waits for the end of its copy on b1") {
+		t.Error(g, p.Obstacles)
+	}
 }
 
 func TestAPlanIsTheSameEachTime(t *testing.T) {

@@ -125,6 +125,16 @@ func (m *mindful) Sync(_ context.Context, stream *connect.BidiStream[v1.HostWant
 // connect has the host dial a manager until disconnect, or the test's end.
 func (m *mindful) connect(r *running) {
 	r.t.Helper()
+	m.dial(r)
+	r.await(m.name+" is connected", func() bool {
+		resp, err := r.admin.ListHosts(context.Background(), connect.NewRequest(&v1.ListHostsRequest{Name: m.name}))
+		return err == nil && resp.Msg.Hosts[0].State == v1.HostState_HOST_STATE_READY
+	})
+}
+
+// dial has the host try to connect.
+func (m *mindful) dial(r *running) {
+	r.t.Helper()
 	config, err := ca.ClientTLS(r.caPEM, m.pair.Certificate, m.pair.Key)
 	if err != nil {
 		r.t.Fatal(err)
@@ -142,10 +152,6 @@ func (m *mindful) connect(r *running) {
 	}()
 	m.stop = sync.OnceFunc(func() { cancel(); <-done })
 	r.t.Cleanup(m.stop)
-	r.await(m.name+" is connected", func() bool {
-		resp, err := r.admin.ListHosts(context.Background(), connect.NewRequest(&v1.ListHostsRequest{Name: m.name}))
-		return err == nil && resp.Msg.Hosts[0].State == v1.HostState_HOST_STATE_READY
-	})
 }
 
 func (m *mindful) running() (names []string) {
@@ -410,6 +416,67 @@ func TestAHostThatComesBackAfterARecoveryHasTheManagerHoldAgain(t *testing.T) {
 	r.ready("md")
 	if ends := a1.counts()[1] + b1.counts()[1]; ends > 0 {
 		t.Errorf("%d guests were ended", ends)
+	}
+}
+
+// A host joined after the copy of the state was made, and a guest has moved there since: the guest is not started elsewhere.
+func TestAHostThatJoinedAfterTheCopyMayRunGuests(t *testing.T) {
+	dir := t.TempDir()
+	state, backup := filepath.Join(dir, "manager"), filepath.Join(dir, "backup")
+	r := start(t, dir)
+	r.image("mpi")
+	a1 := newMindful(r, "a1")
+	a1.connect(r)
+	r.create("md", 1)
+	a1.stop()
+	r.stop()
+	copyState(t, state, backup)
+	r = start(t, dir)
+	b1 := newMindful(r, "b1")
+	a1.connect(r)
+	b1.connect(r)
+	r.await("both have orders", func() bool { return b1.counts()[2] > 0 && a1.counts()[2] > 0 })
+	a1.stop()
+	b1.stop()
+	r.stop()
+	for uid, g := range a1.guests {
+		g.Epoch, g.BootId = g.Epoch+1, "boot-b1"
+		b1.guests[uid] = g
+		delete(a1.guests, uid)
+	}
+	copyState(t, backup, state)
+
+	r = start(t, dir)
+	a1.connect(r)
+	b1.dial(r)
+	r.await("the manager holds", r.holds)
+	var plan *v1.RecoverResponse
+	r.await("the manager knows of b1", func() bool {
+		var err error
+		if plan, err = r.recovery(&v1.RecoverRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		return len(plan.Hosts) == 1
+	})
+	if h := plan.Hosts[0]; h.Host != "b1" || h.Vouched || !strings.Contains(h.Reason, "join it again") {
+		t.Error(h)
+	}
+	if len(plan.Guests) != 1 || plan.Guests[0].Act != v1.RecoveryAct_RECOVERY_ACT_HOLD {
+		t.Error(plan.Guests)
+	}
+	b1.stop()
+	pair, _, err := r.join(r.hostToken(), "b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b1.pair = pair
+	b1.connect(r)
+	if plan, err = r.recovery(&v1.RecoverRequest{Apply: true}); err != nil || len(plan.Hosts) > 0 {
+		t.Fatal(plan, err)
+	}
+	r.ready("md")
+	if !slices.Equal(b1.running(), []string{"md-0"}) || b1.counts()[1] > 0 || a1.counts()[0] != 1 {
+		t.Error(b1.running(), b1.counts(), a1.counts())
 	}
 }
 

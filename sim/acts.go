@@ -39,6 +39,14 @@ func (h *host) carryOut(a machine.Act) {
 			h.term, h.stamp = a.Term, a.Stamp
 			end(machine.Result{})
 		}, false)
+	case machine.ReadTerm:
+		h.sim.after(h.sim.latency(time.Millisecond), func() {
+			if h.termUnreadable() {
+				end(machine.Result{Err: errInput})
+				return
+			}
+			end(machine.Result{Term: h.term, Stamp: h.stamp})
+		})
 	case machine.Obey:
 		if n := a.Orders.GetNetwork(); n != nil {
 			h.sim.after(h.sim.latency(5*time.Millisecond), func() {
@@ -125,6 +133,9 @@ func (h *host) onDisk(usual time.Duration, written func(ok bool), vital bool) {
 		written(ok)
 	})
 }
+
+// termUnreadable tells whether the agent's reads of its term fail now.
+func (h *host) termUnreadable() bool { return h.sim.faulty && h.sim.unreadable[h.name+"/term"] }
 
 func (h *host) readRecord(uid string) machine.Result {
 	if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {

@@ -125,6 +125,9 @@ func (h *host) startAgent() {
 	}
 	h.life++
 	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}}
+	if h.termUnreadable() {
+		loaded.Term, loaded.Stamp, loaded.TermUnread = 0, nil, errInput
+	}
 	for uid, r := range h.records {
 		if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {
 			continue // read again when it matters

@@ -195,11 +195,8 @@ func (s *Sim) perform(step Step) {
 }
 
 func (s *Sim) unreadableRecord(h *host, step Step, later func(func())) {
-	uids := slices.Sorted(maps.Keys(h.records))
-	if len(uids) == 0 {
-		return
-	}
-	key := h.name + "/" + uids[step.Pick%len(uids)]
+	files := append(slices.Sorted(maps.Keys(h.records)), "term")
+	key := h.name + "/" + files[step.Pick%len(files)]
 	s.unreadable[key] = true
 	h.killAgent()
 	s.after(time.Second, h.startAgent)

@@ -15,6 +15,9 @@ const (
 	// KeepTerm writes Act.Term and Act.Stamp to disk, so that they survive a crash. Stamp is nil where the orders have
 	// none.
 	KeepTerm Kind = "keep term"
+	// ReadTerm reads what KeepTerm has written: Result.Term and Result.Stamp, zero where it never did. With Err, a term may
+	// be there.
+	ReadTerm Kind = "read term"
 	// Obey passes Act.Orders to the code that keeps the network, the images and the templates. The agent carries it out
 	// before the acts that follow it.
 	Obey Kind = "obey"
@@ -108,6 +111,8 @@ const (
 type Result struct {
 	Err error
 
+	Term      uint64
+	Stamp     *v1.Stamp
 	Domains   []domain.Info
 	Creating  []string // uids
 	Record    *Record

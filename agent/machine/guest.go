@@ -10,7 +10,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// readAgainEvery is the pause before a record that could not be read is read again.
+// readAgainEvery is the pause before a record, or the term, that could not be read is read again.
 const readAgainEvery = time.Second
 
 // guest is one guest on this host. It has at most one script and at most one operation, which run concurrently.

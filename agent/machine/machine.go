@@ -31,6 +31,8 @@ type Config struct {
 type Loaded struct {
 	Term  uint64
 	Stamp *v1.Stamp // of the latest orders; nil: they had none
+	// TermUnread is why the term could not be read; nil: it was. It is read again until it can be.
+	TermUnread error
 	// Records are the readable records, by uid. An unreadable record is read again when orders or a listing mention its
 	// guest.
 	Records  map[string]*Record
@@ -71,6 +73,9 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 	}
 	m := &Machine{config: config, now: now, domains: newDomains(), guests: map[string]*guest{},
 		terms: terms{term: loaded.Term, stamp: loaded.Stamp}, problems: slices.Clone(loaded.Problems)}
+	if loaded.TermUnread != nil {
+		m.terms.unread, m.terms.readAgain = loaded.TermUnread, now.Add(readAgainEvery)
+	}
 	m.requestList()
 	var uids []string
 	for uid, r := range loaded.Records {
@@ -127,6 +132,8 @@ func (m *Machine) Ended(now time.Time, id uint64, o Result) {
 		m.listed(o)
 	case m.terms.keeping == id && id != 0:
 		m.termKept(o.Err)
+	case m.terms.reading == id && id != 0:
+		m.termRead(o)
 	default:
 		for _, g := range m.sorted() {
 			if m.guestEnded(g, id, o) {
@@ -162,6 +169,7 @@ func (m *Machine) Wake() time.Time {
 		}
 	}
 	at(m.terms.retry)
+	at(m.terms.readAgain)
 	if m.domains.current == nil {
 		at(m.nextList())
 	}

@@ -19,6 +19,9 @@ import (
 func (m *Machine) Report(now time.Time) *v1.HostObserved {
 	m.now = now
 	o := &v1.HostObserved{Term: m.full.term, Generation: m.full.generation, Stamp: m.terms.stamp, Problems: append([]string(nil), m.problems...)}
+	if err := m.terms.unread; err != nil {
+		o.Problems = append(o.Problems, fmt.Sprintf("no orders are followed, for they may be an older manager's: %v", err))
+	}
 	if m.refused != "" {
 		o.Problems = append(o.Problems, m.refused)
 	}

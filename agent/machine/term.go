@@ -28,6 +28,12 @@ type terms struct {
 	kept    uint64         // the term that this act writes
 	written *v1.Stamp      // the stamp that this act writes
 	retry   time.Time      // when to write a newer term again; zero: never
+
+	// unread is why the term on disk is not known; nil: it is. No orders are in force until it is known, since they may be
+	// of an older term.
+	unread    error
+	reading   uint64    // the act that reads it; 0: none
+	readAgain time.Time // when it is read again; zero: it is not to be
 }
 
 // check returns an error if orders must be refused.
@@ -51,19 +57,28 @@ func (m *Machine) check(w *v1.HostWanted) error {
 	return fmt.Errorf("%w: %s", ErrStale, m.refused)
 }
 
-// hold holds back orders of a newer term until the term is on disk; false: the term of w is in force already.
+// hold holds back orders of a newer term until the term is on disk; false: the term of w is in force already. While the
+// term on disk is not known, it holds back all orders: the manager does not send them again.
 func (m *Machine) hold(w *v1.HostWanted) bool {
 	t := &m.terms
+	if t.unread != nil {
+		t.holdNewest(w)
+		return true
+	}
 	if w.Term <= t.term {
 		return false
 	}
-	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
-		t.held = w
-	}
+	t.holdNewest(w)
 	if t.keeping == 0 {
 		m.keepTerm()
 	}
 	return true
+}
+
+func (t *terms) holdNewest(w *v1.HostWanted) {
+	if t.held == nil || t.held.Term < w.Term || t.held.Generation <= w.Generation {
+		t.held = w
+	}
 }
 
 // keepStamp keeps the stamp of orders that are in force, if it is the latest. The orders do not wait until it is on
@@ -112,8 +127,29 @@ func (m *Machine) termKept(err error) {
 	m.obey(held)
 }
 
+// termRead takes up the term that was read from disk, and then the orders that waited for it.
+func (m *Machine) termRead(o Result) {
+	t := &m.terms
+	t.reading = 0
+	if o.Err != nil {
+		t.unread, t.readAgain = o.Err, m.now.Add(readAgainEvery)
+		return
+	}
+	t.unread, t.term, t.stamp = nil, o.Term, o.Stamp
+	held := t.held
+	t.held = nil
+	if held != nil && m.check(held) == nil && !m.hold(held) {
+		m.obey(held)
+	}
+}
+
 func (m *Machine) tickTerm() {
-	if t := &m.terms; !t.retry.IsZero() && !m.now.Before(t.retry) {
+	t := &m.terms
+	if !t.retry.IsZero() && !m.now.Before(t.retry) {
 		m.keepTerm()
+	}
+	if !t.readAgain.IsZero() && !m.now.Before(t.readAgain) {
+		t.readAgain = time.Time{}
+		t.reading = m.act(nil, Act{Kind: ReadTerm})
 	}
 }

@@ -119,3 +119,63 @@ func TestOrdersOfAnotherTermOfTheSameNumberAreRefused(t *testing.T) {
 		t.Error(err, shown(m))
 	}
 }
+
+// reread has a machine read its term again, and says how that ends.
+func reread(t *testing.T, m *Machine, now time.Time, r Result) {
+	t.Helper()
+	m.Acts()
+	if wake := m.Wake(); wake.IsZero() || wake.After(now) {
+		t.Fatalf("the term is not read again at %v but at %v", now, wake)
+	}
+	m.Tick(now)
+	for _, a := range m.Acts() {
+		if a.Kind == ReadTerm {
+			m.Ended(now, a.ID, r)
+			return
+		}
+	}
+	t.Fatal("the term is not read again")
+}
+
+func TestNoOrdersAreInForceWhileTheTermOnDiskIsNotKnown(t *testing.T) {
+	unread := errors.New("too many open files")
+	onDisk := Result{Term: 5, Stamp: ofTerm(5, "mine", 10).Stamp}
+	for name, c := range map[string]struct {
+		orders []*v1.HostWanted
+		disk   Result
+		force  mark // afterwards
+		writes uint64
+		says   string
+	}{
+		"of an older term":            {[]*v1.HostWanted{ofTerm(4, "old", 90)}, onDisk, mark{}, 0, "term 5 has begun"},
+		"of the term":                 {[]*v1.HostWanted{ofTerm(5, "mine", 20)}, onDisk, mark{5, 20}, 5, ""},
+		"of another of the number":    {[]*v1.HostWanted{ofTerm(5, "theirs", 20)}, onDisk, mark{}, 0, "of another manager"},
+		"of a newer term":             {[]*v1.HostWanted{ofTerm(6, "next", 30)}, onDisk, mark{}, 6, ""},
+		"of an older and a newer one": {[]*v1.HostWanted{ofTerm(4, "old", 90), ofTerm(5, "mine", 20)}, onDisk, mark{5, 20}, 5, ""},
+		"none":                        {nil, onDisk, mark{}, 0, ""},
+		"and there is no term":        {[]*v1.HostWanted{ofTerm(4, "first", 1)}, Result{}, mark{}, 4, ""},
+	} {
+		m := New(termTime, Config{Host: "here"}, Loaded{TermUnread: unread})
+		for _, w := range c.orders {
+			m.Take(termTime, w)
+		}
+		if n := len(writes(m)); n > 0 || m.Ordered() {
+			t.Errorf("%s: %d writes, in force: %v", name, n, m.taken)
+		}
+		if problems := strings.Join(m.Report(termTime).Problems, "\n"); !strings.Contains(problems, unread.Error()) {
+			t.Errorf("%s: not reported: %s", name, problems)
+		}
+		now := termTime.Add(readAgainEvery)
+		reread(t, m, now, Result{Err: unread})
+		now = now.Add(readAgainEvery)
+		reread(t, m, now, c.disk)
+		written := uint64(0)
+		for _, a := range writes(m) {
+			written = a.Term
+		}
+		problems := strings.Join(m.Report(now).Problems, "\n")
+		if m.taken != c.force || written != c.writes || strings.Contains(problems, unread.Error()) || !strings.Contains(problems, c.says) {
+			t.Errorf("%s: in force %v, written %d, problems %q", name, m.taken, written, problems)
+		}
+	}
+}

@@ -135,6 +135,11 @@ func (w *world) do(a Act) Result {
 			return Result{Err: syscall.ENOSPC}
 		}
 		w.term = a.Term
+	case ReadTerm:
+		if w.unreadable {
+			return Result{Err: errors.New("it cannot be read now")}
+		}
+		return Result{Term: w.term}
 	case List:
 		r := Result{Err: w.down, Creating: w.creating}
 		for _, uid := range slices.Sorted(maps.Keys(w.domains)) {

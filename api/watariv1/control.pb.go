@@ -3952,7 +3952,7 @@ func (x *ClusterRecovery) GetNotes() []string {
 	return nil
 }
 
-// HostRecovery is a host that is not connected.
+// HostRecovery is a host that may run guests which no report shows.
 type HostRecovery struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`

@@ -55,6 +55,7 @@ type Server struct {
 	Options
 	execs    callers    // of GuestExec
 	changing sync.Mutex // held from a decision to the snapshot that shows it
+	unknown  unknownHosts
 }
 
 // New makes the server.

@@ -98,8 +98,10 @@ func (s *Server) AcceptHost(id ca.Identity) error {
 		return &hostlink.Refusal{Reason: "this manager does not lead", Leader: snap.Leader}
 	}
 	if why := hostRefused(snap, id); why != "" {
+		s.unknown.refused(snap, id)
 		return &hostlink.Refusal{Reason: why, Removed: snap.Removed[id.UID] != nil}
 	}
+	s.unknown.accepted(id)
 	return nil
 }
 

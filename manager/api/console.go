@@ -78,7 +78,7 @@ func (c *console) read(ctx context.Context, host string, follow bool, alive func
 		}
 		c.host = host
 	}
-	in, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL).Console(ctx,
+	in, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL, hostlink.GuestLimit()).Console(ctx,
 		connect.NewRequest(&v1.ConsoleRequest{GuestUid: c.uid, Offset: c.offset - c.base, Follow: follow, Epoch: c.epoch}))
 	if err != nil {
 		return err

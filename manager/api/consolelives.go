@@ -60,7 +60,7 @@ func (s *Server) keptOn(ctx context.Context, host, uid string) ([]*v1.KeptConsol
 	if err != nil {
 		return nil, err
 	}
-	r, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL).ListConsoles(ctx,
+	r, err := watariv1connect.NewAgentServiceClient(client, hostlink.BaseURL, hostlink.GuestLimit()).ListConsoles(ctx,
 		connect.NewRequest(&v1.ListConsolesRequest{GuestUid: uid}))
 	if err != nil {
 		return nil, err

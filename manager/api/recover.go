@@ -75,7 +75,7 @@ func (s *Server) recoverOnce(ctx context.Context, r *v1.RecoverRequest) (*v1.Rec
 		return resp, nil // guests are where the objects say
 	}
 	reports := core.Capture(snap, s.Sessions)
-	plan := core.Recovery(snap, reports.Connected(), core.RecoveryChoices{Keep: r.Keep, Without: r.Without})
+	plan := core.Recovery(snap, reports.Connected(), core.RecoveryChoices{Keep: r.Keep, Without: r.Without, Unknown: s.unknown.list(snap)})
 	for _, g := range plan.Guests {
 		resp.Guests = append(resp.Guests, g.GuestRecovery)
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -52,6 +53,7 @@ type Controller struct {
 	core       *core.Core
 	identities map[identityKey]*v1.Identity
 	runners    map[string]*runner // by the run's uid
+	rests      map[string]rest    // by the change's key
 	driving    sync.WaitGroup
 	changed    chan struct{} // holds a token when a runner has something to tell
 }
@@ -61,10 +63,17 @@ const (
 	conflictPause = 200 * time.Millisecond
 	// heldPass is how often a manager that holds checks whether the hold has ended.
 	heldPass = 2 * time.Second
-	// restPause is how long a change rests after it could not be written for its own reason, such as a record that is
-	// too large.
-	restPause = time.Second
+	// restPause is how long a change rests that could not be written. It doubles up to longestRest each time that the
+	// reason lies in the change, such as a record that is too large.
+	restPause   = time.Second
+	longestRest = 30 * time.Second
 )
+
+// rest is the last pause of a change that could not be written.
+type rest struct {
+	pause time.Duration
+	until time.Time
+}
 
 // Run runs the loop until ctx ends, leadership is lost, an object cannot be read, or a new term is needed
 // (*LeadAgainError).
@@ -72,7 +81,7 @@ func Run(ctx context.Context, d Deps) error {
 	if d.Log == nil {
 		d.Log = slog.Default()
 	}
-	c := &Controller{Deps: d, identities: map[identityKey]*v1.Identity{}, runners: map[string]*runner{}, changed: make(chan struct{}, 1)}
+	c := &Controller{Deps: d, identities: map[identityKey]*v1.Identity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
 	c.core = core.New(core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify})
 	ctx, stop := context.WithCancel(ctx)
 	// Wait for the runners: if this process leads again, a run with two runners would have its output written twice.
@@ -162,6 +171,7 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 		change := changes[i]
 		switch {
 		case err == nil:
+			delete(c.rests, change.Key)
 			c.committed(s, change)
 		case ctx.Err() != nil:
 			failed = ctx.Err()
@@ -172,10 +182,23 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 			// Somebody else changed the object, which decides it anew.
 		default:
 			c.Log.Error("a decision could not be written down", "about", change.Key, "error", err)
-			c.core.Rest(change.Key, time.Now().Add(restPause))
+			c.core.Rest(change.Key, c.restUntil(change.Key, errors.Is(err, store.ErrWrite), time.Now()))
 		}
 	}
 	return failed
+}
+
+// restUntil is when a change that could not be written is decided again. passing: the reason does not lie in the
+// change, so that it must not rest for long once etcd answers again.
+func (c *Controller) restUntil(key string, passing bool, now time.Time) time.Time {
+	if passing {
+		return now.Add(restPause)
+	}
+	// A change that nobody has tried again for this long is not wanted any more.
+	maps.DeleteFunc(c.rests, func(_ string, r rest) bool { return now.Sub(r.until) > longestRest })
+	pause := min(max(2*c.rests[key].pause, restPause), longestRest)
+	c.rests[key] = rest{pause, now.Add(pause)}
+	return now.Add(pause)
 }
 
 // committed tells the log of a change that was written.

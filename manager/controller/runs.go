@@ -27,6 +27,7 @@ type runner struct {
 	c    *Controller
 	name string
 	uid  string
+	life context.Context // ends with stop
 	stop context.CancelFunc
 
 	mu        sync.Mutex
@@ -54,13 +55,13 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 		ordered[uid] = true
 		r := c.runners[uid]
 		if r == nil {
-			ctx, stop := context.WithCancel(ctx)
-			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, stop: stop}
+			life, stop := context.WithCancel(ctx)
+			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, life: life, stop: stop}
 			c.runners[uid] = r
-			c.driving.Go(func() { r.follow(ctx) })
+			c.driving.Go(func() { r.follow(r.life) })
 		}
 		if order.Signal != 0 {
-			r.signal(ctx, order)
+			r.signal(order)
 		}
 	}
 	for uid, r := range c.runners {
@@ -237,8 +238,12 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 	}
 }
 
+// signalWithin bounds an attempt to send a signal. A guest that does not answer must not keep later signals from being
+// tried.
+const signalWithin = 10 * time.Second
+
 // signal sends a signal to the process, concurrently with the following of its output. It sends one signal at a time.
-func (r *runner) signal(ctx context.Context, order core.RunOrder) {
+func (r *runner) signal(order core.RunOrder) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.signaling {
@@ -247,6 +252,8 @@ func (r *runner) signal(ctx context.Context, order core.RunOrder) {
 	r.signaling = true
 	r.seen.Signalled = time.Now()
 	r.c.driving.Go(func() {
+		ctx, cancel := context.WithTimeout(r.life, signalWithin)
+		defer cancel()
 		client, err := r.processes(order.Run)
 		if err == nil {
 			_, err = client.SignalProcess(ctx, connect.NewRequest(&v1.SignalProcessRequest{Id: r.uid, Signal: order.Signal}))

@@ -233,9 +233,17 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 
 // received stores a report, and wakes the watchers if it shows a change.
 func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
+	boundLoad(observed.Load)
 	fixed, err := withoutFigures(observed)
 	s.mu.Lock()
 	h := s.hosts[ses.name]
+	known := err == nil && h != nil && bytes.Equal(fixed, h.fixed)
+	s.mu.Unlock()
+	if !known && bound(observed) { // what is known has been bounded already
+		fixed, err = withoutFigures(observed)
+	}
+	s.mu.Lock()
+	h = s.hosts[ses.name]
 	if h == nil || h.session != ses { // dropped, or replaced by a newer session
 		s.mu.Unlock()
 		return

@@ -4,6 +4,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	v1 "watari/api/watariv1"
@@ -32,18 +33,14 @@ func (s *Store) Batch(ctx context.Context, changes []Change) []error {
 	b := batch{store: s, errs: make([]error, len(changes)), fence: s.fence()}
 	var pending []indexed
 	for i, change := range changes {
-		t, err := newTxn(change)
-		if err == nil && (t.size() > s.MaxOps() || len(t.events) > maxBatchEvents) {
-			err = fmt.Errorf("store: a change of %d operations, and etcd takes %d in a transaction (--max-txn-ops)", t.size(), s.MaxOps())
-		}
+		t, err := s.newTxn(change)
 		if b.errs[i] = err; err == nil && len(change) > 0 {
 			pending = append(pending, indexed{i, t})
 		}
 	}
 	for len(pending) > 0 {
 		now, later := s.fit(pending)
-		if err := b.commit(ctx, now); err != nil {
-			b.fail(err, now)
+		if err := b.commitEach(ctx, now); err != nil {
 			b.fail(err, later)
 			break
 		}
@@ -112,8 +109,31 @@ func (s *Store) fit(pending []indexed) (now, later []indexed) {
 	return now, later
 }
 
-// commit makes or refuses each change in one etcd transaction, which holds a nested transaction for each change. An
-// error concerns all changes.
+// commitEach makes or refuses each of the changes, in one etcd transaction where it can. It returns the error that
+// keeps every change from being written.
+func (b *batch) commitEach(ctx context.Context, changes []indexed) error {
+	err := b.commit(ctx, changes)
+	if errors.Is(err, ErrTooLarge) && len(changes) > 1 {
+		// One of them may be too large by itself. The others must not fail with it.
+		for i, c := range changes {
+			if err := b.commitEach(ctx, []indexed{c}); err != nil {
+				b.fail(err, changes[i:])
+				return err
+			}
+		}
+		return nil
+	}
+	if err != nil {
+		b.fail(err, changes)
+	}
+	if errors.Is(err, ErrTooLarge) {
+		return nil
+	}
+	return err
+}
+
+// commit makes or refuses each of the changes in one etcd transaction: one that holds a transaction for each of
+// them. Its error concerns all of them.
 func (b *batch) commit(ctx context.Context, changes []indexed) error {
 	if err := b.store.roomToWrite(); err != nil {
 		return err
@@ -139,9 +159,11 @@ func (b *batch) commit(ctx context.Context, changes []indexed) error {
 	resp, err := b.store.client.Txn(ctx).If(led...).Then(each...).Commit()
 	switch {
 	case isNoSpace(err):
-		return fmt.Errorf("write to etcd: %w", ErrNoSpace)
+		return fmt.Errorf("%w: %w", ErrWrite, ErrNoSpace)
+	case isTooLarge(err):
+		return fmt.Errorf("%w: etcd refused it", ErrTooLarge)
 	case err != nil:
-		return fmt.Errorf("write to etcd: %w", err)
+		return fmt.Errorf("%w: %w", ErrWrite, err)
 	case !resp.Succeeded:
 		return ErrNotLeader
 	}

@@ -183,3 +183,42 @@ func TestADeposedLeadersBatchIsRefused(t *testing.T) {
 		t.Error(s.Snapshot().Users)
 	}
 }
+
+func TestAChangeThatIsTooLargeDoesNotStopTheOthers(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer s.Close()
+	ctx := testContext(t)
+	large := func(name string) Change {
+		return Change{Create(&v1.Host{Meta: named(name), Info: &v1.HostInfo{Site: strings.Repeat("x", maxRequestBytes+1)}})}
+	}
+	for _, limit := range []int{maxRequestBytes, 1 << 30} { // this package refuses the change; etcd does
+		s.maxBytes = limit
+		host, guest, run := fmt.Sprint("a", limit), fmt.Sprint("md-", limit), fmt.Sprint("r", limit)
+		errs := s.Batch(ctx, []Change{large(host), {Create(&v1.Guest{Meta: named(guest)})}, large(host + "x"), {Create(&v1.Run{Meta: named(run)})}})
+		if !errors.Is(errs[0], ErrTooLarge) || errs[1] != nil || !errors.Is(errs[2], ErrTooLarge) || errs[3] != nil {
+			t.Errorf("limit %d: %v", limit, errs)
+		}
+		if snap := s.Snapshot(); snap.Guests[guest] == nil || snap.Runs[run] == nil || len(snap.Hosts) > 0 {
+			t.Errorf("limit %d: %v %v %v", limit, snap.Guests, snap.Runs, snap.Hosts)
+		}
+	}
+}
+
+// TestChangesThatAreTooLargeTogetherAreMadeOneByOne has an etcd refuse a batch though each of its changes fits.
+func TestChangesThatAreTooLargeTogetherAreMadeOneByOne(t *testing.T) {
+	s := open(t, t.TempDir())
+	defer s.Close()
+	s.maxBytes = 1 << 30
+	b := batch{store: s, errs: make([]error, 4)}
+	var together []indexed
+	for i, size := range []int{5 << 20, 9 << 20, 5 << 20, 1} {
+		made, err := s.newTxn(Change{Create(&v1.Host{Meta: named(fmt.Sprint("a", i)), Info: &v1.HostInfo{Site: strings.Repeat("x", size)}})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		together = append(together, indexed{i, made})
+	}
+	if err := b.commitEach(testContext(t), together); err != nil || b.errs[0] != nil || !errors.Is(b.errs[1], ErrTooLarge) || b.errs[2] != nil || b.errs[3] != nil {
+		t.Error(err, b.errs)
+	}
+}

@@ -30,7 +30,7 @@ type subscriber struct {
 type cache struct {
 	mu      sync.Mutex
 	snap    *Snapshot
-	moved   chan struct{} // closed and replaced whenever snap is replaced
+	moved   chan struct{} // closed and replaced whenever snap is replaced replaced
 	subs    []subscriber
 	history history
 }

@@ -30,6 +30,10 @@ const (
 	maxTxnOps = 2048
 	// outsideTxnOps is the bound of an outside etcd without --max-txn-ops.
 	outsideTxnOps = 128
+	// maxRequestBytes bounds one request to the embedded etcd.
+	maxRequestBytes = 8 << 20
+	// outsideRequestBytes is etcd's default for --max-request-bytes. A client cannot ask an etcd for its own.
+	outsideRequestBytes = 3 << 19
 )
 
 func quietLogger() *zap.Logger { return zap.NewNop() }
@@ -58,7 +62,7 @@ func (s *Store) startEmbedded(ctx context.Context) error {
 	}
 	s.server = server
 	s.client = v3client.New(server.Server)
-	s.maxOps = maxTxnOps
+	s.maxOps, s.maxBytes = maxTxnOps, maxRequestBytes
 	return nil
 }
 
@@ -79,7 +83,7 @@ func embeddedConfig(dir string) *embed.Config {
 	cfg.AutoCompactionRetention = "30m"
 	cfg.QuotaBackendBytes = quotaBytes
 	cfg.MaxTxnOps = maxTxnOps
-	cfg.MaxRequestBytes = 8 << 20
+	cfg.MaxRequestBytes = maxRequestBytes
 	cfg.EnableGRPCGateway = false
 	// A small log matters more than rare snapshots of it.
 	cfg.SnapshotCount = 5000
@@ -152,4 +156,10 @@ func (s *Store) DisarmNoSpace(ctx context.Context) error {
 // isNoSpace reports whether etcd refused a write because space ran out.
 func isNoSpace(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoSpace) || err != nil && strings.Contains(err.Error(), "database space exceeded")
+}
+
+// isTooLarge tells etcd's refusal of a request for its size, and that of the connection to it.
+func isTooLarge(err error) bool {
+	return errors.Is(err, rpctypes.ErrRequestTooLarge) ||
+		err != nil && (strings.Contains(err.Error(), "request is too large") || strings.Contains(err.Error(), "trying to send message larger than max"))
 }

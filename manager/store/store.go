@@ -33,6 +33,10 @@ var (
 	ErrNotLeader = errors.New("another manager leads now")
 	// ErrNoSpace: the disk (or etcd's quota) is full; nothing was written.
 	ErrNoSpace = errors.New("no space left for the manager's state")
+	// ErrTooLarge: etcd never takes this change, whatever others it takes; nothing of it was written.
+	ErrTooLarge = errors.New("the change is too large for etcd")
+	// ErrWrite: etcd failed or did not answer. The reason does not lie in the change.
+	ErrWrite = errors.New("write to etcd")
 )
 
 // Config says where the objects are.
@@ -56,10 +60,12 @@ type Store struct {
 	server *embed.Etcd // nil: an outside etcd
 	client *clientv3.Client
 	maxOps int // operations that etcd accepts in one transaction
-	cache  *cache
-	life   context.Context // ends with Close
-	stop   context.CancelFunc
-	done   sync.WaitGroup
+	// maxBytes is what etcd takes in one request.
+	maxBytes int
+	cache    *cache
+	life     context.Context // ends with Close
+	stop     context.CancelFunc
+	done     sync.WaitGroup
 
 	mu     sync.Mutex
 	ledRev int64 // ModRevision of the term record when this process began to lead; 0: never led
@@ -104,7 +110,7 @@ func (s *Store) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect to etcd at %v: %w", s.cfg.Endpoints, err)
 	}
-	s.client = client
+	s.client, s.maxBytes = client, outsideRequestBytes
 	return s.askMaxOps(ctx)
 }
 

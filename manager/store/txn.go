@@ -88,13 +88,20 @@ type txn struct {
 	bytes    int           // its approximate size in etcd's request
 }
 
-// newTxn encodes a change. It compares the revisions that the change's objects have now.
-func newTxn(change Change) (*txn, error) {
+// newTxn encodes a change, and refuses one that etcd would refuse for its size. The revisions that it compares are
+// those that the objects have now.
+func (s *Store) newTxn(change Change) (*txn, error) {
 	t := &txn{}
 	for _, op := range change {
 		if err := t.add(op); err != nil {
 			return nil, err
 		}
+	}
+	switch {
+	case t.size() > s.MaxOps() || len(t.events) > maxBatchEvents:
+		return nil, fmt.Errorf("%w: it has %d operations, and etcd takes %d in a transaction (--max-txn-ops)", ErrTooLarge, t.size(), s.MaxOps())
+	case t.bytes > s.maxBytes:
+		return nil, fmt.Errorf("%w: it has %d bytes, and etcd takes %d in a request", ErrTooLarge, t.bytes, s.maxBytes)
 	}
 	return t, nil
 }

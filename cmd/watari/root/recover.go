@@ -91,7 +91,7 @@ func describeRecovery(w io.Writer, r *v1.RecoverResponse) {
 	section(w, "Clusters that are made again", r.GetClusters(), func(c *v1.ClusterRecovery) string {
 		return strings.Join(append([]string{fmt.Sprintf("%s, %s, of user %s", c.GetCluster(), output.Count(int(c.GetGuests()), "guest"), c.GetOwner())}, c.GetNotes()...), "; ")
 	})
-	section(w, "Hosts that are not connected", r.GetHosts(), func(h *v1.HostRecovery) string { return h.GetHost() + ": " + h.GetReason() })
+	section(w, "Hosts whose guests are not known", r.GetHosts(), func(h *v1.HostRecovery) string { return h.GetHost() + ": " + h.GetReason() })
 	section(w, "To be settled first", r.GetObstacles(), func(text string) string { return text })
 	switch {
 	case r.GetDone():

@@ -1,0 +1,63 @@
+package core
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+func TestAHostThatDescribesItselfAnewAllTheTimeIsSeldomWritten(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	c := New(Config{Term: 1, Began: now.Add(-time.Hour)})
+	o := NoObjects()
+	o.Hosts["a1"] = &v1.Host{Meta: &v1.Meta{Name: "a1", Uid: "a1-uid"}}
+	// decide is a decision after a time, in which the host describes itself, and tells whether that is written.
+	decide := func(after time.Duration, boot, kernel string) (written bool, again time.Time) {
+		now = now.Add(after)
+		info := &v1.HostInfo{BootId: boot, KernelVersion: kernel, Site: "a", Cores: 2, MemoryBytes: 1 << 30}
+		d := c.Decide(World{Objects: o, Now: now, Reports: Captured{"a1": {Report: &v1.HostObserved{Info: info}, Since: now, Connected: true}}})
+		for _, change := range d.Changes {
+			written = written || change.Key == "host/a1"
+			o = o.Apply(change)
+		}
+		return written, d.Again
+	}
+	for i, step := range []struct {
+		after   time.Duration
+		boot    string
+		kernel  string
+		written bool
+	}{
+		{0, "b1", "0", true},                       // it joins
+		{100 * time.Millisecond, "b1", "1", true},  // libvirt has answered
+		{100 * time.Millisecond, "b1", "2", false}, // what is written is at most two seconds old
+		{100 * time.Millisecond, "b1", "3", false},
+		{1700 * time.Millisecond, "b1", "4", false},
+		{100 * time.Millisecond, "b1", "4", true},
+		{time.Minute, "b1", "5", true},
+		{100 * time.Millisecond, "b2", "5", true}, // it was started anew
+		{100 * time.Millisecond, "b3", "5", false},
+		{100 * time.Millisecond, "b3", "6", false},
+		{1800 * time.Millisecond, "b3", "6", true},
+	} {
+		if written, again := decide(step.after, step.boot, step.kernel); written != step.written || !written && again.Sub(now) > describePause {
+			t.Errorf("step %d: written: %v, decided again after %v", i, written, again.Sub(now))
+		}
+	}
+	// The last description is written though the host reports nothing new.
+	decide(time.Minute, "b3", "7")
+	info := &v1.HostInfo{BootId: "b3", KernelVersion: "8", Site: "a", Cores: 2, MemoryBytes: 1 << 30}
+	reports := Captured{"a1": {Report: &v1.HostObserved{Info: info}, Since: now, Connected: true}}
+	var written []string
+	for range 6 {
+		now = now.Add(500 * time.Millisecond)
+		for _, change := range c.Decide(World{Objects: o, Now: now, Reports: reports}).Changes {
+			o, written = o.Apply(change), append(written, now.Format("05.0"))
+		}
+	}
+	if len(written) != 1 || o.Hosts["a1"].Info.KernelVersion != "8" {
+		t.Error(fmt.Sprint(written), o.Hosts["a1"].Info)
+	}
+}

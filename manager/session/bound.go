@@ -1,0 +1,120 @@
+package session
+
+// bound.go - how much of a report is kept. A host that was taken over must not fill the manager's memory or its store.
+
+import (
+	"fmt"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	v1 "watari/api/watariv1"
+)
+
+// Bounds of what is kept of a report.
+const (
+	maxName    = 256     // bytes of a string in HostInfo: a name or a version
+	maxMessage = 4 << 10 // bytes of any other string: most are for people
+	maxFacts   = 1000    // entries of a list in HostInfo
+	maxList    = 16384   // entries of any other list: guests, blobs
+	maxLines   = 1000    // entries of problems
+	// maxInfo is what a HostInfo may have altogether, bytes encoded. Each change of it is stored, and etcd keeps old values
+	// for half an hour.
+	maxInfo = 64 << 10
+)
+
+// bound cuts what a report has too much of, and tells whether it did.
+func bound(o *v1.HostObserved) bool {
+	guests := len(o.Guests)
+	cut := false
+	if len(o.Problems) > maxLines {
+		o.Problems, cut = o.Problems[:maxLines:maxLines], true
+	}
+	if info := o.Info; info != nil {
+		cut = boundMessage(info.ProtoReflect(), maxName, maxFacts) || cut
+		if proto.Size(info) > maxInfo {
+			// Only lists make it so large. Without them the host gets no guests.
+			info.NumaNodes, info.GuestSupport, cut = nil, &v1.GuestSupport{}, true
+		}
+	}
+	info := o.Info
+	o.Info = nil // it is bounded already
+	cut = boundMessage(o.ProtoReflect(), maxMessage, maxList) || cut
+	o.Info = info
+	if len(o.Guests) < guests {
+		o.ProcessesUnknown = true // guests run that are not listed
+	}
+	if cut {
+		o.Problems = append(o.Problems, fmt.Sprintf("the host reported more than the manager keeps: strings of more than %d bytes, lists of more "+
+			"than %d entries or a description of more than %d bytes were cut", maxMessage, maxList, maxInfo))
+	}
+	return cut
+}
+
+// boundLoad is bound for the load, which is kept of every report.
+func boundLoad(load *v1.HostLoad) {
+	if load != nil {
+		boundMessage(load.ProtoReflect(), maxName, maxFacts)
+	}
+}
+
+// boundMessage cuts strings and lists, and drops large fields that this version does not know.
+func boundMessage(m protoreflect.Message, text, entries int) (cut bool) {
+	if len(m.GetUnknown()) > text {
+		m.SetUnknown(nil)
+		cut = true
+	}
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		kind := field.Kind()
+		switch {
+		case field.IsList():
+			list := value.List()
+			if list.Len() > entries {
+				list.Truncate(entries)
+				cut = true
+			}
+			for i := 0; i < list.Len() && (kind == protoreflect.MessageKind || isText(kind)); i++ {
+				if kind == protoreflect.MessageKind {
+					cut = boundMessage(list.Get(i).Message(), text, entries) || cut
+				} else if shorter, is := shorten(list.Get(i), kind, text); is {
+					list.Set(i, shorter)
+					cut = true
+				}
+			}
+		case kind == protoreflect.MessageKind:
+			cut = boundMessage(value.Message(), text, entries) || cut
+		case isText(kind):
+			if shorter, is := shorten(value, kind, text); is {
+				m.Set(field, shorter)
+				cut = true
+			}
+		}
+		return true
+	})
+	return cut
+}
+
+func isText(kind protoreflect.Kind) bool {
+	return kind == protoreflect.StringKind || kind == protoreflect.BytesKind
+}
+
+// shorten returns the beginning of a string or of bytes, and whether there is more. What is kept of a string is a copy: the
+// rest must not stay in memory.
+func shorten(v protoreflect.Value, kind protoreflect.Kind, most int) (protoreflect.Value, bool) {
+	if kind == protoreflect.BytesKind {
+		b := v.Bytes()
+		if len(b) <= most {
+			return v, false
+		}
+		return protoreflect.ValueOfBytes(append([]byte(nil), b[:most]...)), true
+	}
+	s := v.String()
+	if len(s) <= most {
+		return v, false
+	}
+	for most > 0 && !utf8.RuneStart(s[most]) {
+		most--
+	}
+	return protoreflect.ValueOfString(string([]byte(s[:most]))), true
+}

@@ -1,0 +1,119 @@
+package session
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/api/watariv1/watariv1connect"
+	"watari/ca"
+	"watari/hostlink"
+)
+
+func TestAReportThatSaysTooMuchIsCut(t *testing.T) {
+	long := strings.Repeat("\u00fc", 1<<20)
+	many := make([]string, 100_000)
+	for i := range many {
+		many[i] = strings.Repeat("x", 100)
+	}
+	whole := &v1.HostObserved{Term: 3, Images: []string{"sha256:x"}, Problems: []string{"its disk is full"},
+		Info:   &v1.HostInfo{BootId: "b1", Cores: 8, Acceleration: &v1.Acceleration{Reason: "KVM works"}, GuestSupport: &v1.GuestSupport{Machines: []string{"q35"}}},
+		Guests: []*v1.GuestObserved{{Uid: "u", Message: strings.Repeat("m", maxMessage), OutOfMemory: &v1.OutOfMemory{Process: "lmp"}}}}
+	for name, change := range map[string]func(*v1.HostObserved){
+		"a version":       func(o *v1.HostObserved) { o.Info.LibvirtVersion = long },
+		"a nested string": func(o *v1.HostObserved) { o.Info.Acceleration.Reason = long },
+		"features": func(o *v1.HostObserved) {
+			o.Info.GuestSupport = &v1.GuestSupport{Cpu: &v1.CPU{Features: many}, ModelFeatures: many, Machines: many}
+		},
+		"a guest's message": func(o *v1.HostObserved) { o.Guests[0].Message = long },
+		"a guest's process": func(o *v1.HostObserved) { o.Guests[0].OutOfMemory.Process = long },
+		"problems":          func(o *v1.HostObserved) { o.Problems = many },
+		"a problem":         func(o *v1.HostObserved) { o.Problems = []string{long} },
+		"images":            func(o *v1.HostObserved) { o.Images = append(many, many...) },
+		"epochs": func(o *v1.HostObserved) {
+			for range 100_000 {
+				o.Epochs = append(o.Epochs, &v1.KnownEpoch{})
+			}
+		},
+		"unknown fields": func(o *v1.HostObserved) {
+			o.Info.ProtoReflect().SetUnknown(append([]byte{0xfa, 0x7f, 0x80, 0x80, 0x04}, make([]byte, 1<<16)...))
+		},
+	} {
+		o := proto.CloneOf(whole)
+		change(o)
+		if !bound(o) || proto.Size(o) > 2<<20 || proto.Size(o.Info) > maxInfo {
+			t.Errorf("%s: %d bytes are kept, %d of its description", name, proto.Size(o), proto.Size(o.Info))
+		}
+		if problems := strings.Join(o.Problems, "\n"); !strings.Contains(problems, "more than the manager keeps") {
+			t.Errorf("%s: nothing is said of it", name)
+		}
+		if _, err := proto.Marshal(o); err != nil || o.Info.BootId != "b1" || o.Guests[0].Uid != "u" || o.ProcessesUnknown {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	o := proto.CloneOf(whole)
+	if bound(o) || !proto.Equal(o, whole) {
+		t.Errorf("an ordinary report is cut: %v", o)
+	}
+	for range maxList {
+		o.Guests = append(o.Guests, &v1.GuestObserved{})
+	}
+	if bound(o); len(o.Guests) != maxList || !o.ProcessesUnknown {
+		t.Errorf("%d guests are kept, unlisted ones: %v", len(o.Guests), o.ProcessesUnknown)
+	}
+}
+
+func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
+	s := New(nil, nil)
+	ses := &session{name: "a1"}
+	s.host("a1").session = ses
+	changes := s.Changes()
+	for i := range 3 {
+		s.received(ses, &v1.HostObserved{Info: &v1.HostInfo{LibvirtVersion: strings.Repeat("x", 1<<20)}, Load: &v1.HostLoad{CpuBusy: float64(i)}})
+		if woken := len(changes) > 0; woken != (i == 0) {
+			t.Errorf("report %d wakes: %v", i, woken)
+		}
+		select {
+		case <-changes:
+		default:
+		}
+	}
+	if o, _, _ := s.Observed("a1"); len(o.Info.LibvirtVersion) != maxName || len(s.hosts["a1"].fixed) > 1<<16 {
+		t.Errorf("%d bytes are kept, and %d", len(o.Info.LibvirtVersion), len(s.hosts["a1"].fixed))
+	}
+}
+
+// floodingAgent sends a report that is larger than any.
+type floodingAgent struct {
+	watariv1connect.UnimplementedAgentServiceHandler
+	ended chan error
+}
+
+func (f *floodingAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
+	stream.Send(&v1.HostObserved{Problems: []string{strings.Repeat("x", maxReportBytes+1)}})
+	_, err := stream.Receive()
+	f.ended <- err
+	return err
+}
+
+func TestAReportThatIsLargerThanAnyEndsTheSession(t *testing.T) {
+	l := newLab(t, nil)
+	f := &floodingAgent{ended: make(chan error, 100)}
+	mux := http.NewServeMux()
+	mux.Handle(watariv1connect.NewAgentServiceHandler(f))
+	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), mux)
+	select {
+	case <-f.ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the manager goes on")
+	}
+	if o, _, _ := l.sessions.Observed("a1"); o != nil {
+		t.Errorf("%d bytes were taken up", proto.Size(o))
+	}
+}
