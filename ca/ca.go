@@ -1,8 +1,8 @@
-// Package ca is Watari's certificate authority: it makes and reads certificates, and the TLS configurations in
-// which they are used. It does no I/O beyond what it is handed.
+// Package ca is Watari's certificate authority. It makes and reads certificates, and makes the TLS configurations that
+// use them. It does no I/O.
 //
-// There is one authority for managers, hosts and users, and one for the guests of each cluster. Who a
-// certificate speaks for is its URI: watari://manager/<name>, watari://host/<name>, watari://user/<name>, and
+// One authority is for managers, hosts and users. Each cluster has an authority for its guests. A certificate's URI
+// names its subject: watari://manager/<name>, watari://host/<name>, watari://user/<name>, or
 // watari://guest/<cluster>/<name>. TLS 1.3 only.
 package ca
 
@@ -25,17 +25,17 @@ import (
 )
 
 const (
-	// ServerName is the DNS name every manager's certificate has, and which clients check, so that managers'
-	// addresses may change.
+	// ServerName is the DNS name in every manager's certificate. Clients check it instead of an address, so that
+	// managers' addresses may change.
 	ServerName = "watari-manager"
-	// backdate is how far a verifier's clock may be behind.
+	// backdate is the delay that a verifier's clock may have.
 	backdate = time.Hour
-	// authorityYears and certificateYears are how long certificates are good. A host or user asks for a new
-	// one well before the end (JoinService, without a token). A guest gets a new one at each start; since a
-	// guest may run for long, its certificate is as good as its authority's.
+	// authorityYears and certificateYears are the lifetimes of certificates. A host or user requests a new one well
+	// before the end (JoinService, without a token). A guest gets a new one at each start. A guest may run for long, so
+	// its certificate lasts as long as its authority's.
 	authorityYears   = 20
 	certificateYears = 1
-	// CertificateLife is for how long a host's or a user's certificate is good, at most.
+	// CertificateLife is the longest lifetime of a host's or a user's certificate.
 	CertificateLife = (certificateYears*366 + 1) * 24 * time.Hour
 )
 
@@ -63,7 +63,7 @@ func New(name string) (*Authority, error) {
 	return newAuthority(name, key, keyPEM)
 }
 
-// newAuthority makes an authority of a key.
+// newAuthority makes an authority with a given key.
 func newAuthority(name string, key *ecdsa.PrivateKey, keyPEM []byte) (*Authority, error) {
 	now := time.Now()
 	template := &x509.Certificate{
@@ -86,7 +86,7 @@ func newAuthority(name string, key *ecdsa.PrivateKey, keyPEM []byte) (*Authority
 	return Load(encodeCertificate(der), keyPEM)
 }
 
-// Load takes an authority's certificate and key, PEM, as CertificatePEM and KeyPEM gave them.
+// Load makes an authority from its certificate and key, PEM, as CertificatePEM and KeyPEM return them.
 func Load(certPEM, keyPEM []byte) (*Authority, error) {
 	cert, err := ParseCertificate(certPEM)
 	if err != nil {
@@ -120,8 +120,8 @@ func hashOf(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// IssueServer issues a manager's certificate with a new key. The authority's own certificate is appended, so
-// that a joiner, who knows only its hash, sees it.
+// IssueServer issues a manager's certificate with a new key. It appends the authority's own certificate for joiners,
+// who know only its hash.
 func (a *Authority) IssueServer(name string) (KeyPair, error) {
 	pair, err := a.issue(Identity{Kind: KindManager, Name: name})
 	pair.Certificate = append(pair.Certificate, a.certPEM...)
@@ -145,8 +145,8 @@ func (a *Authority) issue(id Identity) (KeyPair, error) {
 	return KeyPair{certPEM, keyPEM}, err
 }
 
-// Sign issues a certificate for the key of a PEM certificate request (PKCS #10) whose signature proves that the
-// asker has it; nothing else of the request is looked at.
+// Sign issues a certificate for the key of a PEM certificate request (PKCS #10). The request's signature proves that
+// the requester has the key. Sign ignores the rest of the request.
 func (a *Authority) Sign(requestPEM []byte, id Identity) (certPEM []byte, err error) {
 	request, err := parseRequest(requestPEM)
 	if err != nil {
@@ -155,7 +155,8 @@ func (a *Authority) Sign(requestPEM []byte, id Identity) (certPEM []byte, err er
 	return a.sign(request.PublicKey, id)
 }
 
-// RequestKeyHash is the SHA-256 of the public key of a PEM certificate request, which is checked as Sign does.
+// RequestKeyHash returns the SHA-256 of the public key of a PEM certificate request. It checks the request as Sign
+// does.
 func RequestKeyHash(requestPEM []byte) ([]byte, error) {
 	request, err := parseRequest(requestPEM)
 	if err != nil {
@@ -251,7 +252,8 @@ func ParseCertificate(certPEM []byte) (*x509.Certificate, error) {
 	return x509.ParseCertificate(block.Bytes)
 }
 
-// RenewalDue says whether a certificate, PEM, is past half its time, so that a new one should be asked for.
+// RenewalDue reports whether half of a certificate's lifetime has passed, so that its owner should request a new one.
+// The certificate is PEM.
 func RenewalDue(certPEM []byte, now time.Time) bool {
 	cert, err := ParseCertificate(certPEM)
 	if err != nil {

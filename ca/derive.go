@@ -1,6 +1,6 @@
 package ca
 
-// derive.go - what the authority's key is used for beside certificates: signed statements and clusters' authorities.
+// derive.go - uses the authority's key for signed statements and for clusters' authorities.
 
 import (
 	"crypto"
@@ -15,14 +15,15 @@ import (
 	"fmt"
 )
 
-// ErrSignature says that a statement was not signed by the authority, or was changed since.
+// ErrSignature says that the authority did not sign a statement, or that the statement was changed since.
 var ErrSignature = errors.New("it is not signed by the authority")
 
-// statementPrefix begins every signed statement. A certificate's signed part begins with the byte 0x30, so a statement's
-// signature never is one of a certificate.
+// statementPrefix begins every signed statement. A certificate's signed part begins with the byte 0x30, so the
+// signature of a statement is never valid for a certificate.
 const statementPrefix = "watari statement: "
 
-// statementDigest is what is signed: the context keeps statements of different kinds apart. A context holds no zero byte.
+// statementDigest returns the digest that is signed. The context separates statements of different kinds. It must not
+// contain a zero byte.
 func statementDigest(context string, message []byte) []byte {
 	h := sha256.New()
 	h.Write([]byte(statementPrefix + context + "\x00"))
@@ -30,7 +31,7 @@ func statementDigest(context string, message []byte) []byte {
 	return h.Sum(nil)
 }
 
-// SignMessage signs a statement of the manager's. Statements of different kinds need different contexts.
+// SignMessage signs a manager's statement. Statements of different kinds need different contexts.
 func (a *Authority) SignMessage(context string, message []byte) ([]byte, error) {
 	signature, err := a.key.Sign(rand.Reader, statementDigest(context, message), crypto.SHA256)
 	if err != nil {
@@ -54,9 +55,9 @@ func VerifyMessage(authority *x509.Certificate, context string, message, signatu
 // Certificate is the authority's certificate.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// ClusterAuthority makes the authority of a cluster's guests. Its key follows from a's key and the cluster's uid, so that a
-// cluster that is made again has the authority that its guests know. The certificate is new each time; certificates that
-// were issued under an earlier one verify under it as well.
+// ClusterAuthority makes the authority of a cluster's guests. It derives the key from a's key and the cluster's uid, so
+// that a recovered cluster has the authority that its guests know. The certificate is new each time. Certificates
+// issued under an earlier one verify under it, too.
 func (a *Authority) ClusterAuthority(name, uid string) (*Authority, error) {
 	key, keyPEM, err := a.clusterKey(uid)
 	if err != nil {
@@ -65,8 +66,8 @@ func (a *Authority) ClusterAuthority(name, uid string) (*Authority, error) {
 	return newAuthority("watari cluster "+name, key, keyPEM)
 }
 
-// clusterKey derives a P-256 key by HKDF-SHA256. The number that HKDF gives is a key unless it is zero or not below the
-// curve's order, which happens once in 2^32 times; the next one is taken then.
+// clusterKey derives a P-256 key by HKDF-SHA256. HKDF's number is no key if it is zero or not below the curve's order,
+// which happens once in 2^32 times. Then clusterKey takes the next number.
 func (a *Authority) clusterKey(uid string) (*ecdsa.PrivateKey, []byte, error) {
 	own, ok := a.key.(*ecdsa.PrivateKey)
 	if !ok {

@@ -1,6 +1,6 @@
 package ca
 
-// identity.go - who a certificate speaks for.
+// identity.go - the subject of a certificate.
 
 import (
 	"crypto/x509"
@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Kind is what sort of party a certificate speaks for.
+// Kind is the kind of a certificate's subject.
 type Kind string
 
 // The kinds.
@@ -21,13 +21,13 @@ const (
 	KindGuest   Kind = "guest"
 )
 
-// Identity is who a certificate speaks for.
+// Identity is the subject of a certificate.
 type Identity struct {
 	Kind    Kind
 	Name    string
 	Cluster string // of a guest
-	// UID of the host's or user's object, kept as the subject's serial number, so that the certificate of a
-	// removed one is not good for a later one of the same name. Not part of the URI.
+	// UID of the host's or user's object. It is in the subject's serial number, not in the URI. So the certificate of a
+	// removed host or user is not valid for a later one of the same name.
 	UID string
 }
 
@@ -42,7 +42,7 @@ func (id Identity) url() *url.URL {
 	return &url.URL{Scheme: "watari", Host: string(id.Kind), Path: path}
 }
 
-// IdentityOf reads who a certificate speaks for. It does not verify the certificate.
+// IdentityOf returns the subject of a certificate. It does not verify the certificate.
 func IdentityOf(cert *x509.Certificate) (Identity, error) {
 	if cert == nil || len(cert.URIs) != 1 {
 		return Identity{}, errors.New("the certificate has no identity (one watari:// URI)")

@@ -1,6 +1,6 @@
 package ca
 
-// tls.go - the TLS configurations in which the certificates are used.
+// tls.go - the TLS configurations that use the certificates.
 
 import (
 	"crypto/tls"
@@ -19,8 +19,8 @@ func ClientTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// ServerTLS is for a manager (all arguments are PEM). Client certificates are asked for and verified when one
-// is given; that one is given where it must be is for the handlers to check, as JoinService needs none.
+// ServerTLS is for a manager (all arguments are PEM). It verifies a client's certificate, but does not require one,
+// because JoinService needs none. The other handlers must check that there is one.
 func ServerTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	cfg, err := base(caPEM, certPEM, keyPEM)
 	if err != nil {
@@ -30,17 +30,17 @@ func ServerTLS(caPEM, certPEM, keyPEM []byte) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// PeerTLS is for both ends of a connection between equals, hosts (one authority's) or guests of a cluster: the
-// other's certificate is required, verified, and then handed to accept as an identity. It fits tls.Client and
-// tls.Server. accept may be nil: any party of the authority.
+// PeerTLS is for both ends of a connection between two hosts, or between two guests of a cluster. It requires and
+// verifies the other end's certificate, and passes the identity to accept. It is for tls.Client and tls.Server. accept
+// may be nil: any subject of the authority.
 func PeerTLS(caPEM, certPEM, keyPEM []byte, accept func(Identity) error) (*tls.Config, error) {
 	cfg, err := base(caPEM, certPEM, keyPEM)
 	if err != nil {
 		return nil, err
 	}
 	cfg.ClientAuth = tls.RequireAnyClientCert
-	// The library's check insists on a host name, which peers do not have; VerifyConnection does the rest of
-	// that check, in both directions.
+	// The library's check requires a host name, which peers do not have. VerifyConnection does the rest of that check,
+	// in both directions.
 	cfg.InsecureSkipVerify = true
 	roots := cfg.RootCAs
 	cfg.VerifyConnection = func(state tls.ConnectionState) error {
@@ -65,13 +65,13 @@ func verifyPeer(state tls.ConnectionState, roots *x509.CertPool) (Identity, erro
 	return IdentityOf(leaf)
 }
 
-// JoinTLS is for a joiner, who has a token and no certificate yet: the manager is trusted if its authority has
-// the token's hash.
+// JoinTLS is for a joiner, who has a token and no certificate yet. It trusts a manager whose authority has the token's
+// hash.
 func JoinTLS(token Token) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		ServerName:         ServerName,
-		InsecureSkipVerify: true, // VerifyConnection verifies, against the authority that the token names
+		InsecureSkipVerify: true, // VerifyConnection verifies the manager against the authority that the token names
 		VerifyConnection: func(state tls.ConnectionState) error {
 			_, err := verifyByHash(state, token.AuthorityHash)
 			return err
@@ -79,7 +79,7 @@ func JoinTLS(token Token) *tls.Config {
 	}
 }
 
-// verifyByHash verifies a manager's certificate against that authority of its chain which has the hash.
+// verifyByHash verifies a manager's certificate against the authority with this hash in its chain.
 func verifyByHash(state tls.ConnectionState, hash string) (*x509.Certificate, error) {
 	for _, authority := range state.PeerCertificates[1:] {
 		if !authority.IsCA || hashOf(authority) != hash {
@@ -96,7 +96,7 @@ func verifyByHash(state tls.ConnectionState, hash string) (*x509.Certificate, er
 	return nil, errors.New("the manager is not the one the token was made by (its authority's hash differs)")
 }
 
-// CheckAuthority checks that a certificate, PEM, is the authority's that the token names.
+// CheckAuthority checks that a certificate, PEM, belongs to the authority that the token names.
 func (t Token) CheckAuthority(caPEM []byte) error {
 	cert, err := ParseCertificate(caPEM)
 	if err != nil {

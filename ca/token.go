@@ -14,7 +14,7 @@ const tokenPrefix = "watari1"
 
 var tokenEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 
-// Token lets its holder join once. The authority's hash tells the holder whom to trust.
+// Token lets its holder join once. The holder trusts the authority with the token's hash.
 type Token struct {
 	AuthorityHash string // hex
 	Secret        []byte
@@ -27,7 +27,7 @@ func (a *Authority) NewToken() Token {
 	return Token{a.Hash(), secret}
 }
 
-// ParseToken reads a token's text; white space around it does not matter.
+// ParseToken parses a token's text. It ignores surrounding white space.
 func ParseToken(text string) (Token, error) {
 	parts := strings.Split(strings.TrimSpace(text), ".")
 	if len(parts) != 3 || parts[0] != tokenPrefix || len(parts[1]) != 2*sha256.Size {
@@ -45,7 +45,7 @@ func (t Token) String() string {
 	return tokenPrefix + "." + t.AuthorityHash + "." + strings.ToLower(tokenEncoding.EncodeToString(t.Secret))
 }
 
-// SecretHash is the SHA-256 of the secret, which is all that the manager keeps.
+// SecretHash returns the SHA-256 of the secret. The manager keeps only this hash.
 func (t Token) SecretHash() []byte {
 	sum := sha256.Sum256(t.Secret)
 	return sum[:]

@@ -1,6 +1,6 @@
 package core
 
-// core.go - one decision: what has changed is taken up, hosts are ordered, objects are decided about.
+// core.go - one decision: marks what has changed, makes the orders of hosts, and decides about objects.
 
 import (
 	"cmp"
@@ -19,10 +19,10 @@ type Seen struct {
 	Connected bool
 }
 
-// Captured are reports as they were at one time, by host.
+// Captured are the reports at one time, by host.
 type Captured map[string]Seen
 
-// Capture takes up what the hosts of some objects have reported. Of other hosts it knows nothing.
+// Capture captures the reports of the hosts in s. It leaves out other hosts.
 func Capture(s *Objects, r Reports) Captured {
 	c := make(Captured, len(s.Hosts))
 	for name := range s.Hosts {
@@ -49,7 +49,7 @@ func (c Captured) Connected() map[string]*v1.HostObserved {
 	return connected
 }
 
-// World is all that a decision depends on besides what Core remembers.
+// World is the input of a decision besides Core's memory.
 type World struct {
 	*Objects
 	Reports Captured
@@ -62,30 +62,31 @@ func (w *World) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 	return w.Reports.Observed(host)
 }
 
-// Identify returns the identity of a guest for an epoch, without its peers. The same call has the same answer. nil: none
-// could be made.
+// Identify returns the identity of a guest for an epoch, without its peers; nil: it could not be made. Equal calls have
+// equal results.
 type Identify func(c *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity
 
-// Config says for whom a Core decides.
+// Config has a Core's settings.
 type Config struct {
 	Term  uint64
 	Began time.Time // when the manager began to lead
-	// NoSharing has each host fetch images from the manager, and make templates itself.
+	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Identify  Identify
 }
 
-// Decision is what follows from a World.
+// Decision is the result of a decision.
 type Decision struct {
-	// Orders replace what the hosts were told before. Only hosts whose orders changed, or who connected anew, are there.
+	// Orders replace the hosts' earlier orders. They include only hosts whose orders have changed, or that have a new
+	// connection.
 	Orders map[string]*v1.HostWanted
-	// Changes are to be written, in this order.
+	// Changes must be written in this order.
 	Changes []Change
-	// Runs are what is to be done about the runs that have begun and not ended.
+	// Runs are the orders for runs that have begun and not ended.
 	Runs []RunOrder
 	// Notes are for the log.
 	Notes []string
-	// Again is when to decide again though nothing changes.
+	// Again is when to decide again even if nothing changes.
 	Again time.Time
 }
 
@@ -93,14 +94,14 @@ type Decision struct {
 const maxChanges = 512
 
 const (
-	// idlePass is how long nothing is decided when nothing happens.
+	// idlePass is the time to the next decision if nothing happens.
 	idlePass = 2 * time.Second
 	// movePass is the same while a guest moves.
 	movePass = 250 * time.Millisecond
 )
 
-// Core decides for one manager while it leads. What it remembers can all be lost: a new Core goes by objects and reports.
-// It is not safe for concurrent use.
+// Core decides for one manager while it leads. Its memory can be lost: a new Core decides from objects and reports. It
+// is not safe for concurrent use.
 type Core struct {
 	Config
 	index   *index
@@ -115,7 +116,7 @@ type Core struct {
 	described map[string]described
 }
 
-// stateSince is since when a move has been in its state.
+// stateSince is a move's state and the time since which Core has seen it.
 type stateSince struct {
 	state v1.MigrationState
 	since time.Time
@@ -127,7 +128,7 @@ func New(config Config) *Core {
 		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
 }
 
-// Fresh returns a copy that remembers what c does but the objects: its next decision is about everything.
+// Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
 func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
@@ -136,13 +137,13 @@ func (c *Core) Fresh() *Core {
 	return &fresh
 }
 
-// Rest keeps a change from being decided again before a time: it could not be written, for a reason that lasts.
+// Rest prevents a change from being decided again before a time. The change could not be written, for a lasting reason.
 func (c *Core) Rest(key string, until time.Time) {
 	c.rest[key] = until
 	c.index.everything = true
 }
 
-// Decide takes the world up and decides. The changes of an earlier decision count as made only if w shows them.
+// Decide makes a decision about w. Changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
 	maps.DeleteFunc(c.due, func(name string, at time.Time) bool {
@@ -183,7 +184,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// pass is one decision under way. World is what was seen; working shows the changes that are decided already.
+// pass is one decision under way. World is its input; working also shows the changes that it has already decided.
 type pass struct {
 	*Core
 	*World
@@ -194,14 +195,14 @@ type pass struct {
 	notes     []string
 	again     time.Time
 	room      *room
-	planned   Moves                    // those under way, and those that this decision begins; nil: it has begun none
+	planned   Moves                    // moves under way and moves that this decision begins; nil: it has begun none
 	statuses  map[string]ClusterStatus // by cluster
 }
 
-// full tells whether the decision has as many changes as one may have.
+// full reports whether the decision has maxChanges changes.
 func (p *pass) full() bool { return len(p.changes) >= maxChanges }
 
-// propose adds a change, unless it has to rest.
+// propose adds a change, unless it rests.
 func (p *pass) propose(key string, c Change) {
 	if _, resting := p.rest[key]; resting {
 		return
@@ -211,17 +212,18 @@ func (p *pass) propose(key string, c Change) {
 	p.changes = append(p.changes, c)
 }
 
-// changed tells whether an object was changed by this decision already; it is decided about again when that is written.
+// changed reports whether this decision has already changed an object. The next decision about the object follows when
+// that change is written.
 func (p *pass) changed(o Object) bool { return p.working.touched[o] }
 
-// current tells whether a host's report was made after its agent took up the present orders.
+// current reports whether a host has made its report under the present orders.
 func (p *pass) current(host string) bool {
 	report, _, connected := p.Observed(host)
 	told := p.Core.orders.told[host].wanted
 	return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation
 }
 
-// sortedMoves returns moves in the order in which they take turns: older ones first.
+// sortedMoves returns moves in the order of their turns: older moves first.
 func sortedMoves(moves Moves) []*v1.Migration {
 	list := slices.Collect(maps.Values(moves))
 	oldestFirst(list)

@@ -1,6 +1,6 @@
 package core
 
-// drain.go - moves guests away from hosts that are drained.
+// drain.go - moves guests away from draining hosts.
 
 import (
 	"maps"
@@ -9,10 +9,10 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// retryMove is how long a guest whose move failed is not moved again: it would fail again.
+// retryMove is the pause before a guest whose move failed is moved again. An earlier move would probably fail again.
 const retryMove = 10 * time.Second
 
-// drain moves the guests of draining hosts away, as far as there is room for them.
+// drain moves guests away from draining hosts, if other hosts have room.
 func (p *pass) drain() {
 	for _, host := range sortedKeys(p.Hosts) {
 		if !p.Hosts[host].Draining {
@@ -31,8 +31,7 @@ func (p *pass) drain() {
 	}
 }
 
-// moveAway begins to move a guest away from its host, if that is possible now. It is tried again when something changes;
-// the guest's host says that it is draining.
+// moveAway begins to move a guest away from its draining host, if that is possible now. Later decisions try again.
 func (p *pass) moveAway(g *v1.Guest) {
 	if p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return
@@ -61,14 +60,14 @@ func (p *pass) moveAway(g *v1.Guest) {
 	p.planned[g.Meta.Uid] = m
 }
 
-// runsUnderGrant tells whether the guest's host reports it running under the present grant.
+// runsUnderGrant reports whether the guest's host reports it running under the present grant.
 func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 	report, _, connected := p.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
-// failedLately is for how long a guest is not moved again, for a move of it has failed; 0: it may be.
+// failedLately returns how long a guest must wait after a failed move; 0: it may move.
 func (p *pass) failedLately(g *v1.Guest) (wait time.Duration) {
 	for _, m := range p.index.ended[g.Meta.Uid] {
 		if m.State != v1.MigrationState_MIGRATION_STATE_DONE {

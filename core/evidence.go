@@ -1,6 +1,6 @@
 package core
 
-// evidence.go - what reports prove about copies of guests: which may run, and which cannot.
+// evidence.go - derives from reports which copies of guests may run, and which cannot.
 
 import (
 	"time"
@@ -8,13 +8,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Reports tell what each host's agent last reported. since is when it connected or disconnected; zero: it never was
-// connected.
+// Reports has the last report of each host's agent. since is when the agent connected or disconnected; zero: it never
+// was connected.
 type Reports interface {
 	Observed(host string) (report *v1.HostObserved, since time.Time, connected bool)
 }
 
-// GuestOn returns a host's report of a guest, by uid; nil: it reports none.
+// GuestOn returns the part of a report about the guest with this uid; nil: there is none.
 func GuestOn(report *v1.HostObserved, uid string) *v1.GuestObserved {
 	for _, g := range report.GetGuests() {
 		if g.Uid == uid {
@@ -24,7 +24,7 @@ func GuestOn(report *v1.HostObserved, uid string) *v1.GuestObserved {
 	return nil
 }
 
-// BootID returns the boot that a host is in: the one that its agent reports, or, while the agent is away, the last known.
+// BootID returns a host's present boot, from its agent's report. While the agent is away, it is the last known boot.
 func BootID(s *Objects, r Reports, host string) string {
 	if report, _, connected := r.Observed(host); connected && report.GetInfo().GetBootId() != "" {
 		return report.Info.BootId
@@ -32,9 +32,9 @@ func BootID(s *Objects, r Reports, host string) string {
 	return s.Hosts[host].GetInfo().GetBootId()
 }
 
-// Dead tells whether a guest's copy that was granted to a host under a boot cannot run any more: a person has vouched that
-// the host is off, or the host was started anew since, and its agent has looked at all processes and has seen none of the
-// guest.
+// Dead reports whether a guest's copy, which was granted to a host in a boot, can no longer run. Either a person has
+// vouched that the host is off. Or the host has rebooted since, and its agent has checked all processes and found none
+// of the guest.
 func Dead(s *Objects, r Reports, host, boot, uid string) bool {
 	h := s.Hosts[host]
 	if h == nil || boot == "" {
@@ -50,15 +50,15 @@ func Dead(s *Objects, r Reports, host, boot, uid string) bool {
 	return report != nil && !report.ProcessesUnknown && !GuestOn(report, uid).GetProcess()
 }
 
-// Alive tells whether a host's agent, in its present session, sees a process of a guest. No grant is released against
-// this evidence.
+// Alive reports whether a host's agent, in its present session, sees a process of a guest. While it does, the grant
+// must not be released.
 func Alive(r Reports, host, uid string) bool {
 	report, _, connected := r.Observed(host)
 	return connected && GuestOn(report, uid).GetProcess()
 }
 
-// granted tells whether a host holds a guest's grant in its present boot. A live copy under the grant's epoch proves
-// that, too.
+// granted reports whether a host holds a guest's grant in its present boot. A live copy under the grant's epoch also
+// proves that.
 func granted(s *Objects, r Reports, g *v1.Guest, host string) bool {
 	switch {
 	case g.Host != host || s.Hosts[host] == nil || s.Hosts[host].FencedBootId != "" && s.Hosts[host].FencedBootId == g.BootId:
@@ -69,14 +69,14 @@ func granted(s *Objects, r Reports, g *v1.Guest, host string) bool {
 	return livesInAnotherBoot(r, g)
 }
 
-// livesInAnotherBoot tells whether the copy under a guest's grant lives though its host reports another boot than the
-// grant names.
+// livesInAnotherBoot reports whether the copy under a guest's grant lives although its host reports another boot than
+// the grant names.
 func livesInAnotherBoot(r Reports, g *v1.Guest) bool {
 	report, _, _ := r.Observed(g.Host)
 	return Alive(r, g.Host, g.Meta.Uid) && GuestOn(report, g.Meta.Uid).Epoch == g.Epoch
 }
 
-// unwanted tells whether nothing of a guest is to run.
+// unwanted reports whether no copy of a guest may run.
 func unwanted(s *Objects, g *v1.Guest) bool {
 	c := s.Clusters[g.Cluster]
 	return g.Stopped || c == nil || c.Meta.Deleting != nil

@@ -1,6 +1,6 @@
 package core
 
-// guests.go - carries out what package lifecycle decides about guests that do not move.
+// guests.go - turns the decisions of package lifecycle about guests that do not move into changes.
 
 import (
 	"time"
@@ -12,7 +12,7 @@ import (
 	"watari/internal/printable"
 )
 
-// guests decides about each guest of which something has changed, and about those that no host holds.
+// guests decides about each guest that has changed, and about each guest that no host holds.
 func (p *pass) guests() {
 	for _, name := range p.index.guestNames() {
 		g := p.working.Guests[name]
@@ -56,7 +56,7 @@ func (p *pass) guest(g *v1.Guest) {
 	}
 }
 
-// rebind has a grant name the boot in which its copy lives.
+// rebind sets a grant's boot to the one in which its copy lives.
 func (p *pass) rebind(key string, g *v1.Guest) {
 	update := proto.CloneOf(g)
 	update.BootId = BootID(p.Objects, p, g.Host)
@@ -75,7 +75,7 @@ func (p *pass) lifecycleHost(g *v1.Guest) lifecycle.Host {
 		Current: p.current(g.Host), Lived: p.lived(g), Guest: GuestOn(report, g.Meta.Uid)}
 }
 
-// lived is how long ago a guest's present copy was first granted; 0: not known.
+// lived returns how long ago a guest's present copy was first granted; 0: not known.
 func (p *pass) lived(g *v1.Guest) time.Duration {
 	if g.Started == nil {
 		return 0
@@ -104,10 +104,10 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 	p.propose(key, c)
 }
 
-// quotedCharacters bounds each line that is quoted of a console.
+// quotedCharacters bounds each quoted line of a console.
 const quotedCharacters = 200
 
-// lastLines quotes the console of a guest that ended though it was wanted.
+// lastLines quotes the console of a guest that ended although it was wanted.
 func (p *pass) lastLines(g *v1.Guest, d lifecycle.Decision) string {
 	report, _, _ := p.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
@@ -117,7 +117,7 @@ func (p *pass) lastLines(g *v1.Guest, d lifecycle.Decision) string {
 	return "; its console ended with:\n" + printable.Lines(seen.LastLines, quotedCharacters)
 }
 
-// clusters removes the clusters of which nothing is left.
+// clusters removes the deleted clusters that have no guest left.
 func (p *pass) clusters() {
 	for _, name := range sortedKeys(p.Clusters) {
 		cluster := p.Clusters[name]

@@ -1,6 +1,6 @@
 package core
 
-// hosts.go - what is kept of what agents say of their hosts.
+// hosts.go - stores the hosts' information from their agents' reports.
 
 import (
 	"time"
@@ -11,8 +11,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// describePause is the least time between two changes of what is stored of a host: one that describes itself anew all the time
-// must not fill the store.
+// describePause is the least time between two changes of what is stored of a host: one that describes itself anew all
+// the time must not fill the store.
 const describePause = 2 * time.Second
 
 // described is the last change of what is stored of a host, within describePause.
@@ -22,8 +22,8 @@ type described struct {
 	again bool // another change waits
 }
 
-// mayDescribe tells whether what is stored of a host may change now. A host that was started anew does not wait for the pause
-// after another change, since its guests have ended.
+// mayDescribe tells whether what is stored of a host may change now. A host that was started anew does not wait for the
+// pause after another change, since its guests have ended.
 func (p *pass) mayDescribe(host string, boot bool) bool {
 	last, is := p.described[host]
 	if !is || boot && !last.boot {
@@ -36,7 +36,7 @@ func (p *pass) mayDescribe(host string, boot bool) bool {
 	return false
 }
 
-// hosts keeps what agents say of their hosts.
+// hosts stores the hosts' information from their agents' reports.
 func (p *pass) hosts() {
 	for name, last := range p.described {
 		if last.again {
@@ -73,8 +73,8 @@ func (p *pass) hosts() {
 	}
 }
 
-// keepFacts completes what an agent says of its host with what libvirt told an earlier agent, until libvirt answers this
-// one: a host whose agent was started anew can be chosen as before.
+// keepFacts completes an agent's information with libvirt's answers to an earlier agent, until libvirt answers this
+// agent. So a host can be chosen even if its agent has just restarted.
 func keepFacts(now, before *v1.HostInfo) *v1.HostInfo {
 	if now.LibvirtVersion != "" || before.GetLibvirtVersion() == "" {
 		return now

@@ -1,6 +1,6 @@
 package core
 
-// index.go - objects and reports by what decisions ask for, and which of them have changed since the last decision.
+// index.go - indexes objects and reports, and marks what has changed since the last decision.
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 	"watari/migration"
 )
 
-// index follows objects and reports by their differences: an object that has not changed has the same pointer.
+// index updates itself from the differences between two worlds. An unchanged object has the same pointer in both.
 type index struct {
 	objects *Objects
 	reports map[string]Seen
@@ -17,7 +17,7 @@ type index struct {
 	onHost     map[string]set[*v1.Guest] // by the host that holds the grant
 	ofCluster  map[string]set[*v1.Guest]
 	byUID      map[string]*v1.Guest
-	unplaced   map[string]bool // names of guests that no host holds the grant of
+	unplaced   map[string]bool // names of guests without a grant
 	moves      Moves
 	movesByUID map[string]bool               // active ones, by their own uid
 	ended      map[string][]*v1.Migration    // by guest uid, in no order
@@ -25,7 +25,7 @@ type index struct {
 	reporting  map[string]map[string]bool    // hosts that report a guest, by its uid
 	strangers  map[string]Stranger
 
-	// What is to be decided again. everything: all.
+	// Marks of what must be decided again.
 	everything  bool
 	guests      map[string]bool // names
 	hosts       map[string]bool // names: their orders, and what their agents say of them
@@ -62,7 +62,7 @@ func remove[T comparable](m map[string]set[T], key string, v T) {
 	}
 }
 
-// differences calls change for each name whose object is another one than before; a nil object is missing.
+// differences calls change for each name whose object has changed; nil: there was, or is, no object.
 func differences[T comparable](before, now map[string]T, change func(name string, before, now T)) {
 	var none T
 	for name, old := range before {
@@ -79,7 +79,7 @@ func differences[T comparable](before, now map[string]T, change func(name string
 	}
 }
 
-// see takes up a world, and marks what has to be decided again for it.
+// see updates the index from a world, and marks what must be decided again.
 func (x *index) see(w *World) {
 	before := x.objects
 	x.objects = w.Objects
@@ -103,7 +103,7 @@ func sameMap[T comparable](a, b map[string]T) bool {
 	return same
 }
 
-// settled: everything that was marked is decided.
+// settled clears the marks of guests and hosts, after a decision about all of them.
 func (x *index) settled() {
 	x.everything, x.guests, x.hosts = false, map[string]bool{}, map[string]bool{}
 }
@@ -197,7 +197,7 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	}
 }
 
-// markPeers has the networks of all clusters decided again that have a part on a host.
+// markPeers marks the networks of all clusters that have guests or moves on a host.
 func (x *index) markPeers(host string) {
 	for g := range x.onHost[host] {
 		x.markNetwork(g.Cluster)
@@ -225,7 +225,7 @@ func (x *index) markCluster(name string) {
 	x.markNetwork(name)
 }
 
-// markNetwork has the orders of all hosts decided again that have, had, or are about to have a part in a cluster.
+// markNetwork marks all hosts that have, had, or will have a part in a cluster's network.
 func (x *index) markNetwork(cluster string) {
 	if n := x.networks[cluster]; n != nil {
 		for host := range n.parts {
@@ -275,7 +275,7 @@ func (x *index) seeReport(host string, before, now Seen) {
 	}
 }
 
-// findStranger looks whether a guest is a stranger, by the reports of all hosts.
+// findStranger finds out from all hosts' reports whether a guest is a stranger.
 func (x *index) findStranger(uid string) {
 	g := x.byUID[uid]
 	last := max(g.GetLastEpoch(), g.GetEpoch())
@@ -303,7 +303,7 @@ func (x *index) findStranger(uid string) {
 	}
 }
 
-// guestsOf returns a cluster's guests by index. The caller does not change it.
+// guestsOf returns a cluster's guests in the order of indices. The caller must not change the slice.
 func (x *index) guestsOf(cluster string) []*v1.Guest {
 	if list, is := x.ordered[cluster]; is {
 		return list
@@ -317,7 +317,7 @@ func (x *index) guestsOf(cluster string) []*v1.Guest {
 	return list
 }
 
-// guestNames returns the guests to be decided about, by name.
+// guestNames returns the names of the guests to decide about, sorted.
 func (x *index) guestNames() []string {
 	if x.everything {
 		return sortedKeys(x.objects.Guests)
@@ -335,7 +335,7 @@ func (x *index) guestNames() []string {
 	return names
 }
 
-// hostNames returns the hosts to be decided about, by name.
+// hostNames returns the names of the hosts to decide about, sorted.
 func (x *index) hostNames() []string {
 	if x.everything {
 		return sortedKeys(x.objects.Hosts)

@@ -33,7 +33,7 @@ func TestNewsOfAGuestsMemory(t *testing.T) {
 		"old, as a new manager learns": {memoryTold{}, outOfMemory(1, time.Hour), false},
 		"moved, and not asked yet":     {told(1, time.Hour, time.Hour), nil, false},
 	} {
-		if news := memoryNews(test.told, test.says, now); news != test.news {
+		if news := memoryEventDue(test.told, test.says, now); news != test.news {
 			t.Errorf("%s: news %v", name, news)
 		}
 	}

@@ -1,6 +1,6 @@
 package core
 
-// moves.go - carries out what package migration decides about moves.
+// moves.go - turns the decisions of package migration about moves into changes.
 
 import (
 	"time"
@@ -13,11 +13,11 @@ import (
 	"watari/migration"
 )
 
-// MovesPerHost is how many moves a host takes part in at once. More would share its network and, without hardware
-// acceleration, its processors, so that each takes longer and dirties more.
+// MovesPerHost is the number of concurrent moves of a host. More moves would share its network and, under emulation,
+// its processors. Each would then take longer, and its guest would change more memory meanwhile.
 const MovesPerHost = 2
 
-// moves takes each move one step on.
+// moves takes one step for each move.
 func (p *pass) moves() {
 	active := sortedMoves(p.index.moves)
 	busy := map[string]int{} // moves under way, by host
@@ -44,13 +44,13 @@ func (p *pass) moves() {
 	}
 }
 
-// passing tells whether a move's guest stands still until the grant has passed on. What a host says that has no part in the
-// move must not stop it then.
+// passing reports whether a move's guest stands still until the grant has passed on. Then the report of a host outside the
+// move must not stop the move.
 func passing(state v1.MigrationState) bool {
 	return state == v1.MigrationState_MIGRATION_STATE_SWITCHING || state == v1.MigrationState_MIGRATION_STATE_RESUMING
 }
 
-// move takes a move one step on. It returns whether the move's state changed.
+// move takes one step for a move. It returns whether the move's state changed.
 func (p *pass) move(m *v1.Migration, turn bool) bool {
 	key := "migration/" + m.Meta.Name
 	g := p.working.Guests[m.Guest]
@@ -65,7 +65,7 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 		Source: p.moveHost(m, m.Source, m.SourceBootId), Target: p.moveHost(m, m.Target, m.TargetBootId),
 		InState: p.since(m), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
 	}
-	// No grant, or one of another epoch, means that the copy this move is about was given up meanwhile.
+	// If there is no grant, or one with another epoch, the copy that this move concerns is gone.
 	if g.Host == "" || g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
 		o.Source.Dead = true
 	}
@@ -86,7 +86,7 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 	return d.State != m.State
 }
 
-// nextMove is the record, and where the grant changes the guest, after a decision.
+// nextMove returns the move's record after a decision, and the guest if its grant changes (else nil).
 func (p *pass) nextMove(m *v1.Migration, g *v1.Guest, d migration.Decision, o migration.Observed) (*v1.Migration, *v1.Guest) {
 	update := proto.CloneOf(m)
 	update.State, update.Message = d.State, d.Message
@@ -95,7 +95,7 @@ func (p *pass) nextMove(m *v1.Migration, g *v1.Guest, d migration.Decision, o mi
 	if d.State != m.State {
 		switch d.State {
 		case v1.MigrationState_MIGRATION_STATE_RESERVING:
-			// The target's epoch is set aside in the same write that lets the target hear of it.
+			// The same write takes a new epoch for the target and begins the state in which the target gets its order.
 			grant = proto.CloneOf(g)
 			grant.LastEpoch++
 			update.TargetEpoch, update.Started = grant.LastEpoch, now
@@ -133,7 +133,7 @@ func closeMove(m *v1.Migration, o migration.Observed, now *timestamppb.Timestamp
 	}
 }
 
-// endMove ends a move whose guest is gone.
+// endMove ends a move whose guest no longer exists.
 func (p *pass) endMove(key string, m *v1.Migration, state v1.MigrationState, message string) {
 	update := proto.CloneOf(m)
 	update.State, update.Message = state, message
@@ -157,19 +157,19 @@ func moveEvent(c *Change, m *v1.Migration) {
 	}
 }
 
-// moveHost is one end of a move.
+// moveHost returns one end of a move.
 func (p *pass) moveHost(m *v1.Migration, name, boot string) migration.Host {
 	report, since, connected := p.Observed(name)
 	end := migration.Host{Connected: connected, Dead: p.Hosts[name] == nil || Dead(p.Objects, p, name, boot, m.GuestUid), Current: p.current(name),
 		Guest: GuestOn(report, m.GuestUid)}
 	if !connected {
-		// A manager that has just begun to lead gives the agents time to find it.
+		// Agents need time to connect to a manager that has just begun to lead.
 		end.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
 	}
 	return end
 }
 
-// since is for how long a move has been in its state, as far as this Core has seen.
+// since returns how long this Core has seen a move in its state.
 func (p *pass) since(m *v1.Migration) time.Duration {
 	at, found := p.inState[m.Meta.Uid]
 	if !found || at.state != m.State {
@@ -180,15 +180,15 @@ func (p *pass) since(m *v1.Migration) time.Duration {
 }
 
 const (
-	// keepMoves is how many ended moves of a guest are kept for `watari migrate list`.
+	// keepMoves is the number of a guest's ended moves that are kept for `watari migrate list`.
 	keepMoves = 10
-	// keepGoneMoves is how many are kept of all guests together that exist no more.
+	// keepGoneMoves is the number of ended moves that are kept for all deleted guests together.
 	keepGoneMoves = 100
-	// pruneAtOnce bounds how many are deleted by one decision.
+	// pruneAtOnce bounds the moves that one decision deletes.
 	pruneAtOnce = 100
 )
 
-// prune deletes the oldest ended moves, and forgets since when moves were in their state that have ended.
+// prune deletes the oldest ended moves, and drops ended moves from inState.
 func (p *pass) prune() {
 	for uid := range p.inState {
 		if !p.index.movesByUID[uid] {
@@ -206,9 +206,9 @@ func (p *pass) prune() {
 	}
 }
 
-// tooOld returns the ended moves beyond those that are kept.
+// tooOld returns the ended moves that exceed keepMoves and keepGoneMoves.
 func tooOld(s *Objects) (old []*v1.Migration) {
-	ended := map[string][]*v1.Migration{} // by guest; "": those that exist no more
+	ended := map[string][]*v1.Migration{} // by guest; "": deleted guests
 	for _, name := range sortedKeys(s.Migrations) {
 		m := s.Migrations[name]
 		if !migration.Ended(m.State) {

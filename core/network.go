@@ -1,6 +1,6 @@
 package core
 
-// network.go - which host a guest's messages are sent to, and what each host has to know of a cluster's network.
+// network.go - decides to which host a guest's messages are sent, and makes the network part of each host's orders.
 
 import (
 	"cmp"
@@ -10,24 +10,24 @@ import (
 	"watari/migration"
 )
 
-// clusterNetwork is what all hosts of a cluster are told of it.
+// clusterNetwork is the part of a cluster's network that is the same in all hosts' orders.
 type clusterNetwork struct {
 	routes     []*v1.GuestRoute
-	peers      map[string]bool // hosts that a guest is on, or that a move involves
-	parts      map[string]bool // hosts that have, or are about to have, a guest of the cluster
-	identities []*v1.Peer      // what guests are told of each other, by index
+	peers      map[string]bool // hosts with a guest or a move of the cluster
+	parts      map[string]bool // hosts that have, or will have, a guest of the cluster
+	identities []*v1.Peer      // the cluster's guests, for guests' identities, by index
 	homeServer string          // address of the guest that serves the shared home
 }
 
-// whereabouts is the host that a guest's messages are sent to; empty: none.
-func whereabouts(g *v1.Guest, m *v1.Migration) string {
+// routedTo returns the host to which a guest's messages are sent; empty: none.
+func routedTo(g *v1.Guest, m *v1.Migration) string {
 	if m != nil && migration.RoutedToTarget(m.State) {
 		return m.Target
 	}
 	return g.Host
 }
 
-// network is what hosts are told of a cluster, made once while nothing of it changes.
+// network returns a cluster's network. It caches the result until the network changes.
 func (p *pass) network(cluster string) *clusterNetwork {
 	x := p.index
 	if n := x.networks[cluster]; n != nil {
@@ -38,7 +38,7 @@ func (p *pass) network(cluster string) *clusterNetwork {
 	for _, g := range guests {
 		n.identities = append(n.identities, &v1.Peer{Name: g.Meta.Name, Address: g.Address, Slots: g.Shape.GetVcpus()})
 		m := x.moves[g.Meta.Uid]
-		at := whereabouts(g, m)
+		at := routedTo(g, m)
 		if at != "" {
 			n.routes = append(n.routes, &v1.GuestRoute{Address: g.Address, Host: at})
 			n.peers[at] = true
@@ -49,7 +49,7 @@ func (p *pass) network(cluster string) *clusterNetwork {
 			}
 		}
 		if m != nil {
-			// A source whose guest has just left is still a peer: what is under way to it is passed on.
+			// A source whose guest has just left stays a peer: it forwards messages that are still under way to it.
 			n.peers[m.Source], n.peers[m.Target] = true, true
 			n.parts[m.Source], n.parts[m.Target] = true, true
 		}
@@ -61,8 +61,8 @@ func (p *pass) network(cluster string) *clusterNetwork {
 	return n
 }
 
-// networkOrder holds the routes of all guests of all clusters that have a part on the host, and the other hosts among
-// them. guests are those that have a grant or a move there.
+// networkOrder returns the network part of a host's orders: all routes of the clusters that have a part on the host,
+// and the other hosts of these clusters. guests are the guests with a grant or a move there.
 func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.NetworkWanted {
 	w := &v1.NetworkWanted{}
 	clusters, peers := map[string]bool{}, map[string]bool{}
@@ -104,7 +104,7 @@ func peerHost(s *Objects, name, host string) *v1.PeerHost {
 		WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort}
 }
 
-// routesSet tells whether every connected host that has a part in the cluster's network has the present routes in force.
+// routesSet reports whether every connected host with a part in the cluster's network has the present routes in force.
 func (p *pass) routesSet(cluster string) bool {
 	for host := range p.network(cluster).parts {
 		told := p.Core.orders.told[host].wanted

@@ -1,6 +1,6 @@
 package core
 
-// objects.go - the stored objects that decisions rest on.
+// objects.go - the stored objects, and changes to them.
 
 import (
 	"fmt"
@@ -16,9 +16,9 @@ import (
 // gets a new pointer, and its map is copied.
 type Objects struct {
 	Revision   int64
-	Term       uint64 // of the manager that leads or led last; 0: none ever did
+	Term       uint64 // of the manager that leads or has led last; 0: none has led
 	TermID     string // of that term; empty: an older version began it
-	Leader     string // what that manager calls itself, its URL
+	Leader     string // URL of that manager
 	Hosts      map[string]*v1.Host
 	Images     map[string]*v1.Image
 	Clusters   map[string]*v1.Cluster
@@ -30,11 +30,11 @@ type Objects struct {
 	Removed    map[string]*v1.RemovedHost // by uid
 	Holds      map[string]*v1.Hold        // see Hold
 	Terms      map[string]*v1.Term        // every term that began since terms have ids, by id
-	// Unreadable are objects whose value cannot be read, by key. What was read of them before stays in force.
+	// Unreadable are objects whose stored value cannot be read, by key. Their earlier values stay in force.
 	Unreadable map[string]error
 }
 
-// NoObjects returns a set of objects that is empty, with maps that can be written.
+// NoObjects returns an empty set of objects, with maps that can be written.
 func NoObjects() *Objects {
 	return &Objects{
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
@@ -44,13 +44,13 @@ func NoObjects() *Objects {
 	}
 }
 
-// HoldName is the name of the one Hold that there is.
+// HoldName is the name of the only Hold.
 const HoldName = "rolled-back"
 
-// Hold says why the manager holds; nil: it never did.
+// Hold returns the reason why the manager holds; nil: it never held.
 func (o *Objects) Hold() *v1.Hold { return o.Holds[HoldName] }
 
-// Held tells whether the manager holds: its store is older than what hosts have seen.
+// Held reports whether the manager holds, because its store is older than what hosts have seen.
 func (o *Objects) Held() bool { return len(o.Hold().GetEvidence()) > 0 }
 
 // Object is anything that is stored.
@@ -70,7 +70,8 @@ const (
 	Update
 	// Delete removes an object that must still be at the revision of the given one.
 	Delete
-	// Expect changes nothing. The others are only made if the object is still at the revision of the given one.
+	// Expect changes nothing. The change's other operations are made only if the object is still at the given one's
+	// revision.
 	Expect
 )
 
@@ -80,8 +81,8 @@ type Op struct {
 	Object Object
 }
 
-// Change is a decision: writes that are made all together or not at all, and what the history says of them once they are
-// made. Changes are independent of each other; one that fails is decided anew.
+// Change is a decision: writes that are made together or not at all, and their events. Changes are independent of each
+// other. Core decides again about a change that fails.
 type Change struct {
 	Ops    []Op
 	Events []*v1.Event
@@ -95,14 +96,14 @@ func (c *Change) event(severity v1.Severity, kind, name, format string, a ...any
 	c.Events = append(c.Events, &v1.Event{Severity: severity, Kind: kind, Name: name, Actor: "manager", Message: fmt.Sprintf(format, a...)})
 }
 
-// Apply returns the objects as they are after a change. It does not check revisions, and keeps those of the objects.
+// Apply returns the objects after a change. It neither checks nor changes revisions.
 func (o *Objects) Apply(c Change) *Objects {
 	w := newWorking(o)
 	w.apply(c)
 	return w.Objects
 }
 
-// working is a copy of objects in which the changes of one decision show. A map is copied when it is first written.
+// working is a copy of objects that shows the changes of one decision. A map is copied at its first write.
 type working struct {
 	*Objects
 	copied  map[string]bool

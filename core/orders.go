@@ -1,6 +1,6 @@
 package core
 
-// orders.go - what each host is ordered to do.
+// orders.go - makes each host's orders.
 
 import (
 	"cmp"
@@ -16,15 +16,15 @@ import (
 	"watari/migration"
 )
 
-// orderBook is what hosts were told last, and what their orders are made of.
+// orderBook has the last orders of each host, and their parts.
 type orderBook struct {
 	told map[string]told
 	base map[string]*v1.HostWanted // orders without what package sharing decides
-	// share is what package sharing decided, by host; nil: the host's agent cannot share.
+	// share is the part that package sharing decided, by host; nil: the host's agent cannot share.
 	share map[string]*shareOrders
 }
 
-// told is what a host was told last.
+// told is the last orders of a host.
 type told struct {
 	wanted *v1.HostWanted
 	since  time.Time // of the connection on which it was sent
@@ -73,8 +73,8 @@ func (p *pass) tell() {
 
 func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
 
-// send puts a host's orders together, and sends them if they are new or the host has connected anew. The numbers of
-// generations grow with every difference.
+// send assembles a host's orders, and adds them to the decision if they have changed or the host has a new connection.
+// A generation grows with every change.
 func (p *pass) send(host string, base *v1.HostWanted) {
 	book := &p.Core.orders
 	last := book.told[host]
@@ -102,7 +102,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 	p.orders[host] = w
 }
 
-// baseOrders are all that is wanted of a host, without term and generations and what package sharing decides.
+// baseOrders returns a host's orders without term, generations and the part that package sharing decides.
 func (p *pass) baseOrders(host string) *v1.HostWanted {
 	w := &v1.HostWanted{BootId: BootID(p.Objects, p, host), Protocol: protocol.Version}
 	guests := map[string]*v1.Guest{}
@@ -116,7 +116,7 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 	}
 	for uid, g := range guests {
 		if _, is := p.index.strangers[uid]; is {
-			continue // nothing that the store says of it can be relied on
+			continue // a stranger: the store's object of this guest may be wrong
 		}
 		if wanted := p.guestOrder(g, host); wanted != nil {
 			w.Guests = append(w.Guests, wanted)
@@ -129,9 +129,9 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 	return w
 }
 
-// leftovers are the guests that a host reports though nothing of them is wanted there: copies of an older epoch, guests
-// of deleted clusters, remains of a move. They are ended at the epoch they are reported with. Strangers are left alone, and
-// so are guests whose record the agent has not read yet.
+// leftovers returns orders to end the guests that a host reports and should not have: copies of an older epoch, guests
+// of deleted clusters, remains of a move. Each order has the reported epoch. There is no order for strangers, nor for
+// guests whose record the agent has not read yet.
 func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWanted {
 	mentioned := map[string]bool{}
 	for _, w := range wanted {
@@ -148,7 +148,7 @@ func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWante
 	return list
 }
 
-// guestOrder is what is wanted of a guest on a host; nil: nothing.
+// guestOrder returns the order about a guest on a host; nil: none.
 func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	m := p.index.moves[g.Meta.Uid]
 	role, epoch := v1.GuestRole_GUEST_ROLE_UNSPECIFIED, g.Epoch
@@ -161,7 +161,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	case granted:
 		role = v1.GuestRole_GUEST_ROLE_RUN
 	}
-	// While a move has not passed the grant on, both hosts are told their part; afterwards the grant tells.
+	// Until a move has passed on the grant, its state gives both hosts their roles. Afterwards the grant does.
 	if m != nil && m.State != v1.MigrationState_MIGRATION_STATE_RESUMING {
 		source, target := migration.Roles(m.State)
 		switch host {
@@ -199,7 +199,7 @@ func (p *pass) identity(g *v1.Guest, epoch uint64) *v1.Identity {
 	return id
 }
 
-// guestFacts are what hosts keep of a guest, so that its objects can be made again if they are lost.
+// guestFacts returns the facts of a guest that its host keeps. From them a recovery makes lost objects again.
 func guestFacts(c *v1.Cluster, g *v1.Guest) *v1.GuestFacts {
 	return &v1.GuestFacts{
 		Cluster: &v1.ClusterFacts{Name: g.Cluster, Uid: c.GetMeta().GetUid(), Owner: c.GetMeta().GetOwner(), OwnerUid: c.GetMeta().GetOwnerUid(),
@@ -217,7 +217,7 @@ func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {
 	}
 }
 
-// tunnelAddress is where a host's tunnel listens, host:port; empty: not known.
+// tunnelAddress returns the address of a host's tunnel, host:port; empty: not known.
 func tunnelAddress(h *v1.Host) string {
 	address, err := netip.ParseAddr(h.GetInfo().GetLanAddress())
 	if err != nil {
@@ -226,7 +226,8 @@ func tunnelAddress(h *v1.Host) string {
 	return netip.AddrPortFrom(address, uint16(h.Info.TunnelPort)).String()
 }
 
-// image is an image by digest, without its name: the host needs the content alone, and a renamed image is the same one.
+// image returns the image with this digest, without its name. A host needs only the content, and a new name must not
+// change its orders.
 func (p *pass) image(digest string) *v1.Image {
 	x := p.index
 	if x.imageDigest == nil {

@@ -1,6 +1,6 @@
 package core
 
-// placing.go - hosts as package placement sees them, and the grants that follow from its choices.
+// placing.go - describes hosts to package placement, and makes grants and moves from its choices.
 
 import (
 	"fmt"
@@ -16,26 +16,26 @@ import (
 	"watari/placement"
 )
 
-// ExpectedWithin is how long a host that is not connected is expected back, since it was lost or since the manager began
-// to lead: its agent dials again within seconds, and guests wait for it.
+// ExpectedWithin is how long guests wait for a disconnected host, after the connection was lost or after the manager
+// began to lead. Its agent reconnects within seconds.
 const ExpectedWithin = 15 * time.Second
 
-// room is what guests take of hosts: those that are granted, those that arrive, and those that this decision places.
+// room is the hosts' resources that guests use: guests with a grant, arriving guests, and guests that this decision
+// places.
 type room struct {
 	hosts []placement.Host // by name; without ClusterGuests and HasImage
-	at    map[string]int   // where a host is in hosts
-
-	// Of the cluster that was asked for last.
+	at    map[string]int   // a host's index in hosts
+	// The fields below are of the last cluster.
 	cluster string
 	image   string
 	view    []placement.Host
-	refused string // why its guests fit nowhere; empty: they do, or that was not asked yet
+	refused string // why its guests fit nowhere; empty: they fit, or this is not known yet
 	request *placement.Request
 	asked   *v1.Cluster // by request
 	fleet   map[string]*v1.HostInfo
 }
 
-// newRoom counts what is taken.
+// newRoom counts the used resources.
 func newRoom(s *Objects, r Reports, moves Moves) *room {
 	room := &room{at: map[string]int{}}
 	for _, name := range sortedKeys(s.Hosts) {
@@ -50,7 +50,7 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 	}
 	for _, g := range s.Guests {
 		room.take(g.Host, g.Shape)
-		// A move under way has its room at both ends.
+		// A moving guest uses resources at both ends.
 		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {
 			room.take(m.Target, g.Shape)
 		}
@@ -65,7 +65,8 @@ func (r *room) take(host string, shape *v1.GuestShape) {
 	}
 }
 
-// forCluster returns the hosts as they are for a guest of a cluster. guests are the cluster's. The caller may change them.
+// forCluster returns the hosts as a guest of a cluster sees them. guests are the cluster's guests. The caller may
+// change the result.
 func (r *room) forCluster(reports Reports, moves Moves, guests []*v1.Guest, image string) []placement.Host {
 	hosts := slices.Clone(r.hosts)
 	for i := range hosts {
@@ -86,7 +87,7 @@ func (r *room) forCluster(reports Reports, moves Moves, guests []*v1.Guest, imag
 	return hosts
 }
 
-// fleet returns the hosts that a cluster's guests may be placed on, by name, whether or not they can be reached now.
+// fleet returns the hosts on which a cluster's guests may be placed, by name. It includes hosts that are not connected.
 func fleet(s *Objects, spec *v1.ClusterSpec) map[string]*v1.HostInfo {
 	hosts := map[string]*v1.HostInfo{}
 	for name, h := range s.Hosts {
@@ -97,7 +98,7 @@ func fleet(s *Objects, spec *v1.ClusterSpec) map[string]*v1.HostInfo {
 	return hosts
 }
 
-// request asks for a host on which a guest of the cluster can be started. Its shape is still to be filled in.
+// request returns a request for a host on which a guest of the cluster can start. The caller fills in the shape.
 func request(cluster *v1.Cluster) *placement.Request {
 	answers := map[*v1.HostInfo]string{} // a cluster of many guests asks each host many times
 	return &placement.Request{
@@ -113,7 +114,7 @@ func request(cluster *v1.Cluster) *placement.Request {
 	}
 }
 
-// place chooses a host for a guest and gives it the grant, under an epoch that was never used.
+// place chooses a host for a guest and gives the host the grant, with an epoch that was never used.
 func (p *pass) place(key string, g *v1.Guest) {
 	for _, host := range sortedKeys(p.index.reporting[g.Meta.Uid]) {
 		if Alive(p, host, g.Meta.Uid) {
@@ -134,7 +135,7 @@ func (p *pass) place(key string, g *v1.Guest) {
 	}
 	chosen := placement.Pick(r, room.view)
 	if chosen < 0 && len(r.Exclude) > 0 {
-		// Every host that is left was refused: those that failed before may try again.
+		// All other hosts were refused, so hosts that failed before may try again.
 		delete(p.avoid, g.Meta.Uid)
 		r.Exclude = nil
 		chosen = placement.Pick(r, room.view)
@@ -150,7 +151,7 @@ func (p *pass) place(key string, g *v1.Guest) {
 	room.take(room.view[chosen].Name, g.Shape)
 }
 
-// openRoom returns the room, as it is for the guest's cluster.
+// openRoom returns the room for the guest's cluster.
 func (p *pass) openRoom(g *v1.Guest) *room {
 	if p.room == nil {
 		p.room = newRoom(p.working.Objects, p, p.index.moves)
@@ -170,7 +171,7 @@ func (p *pass) openRoom(g *v1.Guest) *room {
 	return r
 }
 
-// refuse says why a guest has no host.
+// refuse stores why a guest has no host.
 func (p *pass) refuse(key string, g *v1.Guest, why string) {
 	if why == g.Message {
 		return
@@ -194,7 +195,7 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	update.Platform, added = compatibility.Start(cluster, h.GetInfo(), p.room.fleet)
 	var c Change
 	c.write(Update, update)
-	// A host that is being removed meanwhile would never hear of it.
+	// Write no grant if the host is being removed meanwhile: it would never get the order.
 	c.write(Expect, h)
 	if added != nil {
 		extended := proto.CloneOf(cluster)
@@ -205,8 +206,8 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	p.propose(key, c)
 }
 
-// complete tells whether every host has come back that is expected, since the manager began to lead. New grants wait for that:
-// if an older copy of the store was put back, it is hosts that know.
+// complete reports whether every expected host has connected since the manager began to lead. New grants wait for that:
+// only the hosts can show that an older copy of the store was restored.
 func (p *pass) complete() bool {
 	until := p.Began.Add(ExpectedWithin)
 	if !p.Now.Before(until) {
@@ -221,7 +222,7 @@ func (p *pass) complete() bool {
 	return true
 }
 
-// Expected tells whether a host is connected, or expected back within seconds.
+// Expected reports whether a host is connected, or expected to reconnect within seconds.
 func Expected(r Reports, host string, now, began time.Time) bool {
 	_, since, connected := r.Observed(host)
 	switch {
@@ -233,8 +234,9 @@ func Expected(r Reports, host string, now, began time.Time) bool {
 	return now.Sub(since) < ExpectedWithin
 }
 
-// Feasible says whether a new cluster could be placed now, or on hosts that are expected back within seconds; the error
-// names each host's reason. It returns what the cluster's guests are to be started in. began is since when the manager leads.
+// Feasible checks whether a new cluster could be placed now, on hosts that are connected or expected to reconnect
+// within seconds. The error has each host's reason. It returns the platforms of the cluster's guests. began is when the
+// manager began to lead.
 func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, now, began time.Time) ([]*v1.Platform, error) {
 	cluster := &v1.Cluster{Spec: spec, Platforms: compatibility.Platforms(spec, fleet(s, spec))}
 	req := request(cluster)
@@ -248,14 +250,14 @@ func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, n
 	return cluster.Platforms, err
 }
 
-// PlanMove chooses where a guest moves to and makes the record, which is not stored yet. The explanation has a line for
-// each host. Errors say why the guest cannot be moved there.
+// PlanMove chooses the target of a guest's move and makes the move's record, which it does not store. The explanation
+// has a line for each host. The error says why the guest cannot be moved.
 func PlanMove(s *Objects, r Reports, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
 	moves := ActiveMoves(s)
 	return planMove(s, r, newRoom(s, r, moves), moves, GuestsOf(s, g.Cluster), g, toHost, toSite, true)
 }
 
-// planMove is PlanMove in a given room. Only with explain it says something of each host.
+// planMove is PlanMove in a given room. It explains each host only if explain is set.
 func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1.Guest, g *v1.Guest, toHost, toSite string, explain bool) (*v1.Migration, []string, error) {
 	if g.Host == "" {
 		return nil, nil, fmt.Errorf("guest %s does not run", g.Meta.Name)
@@ -278,7 +280,7 @@ func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1
 		req.Sites = cluster.GetSpec().GetSites()
 	}
 	hosts := room.forCluster(reports, moves, guests, g.ImageDigest)
-	// The guest is left out of its host's count, so that scores are of the cluster after the move.
+	// Leave the guest out of its host's count, so that scores describe the cluster after the move.
 	if i, is := room.at[g.Host]; is && hosts[i].ClusterGuests > 0 {
 		hosts[i].ClusterGuests--
 	}
@@ -307,8 +309,8 @@ func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1
 	}, explanation, nil
 }
 
-// freeMoveName is <guest>-m<n>, n being the epoch the move would have, or above where a move that never left pending has
-// that name.
+// freeMoveName returns <guest>-m<n>. n is the epoch that the move would have. It is higher if a move that never left
+// pending has that name.
 func freeMoveName(s *Objects, g *v1.Guest) string {
 	for n := g.LastEpoch + 1; ; n++ {
 		name := fmt.Sprintf("%s-m%d", g.Meta.Name, n)

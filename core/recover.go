@@ -1,6 +1,7 @@
 package core
 
-// recover.go - how the objects are made to agree with what hosts run, after an older copy of the state was put back.
+// recover.go - plans a recovery: makes the objects agree with what hosts run, after an older copy of the state was
+// restored.
 
 import (
 	"cmp"
@@ -17,16 +18,16 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// EpochGap is how far above every epoch that is known of a guest its next one lies after a recovery. Epochs that were given
-// to hosts which are gone, or which never wrote them down, are in the gap: a guest would have to be started or moved that
-// often in the lost time, unseen, for an epoch to be used twice.
+// EpochGap is the distance, after a recovery, between a guest's highest known epoch and its next one. Epochs that hosts
+// got in the lost time and did not report lie in this gap. To use an epoch twice, a guest would have to be started or
+// moved that often in the lost time.
 const EpochGap = 1000
 
 const (
 	// maxEpoch is above every epoch that a guest can have.
 	maxEpoch = math.MaxUint64 / 4
-	// lostEpochs bounds how many epochs a guest was given in the lost time. A recovery does not believe a host that reports a
-	// higher one: the guest's next epochs would lie above that, until none is left.
+	// lostEpochs bounds how many epochs a guest was given in the lost time. A recovery does not believe a host that
+	// reports a higher one: the guest's next epochs would lie above that, until none is left.
 	lostEpochs = 1 << 32
 )
 
@@ -37,10 +38,10 @@ type RecoveryChoices struct {
 	Unknown []string          // hosts that have tried to connect, with certificates that no object stands for
 }
 
-// RecoveredGuest is what becomes of a guest.
+// RecoveredGuest is a recovery's decision about one guest.
 type RecoveredGuest struct {
 	*v1.GuestRecovery
-	// Object is the guest as it is to be stored; nil: no object of it is written. Its meta.revision is 0 where it is new.
+	// Object is the guest to store; nil: none. Its meta.revision is 0 if it is new.
 	Object *v1.Guest
 }
 
@@ -50,7 +51,7 @@ type RecoveredCluster struct {
 	Object *v1.Cluster
 }
 
-// RecoveryPlan is what a recovery does. It is carried out only where there are no Obstacles.
+// RecoveryPlan is the work of a recovery. It is carried out only if there are no Obstacles.
 type RecoveryPlan struct {
 	Guests     []RecoveredGuest // by name
 	Clusters   []RecoveredCluster
@@ -59,7 +60,8 @@ type RecoveryPlan struct {
 	Obstacles  []string
 }
 
-// reportedName is what names and uids of guests look like. Others are not taken from a host: they end up in messages.
+// reportedName matches names and uids of guests. Recovery ignores others in hosts' reports, because they would appear
+// in messages.
 var reportedName = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
 // guestCopy is a guest on a host, as the host reports it.
@@ -83,8 +85,8 @@ type recovery struct {
 	made     map[string]string      // why an unknown cluster is not made again, by its uid; empty: it is
 }
 
-// Recovery plans a recovery. Reports are those of the hosts that are connected. It decides nothing on what a host that is not
-// connected may run: such a guest is neither started nor given up.
+// Recovery plans a recovery. reports are those of the connected hosts. A guest that a disconnected host may run is
+// neither started nor given up.
 func Recovery(objects *Objects, reports map[string]*v1.HostObserved, choices RecoveryChoices) RecoveryPlan {
 	r := &recovery{objects: objects, reports: reports, choices: choices, copies: map[string][]guestCopy{}, doubtful: map[string][]string{},
 		stored: map[string]uint64{}, epochs: map[string]uint64{}, made: map[string]string{}}
@@ -165,8 +167,8 @@ func (r *recovery) addAbsent(name, why string) {
 	r.plan.Hosts = append(r.plan.Hosts, h)
 }
 
-// collect gathers what hosts report of each guest. A host may say anything. A report that is not believed is no report that
-// the guest is not there.
+// collect gathers the hosts' reports of each guest. It trusts no host's values. A report that is not believed is no
+// report that the guest is not there.
 func (r *recovery) collect() {
 	for _, host := range slices.Sorted(maps.Keys(r.reports)) {
 		report, mine := r.reports[host], map[string]bool{}
@@ -188,7 +190,8 @@ func (r *recovery) collect() {
 	}
 }
 
-// doubt adds what a host reports of a guest and is not believed. For a guest that the state knows, a person has to look at the host.
+// doubt adds what a host reports of a guest and is not believed. For a guest that the state knows, a person has to look
+// at the host.
 func (r *recovery) doubt(host string, seen *v1.GuestObserved) {
 	r.add(&v1.GuestRecovery{Guest: strconv.Quote(seen.GetName()), Uid: strconv.Quote(seen.GetUid()), Host: host, Epoch: seen.GetEpoch(),
 		Act: v1.RecoveryAct_RECOVERY_ACT_LEAVE, Reason: "the host's report of it is not one that an agent makes; it is left out of account"}, nil)
@@ -215,7 +218,7 @@ func (r *recovery) noteEpoch(uid string, epoch uint64) {
 	}
 }
 
-// lastEpoch is above all epochs of the guest that are known.
+// lastEpoch returns an epoch above all known epochs of the guest.
 func (r *recovery) lastEpoch(g *v1.Guest) uint64 {
 	known := max(g.LastEpoch, g.Epoch, r.epochs[g.Meta.GetUid()])
 	return max(known, min(known+EpochGap, maxEpoch-1))
@@ -228,7 +231,7 @@ func (r *recovery) add(g *v1.GuestRecovery, object *v1.Guest) {
 	r.plan.Guests = append(r.plan.Guests, RecoveredGuest{g, object})
 }
 
-// guest decides about a guest that the state knows.
+// guest decides about a guest in the state.
 func (r *recovery) guest(stored *v1.Guest) {
 	g := proto.CloneOf(stored)
 	g.LastEpoch = r.lastEpoch(stored)
@@ -253,7 +256,7 @@ func (r *recovery) guest(stored *v1.Guest) {
 	}
 }
 
-// adopt gives a guest the grant where its copy is.
+// adopt gives a guest's grant to the host of its copy.
 func (r *recovery) adopt(g *v1.Guest, at *guestCopy) {
 	g.Host, g.Epoch, g.BootId = at.host, at.seen.Epoch, r.reports[at.host].GetInfo().GetBootId()
 	g.Stopped, g.Failure, g.Message = false, "", ""
@@ -266,7 +269,7 @@ func (r *recovery) adopt(g *v1.Guest, at *guestCopy) {
 	}
 }
 
-// choose finds the copy that goes on; nil: there is none. settled: the row says what hinders it.
+// choose finds the copy that continues; nil: there is none. settled: the row says what prevents a choice.
 func (r *recovery) choose(row *v1.GuestRecovery, copies []guestCopy) (at *guestCopy, settled bool) {
 	var live, received []guestCopy
 	for _, c := range copies {
@@ -307,8 +310,9 @@ func (r *recovery) end(row *v1.GuestRecovery, c guestCopy, why string) {
 		Act: v1.RecoveryAct_RECOVERY_ACT_END, Reason: why}, nil)
 }
 
-// arriving decides about a copy that a move is bringing, where no other may go on. Once its source has sent it, it is the
-// only one, though its host does not say yet that all of it is there. It tells whether the row says what hinders the guest.
+// arriving decides about a copy that a move is bringing, where no other may go on. Once its source has sent it, it is
+// the only one, though its host does not say yet that all of it is there. It tells whether the row says what hinders
+// the guest.
 func (r *recovery) arriving(row *v1.GuestRecovery, copies []guestCopy) bool {
 	sent := slices.ContainsFunc(copies, func(c guestCopy) bool { return c.seen.Condition == v1.GuestCondition_GUEST_CONDITION_SENT })
 	for _, c := range copies {
@@ -325,7 +329,7 @@ func (r *recovery) arriving(row *v1.GuestRecovery, copies []guestCopy) bool {
 	return false
 }
 
-// received decides about a paused copy that a move has brought, with no copy at the move's source.
+// received decides about a paused copy that a move has brought, if the move's source has no copy.
 func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCopy) (at *guestCopy, settled bool) {
 	for _, other := range copies {
 		if other.seen.Condition == v1.GuestCondition_GUEST_CONDITION_SENT && other.seen.Epoch < c.seen.Epoch {
@@ -345,7 +349,8 @@ func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCo
 	return nil, true
 }
 
-// conflict has a person say which of several copies goes on. The others are ended: their epochs are below the guest's last.
+// conflict asks a person which of several copies continues. The others are ended, because their epochs are below the
+// guest's last.
 func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestCopy, settled bool) {
 	keep := cmp.Or(r.choices.Keep[row.Guest], r.choices.Keep[row.Uid])
 	var hosts []string
@@ -370,7 +375,7 @@ func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestC
 	return at, false
 }
 
-// nowhere decides about a guest of the state that no connected host runs.
+// nowhere decides about a guest in the state that no connected host runs.
 func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	away := r.objects.Hosts[g.Host] != nil && slices.Contains(r.absent, g.Host)
 	deleting := r.objects.Clusters[g.Cluster] == nil || r.objects.Clusters[g.Cluster].Meta.GetDeleting() != nil
@@ -395,8 +400,8 @@ const (
 	failedBefore = "; before: "
 )
 
-// holdBack keeps a guest from being started while a host is away that may run it. A guest that was stopped or had failed is
-// held back, too: it may have been started in the lost time.
+// holdBack prevents a guest from being started while a disconnected host may run it. A guest that was stopped or had
+// failed is held back, too: it may have been started in the lost time.
 func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 	hosts, before := strings.Join(r.absent, ", "), ""
 	switch {
@@ -417,8 +422,8 @@ func (r *recovery) holdBack(row *v1.GuestRecovery, g *v1.Guest) {
 		"watari guest start %s%s", heldBack, hosts, g.Meta.Name, before)
 }
 
-// restart has a guest be started anew, if its image is there. It waits for copies that may run. Those that the plan ends hold
-// the start back by themselves: the manager gives no grant while a host reports a process of the guest.
+// restart lets a guest be started again, if its image exists. It waits for copies that may run. Those that the plan
+// ends hold the start back by themselves: the manager gives no grant while a host reports a process of the guest.
 func (r *recovery) restart(row *v1.GuestRecovery, g *v1.Guest, why string) {
 	var ending []string
 	for _, other := range r.plan.Guests {
@@ -452,7 +457,7 @@ func (r *recovery) imageKnown(digest string) bool {
 	return false
 }
 
-// migrations ends the moves that the state knows as under way: where their guests are is settled by the recovery.
+// migrations ends the moves that are under way in the state. The recovery itself decides where their guests are.
 func (r *recovery) migrations() {
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Migrations)) {
 		m := r.objects.Migrations[name]
@@ -466,7 +471,7 @@ func (r *recovery) migrations() {
 	}
 }
 
-// checkKeep refuses choices that mean nothing, for they may be misspelt.
+// checkKeep refuses choices about unknown guests or hosts, because they may be misspelt.
 func (r *recovery) checkKeep() {
 	for _, guest := range slices.Sorted(maps.Keys(r.choices.Keep)) {
 		host := r.choices.Keep[guest]
@@ -478,11 +483,11 @@ func (r *recovery) checkKeep() {
 	}
 }
 
-// mayRun tells whether a copy runs, or may by itself.
+// mayRun reports whether a copy runs, or may begin to run by itself.
 func mayRun(g *v1.GuestObserved) bool {
 	switch g.GetCondition() {
 	case v1.GuestCondition_GUEST_CONDITION_STARTING:
-		return g.MigrationId == "" // room for a guest that is to be received is made in this condition, too
+		return g.MigrationId == "" // a host that reserves resources for an incoming guest also reports this condition
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_PAUSED,
 		v1.GuestCondition_GUEST_CONDITION_SENDING, v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
 		return true
@@ -490,7 +495,7 @@ func mayRun(g *v1.GuestObserved) bool {
 	return false
 }
 
-// unsettled says what is under way with a copy that ends by itself; empty: nothing.
+// unsettled names the operation under way on a copy, which will end by itself; empty: none.
 func unsettled(g *v1.GuestObserved) string {
 	switch g.GetCondition() {
 	case v1.GuestCondition_GUEST_CONDITION_SENDING:

@@ -1,6 +1,7 @@
 package core
 
-// recover_clusters.go - clusters that the state never knew are made again from what hosts keep of their guests.
+// recover_clusters.go - makes clusters that the state does not know again, from the facts that hosts keep of their
+// guests.
 
 import (
 	"cmp"
@@ -19,12 +20,12 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// GuestUID is the uid of a cluster's guest, so that a guest of which nothing is left has its uid again when its cluster is
-// made again. Clusters of earlier versions have guests with random uids.
+// GuestUID derives the uid of a cluster's guest. So a guest without any copy gets its old uid when its cluster is made
+// again. Guests of earlier versions have random uids.
 func GuestUID(cluster string, index uint32) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "watari guest %s %d", cluster, index))
 	b := sum[:16]
-	b[6] = b[6]&0x0f | 0x80 // version 8 of RFC 9562: made by a rule of one's own
+	b[6] = b[6]&0x0f | 0x80 // version 8 of RFC 9562: derived by an own rule
 	b[8] = b[8]&0x3f | 0x80
 	h := hex.EncodeToString(b)
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
@@ -37,7 +38,8 @@ const (
 	firstOffset = 10
 )
 
-// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes (package manager/api).
+// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes (package
+// manager/api).
 func recoveredPrefix(text string, guests uint32) (prefix netip.Prefix, ok bool) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil || !prefix.Addr().Is4() || prefix.Masked() != prefix {
@@ -46,8 +48,8 @@ func recoveredPrefix(text string, guests uint32) (prefix netip.Prefix, ok bool) 
 	return prefix, prefix.Bits() == min(24, 32-bits.Len32(firstOffset+guests))
 }
 
-// recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another guest of
-// the cluster.
+// recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another
+// guest of the cluster.
 func recoveredAddress(prefix netip.Prefix, index uint32, like *v1.Guest) netip.Addr {
 	first := addressNumber(prefix.Addr())
 	n := first + firstOffset + index
@@ -59,7 +61,8 @@ func recoveredAddress(prefix netip.Prefix, index uint32, like *v1.Guest) netip.A
 	return netip.AddrFrom4(b)
 }
 
-// fits tells whether a guest with this index may have the address: the addresses of the cluster's other guests are in the prefix, too.
+// fits tells whether a guest with this index may have the address: the addresses of the cluster's other guests are in
+// the prefix, too.
 func fits(prefix netip.Prefix, address netip.Addr, index, guests uint32) bool {
 	if !prefix.Contains(address) {
 		return false
@@ -75,7 +78,7 @@ func addressNumber(a netip.Addr) uint32 {
 	return binary.BigEndian.Uint32(b[:])
 }
 
-// clusters plans the clusters that are made again: those that a copy which may run belongs to.
+// clusters plans the clusters to make again: unknown clusters with a copy that may run.
 func (r *recovery) clusters() {
 	facts := map[string]*v1.GuestFacts{} // one of each unknown cluster, by its uid
 	for _, uid := range slices.Sorted(maps.Keys(r.copies)) {
@@ -114,7 +117,8 @@ func sameCluster(a, b *v1.GuestFacts) bool {
 	return proto.Equal(a.Cluster, b.Cluster) && a.ImageDigest == b.ImageDigest
 }
 
-// refused says what is wrong with a cluster's facts; empty: nothing. A host may have written anything there.
+// refused returns what is wrong with a cluster's facts; empty: nothing. It checks all values, because no host is
+// trusted.
 func (r *recovery) refused(f *v1.GuestFacts) string {
 	c := f.GetCluster()
 	_, made := recoveredPrefix(c.GetPrefix(), c.GetSpec().GetGuests())
@@ -129,7 +133,7 @@ func (r *recovery) refused(f *v1.GuestFacts) string {
 	return ""
 }
 
-// taken says why a cluster cannot be made again beside those that there are; empty: it can.
+// taken returns why a cluster conflicts with existing clusters; empty: it does not.
 func (r *recovery) taken(f *v1.GuestFacts) string {
 	if r.objects.Clusters[f.Cluster.Name] != nil {
 		return fmt.Sprintf("there is another cluster %s; delete that one to recover this", f.Cluster.Name)
@@ -173,7 +177,7 @@ func (r *recovery) makeAgain(f *v1.GuestFacts) {
 	}})
 }
 
-// planned is a cluster that is made again; nil: it is not.
+// planned returns a cluster that is made again; nil: it is not made again.
 func (r *recovery) planned(uid string) *RecoveredCluster {
 	at := slices.IndexFunc(r.plan.Clusters, func(c RecoveredCluster) bool { return c.Uid == uid })
 	if at < 0 {
@@ -198,7 +202,7 @@ func (r *recovery) unknown(uid string, copies []guestCopy) {
 		return
 	}
 	if at == nil {
-		return // it ended, and so did what its host keeps of it
+		return // the guest has ended, and its host has no facts of it
 	}
 	row.Host, row.Epoch = at.host, at.seen.Epoch
 	cluster := kept.GetCluster().GetUid()
@@ -260,7 +264,7 @@ func addPlatform(c *v1.Cluster, p *v1.Platform) {
 	c.Platforms = append(c.Platforms, p)
 }
 
-// missing adds the guests of clusters that are made again of which no host runs a copy.
+// missing adds to the clusters that are made again the guests that no host runs.
 func (r *recovery) missing(byUID map[string]*v1.Guest) {
 	for _, made := range r.plan.Clusters {
 		var members []*v1.Guest
@@ -273,7 +277,7 @@ func (r *recovery) missing(byUID map[string]*v1.Guest) {
 			taken[g.Object.Index] = true
 			derived = derived && g.Uid == GuestUID(made.Uid, g.Object.Index)
 		}
-		if len(members) == 0 { // their copies wait for something, or a person
+		if len(members) == 0 { // the members' copies wait for an operation's end, or for a person
 			r.made[made.Uid] = "none of its guests can be taken up"
 			continue
 		}
@@ -287,7 +291,7 @@ func (r *recovery) missing(byUID map[string]*v1.Guest) {
 	r.plan.Clusters = slices.DeleteFunc(r.plan.Clusters, func(c RecoveredCluster) bool { return r.made[c.Uid] != "" })
 }
 
-// absentMember adds one guest that no host runs. Its uid is its own again where that can be known.
+// absentMember adds one guest that no host runs. It gets its old uid if the uid can be derived.
 func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32, derived bool, like *v1.Guest) {
 	uid := ""
 	if derived {
@@ -296,7 +300,7 @@ func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32
 	if slices.ContainsFunc(r.plan.Guests, func(g RecoveredGuest) bool {
 		return (g.Guest == name || derived && g.Uid == uid) && g.Act != v1.RecoveryAct_RECOVERY_ACT_END
 	}) {
-		return // a row says what hinders it
+		return // a row says what prevents it
 	}
 	if host := r.doubtedMember(uid); host != "" {
 		r.obstacle("guest %s on %s: %s", name, host, doubted(host))
@@ -318,8 +322,8 @@ func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32
 	r.add(row, g)
 }
 
-// doubtedMember is a host whose report may be of the guest, and is not believed; empty: there is none. Without a uid any guest
-// that the state does not know may be it.
+// doubtedMember is a host whose report may be of the guest, and is not believed; empty: there is none. Without a uid
+// any guest that the state does not know may be it.
 func (r *recovery) doubtedMember(uid string) string {
 	for _, other := range slices.Sorted(maps.Keys(r.doubtful)) {
 		if _, known := r.stored[other]; other == uid || uid == "" && !known {

@@ -1,6 +1,6 @@
 package core
 
-// rollback.go - how a manager knows that its state is older than what hosts have seen: an older copy was put back.
+// rollback.go - detects that a manager's state is older than what hosts have seen, because an older copy was restored.
 
 import (
 	"fmt"
@@ -9,13 +9,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Shown is a stamp that a host showed, and that the authority signed: RolledBack takes it for true.
+// Shown is a stamp that a host showed. The caller has verified the authority's signature.
 type Shown struct {
 	Host  string
 	Stamp *v1.Stamp
 }
 
-// Evidence is a stamp that this state cannot have given.
+// Evidence is a stamp that cannot come from this state.
 type Evidence struct {
 	Shown
 	// Reason completes "this manager's state": "does not know term 7 (...)".
@@ -28,11 +28,12 @@ func (e Evidence) String() string {
 		e.Host, e.Stamp.GetTerm(), e.Stamp.GetId(), e.Stamp.GetRevision(), e.Reason)
 }
 
-// RolledBack returns the stamps that prove that the state was rolled back, in the order of shown. Terms are all that the
-// state knows. A term's id is random, so the numbers may coincide and prove nothing.
+// RolledBack returns the stamps that prove that the state was rolled back, in the order of shown. terms are all terms
+// in the state. Terms are compared by their random ids, because equal numbers prove nothing.
 //
-// A manager computes orders from objects in which its own term is the last, so no order of a term has a revision at which the
-// next term had begun. Two histories that part after a term began therefore differ in the next term's beginning, or in its id.
+// A manager computes orders only from objects in which its own term is the last. So every order of a term has a
+// revision before the next term began. Therefore two histories that part after a term began differ in the beginning or
+// in the id of the next term.
 func RolledBack(terms []*v1.Term, shown ...Shown) []Evidence {
 	var found []Evidence
 	for _, s := range shown {
@@ -43,7 +44,7 @@ func RolledBack(terms []*v1.Term, shown ...Shown) []Evidence {
 	return found
 }
 
-// contradicts says how a stamp contradicts the terms; empty: it does not.
+// contradicts returns how a stamp contradicts the terms; empty: it does not.
 func contradicts(terms []*v1.Term, s *v1.Stamp) string {
 	if s == nil {
 		return ""
@@ -68,8 +69,8 @@ func contradicts(terms []*v1.Term, s *v1.Stamp) string {
 	return ""
 }
 
-// Unanswered leaves out what earlier recoveries have dealt with: the stamps of hosts that took part, and earlier ones of the
-// same term, and what vouched hosts show of terms up to the one of their recovery.
+// Unanswered removes the stamps that earlier recoveries have dealt with: the stamps of hosts that took part and earlier
+// stamps of the same term, and a vouched host's stamps of terms up to that of its recovery.
 func Unanswered(hold *v1.Hold, shown ...Shown) []Shown {
 	return slices.DeleteFunc(slices.Clone(shown), func(s Shown) bool {
 		answered := slices.ContainsFunc(hold.GetAnswered(), func(a *v1.ShownStamp) bool {
@@ -82,7 +83,7 @@ func Unanswered(hold *v1.Hold, shown ...Shown) []Shown {
 	})
 }
 
-// HighestTerm is the highest number that was shown.
+// HighestTerm returns the highest term number that was shown.
 func HighestTerm(shown ...Shown) (highest uint64) {
 	for _, s := range shown {
 		highest = max(highest, s.Stamp.GetTerm())

@@ -1,7 +1,7 @@
 package core
 
-// runs.go - what becomes of runs. A run is PENDING until all guests of its cluster answer, STARTING until its head guest
-// has begun its process, RUNNING until that has ended, and then EXITED, FAILED or CANCELLED.
+// runs.go - decides about runs. A run is PENDING until all guests of its cluster answer, STARTING until its head guest
+// has started its process, RUNNING until the process has ended, and then EXITED, FAILED or CANCELLED.
 
 import (
 	"fmt"
@@ -13,32 +13,31 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// cancelSignals are sent to a run that is to end, one after the other while it does not end. A run that has lost a guest
-// begins with the second: its launcher waits for the lost guest at the first.
+// cancelSignals are sent, one after the other, until a cancelled run ends. A run that has lost a guest begins with the
+// second: after the first its launcher would wait for the lost guest.
 var cancelSignals = []int32{2, 15, 9}
 
-// cancelPatience is how long a run may take to end after each of them.
+// cancelPatience is the pause after each of these signals.
 const cancelPatience = 5 * time.Second
 
-// RunSeen is what is known of a run's process, by what its head guest's agent has said.
+// RunSeen is the state of a run's process, from the agent of its head guest.
 type RunSeen struct {
 	Started bool
 	Refused string      // why the guest will never start it; empty: it may
-	Unknown bool        // the guest does not know the process, though it was started
-	Ended   *v1.Process // nil: not yet. All of its output is kept
-	RanOut  string      // of a process that failed: which guest's memory ran out; empty: none's did
-	Message string      // what keeps its output from being kept
-	// Signals is how many of the signals that end it were delivered, and Signalled when one was sent last.
+	Unknown bool        // the guest does not know the process, although it was started
+	Ended   *v1.Process // nil: it has not ended. All of its output is stored
+	RanOut  string      // of a failed process: the guest whose memory ran out; empty: none
+	Message string      // why its output cannot be stored
+	// Signals is the number of delivered cancelSignals, and Signalled the time of the last one.
 	Signals   int
 	Signalled time.Time
 }
 
-// RunOrder is what is to be done about a run that has begun and not ended: its process is started if it was not, and its
-// output followed.
+// RunOrder orders to start a run's process, if it has not been started, and to follow its output.
 type RunOrder struct {
 	Run    *v1.Run
-	Signal int32 // to be sent now; 0: none
-	// Sent is what RunSeen.Signals is once the signal is delivered.
+	Signal int32 // the signal to send now; 0: none
+	// Sent is the value of RunSeen.Signals after the signal's delivery.
 	Sent int
 }
 
@@ -72,7 +71,7 @@ func (p *pass) pendingRun(run *v1.Run) {
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("cluster %s exists no more", run.Spec.GetCluster()))
 	case run.Spec.Hold:
 		p.say(run, "waits for its files")
-	case halted != "": // since it was asked for; a person has to act, and may not for days
+	case halted != "": // end the run: a person has to act, which may take days
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("a run needs all guests of cluster %s: %s", run.Spec.Cluster, halted))
 	default:
 		status := p.status(cluster, guests)
@@ -90,7 +89,7 @@ func (p *pass) pendingRun(run *v1.Run) {
 	}
 }
 
-// status is a cluster's, found out once for a decision.
+// status returns a cluster's status. It computes it once for a decision.
 func (p *pass) status(c *v1.Cluster, guests []*v1.Guest) ClusterStatus {
 	status, known := p.statuses[c.Meta.Name]
 	if !known {
@@ -100,12 +99,13 @@ func (p *pass) status(c *v1.Cluster, guests []*v1.Guest) ClusterStatus {
 	return status
 }
 
-// allReady tells whether every guest of a cluster answers. A guest that moves counts.
+// allReady reports whether every guest of a cluster answers. Moving guests count as answering.
 func allReady(c *v1.Cluster, status ClusterStatus) bool {
 	return status.Ready == c.Spec.GetGuests() || status.State == v1.ClusterState_CLUSTER_STATE_READY
 }
 
-// startedEpochs tells the present copies of guests from later ones.
+// startedEpochs returns the epochs at which the guests' present copies were started. They distinguish these copies from
+// later ones.
 func startedEpochs(guests []*v1.Guest) map[string]uint64 {
 	epochs := map[string]uint64{}
 	for _, g := range guests {
@@ -114,8 +114,8 @@ func startedEpochs(guests []*v1.Guest) map[string]uint64 {
 	return epochs
 }
 
-// lostGuest is a guest that ran a part of the run and does not any more; empty: there is none. Launchers span all guests of
-// a cluster, however few ranks they start.
+// lostGuest returns a guest whose copy at the run's start is gone; empty: none. All guests of the cluster matter,
+// because a launcher spans them all, however few ranks it starts.
 func lostGuest(s *Objects, run *v1.Run) string {
 	for _, name := range sortedKeys(run.StartedEpochs) {
 		if g := s.Guests[name]; g == nil || g.Host == "" || g.StartedEpoch != run.StartedEpochs[name] {
@@ -129,7 +129,7 @@ func lostMessage(guest string) string {
 	return fmt.Sprintf("guest %s ended while the program ran, and its part of the program with it; `watari events` says why", guest)
 }
 
-// begunRun decides about a run whose process was started, or is to be.
+// begunRun decides about a run in state STARTING or RUNNING.
 func (p *pass) begunRun(run *v1.Run) {
 	seen, lost := p.World.Runs[run.Meta.Uid], lostGuest(p.Objects, run)
 	head := p.Guests[run.Head]
@@ -168,8 +168,8 @@ func (p *pass) begunRun(run *v1.Run) {
 	}
 }
 
-// follow orders a run to be followed, and, where it is cancelled or has lost a guest, the next signal. Its launcher may not
-// notice a lost guest for as long as nobody sends to it.
+// follow orders to follow a run. If the run is cancelled or has lost a guest, it also orders the next signal: a
+// launcher notices a lost guest only when it sends to it.
 func (p *pass) follow(run *v1.Run, seen RunSeen, lost string) {
 	order := RunOrder{Run: run}
 	if run.State == v1.RunState_RUN_STATE_RUNNING && (run.Cancel || lost != "") {
@@ -200,7 +200,7 @@ func (p *pass) endRun(run *v1.Run, state v1.RunState, exitCode int32, message st
 	p.propose("run/"+run.Meta.Name, c)
 }
 
-// say puts a message into a run's record.
+// say stores a message in a run.
 func (p *pass) say(run *v1.Run, message string) {
 	if run.Message == message {
 		return

@@ -1,7 +1,7 @@
 package core
 
-// sharing.go - who fetches which image and template from whom. Package sharing decides; its answers become part of
-// hosts' orders.
+// sharing.go - decides which host fetches which image and template from which hosts. Package sharing decides; its
+// answers become part of hosts' orders.
 
 import (
 	"cmp"
@@ -16,19 +16,20 @@ import (
 	"watari/sharing"
 )
 
-// shareMemory is what the deciders have to know of earlier decisions. All of it can be lost.
+// shareMemory is the memory of earlier decisions about sharing. It can be lost.
 type shareMemory struct {
-	chosen map[siteBlob]chosen           // who fetches a blob from outside the site
+	chosen map[siteBlob]chosen           // the host that fetches a blob from outside the site
 	states map[hostTemplate]stateOfShare // since when a host is in a state with a template
 }
 
-// siteBlob is a blob in one site. For a template's, group is the trust group; images are everybody's.
+// siteBlob is a blob in one site. For the blob of a template, group is the trust group. All groups share the blobs of
+// images.
 type siteBlob struct{ site, group, digest string }
 
 type chosen struct {
 	host  string
 	got   uint64    // sharer.got
-	since time.Time // of its last byte, or of its being chosen
+	since time.Time // of its last byte, or of the choice
 }
 
 type hostTemplate struct{ host, key string }
@@ -57,22 +58,22 @@ type sharer struct {
 	wants             map[string]bool             // blobs of its images, by digest
 	blobs             map[string]*v1.BlobObserved // by digest
 	report            *v1.HostObserved
-	// got changes whenever the host gets a byte of any blob: it fetches an image's blobs one after the other.
+	// got changes when the host gets a byte of any blob. The host fetches an image's blobs one after the other.
 	got    uint64
-	shares map[string]*v1.BlobShare // its answer, by digest
+	shares map[string]*v1.BlobShare // its orders, by digest
 	out    *shareOrders
 }
 
-// sameSharing tells whether two reports of a host say the same of what it holds and fetches.
+// sameSharing reports whether two reports of a host agree about the content that it holds and fetches.
 func sameSharing(a, b *v1.HostObserved) bool {
 	return a.Sharing == b.Sharing && slices.Equal(a.Images, b.Images) && a.FetchBytesPerSecond == b.FetchBytesPerSecond &&
 		slices.EqualFunc(a.Blobs, b.Blobs, func(x, y *v1.BlobObserved) bool { return proto.Equal(x, y) }) &&
 		slices.EqualFunc(a.Templates, b.Templates, func(x, y *v1.TemplateObserved) bool { return proto.Equal(x, y) })
 }
 
-// share decides how each connected host comes by images and templates, and returns the hosts for which that changed. Hosts
-// whose agents cannot share are left out: they fetch images from the manager. It decides again only when reports or
-// orders have changed, or while something is under way, for hosts that stall are relieved.
+// share decides how each connected host obtains images and templates, and returns the hosts whose orders about that
+// have changed. It leaves out hosts whose agents cannot share: they fetch images from the manager. It decides again
+// only if reports or orders have changed, or while a transfer is under way, because it must replace stalled hosts.
 func (p *pass) share() (changed []string) {
 	if !p.index.shareAgain && !p.index.everything && !p.shared.active() {
 		return nil
@@ -110,7 +111,7 @@ func (p *pass) share() (changed []string) {
 	return changed
 }
 
-// active tells whether a blob or template is on its way somewhere.
+// active reports whether a blob or template is under way.
 func (m shareMemory) active() bool {
 	for _, state := range m.states {
 		if state.state != v1.TemplateState_TEMPLATE_STATE_HELD {
@@ -120,7 +121,7 @@ func (m shareMemory) active() bool {
 	return len(m.chosen) > 0
 }
 
-// sharers are the connected hosts that can share, by name.
+// sharers returns the connected hosts that can share, in the order of names.
 func (p *pass) sharers() []*sharer {
 	var hosts []*sharer
 	for _, name := range sortedKeys(p.Core.orders.base) {
@@ -140,7 +141,7 @@ func (p *pass) sharers() []*sharer {
 			h.blobs[blob.Digest] = blob
 			h.got += blob.HaveBytes
 			if blob.Whole {
-				h.got += 1 << 48 // more than any blob has bytes
+				h.got += 1 << 48 // larger than any blob
 			}
 		}
 		hosts = append(hosts, h)
@@ -148,7 +149,7 @@ func (p *pass) sharers() []*sharer {
 	return hosts
 }
 
-// wasToldToMake tells whether a host's last orders had it make a template.
+// wasToldToMake reports whether a host's last orders were to make a template.
 func (p *pass) wasToldToMake(host, key string) bool {
 	for _, t := range p.Core.orders.told[host].wanted.GetTemplates() {
 		if t.Key == key {
@@ -166,7 +167,7 @@ func sitesOf(hosts []*sharer) []string {
 	return slices.Sorted(maps.Keys(sites))
 }
 
-// sharePass is one asking of the deciders.
+// sharePass is one decision about sharing.
 type sharePass struct {
 	world      *World
 	hosts      []*sharer
@@ -199,7 +200,8 @@ func (h *sharer) asHost(digest string, wants bool) sharing.Host {
 	return sharing.Host{Name: h.name, Wants: wants, Whole: blob.GetWhole(), Outside: blob.GetFromOutside(), Have: blob.GetHaveBytes()}
 }
 
-// routes decides about one blob in one site. remote are the hosts of other sites that have it; none: the manager has it.
+// routes decides about one blob in one site. remote are the hosts of other sites that have it; empty: the manager has
+// it.
 func (p *sharePass) routes(at siteBlob, hosts []sharing.Host, remote []string) {
 	last, known := p.last.chosen[at]
 	if i := slices.IndexFunc(hosts, func(h sharing.Host) bool { return known && h.Name == last.host }); i >= 0 {
@@ -232,13 +234,14 @@ func (p *sharePass) routes(at siteBlob, hosts []sharing.Host, remote []string) {
 	}
 }
 
-// host is one of the hosts that take part.
+// host returns a sharer by name.
 func (p *sharePass) host(name string) *sharer {
 	i := slices.IndexFunc(p.hosts, func(h *sharer) bool { return h.name == name })
 	return p.hosts[i]
 }
 
-// add gives a host a share. A template's may have come before: by a reader of another site.
+// add adds orders about a blob to a host's. For a template's blob, the host may already have orders because of a reader
+// in another site.
 func (p *sharePass) add(h *sharer, share *v1.BlobShare) {
 	if before := h.shares[share.Digest]; before != nil {
 		share.Readers = append(share.Readers, before.Readers...)
@@ -246,7 +249,7 @@ func (p *sharePass) add(h *sharer, share *v1.BlobShare) {
 	h.shares[share.Digest] = share
 }
 
-// admit lets a host of another site fetch a blob from those that have it.
+// admit permits a host of another site to fetch a blob from the hosts that have it.
 func (p *sharePass) admit(holders []string, reader, digest string) {
 	for _, h := range p.hosts {
 		if !slices.Contains(holders, h.name) {
@@ -268,7 +271,7 @@ func (p *sharePass) peers(names []string) []*v1.BlobPeer {
 	return peers
 }
 
-// templates decides about the templates that hosts ask for.
+// templates decides about the templates that hosts want.
 func (p *sharePass) templates(wasToldToMake func(host, key string) bool) {
 	byKey := map[string][]sharing.TemplateHost{}
 	for _, h := range p.hosts {
@@ -330,8 +333,9 @@ func (p *sharePass) templateHost(h *sharer, t *v1.TemplateObserved, maker bool) 
 	return seen
 }
 
-// siteRate is how fast content comes to a site from outside, bytes per second; 0: not known. Most of its hosts got theirs from
-// each other and do not know, and the one that does may not have asked for a template yet.
+// siteRate returns the speed of transfers into a site from outside, bytes per second; 0: not known. It asks all hosts
+// of the site: most of them fetch from each other and do not know the speed, and the host that knows it may not want
+// the template.
 func (p *sharePass) siteRate(site string) (rate uint64) {
 	for _, h := range p.hosts {
 		if h.site == site {
@@ -341,8 +345,8 @@ func (p *sharePass) siteRate(site string) (rate uint64) {
 	return rate
 }
 
-// templateRoutes decides who fetches a template from whom, among the hosts of one site and trust group. A template does
-// not reach any other.
+// templateRoutes decides which host fetches a template from which hosts, within one site and trust group. Other hosts
+// cannot fetch the template.
 func (p *sharePass) templateRoutes(at siteBlob, seen []sharing.TemplateHost, routes map[string]sharing.TemplateRoute, remote []string) {
 	var hosts []sharing.Host
 	for _, h := range p.hosts {
@@ -352,7 +356,7 @@ func (p *sharePass) templateRoutes(at siteBlob, seen []sharing.TemplateHost, rou
 		seeks := routes[h.name].Order == sharing.Fetch && routes[h.name].Digest == at.digest
 		holds := slices.ContainsFunc(seen, func(t sharing.TemplateHost) bool { return t.Name == h.name && t.Offers() && t.Digest == at.digest })
 		host := h.asHost(at.digest, seeks)
-		host.Whole = holds // a blob of which the template was not made yet is of no use
+		host.Whole = holds // a packed template counts only when the host has unpacked it
 		if seeks || holds {
 			hosts = append(hosts, host)
 		}

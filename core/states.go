@@ -1,6 +1,6 @@
 package core
 
-// states.go - the states of guests, clusters and runs that follow from objects and reports.
+// states.go - derives the states of guests, clusters and runs from objects and reports.
 
 import (
 	"cmp"
@@ -35,7 +35,7 @@ func ActiveMoves(s *Objects) Moves {
 	return moves
 }
 
-// GuestState returns what a guest does, why, and whether its agent answers.
+// GuestState returns a guest's state, the reason, and whether its agent answers.
 func GuestState(r Reports, moves Moves, g *v1.Guest) (state v1.GuestState, message string, ready bool) {
 	if g.Host == "" {
 		switch {
@@ -132,7 +132,7 @@ func StatusOf(r Reports, moves Moves, c *v1.Cluster, guests []*v1.Guest) Cluster
 	return status
 }
 
-// GuestsOf returns a cluster's guests by index.
+// GuestsOf returns a cluster's guests in the order of indices.
 func GuestsOf(s *Objects, cluster string) []*v1.Guest {
 	var guests []*v1.Guest
 	for _, g := range s.Guests {
@@ -150,8 +150,8 @@ func byIndex(guests []*v1.Guest) {
 	})
 }
 
-// Halted says which of a cluster's guests run only once a person has started them, each with its state and the next
-// step; empty: all run, or will by themselves. A run needs all guests, however few ranks it has: its launcher spans the
+// Halted names the cluster's guests that only a person can start again, each with its state and the next step; empty:
+// all run, or will run by themselves. A run needs all guests, however few ranks it has, because its launcher spans the
 // whole cluster.
 func Halted(guests []*v1.Guest) string {
 	var why []string
@@ -167,7 +167,7 @@ func Halted(guests []*v1.Guest) string {
 	return strings.Join(why, "; ")
 }
 
-// RunEnded tells whether a run's state is final.
+// RunEnded reports whether a run's state is final.
 func RunEnded(state v1.RunState) bool {
 	switch state {
 	case v1.RunState_RUN_STATE_EXITED, v1.RunState_RUN_STATE_FAILED, v1.RunState_RUN_STATE_CANCELLED:
@@ -176,12 +176,13 @@ func RunEnded(state v1.RunState) bool {
 	return false
 }
 
-// IsRunOf tells whether a run is this cluster's. An earlier cluster may have had the same name and another owner.
+// IsRunOf reports whether a run belongs to this cluster. An earlier cluster may have had the same name and another
+// owner.
 func IsRunOf(run *v1.Run, cluster *v1.Cluster) bool {
 	return run.ClusterUid == "" || run.ClusterUid == cluster.GetMeta().GetUid()
 }
 
-// RunDirectory returns where a run's program runs, in the guests.
+// RunDirectory returns the working directory of a run's program in the guests.
 func RunDirectory(run *v1.Run) string {
 	if run.Spec.GetDirectory() != "" {
 		return run.Spec.Directory

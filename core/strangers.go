@@ -1,6 +1,7 @@
 package core
 
-// strangers.go - copies that run though the store does not know their grant: an older copy of it was put back, perhaps.
+// strangers.go - finds copies that run without a grant in the store, perhaps because an older copy of the store was
+// restored.
 
 import (
 	"fmt"
@@ -8,8 +9,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Stranger is a guest that a host runs and whose grant the store does not know. The manager leaves it alone: it may be
-// the only copy of a guest that was made after the store was backed up.
+// Stranger is a guest that a host runs without a grant in the store. The manager must not end it: it may be the only
+// copy of a guest that was created after the store's backup.
 type Stranger struct {
 	Host, Name string
 	Epoch      uint64
@@ -17,7 +18,7 @@ type Stranger struct {
 	LastEpoch uint64
 }
 
-// String says what is wrong and what can be done.
+// String describes the problem and the next step.
 func (s Stranger) String() string {
 	known := "which this manager's state does not know"
 	if s.LastEpoch > 0 {
@@ -48,8 +49,8 @@ func Strangers(s *Objects, r Reports) map[string]Stranger {
 	return strangers
 }
 
-// runs tells whether a copy was let run and may have computed what no other copy has. A copy of epoch 0 has no record on
-// its host: it is a remainder. An epoch that no guest can have is no agent's report.
+// runs reports whether a copy has run and may have results that no other copy has. A copy with epoch 0 has no record on
+// its host, so it is a leftover. No agent reports an epoch that no guest can have.
 func runs(g *v1.GuestObserved) bool {
 	if g.Epoch == 0 || g.Epoch >= maxEpoch {
 		return false

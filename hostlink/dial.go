@@ -88,7 +88,7 @@ func serveConn(ctx context.Context, conn net.Conn, handler http.Handler) error {
 	return err
 }
 
-// oneConn is a listener that yields one connection, and ends when that does.
+// oneConn is a listener that yields one connection, and ends when that connection ends.
 type oneConn struct {
 	conn  net.Conn
 	once  sync.Once
@@ -116,7 +116,7 @@ func (l *oneConn) Close() error {
 // Addr is the connection's local address.
 func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
 
-// watchedConn tells when it was closed.
+// watchedConn is a connection whose Close ends its listener.
 type watchedConn struct {
 	net.Conn
 	ended func()

@@ -1,6 +1,6 @@
-// Package hostlink is the connection between an agent and a manager: what both ends have in common. The agent dials (so
-// that it works behind NAT), TLS with the ALPN protocol watari-agent/1, and then serves HTTP/2 on the connection it dialled:
-// the manager is the client of AgentService, and of the guests behind it.
+// Package hostlink is the connection between an agent and a manager. The agent dials, so that it works behind NAT, with
+// TLS and the ALPN protocol watari-agent/1. Then the agent serves HTTP/2 on this connection: the manager is the client
+// of AgentService, and of the guests behind the agent.
 package hostlink
 
 import (
@@ -20,31 +20,32 @@ import (
 const (
 	// Protocol is the ALPN protocol of an agent's connection.
 	Protocol = "watari-agent/1"
-	// BaseURL is what requests to an agent are addressed to; a guest is at BaseURL/guest/<uid>.
+	// BaseURL is the base URL of requests to an agent. A guest is at BaseURL/guest/<uid>.
 	BaseURL = "http://agent"
 
-	// A connection on which nothing was heard for pingAfter is pinged, and given up pingTimeout later.
+	// An end pings a connection on which it has received nothing for pingAfter, and closes it if pingTimeout passes
+	// without an answer.
 	pingAfter   = 2 * time.Second
 	pingTimeout = 3 * time.Second
 )
 
-// GuestLimit bounds one message that is taken of a guest: what is in it is its owner's, who may have put anything in
-// the place of its agent. More than any request to a guest may hold, which answers repeat.
+// GuestLimit bounds one message from a guest. A guest's owner may have replaced its agent, so the message may be
+// anything. The limit is above that of any request to a guest, because answers repeat requests.
 func GuestLimit() connect.ClientOption { return connect.WithReadMaxBytes(16 << 20) }
 
-// How a refusal is told.
+// How a manager sends a refusal.
 const (
 	refusalPath  = "/watari-refusal"
 	leaderHeader = "Watari-Leader"
-	// removedHeader has the value "true" in a refusal that tells a host that it was removed.
+	// removedHeader is "true" in a refusal if the host was removed.
 	removedHeader = "Watari-Removed"
 )
 
-// Refusal is why a manager did not serve an agent.
+// Refusal says why a manager does not serve an agent.
 type Refusal struct {
 	Reason string
 	Leader string // URL of the manager to dial instead; empty: unknown
-	// Removed: the host was taken out. Its guests may run elsewhere, so it is to end those that it has.
+	// Removed: the host was removed. Its guests may run elsewhere, so the host must end its own copies.
 	Removed bool
 }
 
@@ -71,10 +72,10 @@ func NewTransport(conn net.Conn) *http.Transport {
 	return t
 }
 
-// plainConn hides from net/http that a connection is a *tls.Conn whose ALPN it would look at.
+// plainConn hides from net/http that a connection is a *tls.Conn. Otherwise net/http would examine its ALPN protocol.
 type plainConn struct{ net.Conn }
 
-// Refuse tells an agent why it is not served, by one request that Dial answers.
+// Refuse tells an agent why the manager does not serve it, by one request, which Dial answers.
 func Refuse(t *http.Transport, reason error) {
 	defer t.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)

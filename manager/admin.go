@@ -20,7 +20,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// loadAuthority loads the authority, made at the first start; its certificate is also written to State/ca.
+// loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca.
 func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
 	certificate, key, err := m.store.Authority(ctx, func() ([]byte, []byte, error) {
 		a, err := ca.New("watari")
@@ -39,7 +39,7 @@ func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
 	return ca.Load(certificate, key)
 }
 
-// clientConfig is a client config file; the command line's package client reads the same.
+// clientConfig is the content of a client config file, which the command line's package client reads.
 type clientConfig struct {
 	Managers    []string `json:"manager"`
 	CA          string   `json:"ca"`
@@ -47,7 +47,7 @@ type clientConfig struct {
 	Key         string   `json:"key"`
 }
 
-// ensureAdmin makes the user admin where there is none, and their client config where there is no good one.
+// ensureAdmin makes the user admin if there is none, and the user's client config if it is missing or invalid.
 func (m *Manager) ensureAdmin(ctx context.Context) error {
 	admin := m.store.Snapshot().Users[api.Admin]
 	if admin == nil {
@@ -74,7 +74,7 @@ func (m *Manager) ensureAdmin(ctx context.Context) error {
 	return writeFile(m.AdminConfig, append(text, '\n'), 0o600)
 }
 
-// goodAdminConfig says whether the administrator's client config is one for this manager that still holds.
+// goodAdminConfig reports whether the administrator's client config is valid for this manager.
 func (m *Manager) goodAdminConfig(admin *v1.User, url string) bool {
 	text, err := os.ReadFile(m.AdminConfig)
 	if err != nil {
@@ -92,7 +92,7 @@ func (m *Manager) goodAdminConfig(admin *v1.User, url string) bool {
 	return err == nil && id.UID == admin.Meta.Uid && !ca.RenewalDue([]byte(c.Certificate), time.Now())
 }
 
-// localURL is how a program on this machine reaches the manager.
+// localURL returns the URL by which programs on this machine reach the manager.
 func (m *Manager) localURL() string {
 	host, port, err := net.SplitHostPort(m.Listen)
 	ip := net.ParseIP(host)
@@ -102,8 +102,8 @@ func (m *Manager) localURL() string {
 	return "https://" + net.JoinHostPort("127.0.0.1", port)
 }
 
-// advertised makes a URL of the address that is listened on: where that is every address, of one that other
-// machines reach.
+// advertised returns a URL of the manager's address. If the manager listens on all addresses, it chooses one that other
+// machines can reach.
 func advertised(at *net.TCPAddr) string {
 	address := at.IP.String()
 	if at.IP == nil || at.IP.IsUnspecified() {
@@ -112,7 +112,7 @@ func advertised(at *net.TCPAddr) string {
 	return "https://" + net.JoinHostPort(address, fmt.Sprint(at.Port))
 }
 
-// writeFile replaces a file whole, or not at all, and makes its folder.
+// writeFile replaces a file completely or not at all, and makes its folder.
 func writeFile(path string, text []byte, mode os.FileMode) error {
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {

@@ -1,6 +1,6 @@
 package manager
 
-// lead.go - what the manager does while it leads.
+// lead.go - leads: runs the controller while this manager is the leader.
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"watari/manager/store"
 )
 
-// leadPause is how long a manager waits before it stands for election again after something went wrong.
+// leadPause is the pause before a manager stands for election again after a failure.
 const leadPause = time.Second
 
 // leadRepeatedly stands for election, leads, and stands again, until ctx ends.
@@ -24,7 +24,7 @@ func (m *Manager) leadRepeatedly(ctx context.Context) {
 		m.Log.Warn("this manager does not lead", "reason", err)
 		pause := leadPause
 		if again := (*controller.LeadAgainError)(nil); errors.As(err, &again) {
-			pause = leadPause / 20 // nothing went wrong
+			pause = leadPause / 20 // no failure
 		}
 		select {
 		case <-time.After(pause):
@@ -33,10 +33,10 @@ func (m *Manager) leadRepeatedly(ctx context.Context) {
 	}
 }
 
-// leadOnce waits until this manager leads and then works until that ends.
+// leadOnce waits until this manager leads, and then leads for one term.
 func (m *Manager) leadOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil) // gives the office up: whatever went wrong here, another manager may do better
+	defer cancel(nil) // resign: another manager may succeed where this one failed
 	if err := store.Readable(m.store.Snapshot()); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	m.leading.Store(false)
 	cancel(err)
 	<-tidying
-	// Agents go to whoever leads now.
+	// Agents must connect to the new leader.
 	m.sessions.Reset()
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause

@@ -18,12 +18,11 @@ import (
 	"watari/manager/store"
 )
 
-// PIDFile is the name of the file, in the state folder, that holds the manager's process number. It is locked
-// while the manager runs; the lock ends with the process, however that ends.
+// PIDFile is the name of the file in the state folder that holds the manager's process number. The manager holds a lock
+// on it while it runs. The kernel releases the lock when the process ends.
 const PIDFile = "manager.pid"
 
-// SetAside moves an object that cannot be read out of the way of a manager that does not run, and returns the key at which
-// it is kept in etcd.
+// SetAside moves an object that cannot be read to another key of etcd, and returns that key. The manager must not run.
 func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
 	if err := cfg.complete(); err != nil {
 		return "", err
@@ -36,7 +35,7 @@ func SetAside(ctx context.Context, cfg Config, key string) (kept string, err err
 	return store.SetAside(ctx, cfg.storeConfig(), key)
 }
 
-// dying is how long a manager that was killed may take, on a busy machine, until its lock is gone.
+// dying is how long the kernel of a busy machine may take to release a killed manager's lock.
 const dying = 3 * time.Second
 
 // lock makes the state folder and locks it; unlock removes the process number.
@@ -68,7 +67,7 @@ func lock(state string) (unlock func(), err error) {
 		return nil, fmt.Errorf("another manager (process %s) works on %s; end it first, or choose another --state",
 			strings.TrimSpace(string(text)), state)
 	}
-	// A full disk must not keep a manager from being started: the number is for people.
+	// A full disk must not prevent the start, so ignore errors: only people read the number.
 	if f.Truncate(0) == nil {
 		f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}

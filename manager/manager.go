@@ -1,5 +1,5 @@
-// Package manager is the manager daemon: it opens the store, serves the control API and agents' sessions on one
-// TLS port, and while it leads runs the controller.
+// Package manager is the manager daemon. It opens the store, serves the control API and agents' sessions on one TLS
+// port, and runs the controller while it leads.
 package manager
 
 import (
@@ -37,15 +37,15 @@ const (
 	shutdownTimeout = 3 * time.Second
 )
 
-// Config is how a manager is started.
+// Config has a manager's settings.
 type Config struct {
-	// State is the folder that all is kept in: etcd, blobs, runs, ca.
+	// State is the folder of the manager's state: etcd, blobs, runs, ca.
 	State string
 	// Listen is the TCP address of the one port, "0.0.0.0:7070".
 	Listen string
 	// Advertise is the URL by which agents and users reach this manager; empty: made from Listen.
 	Advertise string
-	// Name tells managers apart; empty: the machine's host name.
+	// Name identifies the manager among others; empty: the machine's host name.
 	Name string
 	// EtcdEndpoints of an outside etcd; empty: one is embedded.
 	EtcdEndpoints []string
@@ -53,15 +53,15 @@ type Config struct {
 	EtcdTLS *tls.Config
 	// Blobs is the folder of images' blobs; several managers share one. Empty: State/blobs.
 	Blobs string
-	// AdminConfig is where the first administrator's client config is written; empty: admin.json beside State.
+	// AdminConfig is the path of the first administrator's client config; empty: admin.json beside State.
 	AdminConfig string
-	// Prefix is what clusters' prefixes are taken from; zero: api.DefaultPrefix.
+	// Prefix contains all clusters' prefixes; zero: api.DefaultPrefix.
 	Prefix netip.Prefix
-	// NoSharing has each host fetch images from the manager, and make templates itself.
+	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Log       *slog.Logger
 
-	// RunController is what the leader runs; nil: controller.Run. For tests.
+	// RunController replaces controller.Run in tests; nil: controller.Run.
 	RunController func(context.Context, controller.Deps) error
 	// Ready is called with the address when the port is open; may be nil.
 	Ready func(net.Addr)
@@ -77,10 +77,10 @@ type Manager struct {
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool
-	led       atomic.Pointer[time.Time] // since when it leads, or led last
+	led       atomic.Pointer[time.Time] // the beginning of its last term
 }
 
-// Run runs a manager until ctx ends, and then ends it in order. It may be killed at any time without harm.
+// Run runs a manager until ctx ends, and then shuts it down. A kill at any time does no harm.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.complete(); err != nil {
 		return err
@@ -140,7 +140,7 @@ func (c *Config) storeConfig() store.Config {
 
 func (m *Manager) runsDir() string { return filepath.Join(m.State, "runs") }
 
-// open opens the store and makes all that is kept outside of it.
+// open opens the store, and prepares the state outside of it.
 func (m *Manager) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -193,7 +193,7 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxConcurrentStreams: 1000},
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       5 * time.Minute,
-		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes of strangers are not news
+		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes of unknown clients are not worth a message
 	}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
@@ -213,7 +213,7 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 	defer done()
 	m.sessions.Close()
 	if err := server.Shutdown(ending); err != nil {
-		server.Close() // streams of followers do not end by themselves
+		server.Close() // streams of watching clients do not end by themselves
 	}
 	m.Log.Info("manager ended", "reason", cause)
 	if errors.Is(cause, context.Canceled) {
@@ -222,7 +222,8 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 	return cause
 }
 
-// serverTLS is the port's configuration; the certificate is made anew when half its time has passed.
+// serverTLS returns the port's configuration. It makes a new certificate when half of the old one's lifetime has
+// passed.
 func (m *Manager) serverTLS() (*tls.Config, error) {
 	pair, err := m.authority.IssueServer(m.Name)
 	if err != nil {

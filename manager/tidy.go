@@ -1,6 +1,6 @@
 package manager
 
-// tidy.go - what the leader cleans up now and then.
+// tidy.go - the leader's periodic cleaning.
 
 import (
 	"cmp"
@@ -22,20 +22,21 @@ import (
 
 const (
 	tidyPace = 2 * time.Second
-	// collectPace is how often the disk is tidied, and alarms of etcd looked at.
+	// collectPace is how often the leader cleans the disk and checks etcd's alarms.
 	collectPace = 5 * time.Minute
-	// garbageAge is how old a blob, upload or output must be to be garbage.
+	// garbageAge is the least age of a blob, upload or output that is removed.
 	garbageAge = time.Hour
-	// keepRuns is how many ended runs of a cluster, or of all deleted clusters of a user, are kept.
+	// keepRuns is the number of ended runs that are kept for a cluster, or for all deleted clusters of a user together.
 	keepRuns = 100
 )
 
-// tidy works until ctx ends. What fails is tried again at the next turn.
+// tidy cleans periodically until ctx ends. After a failure it tries again the next time.
 func (m *Manager) tidy(ctx context.Context) {
 	ticker := time.NewTicker(tidyPace)
 	defer ticker.Stop()
 	m.maintain(ctx)
-	// Content that only lost objects refer to must not be removed: hosts get the time to show that the state was rolled back.
+	// Wait before the first removal. If the state was rolled back, content may belong to lost objects, and hosts need
+	// time to show their stamps.
 	collected := time.Now()
 	for {
 		held := m.store.Snapshot().Held()
@@ -57,8 +58,8 @@ func (m *Manager) tidy(ctx context.Context) {
 	}
 }
 
-// tidyObjects deletes hosts that are being removed, expired tokens, the oldest runs, and the memory of removed hosts whose
-// certificates have expired.
+// tidyObjects deletes hosts that are being removed, expired tokens, the oldest runs, and the records of removed hosts
+// whose certificates have expired.
 func (m *Manager) tidyObjects(ctx context.Context) {
 	snap := m.store.Snapshot()
 	for name, h := range snap.Hosts {
@@ -89,7 +90,7 @@ func (m *Manager) tidyObjects(ctx context.Context) {
 	}
 }
 
-// oldRuns are the ended runs beyond those that are kept of each cluster, and of each user's deleted clusters together.
+// oldRuns returns the ended runs that exceed keepRuns.
 func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
 	type kept struct{ cluster, owner string }
 	ended := map[kept][]*v1.Run{}
@@ -113,13 +114,13 @@ func oldRuns(snap *store.Snapshot) (old []*v1.Run) {
 	return old
 }
 
-// maintain keeps the administrator's client config good, and takes etcd's alarm back.
+// maintain renews the administrator's client config, and disarms etcd's alarm.
 func (m *Manager) maintain(ctx context.Context) {
 	m.complain(ctx, "renew the administrator's client config", m.ensureAdmin(ctx))
 	m.complain(ctx, "take back etcd's alarm", m.store.DisarmNoSpace(ctx))
 }
 
-// tidyDisk removes blobs and outputs that nothing refers to.
+// tidyDisk removes blobs and outputs to which no object refers.
 func (m *Manager) tidyDisk(ctx context.Context) {
 	before := time.Now().Add(-garbageAge)
 	freed, err := m.blobs.Collect(before, func() map[string]bool { return api.BlobsInUse(m.store.Snapshot()) })

@@ -1,9 +1,9 @@
-// Package migration decides how a live move of a guest proceeds. It is pure: Step sees a migration's record and
-// what the hosts report, and says which state comes next and whether the grant passes on. Nothing here does
-// I/O or reads a clock. The states and what each host is told in them are in docs/design/migration.md.
+// Package migration decides how a live move of a guest proceeds. It is pure, without I/O and without a clock. Step gets
+// a migration's record and the hosts' reports, and returns the next state and whether the grant passes on.
+// docs/design/migration.md lists the states and each host's orders in them.
 //
-// What it keeps, whatever fails: at most one host holds the grant for a guest, and the target's copy is resumed
-// only after the source's copy is known not to exist any more.
+// Two invariants hold whatever fails. At most one host holds the grant for a guest. The target's copy is resumed only
+// after the source's copy is known to be gone.
 package migration
 
 import (
@@ -13,30 +13,30 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// RouteWait is how long a switch waits for hosts to confirm the guest's new route. A host that is slower
-// catches up by itself; its messages to the guest go by way of the source until then.
+// RouteWait is how long a switch waits until hosts confirm the guest's new route. A slower host sends its messages to
+// the guest by way of the source until it has the route.
 const RouteWait = 500 * time.Millisecond
 
-// ReserveWait is how long a target that is connected may take to make room, images fetched included.
+// ReserveWait is the time limit for a connected target to reserve resources, including the transfer of images.
 const ReserveWait = 10 * time.Minute
 
-// AwayWait is how long a host may be away before a move that has not passed memory on is given up.
+// AwayWait is how long a host may be disconnected before a move without a complete transfer is rolled back.
 const AwayWait = 15 * time.Second
 
 // Host is one end of a move, as the manager knows it.
 type Host struct {
 	Connected bool
-	// Away is for how long it has not been connected.
+	// Away is how long it has been disconnected.
 	Away time.Duration
-	// Dead: nothing that was started on it before the migration runs; it was started anew or fenced.
+	// Dead: no guest that started on it before the migration runs, because it has rebooted or is fenced.
 	Dead bool
-	// Current: what it reports was observed after it took up the present orders.
+	// Current: it has made its report under the present orders.
 	Current bool
-	// Guest is what it reports of the guest; nil: nothing.
+	// Guest is its report of the guest; nil: it reports none.
 	Guest *v1.GuestObserved
 }
 
-// Observed is all that a step depends on besides the record.
+// Observed is the input of a step besides the record.
 type Observed struct {
 	Source, Target Host
 	// InState is how long the record has been in its state.
@@ -53,19 +53,19 @@ type Observed struct {
 type Grant int
 
 const (
-	GrantStays    Grant = iota // where it is
-	GrantToTarget              // the target holds it, at the target's epoch
-	GrantLost                  // both copies are gone; the guest is to be started anew
+	GrantStays    Grant = iota // it stays where it is
+	GrantToTarget              // it passes to the target, at the target's epoch
+	GrantLost                  // both copies are gone; the guest must be started again
 )
 
-// Decision is the outcome of a step. State equals the record's where nothing changes.
+// Decision is the result of a step. State equals the record's if nothing changes.
 type Decision struct {
 	State   v1.MigrationState
 	Grant   Grant
 	Message string
 }
 
-// Ended tells whether a state is final.
+// Ended reports whether a state is final.
 func Ended(state v1.MigrationState) bool {
 	switch state {
 	case v1.MigrationState_MIGRATION_STATE_DONE, v1.MigrationState_MIGRATION_STATE_FAILED,
@@ -75,7 +75,7 @@ func Ended(state v1.MigrationState) bool {
 	return false
 }
 
-// RoutedToTarget tells whether hosts are to send the guest's messages to the target.
+// RoutedToTarget reports whether hosts send the guest's messages to the target.
 func RoutedToTarget(state v1.MigrationState) bool {
 	switch state {
 	case v1.MigrationState_MIGRATION_STATE_SWITCHING, v1.MigrationState_MIGRATION_STATE_RESUMING,
@@ -85,7 +85,7 @@ func RoutedToTarget(state v1.MigrationState) bool {
 	return false
 }
 
-// Roles are what the two hosts are told in a state. UNSPECIFIED: nothing.
+// Roles returns the roles that the two hosts are ordered to take in a state. UNSPECIFIED: no order.
 func Roles(state v1.MigrationState) (source, target v1.GuestRole) {
 	switch state {
 	case v1.MigrationState_MIGRATION_STATE_RESERVING:
@@ -99,10 +99,11 @@ func Roles(state v1.MigrationState) (source, target v1.GuestRole) {
 	}
 }
 
-// Step decides what becomes of a migration.
+// Step decides the next state of a migration.
 func Step(m *v1.Migration, o Observed) Decision {
 	if o.Unwanted && !Ended(m.State) {
-		// Both hosts are told to end it, and what has no grant is never resumed: nothing is left to wait for.
+		// Both hosts are ordered to end the guest, and a copy without a grant is never resumed. So there is nothing to
+		// wait for.
 		return cancelled("the guest is being stopped")
 	}
 	switch m.State {
@@ -140,7 +141,7 @@ func lost(format string, a ...any) Decision {
 	return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED, Grant: GrantLost, Message: fmt.Sprintf(format, a...)}
 }
 
-// at is the target's report of this migration's copy; another epoch's is none of it.
+// at returns the condition of the copy with this epoch; UNSPECIFIED if the host reports none.
 func at(h Host, epoch uint64) v1.GuestCondition {
 	if h.Guest == nil || h.Guest.Epoch != epoch {
 		return v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
@@ -199,7 +200,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 	received := at(o.Target, m.TargetEpoch) == v1.GuestCondition_GUEST_CONDITION_RECEIVED
 	switch at(o.Source, m.SourceEpoch) {
 	case v1.GuestCondition_GUEST_CONDITION_SENT:
-		// From here on the only copy is the target's: even a cancel has to go forward.
+		// From now on only the target has a copy, so even a cancelled move must be completed.
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 	case v1.GuestCondition_GUEST_CONDITION_SEND_FAILED:
 		if m.Cancel {
@@ -226,22 +227,22 @@ func transferring(m *v1.Migration, o Observed) Decision {
 	case !o.Source.Connected:
 		return waitFor(m, "host %s is not reachable; the guest runs there, or is whole on %s", m.Source, m.Target)
 	case m.Cancel && o.Source.Current && at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_RUNNING:
-		return rollBack("cancelled") // the source knows of it and has not begun to send
+		return rollBack("cancelled") // the source has the order to cancel and has not begun to send
 	}
 	return stay(m)
 }
 
-// hasNot: the target has no whole copy, and none will come of what is there. While it says that it is receiving, the
-// last of it may have come in without its agent knowing yet.
+// hasNot reports whether the target has no complete copy and will not get one. While the target reports that it is
+// receiving, the last bytes may have come without its agent's knowledge.
 func hasNot(m *v1.Migration, o Observed) bool {
 	if g := o.Target.Guest; g != nil && g.Epoch == 0 && !o.Target.Dead {
-		return false // its record cannot be read just now
+		return false // the target cannot read its record now
 	}
 	return o.Target.Dead || o.Target.Connected && o.Target.Current &&
 		at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING
 }
 
-// sourceGone: the source's copy is known not to exist.
+// sourceGone reports whether the source's copy is known to be gone.
 func sourceGone(m *v1.Migration, o Observed) bool {
 	if o.Source.Dead || o.Source.Guest.GetProcess() {
 		return o.Source.Dead
@@ -279,7 +280,7 @@ func resuming(m *v1.Migration, o Observed) Decision {
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_DONE}
 	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED:
-		// The grant is the target's already: what ended is an ordinary guest of that host.
+		// The target already holds the grant, so the guest ended like any other guest of that host.
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED,
 			Message: fmt.Sprintf("the guest arrived on %s and ended there: %s", m.Target, o.Target.Guest.GetMessage())}
 	case !o.Target.Connected:
@@ -300,7 +301,7 @@ func rollingBack(m *v1.Migration, o Observed) Decision {
 	case condition != v1.GuestCondition_GUEST_CONDITION_RUNNING:
 		return stay(m)
 	case o.Target.Connected && !o.Target.Dead && at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED && o.InState < AwayWait:
-		return stay(m) // its copy is being taken away
+		return stay(m) // the target is removing its copy
 	}
 	return Decision{State: end, Message: fmt.Sprintf("%s; the guest goes on on %s", m.Message, m.Source)}
 }

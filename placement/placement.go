@@ -1,6 +1,6 @@
-// Package placement decides on which host a guest starts or moves to. It is pure: hosts as the manager knows
-// them go in, a choice and an explanation for every host come out. Filters refuse a host and say why; scores
-// order those that are left.
+// Package placement chooses the host on which a guest starts, or to which it moves. It is pure: hosts as the manager
+// knows them go in, a choice and an explanation for every host come out. Filters refuse hosts and say why; scores order
+// the remaining hosts.
 package placement
 
 import (
@@ -15,20 +15,20 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Host is a host as far as placing a guest depends on it.
+// Host has the properties of a host on which placement depends.
 type Host struct {
 	Name, Site   string
 	Connected    bool
 	Draining     bool
 	Cores        uint32
 	MemoryBytes  uint64 // offered to guests
-	MemoryUsed   uint64 // set aside for guests, incoming ones among them
+	MemoryUsed   uint64 // of its guests, including incoming ones
 	VCPUs        uint32 // of guests placed on it
 	Acceleration v1.AccelerationKind
 	Confinement  *v1.Confinement // nil: not known
 	HasImage     bool
-	Info         *v1.HostInfo // what its agent says of it
-	// ClusterGuests is how many guests of the request's cluster are placed on it.
+	Info         *v1.HostInfo // from its agent
+	// ClusterGuests is the number of guests of the request's cluster on this host.
 	ClusterGuests int
 }
 
@@ -37,8 +37,8 @@ type Request struct {
 	Shape   *v1.GuestShape
 	Sites   []string // empty: any
 	Spread  v1.Spread
-	Exclude []string // hosts it must not be placed on
-	// Compatible says why the guest's virtual machine cannot run on a host; nil: it can on all of them.
+	Exclude []string // hosts that must not be chosen
+	// Compatible returns why the guest's virtual machine cannot run on a host; nil: it can run on all hosts.
 	Compatible func(*v1.HostInfo) string
 }
 
@@ -46,7 +46,7 @@ type Request struct {
 type Verdict struct {
 	Host   string
 	Refuse string // empty: it fits
-	Rank   int    // 1 is the chosen one; 0: refused
+	Rank   int    // 1: chosen; 0: refused
 	Why    string // of the rank
 }
 
@@ -57,13 +57,13 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("%s: fits, rank %d: %s", v.Host, v.Rank, v.Why)
 }
 
-// Filter refuses hosts. Check returns the reason, or nothing where the host fits.
+// Filter refuses hosts. Check returns the reason; empty: the host fits.
 type Filter struct {
 	Name  string
 	Check func(r *Request, h *Host) string
 }
 
-// Filters are applied in order; the first refusal is the one that is told.
+// Filters are applied in order. A verdict has the first refusal.
 var Filters = []Filter{
 	{"connected", func(_ *Request, h *Host) string {
 		return refuse(!h.Connected, "it is not reachable")
@@ -98,8 +98,8 @@ var Filters = []Filter{
 	}},
 }
 
-// Unconfined says why a host with that confinement takes no new guests; empty where it takes them. What is not known is
-// no reason.
+// Unconfined returns why a host with this confinement accepts no new guests; empty: it accepts them. An unknown
+// confinement is no reason.
 func Unconfined(c *v1.Confinement) string {
 	var faults []string
 	if c.GetUser() == "root" {
@@ -126,8 +126,8 @@ func (h *Host) free() uint64 {
 	return h.MemoryBytes - h.MemoryUsed
 }
 
-// Choose ranks the hosts for one guest; chosen is empty where none fits. Equal hosts are ranked by name, so
-// that the same question has the same answer.
+// Choose ranks the hosts for one guest. chosen is empty if none fits. Equal hosts are ranked by name, so that equal
+// requests have equal results.
 func Choose(r *Request, hosts []Host) (chosen string, verdicts []Verdict) {
 	verdicts = make([]Verdict, len(hosts))
 	var fit []int
@@ -181,7 +181,7 @@ func siteGuests(hosts []Host) map[string]int {
 	return sites
 }
 
-// compare orders two hosts that fit: negative where a is the better one.
+// compare orders two hosts that fit: negative if a is better.
 func compare(r *Request, a, b *Host, sites map[string]int) int {
 	switch r.Spread {
 	case v1.Spread_SPREAD_SITE:
@@ -195,7 +195,7 @@ func compare(r *Request, a, b *Host, sites map[string]int) int {
 	}
 	return cmp.Or(
 		accelerationCost(a)-accelerationCost(b),
-		// Fewer vCPUs for each core first; cross-multiplied, so that nothing is rounded.
+		// Fewer vCPUs for each core first. Cross-multiplication avoids rounding.
 		int(a.VCPUs*b.Cores)-int(b.VCPUs*a.Cores),
 		imageCost(a)-imageCost(b),
 		a.ClusterGuests-b.ClusterGuests,
@@ -216,14 +216,14 @@ func imageCost(h *Host) int {
 	return 1
 }
 
-// Place adds a guest of the request's cluster to a host, so that the next choice sees it.
+// Place adds a guest of the request's cluster to a host, for the next choice.
 func (h *Host) Place(shape *v1.GuestShape) {
 	h.ClusterGuests++
 	h.MemoryUsed += shape.GetMemoryBytes()
 	h.VCPUs += shape.GetVcpus()
 }
 
-// Plan places n equal guests, one after the other. Its error names each host's reason where one finds no place.
+// Plan places n equal guests, one after the other. If one does not fit, the error has each host's reason.
 func Plan(r *Request, n int, hosts []Host) ([]string, error) {
 	hosts = slices.Clone(hosts)
 	chosen := make([]string, 0, n)
@@ -239,7 +239,7 @@ func Plan(r *Request, n int, hosts []Host) ([]string, error) {
 	return chosen, nil
 }
 
-// NoHostError says for every host why a guest does not fit on it.
+// NoHostError says, for every host, why a guest does not fit.
 type NoHostError struct {
 	Guest, Guests int // number of the guest, counted from 0, out of so many
 	Verdicts      []Verdict

@@ -1,6 +1,6 @@
-// Package lifecycle decides what becomes of a guest that is not being moved: where it gets a grant, when it is
-// started anew, when nothing of it is left. It is pure, like package migration, and keeps the same promise: a
-// new grant is given only when the copy of the old one is known not to exist.
+// Package lifecycle decides when a guest that is not moving is placed, released and removed. It is pure, like package
+// migration, and keeps the same invariant: a guest gets a new grant only when the copy under the old grant is known to
+// be gone.
 package lifecycle
 
 import (
@@ -11,14 +11,14 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// MaxRestarts is how often a guest that ends by itself is started again before a person has to look.
+// MaxRestarts is the number of automatic restarts of a guest that ends by itself. After these a person has to act.
 const MaxRestarts = 3
 
-// WellAfter is how long a copy has to have lived for the ends of those before it to count no more.
+// WellAfter is the age of a copy at which the ends of earlier copies no longer count.
 const WellAfter = time.Hour
 
-// Restarts is how often a guest has been started after an unwanted end, once it is after that of its present copy,
-// which lived for so long.
+// Restarts returns the guest's new count of restarts when its present copy, which lived for this long, has ended
+// unwantedly.
 func Restarts(g *v1.Guest, lived time.Duration) uint32 {
 	if lived >= WellAfter {
 		return 1
@@ -30,31 +30,31 @@ func Restarts(g *v1.Guest, lived time.Duration) uint32 {
 type Host struct {
 	Exists    bool
 	Connected bool
-	// Dead: what was started under the grant's boot cannot be running; the host was started anew or fenced.
+	// Dead: a copy that started in the grant's boot cannot run, because the host has rebooted or is fenced.
 	Dead bool
-	// Fenced: an administrator has vouched that it is off. It is dead, too.
+	// Fenced: an administrator has vouched that the host is off. It is also dead.
 	Fenced bool
-	// Current: what it reports was observed after it took up the present orders.
+	// Current: the host has made its report under the present orders.
 	Current bool
-	// Bound: its agent has taken up orders of this manager's term, and so refuses those of managers before.
+	// Bound: its agent has taken orders of this manager's term, so it refuses orders of earlier managers.
 	Bound bool
 	// Lived is how long ago the present copy was first granted; 0: not known.
 	Lived time.Duration
 	Guest *v1.GuestObserved
 }
 
-// Act is what is to be done about a guest.
+// Act is an act on a guest.
 type Act int
 
 const (
 	Nothing Act = iota
-	// Place: no host holds a grant; choose one and give it a new epoch.
+	// Place: no host holds the grant. Choose a host and give it the grant with a new epoch.
 	Place
-	// Release: the copy is known not to exist; take the grant away, so that the guest may be placed or removed.
+	// Release: the copy is known to be gone. Remove the grant, so that the guest can be placed or removed.
 	Release
-	// Fail: as Release, and do not start it again by itself.
+	// Fail: as Release, and do not start the guest again automatically.
 	Fail
-	// Remove: it is to be deleted and nothing of it is left.
+	// Remove: the guest is being deleted and has no copy. Remove its object.
 	Remove
 )
 
@@ -62,9 +62,9 @@ const (
 type Decision struct {
 	Act     Act
 	Message string
-	// Restarts is the guest's from now on, where it ended though it was wanted; 0: as they were.
+	// Restarts is the guest's new count of restarts if it ended although it was wanted; 0: the count stays.
 	Restarts uint32
-	// Avoid: the host could not start it; try another one first.
+	// Avoid: the host could not start the guest. Try another host first.
 	Avoid bool
 }
 
@@ -83,7 +83,8 @@ func Step(g *v1.Guest, h Host, deleting bool) Decision {
 		return release(g, h, why, deleting)
 	}
 	if deleting || g.Stopped {
-		// The host was told to end it; it is gone once the host has taken that up and reports it no more.
+		// The host was ordered to end the guest. The guest is gone when the host, under these orders, no longer reports
+		// it.
 		if h.Connected && h.Current && h.Guest == nil {
 			return Decision{Act: Release, Message: "stopped"}
 		}
@@ -94,7 +95,7 @@ func Step(g *v1.Guest, h Host, deleting bool) Decision {
 	return Decision{}
 }
 
-// copyGone tells whether the copy under the present grant is known not to exist (any more).
+// copyGone reports whether the copy under the present grant is known to be gone, and why.
 func copyGone(g *v1.Guest, h Host) (bool, string) {
 	if !h.Exists {
 		return true, fmt.Sprintf("host %s was removed", g.Host)
@@ -106,20 +107,20 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 		return true, fmt.Sprintf("host %s was started anew", g.Host)
 	}
 	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {
-		return false, "" // a report that shows a process proves no end, also when the host is not connected any more
+		return false, "" // a report with a process proves no end, even if the host has disconnected since
 	}
 	switch h.Guest.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_GONE, v1.GuestCondition_GUEST_CONDITION_SENT:
 		return true, ended(h.Guest.Message)
 	case v1.GuestCondition_GUEST_CONDITION_FAILED:
-		// An agent whose disk is full cannot write down that the start failed. Were it started anew, an earlier manager's
-		// order could have it start this epoch after all, unless it is bound to this manager's term.
+		// An agent with a full disk cannot record that the start failed. After a restart, an earlier manager's order
+		// could make it start this epoch, unless it is bound to this manager's term.
 		return h.Bound, "it could not be started: " + h.Guest.Message
 	}
 	return false, ""
 }
 
-// ended adds what the host says of an end.
+// ended adds the host's message to an end.
 func ended(message string) string {
 	const what = "its QEMU ended"
 	if more, is := strings.CutPrefix(message, "it ended"); is {
@@ -137,10 +138,10 @@ func release(g *v1.Guest, h Host, why string, deleting bool) Decision {
 	}
 	failed := h.Guest != nil && h.Guest.Epoch == g.Epoch && h.Guest.Condition == v1.GuestCondition_GUEST_CONDITION_FAILED
 	if failed {
-		h.Lived = 0 // it never ran, however long it was tried
+		h.Lived = 0 // the guest never ran, however long the host tried
 	}
 	restarts := Restarts(g, h.Lived)
-	// A host that died is no fault of the guest's.
+	// The death of a host is not the guest's fault.
 	if h.Exists && !h.Dead && restarts > MaxRestarts {
 		return Decision{Act: Fail, Message: fmt.Sprintf("%s; given up after %d starts; watari guest start %s tries again", why, restarts, g.Meta.GetName())}
 	}

@@ -1,6 +1,6 @@
-// Package agent is the guest agent: it gives a guest its identity, runs processes, moves files and shares the
-// cluster's home. The host reaches all of it over virtio-serial, other guests only ProcessService over the
-// overlay, programs in the guest only its door to other guests.
+// Package agent is the guest agent. It gives a guest its identity, runs processes, transfers files and shares the
+// cluster's home. The host calls all its services over virtio-serial. Other guests call only ProcessService, over the
+// overlay. Programs in the guest use only the socket of watari-guest-rsh, to reach other guests.
 package agent
 
 import (
@@ -32,10 +32,10 @@ import (
 // OverlayPort is the TCP port on which guests start processes in each other.
 const OverlayPort = 7078
 
-// launcherSocket is where watari-guest-rsh finds the agent of its own guest, in the agent's directory.
+// launcherSocket is the socket, in the agent's directory, on which watari-guest-rsh connects to the agent of its guest.
 const launcherSocket = "rsh.sock"
 
-// tidyAfter is how long after the last launcher's start or end the agent gives memory back.
+// tidyAfter is the time after the last start or end of a launcher at which the agent returns memory to the kernel.
 const tidyAfter = 2 * time.Second
 
 // Agent serves one guest.
@@ -46,9 +46,9 @@ type Agent struct {
 	home         *home
 	overlay      *overlay
 	memory       memoryWatch
-	warm         chan struct{} // closed once a template may be made of this guest
+	warm         chan struct{} // closed when a template may be made from this guest
 
-	identifying sync.Mutex // held while an identity is being taken on
+	identifying sync.Mutex // held while the identity changes
 	mu          sync.Mutex
 	identity    *v1.Identity // nil: none yet
 }
@@ -68,7 +68,7 @@ func New(runDirectory string, log *slog.Logger) (*Agent, error) {
 	return a, nil
 }
 
-// HostHandler serves the host: everything.
+// HostHandler serves all services to the host.
 func (a *Agent) HostHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(watariv1connect.NewGuestServiceHandler(&guestService{a}))
@@ -76,9 +76,9 @@ func (a *Agent) HostHandler() http.Handler {
 	return mux
 }
 
-// Run serves the host over the guest's virtio-serial port and programs over the socket, until ctx is over.
+// Run serves the host over the guest's virtio-serial port, and programs over the socket, until ctx ends.
 func (a *Agent) Run(ctx context.Context) error {
-	// Programs may eat up the memory; the agent has to stay.
+	// If programs use up the memory, the kernel must not kill the agent.
 	os.WriteFile("/proc/self/oom_score_adj", []byte("-900"), 0)
 	unix.Umask(0o022)
 	stop, err := a.serveLaunchers(ctx, filepath.Join(a.runDirectory, launcherSocket))
@@ -87,7 +87,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	defer stop()
 	if err := a.resume(); err != nil {
-		a.log.Error("take up the identity of before", "error", err) // the host gives it anew
+		a.log.Error("take up the identity of before", "error", err) // the host gives the identity again
 	}
 	go a.warmUp(ctx)
 	go func() { a.log.Warn("nobody watches whether memory runs out", "error", a.memory.follow()) }()
@@ -95,7 +95,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return link.Serve(ctx, func() (io.ReadWriteCloser, error) { return link.OpenPort(link.PortName) }, a.HostHandler())
 }
 
-// warmUp does in advance what takes long and is the same in every guest, so that a template has it done.
+// warmUp does slow work that is the same in every guest, so that guests forked from a template need not repeat it.
 func (a *Agent) warmUp(ctx context.Context) {
 	defer close(a.warm)
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -111,15 +111,15 @@ func (a *Agent) warmUp(ctx context.Context) {
 	}
 }
 
-// warmMPI runs MPI's launcher once, so that its files are in the guest's memory: reading and decompressing them takes
-// an emulated guest longer than all else in the start of a small program.
+// warmMPI runs MPI's launcher once, so that its files are in the guest's memory. In an emulated guest, reading and
+// decompressing them takes longer than the rest of a small program's start.
 func (a *Agent) warmMPI(ctx context.Context) {
 	if err := raiseLoopback(); err != nil {
 		a.log.Warn("prepare for MPI's launcher", "error", err)
 		return
 	}
 	for _, words := range [][]string{
-		{"mpirun", "--allow-run-as-root", "-n", "1", "ompi_info"}, // which loads all of Open MPI's plug-ins
+		{"mpirun", "--allow-run-as-root", "-n", "1", "ompi_info"}, // loads all of Open MPI's plug-ins
 		{"mpiexec.hydra", "-n", "1", "true"},
 	} {
 		program, err := exec.LookPath(words[0])
@@ -135,8 +135,8 @@ func (a *Agent) warmMPI(ctx context.Context) {
 	}
 }
 
-// serveLaunchers serves watari-guest-rsh on a Unix socket. Every user of the guest may use it: what runs in other guests
-// runs as the cluster's ordinary user, whoever asks.
+// serveLaunchers serves watari-guest-rsh on a Unix socket. Every user of the guest may use it, because all commands in
+// other guests run as the cluster's ordinary user.
 func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -149,7 +149,7 @@ func (a *Agent) serveLaunchers(ctx context.Context, path string) (stop func(), e
 		return nil, err
 	}
 	peers := rsh.Peers{Client: a.overlay.peers, Call: a.overlay.callPeer}
-	// A launcher starts and ends its programs all at once. What that leaves behind goes back to the guest's programs.
+	// A launcher starts, and ends, all its programs at once. Afterwards the agent returns the memory of that work.
 	tidy := time.AfterFunc(tidyAfter, debug.FreeOSMemory)
 	go accept(listener, func(conn net.Conn) {
 		tidy.Reset(tidyAfter)
@@ -166,7 +166,7 @@ func accept(listener net.Listener, serve func(net.Conn)) {
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // for want of descriptors or memory, which passes
+		case err != nil: // descriptors or memory ran out, which may be temporary
 			time.Sleep(50 * time.Millisecond)
 		default:
 			go serve(conn)
@@ -174,7 +174,7 @@ func accept(listener net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// current is the identity, or nil.
+// current returns the identity, or nil.
 func (a *Agent) current() *v1.Identity {
 	a.mu.Lock()
 	defer a.mu.Unlock()

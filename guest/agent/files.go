@@ -16,7 +16,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// owner is who a file is to belong to.
+// owner is the owner of a file.
 type owner struct{ uid, gid int }
 
 func findOwner(name string) (owner, error) {
@@ -32,7 +32,7 @@ func findOwner(name string) (owner, error) {
 	return owner{uid, gid}, nil
 }
 
-// own gives a file to the owner, where it is not already; on a shared home the server may have done so.
+// own changes a file's owner if necessary. On a shared home the server may already have done so.
 func (o owner) own(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -74,8 +74,8 @@ func fileError(what, path string, err error) error {
 	return connect.NewError(code, fmt.Errorf("%s %s: %w", what, path, err))
 }
 
-// PutFile writes a file beside its place and moves it there when it is whole. A stream that ends before leaves
-// the part, whose size is answered; a first message with that offset takes it up again.
+// PutFile writes a temporary file and renames it when it is complete. If the stream ends earlier, the temporary file
+// stays, and the answer has its size. A later call whose first message has that offset resumes the transfer.
 func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream[v1.PutFileRequest]) (*connect.Response[v1.PutFileResponse], error) {
 	if !stream.Receive() {
 		return nil, errors.Join(connect.NewError(connect.CodeInvalidArgument, errors.New("no file named")), stream.Err())
@@ -117,10 +117,10 @@ func (s *guestService) PutFile(ctx context.Context, stream *connect.ClientStream
 	return connect.NewResponse(&v1.PutFileResponse{Size: size}), nil
 }
 
-// receiveFile writes what the stream brings, the first message included, and returns the file's size.
+// receiveFile writes the stream's content, including the first message, and returns the file's size.
 func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, mode os.FileMode, who owner) (uint64, error) {
 	part := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".watari-part")
-	file, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // a link there is no work of ours
+	file, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600) // the agent never made a link there
 	if err != nil {
 		return 0, fileError("write", path, err)
 	}
@@ -136,7 +136,7 @@ func receiveFile(stream *connect.ClientStream[v1.PutFileRequest], path string, m
 	for {
 		n, err := file.WriteAt(stream.Msg().GetData(), int64(at))
 		if at += uint64(n); err != nil {
-			os.Remove(part) // files are in memory, which a full disk leaves nobody
+			os.Remove(part) // free the space: files are in memory, which programs need
 			return 0, fileError("write", path, err)
 		}
 		if stream.Msg().GetLast() {
@@ -176,7 +176,7 @@ func (s *guestService) GetFile(ctx context.Context, r *connect.Request[v1.GetFil
 	if s.agent.home.within(path) {
 		s.agent.home.await(ctx)
 	}
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe's opening would wait for its writer
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // otherwise opening a pipe would wait for its writer
 	if err != nil {
 		return fileError("read", path, err)
 	}

@@ -30,7 +30,8 @@ func (s *guestService) Identify(ctx context.Context, r *connect.Request[v1.Ident
 	return connect.NewResponse(&v1.IdentifyResponse{Description: s.agent.describe()}), nil
 }
 
-// Describe waits, in a guest without identity, until it has warmed up: whoever asks may make a template of it.
+// Describe returns the guest's state. In a guest without identity it first waits for the end of warmUp, because the
+// caller may make a template from the guest.
 func (s *guestService) Describe(ctx context.Context, _ *connect.Request[v1.DescribeRequest]) (*connect.Response[v1.DescribeResponse], error) {
 	if s.agent.current() == nil {
 		select {
@@ -53,7 +54,7 @@ func (s *guestService) SetTime(_ context.Context, r *connect.Request[v1.SetTimeR
 	return connect.NewResponse(&v1.SetTimeResponse{SteppedNs: stepped.Nanoseconds()}), nil
 }
 
-// describe says who the guest believes it is.
+// describe returns the guest's identity and state.
 func (a *Agent) describe() *v1.DescribeResponse {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	d := &v1.DescribeResponse{
@@ -72,7 +73,7 @@ func (a *Agent) describe() *v1.DescribeResponse {
 	return d
 }
 
-// findMPI names the MPI libraries whose launchers are there.
+// findMPI returns the names of the MPI libraries whose launchers are installed.
 func findMPI() []string {
 	var found []string
 	for _, mpi := range []struct{ name, file string }{

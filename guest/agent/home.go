@@ -18,30 +18,30 @@ import (
 
 const (
 	homeReady = "ready"
-	// checkEvery is how often at most the mounted home is looked at, while someone asks for its state.
+	// checkEvery is the least time between two checks of the mounted home. Requests for its state cause checks.
 	checkEvery = 10 * time.Second
-	// slowAfter is how long looking may take before the state says so.
+	// slowAfter is the duration after which the state reports that a check is slow.
 	slowAfter = 3 * time.Second
-	// homePatience is how long what needs the home waits for it.
+	// homePatience is how long requests that need the home wait for it.
 	homePatience = 30 * time.Second
 )
 
-// home is the cluster's shared home in this guest: one guest keeps it in memory and serves it by the kernel's
-// NFS server, the others mount it. All that may take long happens in the background.
+// home is the cluster's shared home in this guest. One guest keeps it in memory and serves it with the kernel's NFS
+// server; the others mount it. Slow work runs in the background.
 type home struct {
 	log    *slog.Logger
 	server *nfsServer
 
 	mu      sync.Mutex
-	ready   chan struct{} // closed once the home is ready, and replaced when another one is wanted after that
+	ready   chan struct{} // closed when the home is ready; replaced when another home is wanted afterwards
 	state   string
 	wanted  homeWanted
 	cancel  context.CancelFunc // of the goroutine that works on wanted
-	checked time.Time          // when the mounted home was last looked at
-	looking time.Time          // since when it is being looked at; zero: it is not
+	checked time.Time          // when the mounted home was last checked
+	looking time.Time          // since when a check is under way; zero: none is
 }
 
-// homeWanted is what an identity says of the home.
+// homeWanted is the home that an identity wants.
 type homeWanted struct {
 	path        string
 	uid         uint32
@@ -54,7 +54,7 @@ func newHome(log *slog.Logger) *home {
 	return &home{log: log, state: "not asked for", server: newNFSServer(log), ready: make(chan struct{})}
 }
 
-// await waits until the home is ready; it gives up after homePatience, as a guest without is of some use, too.
+// await waits until the home is ready, or until homePatience has passed: a guest without the home is still useful.
 func (h *home) await(ctx context.Context) {
 	h.mu.Lock()
 	ready, begun := h.ready, h.cancel != nil
@@ -69,7 +69,7 @@ func (h *home) await(ctx context.Context) {
 	}
 }
 
-// within says whether a path lies in the home.
+// within reports whether a path lies in the home.
 func (h *home) within(path string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +77,7 @@ func (h *home) within(path string) bool {
 	return h.wanted.path != "" && ok && (rest == "" || rest[0] == '/')
 }
 
-// status is "ready", or why the home is not there.
+// status returns "ready", or why the home is not available.
 func (h *home) status() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,14 +96,14 @@ func (h *home) status() string {
 	return h.state
 }
 
-// look looks whether the mounted home is still there. A server that was started anew has lost it: the old
-// mount is dropped, and the new home mounted.
+// look checks whether the mounted home is still valid. A server that was restarted has lost it. Then look unmounts the
+// old home and mounts the new one.
 func (h *home) look(w homeWanted) {
 	var s unix.Stat_t
 	err := unix.Stat(w.path, &s)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if w != h.wanted { // it may have taken long
+	if w != h.wanted { // another home may be wanted since the check began
 		return
 	}
 	h.looking, h.checked = time.Time{}, time.Now()
@@ -116,7 +116,7 @@ func (h *home) look(w homeWanted) {
 	}
 }
 
-// wantedHome is what an identity says of the home.
+// wantedHome returns the home that an identity wants.
 func wantedHome(c checked) homeWanted {
 	w := homeWanted{
 		path: filepath.Join("/home", c.GetUser()), uid: c.GetUid(),
@@ -128,14 +128,14 @@ func wantedHome(c checked) homeWanted {
 	return w
 }
 
-// resume goes on with a home that an agent before this one had brought about. What is mounted stays.
+// resume takes over the home of an earlier agent. Its mount stays.
 func (h *home) resume(c checked) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.begin(wantedHome(c))
 }
 
-// want brings about the home of an identity. A guest's own is there at once; serving or mounting one goes on in
+// want provides the home of an identity. A guest's own home is ready at once. Serving or mounting a home continues in
 // the background.
 func (h *home) want(c checked) error {
 	w := wantedHome(c)
@@ -147,12 +147,12 @@ func (h *home) want(c checked) error {
 	if h.cancel != nil {
 		h.cancel()
 	}
-	if !mounted(w.path) { // a home whose server is away must not hold everything up
+	if !mounted(w.path) { // do not touch a mounted home: its server may not answer
 		if err := os.MkdirAll(w.path, 0o755); err != nil {
 			return err
 		}
 	}
-	// What is mounted stays if only the peers differ.
+	// The mount stays if only the peers differ.
 	same := w
 	same.peers = h.wanted.peers
 	if same != h.wanted {
@@ -170,21 +170,21 @@ func (h *home) want(c checked) error {
 	return nil
 }
 
-// mine says that the home is kept by this guest.
+// mine reports whether this guest keeps the home.
 func (w homeWanted) mine() bool { return w.server == "" || w.server == w.own }
 
 // begin starts to work on w; mu is held.
 func (h *home) begin(w homeWanted) {
 	ctx, cancel := context.WithCancel(context.Background())
-	if h.state == homeReady { // else those who wait for the one before wait for this one now
+	if h.state == homeReady { // otherwise the waiting callers now wait for this home
 		h.ready = make(chan struct{})
 	}
 	h.wanted, h.cancel, h.state = w, cancel, "being set up"
-	h.looking = time.Time{} // who still looks at another one does not count
+	h.looking = time.Time{} // ignore a check of another home
 	go h.work(ctx, w)
 }
 
-// work tries until the home is there or something else is wanted.
+// work tries until the home is ready or another home is wanted.
 func (h *home) work(ctx context.Context, w homeWanted) {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := h.try(ctx, w)
@@ -234,7 +234,7 @@ func (h *home) try(ctx context.Context, w homeWanted) error {
 	return mountHome(w)
 }
 
-// unmountAll takes away what is mounted on a path, also while it is in use.
+// unmountAll removes all mounts on a path, even while they are in use.
 func unmountAll(path string) error {
 	for mounted(path) {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
@@ -244,10 +244,10 @@ func unmountAll(path string) error {
 	return nil
 }
 
-// mountHome mounts the home of another guest. It may wait for that guest for long.
+// mountHome mounts the home of another guest. It may block for long until that guest answers.
 func mountHome(w homeWanted) error {
-	// Processes wait for a server that is away (hard), as it may just be moving. What one guest writes others
-	// see within a second, and a file that was not there is always asked for again.
+	// hard: processes wait for a server that does not answer, because it may be moving. actimeo and lookupcache: other
+	// guests see a write within a second, and the absence of a file is not cached.
 	options := fmt.Sprintf("vers=4.2,proto=tcp,sec=sys,hard,timeo=100,actimeo=1,lookupcache=positive,addr=%s,clientaddr=%s", w.server, w.own)
 	if err := unix.Mount(w.server+":/", w.path, "nfs4", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		if !knows("nfs4") {
@@ -258,7 +258,7 @@ func mountHome(w homeWanted) error {
 	return nil
 }
 
-// awaitModules waits until init has loaded what modules it could.
+// awaitModules waits until init has loaded the modules that it can load.
 func awaitModules(ctx context.Context) error {
 	for {
 		if _, err := os.Stat(initd.ModulesLoaded); err == nil {

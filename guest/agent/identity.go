@@ -23,14 +23,14 @@ var (
 	validUser = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 )
 
-// checked is an identity whose texts were parsed.
+// checked is an identity with parsed fields.
 type checked struct {
 	*v1.Identity
 	address, gateway netip.Addr
 	mac, gatewayMAC  net.HardwareAddr
 }
 
-// check refuses an identity that would leave the guest in a state nobody meant.
+// check parses an identity, and refuses one with missing or invalid fields.
 func check(i *v1.Identity) (checked, error) {
 	c := checked{Identity: i}
 	if i.GetUser() == "" {
@@ -73,7 +73,7 @@ func check(i *v1.Identity) (checked, error) {
 	return c, errors.Join(problems...)
 }
 
-// identify makes the guest the one that is meant. Only what differs from the present identity is done.
+// identify gives the guest an identity. It only changes what differs from the present identity.
 func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.Timestamp) error {
 	a.identifying.Lock()
 	defer a.identifying.Unlock()
@@ -94,7 +94,7 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 	if err := creditEntropy(i.GetEntropy()); err != nil {
 		return connect.NewError(connect.CodeInternal, err)
 	}
-	i.Entropy = nil // each request brings fresh bytes, and nobody needs to keep them
+	i.Entropy = nil // each request has new bytes, and nothing needs the old ones
 	if old != nil && proto.Equal(old, i) {
 		return nil
 	}
@@ -127,7 +127,7 @@ func (a *Agent) identify(ctx context.Context, i *v1.Identity, now *timestamppb.T
 	return nil
 }
 
-// identityFile holds the identity for an agent that is started anew, beside the keys that are in it.
+// identityFile is the path of the identity, from which a restarted agent resumes. It lies beside the keys.
 func (a *Agent) identityFile() string { return filepath.Join(a.runDirectory, "pki", "identity") }
 
 func (a *Agent) keepIdentity(i *v1.Identity) error {
@@ -138,8 +138,8 @@ func (a *Agent) keepIdentity(i *v1.Identity) error {
 	return writeFile(a.identityFile(), text, 0o600)
 }
 
-// resume takes up the identity that an agent before this one had. Network, files and home are as that one left
-// them; what went with it is made anew.
+// resume restores the identity of an earlier agent. Network, files and home are still in place. resume makes again what
+// ended with that agent.
 func (a *Agent) resume() error {
 	text, err := os.ReadFile(a.identityFile())
 	if errors.Is(err, os.ErrNotExist) {
@@ -164,7 +164,7 @@ func (a *Agent) resume() error {
 	return nil
 }
 
-// answer answers other guests as the one that is meant, and changes nothing of the machine.
+// answer begins to serve other guests under an identity. It changes nothing of the machine.
 func (a *Agent) answer(c checked) error {
 	if err := a.overlay.use(c); err != nil {
 		return err
@@ -175,8 +175,8 @@ func (a *Agent) answer(c checked) error {
 	return nil
 }
 
-// StandIn answers other guests in the place of the one that is meant, from a machine that has its address: for tests
-// with more guests than there are machines.
+// StandIn serves other guests under an identity from a machine that has the identity's address. It is for tests with
+// more guests than machines.
 func (a *Agent) StandIn(i *v1.Identity) error {
 	c, err := check(i)
 	if err != nil {
@@ -209,7 +209,7 @@ func (a *Agent) writeClusterFiles(c checked) error {
 	return nil
 }
 
-// hostfile is the list of peers and their slots, for a launcher that reads lines of this form.
+// hostfile returns the list of peers and their slots, for a launcher that reads lines of this format.
 func hostfile(line string, peers []*v1.Peer) []byte {
 	var b []byte
 	for _, p := range peers {
@@ -218,7 +218,7 @@ func hostfile(line string, peers []*v1.Peer) []byte {
 	return b
 }
 
-// writeFile replaces a file whole.
+// writeFile replaces a file atomically.
 func writeFile(path string, text []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -236,5 +236,5 @@ func writeFile(path string, text []byte, mode os.FileMode) error {
 	return nil
 }
 
-// clockSlack is how far off a clock may be before it is set: less is not worth a step.
+// clockSlack is the error of a clock below which it is not set.
 const clockSlack = 50 * time.Millisecond

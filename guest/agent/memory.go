@@ -1,6 +1,6 @@
 package agent
 
-// memory.go - notices that the kernel ended a process because the guest's memory ran out.
+// memory.go - detects that the kernel killed a process because the guest's memory ran out.
 
 import (
 	"errors"
@@ -17,13 +17,13 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// memoryWatch keeps what the kernel's log says of memory that ran out.
+// memoryWatch keeps the kernel's messages about memory that ran out.
 type memoryWatch struct {
 	mu   sync.Mutex
 	last *v1.OutOfMemory // nil: memory has not run out
 }
 
-// state is what the watch knows, nil if memory has not run out.
+// state returns the watch's knowledge; nil: memory has not run out.
 func (m *memoryWatch) state() *v1.OutOfMemory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -37,7 +37,7 @@ func (m *memoryWatch) follow() error {
 		return err
 	}
 	defer log.Close()
-	record := make([]byte, 8<<10) // the kernel's longest; each read gives one
+	record := make([]byte, 8<<10) // the kernel's longest record; each read returns one
 	for {
 		n, err := log.Read(record)
 		if errors.Is(err, unix.EPIPE) { // older records were overwritten
@@ -52,7 +52,7 @@ func (m *memoryWatch) follow() error {
 	}
 }
 
-// add counts a process that the kernel ended.
+// add counts a process that the kernel killed.
 func (m *memoryWatch) add(process *v1.OutOfMemory, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -60,16 +60,16 @@ func (m *memoryWatch) add(process *v1.OutOfMemory, at time.Time) {
 	m.last = process
 }
 
-// uptime is the clock of the kernel's log.
+// uptime returns the time of the kernel log's clock.
 func uptime() time.Duration {
 	var now unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	return time.Duration(now.Nano())
 }
 
-// killRecord is a record of /dev/kmsg about a process that was ended for want of memory: "3,512,98765432,-;Out of
-// memory: Killed process 123 (lmp) total-vm:...". Numbers beyond 7 are of records that programs wrote. A process's name
-// may hold any character.
+// killRecord matches a record of /dev/kmsg about a process that the kernel killed because memory ran out:
+// "3,512,98765432,-;Out of memory: Killed process 123 (lmp) total-vm:...". A first number above 7 marks a record that a
+// program wrote. A process's name may contain any character.
 var killRecord = regexp.MustCompile(`^[0-7],\d+,(\d+),[^;]*;(?:Memory cgroup out|Out) of memory[^:]*: Killed process (\d+) \((.*)\) total-vm:\d+kB, anon-rss:(\d+)kB, file-rss:(\d+)kB, shmem-rss:(\d+)kB`)
 
 // parseKill reads such a record, and the uptime at which it was written.

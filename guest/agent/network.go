@@ -25,7 +25,7 @@ func findInterface() (netlink.Link, error) {
 	return nil, errors.New("the guest has no network interface")
 }
 
-// raiseLoopback brings up lo, where there is one.
+// raiseLoopback brings up lo, if there is one.
 func raiseLoopback() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -93,7 +93,7 @@ func setAddress(l netlink.Link, address net.IP) error {
 	return nil
 }
 
-// setGateway routes everything through an address that is on the link though no prefix says so.
+// setGateway routes everything through an address on the link that lies in no prefix of the interface.
 func setGateway(l netlink.Link, gateway net.IP, mac net.HardwareAddr) error {
 	index := l.Attrs().Index
 	if err := netlink.NeighSet(&netlink.Neigh{

@@ -18,7 +18,7 @@ import (
 // nfsPort is NFS version 4's only port.
 const nfsPort = 2049
 
-// nfsThreads is how many kernel threads serve.
+// nfsThreads is the number of the server's kernel threads.
 const nfsThreads = "4"
 
 // Flags of an export (linux/nfsd/export.h).
@@ -26,22 +26,22 @@ const (
 	exportRootSquash     = 0x4    // root of a peer is the ordinary user
 	exportAsync          = 0x10   // memory needs no syncing
 	exportNoSubtreeCheck = 0x400  // the whole file system is exported
-	exportFSID           = 0x2000 // it is named by a number, for want of a device
+	exportFSID           = 0x2000 // it has a number, because it has no device
 )
 
 // never is when an entry of the kernel's caches expires, in seconds since 1970.
 const never = 1<<31 - 1
 
-// nfsControl is where the kernel's server is set up; tests use another place.
+// nfsControl is the kernel server's control directory; tests replace it.
 var nfsControl = "/proc/fs/nfsd"
 
-// nfsServer runs the kernel's NFS server: version 4 alone, which needs no other daemon, and on the overlay
-// address alone. What rpc.mountd does otherwise - telling the kernel who may mount what - is done here.
+// nfsServer runs the kernel's NFS server. It serves only version 4, which needs no other daemon, and only on the
+// overlay address. In place of rpc.mountd, it tells the kernel which peers may mount which file system.
 type nfsServer struct {
 	log *slog.Logger
 
 	starting  sync.Mutex // held while the server is being set up; guards the rest
-	answering bool       // the kernel's questions
+	answering bool       // it answers the kernel's questions
 	started   bool
 	listens   string // address
 
@@ -70,7 +70,7 @@ func (s *nfsServer) export(w homeWanted) error {
 	if s.listens == w.own {
 		return nil
 	}
-	// An agent that was here before this one may have done it: its server is the kernel's and has gone on.
+	// An earlier agent may have done this: the kernel's server outlives its agent.
 	if s.listens != "" || nfsListeners() < 2 {
 		if err := nfsListen(w.own); err != nil {
 			return err
@@ -80,8 +80,8 @@ func (s *nfsServer) export(w homeWanted) error {
 	return nil
 }
 
-// start starts the kernel's server, which takes it a second; nobody can reach it before nfsListen. A template
-// has it started, so that guests made from it need not wait.
+// start starts the kernel's server, which takes a second. No peer can reach it before nfsListen. It already runs in a
+// template, so that forked guests need not wait.
 func (s *nfsServer) start() error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
@@ -91,7 +91,7 @@ func (s *nfsServer) start() error {
 	if !knows("nfsd") {
 		return errors.New("the guest's kernel has no NFS server (module nfsd, which the image ought to hold)")
 	}
-	const records = "/run/watari/nfs" // of clients, for the case that the server is started anew
+	const records = "/run/watari/nfs" // of clients, for a restart of the server
 	if err := os.MkdirAll(records, 0o700); err != nil {
 		return err
 	}
@@ -112,19 +112,19 @@ func (s *nfsServer) start() error {
 	return nil
 }
 
-// raiseNFS starts the kernel's server from wherever an attempt before this one, of this agent or of one that was
-// killed, has left it.
+// raiseNFS starts the kernel's server. It continues from the state in which an earlier attempt, of this agent or a
+// killed one, left the server.
 func raiseNFS(records string) error {
-	if nfsListeners() == 0 { // once it listens, the kernel refuses these settings
+	if nfsListeners() == 0 { // when the server listens, the kernel refuses these settings
 		for _, setting := range []struct{ file, value string }{
 			{"versions", "-2 -3 +4 +4.1 +4.2"},
-			{"nfsv4recoverydir", records}, // without, the grace period could not be ended
+			{"nfsv4recoverydir", records}, // without it, the grace period cannot be ended
 		} {
 			if err := setNFS(setting.file, setting.value); err != nil {
 				return err
 			}
 		}
-		if err := nfsListen("127.0.0.1"); err != nil { // with no address it would listen everywhere
+		if err := nfsListen("127.0.0.1"); err != nil { // without an address it would listen on all
 			return err
 		}
 	}
@@ -134,9 +134,9 @@ func raiseNFS(records string) error {
 			return err
 		}
 	}
-	err := setNFS("v4_end_grace", "Y") // no client of an earlier server comes back to claim its locks
+	err := setNFS("v4_end_grace", "Y") // no client of an earlier server will reclaim its locks
 	if serves {
-		return nil // it may have been ended before
+		return nil // the grace period may have ended before
 	}
 	return err
 }
@@ -148,23 +148,23 @@ func setNFS(file, value string) error {
 	return nil
 }
 
-// nfsServes says whether the kernel's server has been started.
+// nfsServes reports whether the kernel's server has been started.
 func nfsServes() bool {
 	b, _ := os.ReadFile(nfsControl + "/threads")
 	threads, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 	return threads > 0
 }
 
-// nfsListeners is how many addresses the kernel's server listens on: the first is the one that nobody reaches.
+// nfsListeners returns the number of addresses on which the kernel's server listens. No peer can reach the first.
 func nfsListeners() int {
 	b, _ := os.ReadFile(nfsControl + "/portlist")
 	return strings.Count(string(b), "\n")
 }
 
-// nfsListen has the kernel's server listen on an address.
+// nfsListen makes the kernel's server listen on an address.
 func nfsListen(address string) error {
 	var config net.ListenConfig
-	config.SetMultipathTCP(false) // the kernel's server takes plain TCP alone
+	config.SetMultipathTCP(false) // the kernel's server accepts only plain TCP
 	listener, err := config.Listen(context.Background(), "tcp4", net.JoinHostPort(address, strconv.Itoa(nfsPort)))
 	if err != nil {
 		return err
@@ -178,13 +178,15 @@ func nfsListen(address string) error {
 	return setNFS("portlist", fmt.Sprint(file.Fd()))
 }
 
-// question is one of the kernel's caches that asks: a line, whose words are the key, answered by a line.
+// question is one of the kernel's caches that ask user space. The kernel writes a line whose words are the key, and
+// expects a line as the answer.
 type question struct {
 	cache  string
 	answer func(words []string) string
 }
 
-// answer answers the kernel's questions for ever. The channels' reads do not wait, so one poll waits for all.
+// answer answers the kernel's questions for ever. Reads of the channels do not block, so one poll waits for all of
+// them.
 func (s *nfsServer) answer(questions []question) error {
 	fds := make([]unix.PollFd, len(questions))
 	for i, q := range questions {
@@ -226,7 +228,7 @@ func (s *nfsServer) answerOne(fd int, q question) {
 	}
 }
 
-// domain is what the kernel calls the peers as a whole.
+// domain is the kernel's name for all peers together.
 const domain = "watari"
 
 func (s *nfsServer) home() homeWanted {
@@ -235,7 +237,7 @@ func (s *nfsServer) home() homeWanted {
 	return s.wanted
 }
 
-// whoIs answers "class address": peers are of the domain, others of none.
+// whoIs answers "class address": peers belong to the domain, other addresses to none.
 func (s *nfsServer) whoIs(words []string) string {
 	if len(words) != 2 {
 		return ""
@@ -249,7 +251,7 @@ func (s *nfsServer) whoIs(words []string) string {
 	return reply
 }
 
-// whereIs answers "domain type number": the file system of number 0 (type 1) is the home.
+// whereIs answers "domain type number": the file system with number 0 (type 1) is the home.
 func (s *nfsServer) whereIs(words []string) string {
 	if len(words) != 3 {
 		return ""
@@ -261,7 +263,7 @@ func (s *nfsServer) whereIs(words []string) string {
 	return reply
 }
 
-// mayHave answers "domain path": the home may be had, nothing else.
+// mayHave answers "domain path": peers may mount the home and nothing else.
 func (s *nfsServer) mayHave(words []string) string {
 	if len(words) != 2 {
 		return ""
@@ -275,7 +277,7 @@ func (s *nfsServer) mayHave(words []string) string {
 	return reply
 }
 
-// mounted says whether something is mounted on a path.
+// mounted reports whether a file system is mounted on a path.
 func mounted(path string) bool {
 	b, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(b)) {
@@ -286,7 +288,7 @@ func mounted(path string) bool {
 	return false
 }
 
-// knows says whether the kernel knows a kind of file system.
+// knows reports whether the kernel supports a type of file system.
 func knows(kind string) bool {
 	b, _ := os.ReadFile("/proc/filesystems")
 	for line := range strings.Lines(string(b)) {

@@ -23,18 +23,19 @@ import (
 )
 
 const (
-	// peerLimit bounds a message of another guest, in bytes: the agent is the last one that memory is taken from.
+	// peerLimit bounds a message of another guest, in bytes, because the kernel kills other programs before the agent.
 	peerLimit = 4 << 20
-	// peerBuffer is how many bytes of a peer's output wait in the agent's memory for a launcher that does not take them.
+	// peerBuffer is the number of bytes of a peer's output that wait in the agent's memory for a launcher that does not
+	// read.
 	peerBuffer = 64 << 10
-	// peerFrame is the longest HTTP/2 frame that a guest takes from a peer: who sends keeps a buffer of that size.
+	// peerFrame is the longest HTTP/2 frame that a guest accepts from a peer. The sender keeps a buffer of that size.
 	peerFrame = 16 << 10
 	// peerIdle is how long a connection to a peer outlives its last call.
 	peerIdle = 30 * time.Second
 )
 
-// overlay is the agent's side towards other guests: it serves ProcessService to them, and lets programs of
-// this guest call theirs. Both ends show certificates of the cluster's authority, which programs never see.
+// overlay connects the agent to other guests. It serves ProcessService to them, and calls theirs for programs of this
+// guest. Both ends have certificates of the cluster's authority. Programs cannot read the keys.
 type overlay struct {
 	agent  *Agent
 	client *http.Transport // to other guests
@@ -45,7 +46,7 @@ type overlay struct {
 	mu      sync.Mutex
 	tls     *tls.Config // nil: no identity yet
 	listen  net.Listener
-	address netip.Addr // that is listened on
+	address netip.Addr // on which the agent listens
 }
 
 func newOverlay(a *Agent) *overlay {
@@ -59,7 +60,7 @@ func newOverlay(a *Agent) *overlay {
 			MaxReceiveBufferPerStream:     peerBuffer,
 			MaxReceiveBufferPerConnection: peerBuffer,
 			MaxReadFrameSize:              peerFrame,
-			// A peer that has vanished is noticed; a cut of a minute is not held for that.
+			// Pings detect a peer that has vanished. An interruption of a minute does not count as that.
 			SendPingTimeout: 20 * time.Second,
 			PingTimeout:     70 * time.Second,
 		},
@@ -69,7 +70,7 @@ func newOverlay(a *Agent) *overlay {
 	return o
 }
 
-// use takes up an identity's certificates, and begins to serve with the first.
+// use replaces the certificates by an identity's. It begins to serve with the first identity.
 func (o *overlay) use(c checked) error {
 	if len(c.GetCertificate()) == 0 {
 		return nil
@@ -103,7 +104,7 @@ func (o *overlay) use(c checked) error {
 	return nil
 }
 
-// target is where a guest of that address or name listens.
+// target returns the address and port of a guest, given by address or name.
 func (o *overlay) target(host string) string { return net.JoinHostPort(host, strconv.Itoa(o.port)) }
 
 // serve serves other guests until the listener is closed.
@@ -157,14 +158,14 @@ func (o *overlay) dial(ctx context.Context, _, target string) (net.Conn, error) 
 	dialer := &tls.Dialer{Config: config}
 	conn, err := dialer.DialContext(ctx, "tcp4", o.target(peer.GetAddress()))
 	if err != nil {
-		return nil, connect.NewError(connect.CodeUnavailable, err) // also where our own time is over: callers try again
+		return nil, connect.NewError(connect.CodeUnavailable, err) // also after a timeout, so that callers try again
 	}
 	return conn, nil
 }
 
 // findPeer finds a guest of the cluster by name or address.
 func (a *Agent) findPeer(name string) *v1.Peer {
-	name, _, _ = strings.Cut(name, ".") // a domain says nothing here
+	name, _, _ = strings.Cut(name, ".") // ignore a domain
 	for _, p := range a.current().GetPeers() {
 		if p.GetName() == name {
 			return p
@@ -188,13 +189,13 @@ func (a *Agent) peerOfAddress(text string) *v1.Peer {
 }
 
 // newPeerClient makes a client of ProcessService for the peer that a call's context names. One client serves all peers,
-// for its buffers are its own. It asks for no compression, which takes 40 KiB for each stream.
+// because each client has its own buffers. It asks for no compression, which takes 40 KiB for each stream.
 func (o *overlay) newPeerClient() watariv1connect.ProcessServiceClient {
 	return watariv1connect.NewProcessServiceClient(&http.Client{Transport: toPeer{o}}, "https://peer",
 		connect.WithReadMaxBytes(peerLimit), connect.WithAcceptCompression("gzip", nil, nil))
 }
 
-// peerKey is the context's key of the name of the peer that is called.
+// peerKey is the context's key for the called peer's name.
 type peerKey struct{}
 
 // toPeer carries a call to the peer that its context names.
@@ -209,7 +210,7 @@ func (t toPeer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.overlay.client.RoundTrip(r)
 }
 
-// callPeer finds a guest of the cluster by its name or address, and gives a context for calls to it.
+// callPeer finds a guest of the cluster by name or address, and returns a context for calls to it.
 func (o *overlay) callPeer(ctx context.Context, host string) (context.Context, error) {
 	peer := o.agent.findPeer(host)
 	if peer == nil {

@@ -16,13 +16,13 @@ import (
 // outputChunk is the most bytes of output in one message.
 const outputChunk = 32 << 10
 
-// processService serves ProcessService to the host, or to peers, who may only be the ordinary user.
+// processService serves ProcessService to the host, or to peers. Peers may only act as the ordinary user.
 type processService struct {
 	agent *Agent
 	peers bool
 }
 
-// code gives an error of the process table its code.
+// code converts an error of the process table to one with a code.
 func code(err error) error {
 	switch {
 	case err == nil:
@@ -37,7 +37,7 @@ func code(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
-// get finds a process that the caller may touch. Identifiers that peers choose are a space of their own.
+// get finds a process that the caller may access. Peers' identifiers form a separate name space.
 func (s *processService) get(id string) (*process.Process, error) {
 	p, err := s.agent.processes.Get(s.id(id))
 	return p, code(err)
@@ -67,7 +67,7 @@ func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1
 	if user := request.GetUser(); user != "" && user != "root" || s.agent.home.within(request.GetDirectory()) {
 		s.agent.home.await(ctx)
 		if err := ctx.Err(); err != nil {
-			return nil, err // whoever gave the call up may have forgotten the process, which is not to begin after that
+			return nil, err // the caller has given up and may have forgotten the process, so do not start it
 		}
 	}
 	p, err := s.agent.processes.Start(request)
@@ -102,10 +102,10 @@ type attachment struct {
 	stream  *connect.BidiStream[v1.AttachRequest, v1.AttachResponse]
 	process *process.Process
 	sending sync.Mutex
-	over    bool // the call has returned; under sending
+	over    bool // the call has returned; guarded by sending
 }
 
-// errOver is the error of a send after the call's end, at which the library would panic.
+// errOver is the error of a send after the call's end. The library would panic on such a send.
 var errOver = errors.New("the attachment has ended")
 
 func (t *attachment) send(r *v1.AttachResponse) error {
@@ -117,7 +117,7 @@ func (t *attachment) send(r *v1.AttachResponse) error {
 	return t.stream.Send(r)
 }
 
-// end lets no send begin any more.
+// end prevents further sends.
 func (t *attachment) end() {
 	t.sending.Lock()
 	defer t.sending.Unlock()
@@ -138,7 +138,7 @@ func (s *processService) Attach(ctx context.Context, stream *connect.BidiStream[
 	defer cancel(nil)
 	t := &attachment{stream: stream, process: p}
 	defer t.end() // receive may still be under way
-	// The first answer goes out at once, so that the caller knows that it is attached.
+	// Send the first answer at once, so that the caller knows that it is attached.
 	if err := t.send(&v1.AttachResponse{StdoutOffset: first.GetStdoutOffset(), StderrOffset: first.GetStderrOffset()}); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (t *attachment) copy(
 	}
 }
 
-// receive passes input on until the caller sends no more.
+// receive passes on input until the caller's stream ends.
 func (t *attachment) receive(ctx context.Context, message *v1.AttachRequest, cancel context.CancelCauseFunc) {
 	for {
 		t.process.Resize(message.GetRows(), message.GetColumns())
@@ -206,7 +206,7 @@ func (t *attachment) receive(ctx context.Context, message *v1.AttachRequest, can
 		}
 		var err error
 		if message, err = t.stream.Receive(); err != nil {
-			return // the end of the input, or of the call, which ctx tells of
+			return // the end of the input, or of the call; ctx shows which
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setClock sets the clock where it is off by more than clockSlack, and returns by how much it was stepped.
+// setClock sets the clock if its error exceeds clockSlack, and returns the step.
 func setClock(now time.Time) (time.Duration, error) {
 	off := time.Until(now)
 	if off.Abs() <= clockSlack {
@@ -29,8 +29,8 @@ func setClock(now time.Time) (time.Duration, error) {
 	return off, nil
 }
 
-// creditEntropy gives the kernel's random generator secret bytes that no other copy of this guest has, and has
-// it use them at once (random(4)).
+// creditEntropy gives the kernel's random generator secret bytes that no other copy of this guest has, and makes the
+// generator use them at once (random(4)).
 func creditEntropy(secret []byte) error {
 	if len(secret) == 0 {
 		return nil
@@ -56,13 +56,13 @@ func creditEntropy(secret []byte) error {
 	return nil
 }
 
-// giveBootID gives a guest a boot id of its own, once: those forked from one template have the template's, and
-// programs (UCX below MPICH is one) take two that read the same for neighbours on one machine.
+// giveBootID gives a guest its own boot id, once. All guests forked from one template have the template's boot id.
+// Programs such as UCX, which MPICH uses, assume that processes with equal boot ids are on one machine.
 func giveBootID(path string) error {
 	const kernels = "/proc/sys/kernel/random/boot_id"
 	own, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		if own, err = os.ReadFile("/proc/sys/kernel/random/uuid"); err == nil { // another at each reading
+		if own, err = os.ReadFile("/proc/sys/kernel/random/uuid"); err == nil { // each read returns a new one
 			err = writeFile(path, own, 0o444)
 		}
 	}
@@ -109,7 +109,7 @@ func writeSystemFiles(root string, c checked) error {
 	return nil
 }
 
-// makeUser makes sure that user and group of that name and number are there, below root.
+// makeUser makes sure that user and group with this name and number exist, below root.
 func makeUser(root, name string, id uint32) error {
 	number := strconv.FormatUint(uint64(id), 10)
 	shell := "/bin/sh"
@@ -129,7 +129,7 @@ func makeUser(root, name string, id uint32) error {
 		}
 	}
 	home := filepath.Join(root, "home", name)
-	if mounted(home) { // by another guest, perhaps, which may not answer just now
+	if mounted(home) { // do not touch a mounted home: its server may not answer
 		return nil
 	}
 	if err := os.MkdirAll(home, 0o755); err != nil {
@@ -138,8 +138,8 @@ func makeUser(root, name string, id uint32) error {
 	return nil
 }
 
-// setEntry makes a line of a colon-separated file the entry of name, unless there is one that agrees in all
-// that tells users apart (name, password, number).
+// setEntry makes a line the entry of name in a colon-separated file, unless the file has an entry with the same name,
+// password and number.
 func setEntry(path, name, line string, mode os.FileMode) error {
 	text, err := os.ReadFile(path)
 	if err != nil && !os.IsNotExist(err) {
@@ -167,7 +167,7 @@ func setEntry(path, name, line string, mode os.FileMode) error {
 	return writeFile(path, []byte(kept.String()), mode)
 }
 
-// startSSH gives the guest's SSH server keys of its own and starts it, where the image has one.
+// startSSH makes keys for the guest's SSH server and starts it, if the image has one.
 func (a *Agent) startSSH() {
 	server, err := exec.LookPath("/usr/sbin/sshd")
 	if err != nil {

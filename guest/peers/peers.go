@@ -1,4 +1,4 @@
-// Package peers holds what host and guest must agree on about a cluster's list of guests.
+// Package peers computes the hash of a cluster's list of guests, on which host and guest must agree.
 package peers
 
 import (
@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Hash tells two lists of peers apart; a guest reports that of the list it was told (Describe's peers_hash).
+// Hash returns the hash of a list of peers. A guest reports the hash of its list (Describe's peers_hash).
 func Hash(peers []*v1.Peer, homeServer string) string {
 	h := sha256.New()
 	for _, p := range peers {

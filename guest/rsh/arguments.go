@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// arguments are what a launcher asks for.
+// arguments is a launcher's request.
 type arguments struct {
 	host    string
 	command string
 	noInput bool // -n: standard input is /dev/null
 }
 
-// takesValue are ssh's options that are followed by a value.
+// takesValue are the options of ssh that take a value.
 const takesValue = "BbcDEeFIiJLlmOopQRSWw"
 
 var errUsage = errors.New("usage: watari-guest rsh [options of rsh and ssh] HOST COMMAND [ARGUMENT...]")
 
-// parse reads a command line as ssh's. Options say nothing here but -n: there is one user, no terminal and
-// nothing to configure. As ssh does, it joins the command by blanks.
+// parse parses a command line like ssh's. It ignores all options except -n, because there is one user, no terminal and
+// nothing to configure. Like ssh, it joins the command's words with blanks.
 func parse(args []string) (arguments, error) {
 	var a arguments
 	for len(args) > 0 {

@@ -1,6 +1,6 @@
 package rsh
 
-// input.go - input of a launcher on its way to a peer.
+// input.go - passes a launcher's input to a peer.
 
 import (
 	"context"
@@ -10,27 +10,28 @@ import (
 )
 
 const (
-	// inputLimit is how many bytes of input are kept until the peer has had them; it bounds a session's memory.
+	// inputLimit is the number of bytes of input that wait until the peer has received them. It bounds a session's
+	// memory.
 	inputLimit = 64 << 10
 	// inputChunk is the most bytes of input in one message.
 	inputChunk = 16 << 10
 )
 
-// input keeps what the launcher gave until the peer has had it: a connection that breaks loses nothing.
+// input keeps the launcher's input until the peer has received it, so that a broken connection loses nothing.
 type input struct {
 	more func() // asks the launcher for a part
 
 	mu     sync.Mutex
-	sent   uint64 // offset of input that the peer has had
+	sent   uint64 // bytes of input that the peer has received
 	kept   []byte // input from sent on
-	asked  bool   // the launcher owes a part
+	asked  bool   // the launcher has been asked for a part and has not sent it
 	closed bool   // there is no more input
 	wake   chan struct{}
 }
 
 func newInput(more func()) *input { return &input{more: more, wake: make(chan struct{}, 1)} }
 
-// want asks for input where there is room for it. It waits while the launcher does not take its output.
+// want asks the launcher for input if there is room. It blocks while the launcher does not read its output.
 func (i *input) want() {
 	i.mu.Lock()
 	ask := !i.asked && !i.closed && len(i.kept)+packetSize <= inputLimit
@@ -41,8 +42,8 @@ func (i *input) want() {
 	}
 }
 
-// take keeps a part that the launcher gave; none is the end. A part that was not asked for is dropped, so that a
-// launcher cannot fill the agent's memory.
+// take stores a part of the launcher's input; an empty part is the end. It drops a part that the agent did not ask for,
+// so that a launcher cannot fill the agent's memory.
 func (i *input) take(b []byte) {
 	i.mu.Lock()
 	if i.asked {
@@ -54,7 +55,7 @@ func (i *input) take(b []byte) {
 	i.poke()
 }
 
-// had drops input that the peer has had.
+// had drops input that the peer has received.
 func (i *input) had(offset uint64) {
 	i.mu.Lock()
 	more := offset > i.sent
@@ -62,7 +63,7 @@ func (i *input) had(offset uint64) {
 		i.kept = i.kept[min(offset-i.sent, uint64(len(i.kept))):]
 		i.sent = offset
 		if len(i.kept) == 0 {
-			i.kept = nil // an append would keep the memory before it
+			i.kept = nil // otherwise a later append would keep the old memory
 		}
 	}
 	i.mu.Unlock()
@@ -79,7 +80,7 @@ func (i *input) poke() {
 	}
 }
 
-// next is the message with the input from an offset on, nil while there is none.
+// next returns the message with the input from an offset on; nil: there is none.
 func (i *input) next(offset uint64) *v1.AttachRequest {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -95,7 +96,7 @@ func (i *input) next(offset uint64) *v1.AttachRequest {
 	return m
 }
 
-// send sends input that the peer has not had, and what comes, until its end.
+// send sends the input that the peer has not received, and later input, until the input's end.
 func (i *input) send(ctx context.Context, to func(*v1.AttachRequest) error) {
 	i.mu.Lock()
 	next := i.sent

@@ -16,9 +16,9 @@ import (
 const (
 	// packetSize is the longest packet, in bytes; watari-guest-rsh has the same number.
 	packetSize = 4096
-	// socketBuffer is how many bytes of output the kernel holds for a launcher that does not take it.
+	// socketBuffer is the number of bytes of output that the kernel buffers for a launcher that does not read.
 	socketBuffer = 16 << 10
-	// argumentsLimit is the longest command line, in bytes. The kernel of the peer takes no longer one from a shell.
+	// argumentsLimit is the longest command line, in bytes. The peer's kernel accepts no longer argument.
 	argumentsLimit = 128 << 10
 )
 
@@ -26,7 +26,7 @@ const (
 const (
 	packetArguments = 'A'
 	packetRun       = 'R'
-	packetInput     = 'I' // from the agent: a part of the input is wanted
+	packetInput     = 'I' // from the agent: asks for a part of the input
 	packetSignal    = 'S'
 	packetOutput    = 'O'
 	packetError     = 'E'
@@ -53,7 +53,7 @@ func newLauncher(conn *net.UnixConn) (*launcher, error) {
 	return &launcher{conn: conn, raw: raw}, err
 }
 
-// send sends a packet. It waits while the launcher does not take the packets before.
+// send sends a packet. It blocks while the launcher does not read earlier packets.
 func (l *launcher) send(packet []byte) error {
 	l.sending.Lock()
 	defer l.sending.Unlock()
@@ -61,7 +61,7 @@ func (l *launcher) send(packet []byte) error {
 	return err
 }
 
-// write sends bytes of a stream in as many packets as they need.
+// write sends a stream's bytes in as many packets as necessary.
 func (l *launcher) write(kind byte, b []byte) error {
 	packets := buffers.Get().(*[packetSize]byte)
 	defer buffers.Put(packets)
@@ -76,16 +76,17 @@ func (l *launcher) write(kind byte, b []byte) error {
 	return nil
 }
 
-// buffers are for packets that are under way: sessions that are quiet share them.
+// buffers has buffers for packets under way, so that quiet sessions need none.
 var buffers = sync.Pool{New: func() any { return new([packetSize]byte) }}
 
-// ask asks for a part of the input.
+// ask asks the launcher for a part of its input.
 func (l *launcher) ask() { l.send([]byte{packetInput}) }
 
 // end tells the launcher its exit status.
 func (l *launcher) end(status int) { l.send([]byte{packetEnd, byte(status)}) }
 
-// receive reads a packet, whose bytes are valid while take runs. A launcher that is quiet has no buffer.
+// receive reads a packet and passes it to take. The bytes are valid until take returns. A quiet launcher occupies no
+// buffer.
 func (l *launcher) receive(take func(kind byte, b []byte)) error {
 	var failure error
 	err := l.raw.Read(func(fd uintptr) (done bool) {
@@ -107,7 +108,7 @@ func (l *launcher) receive(take func(kind byte, b []byte)) error {
 	return errors.Join(err, failure)
 }
 
-// arguments reads the command line, to its end also where it is too long.
+// arguments reads the command line. It reads to the end even if the command line is too long.
 func (l *launcher) arguments() ([]string, error) {
 	var text strings.Builder
 	tooLong := false
@@ -133,13 +134,13 @@ func (l *launcher) arguments() ([]string, error) {
 	return args[:len(args)-1], nil // each ends with a zero byte
 }
 
-// events are what a launcher says after its command line.
+// events are the callbacks for a launcher's packets after its command line.
 type events struct {
 	signal func(syscall.Signal)
-	input  func(b []byte) // none: the end of the input
+	input  func(b []byte) // empty: the end of the input
 }
 
-// listen passes on what the launcher says until it has gone.
+// listen passes the launcher's packets to e until the launcher has ended.
 func (l *launcher) listen(e events) {
 	for l.receive(func(kind byte, b []byte) {
 		switch {

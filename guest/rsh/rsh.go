@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// patience is how long a peer may be out of reach before that is an error: it may just be moving.
+	// patience is how long a peer may be unreachable before a command fails. The peer may be moving.
 	patience = 2 * time.Minute
-	// hold is how long the peer keeps the process when it hears nothing of us, in seconds.
+	// hold is how long the peer keeps the process without a connection, in seconds.
 	hold = 120
-	// forgetPatience is how long the agent tries to tell the peer that nobody wants the command any more.
+	// forgetPatience is how long the agent tries to make the peer drop a command that has lost its launcher.
 	forgetPatience = time.Minute
 	// failed is the exit status of ssh when it, and not the command, fails.
 	failed = 255
@@ -33,7 +33,7 @@ const (
 // Peers reaches the guests of a cluster. One client serves them all, which saves memory.
 type Peers struct {
 	Client watariv1connect.ProcessServiceClient
-	// Call gives a context for the client's calls to a guest, by its name or address.
+	// Call returns a context for the client's calls to a guest, given by name or address.
 	Call func(ctx context.Context, host string) (context.Context, error)
 }
 
@@ -42,7 +42,7 @@ type session struct {
 	client   watariv1connect.ProcessServiceClient
 	id, host string
 	launcher *launcher
-	outputs  [2]uint64 // offsets of what was passed on of stdout and stderr
+	outputs  [2]uint64 // bytes of stdout and stderr that were passed on
 	input    *input    // nil: the command has none
 	signals  signals
 }
@@ -85,7 +85,7 @@ func (p Peers) Serve(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// fail ends the launcher with an error of ours.
+// fail ends the launcher with an error of the agent.
 func (l *launcher) fail(host string, err error) {
 	l.complain(host, err.Error())
 	l.end(failed)
@@ -99,7 +99,7 @@ func (l *launcher) complain(host, message string) {
 	l.write(packetError, fmt.Appendf(nil, "watari-guest rsh: %s%s\n", host, message))
 }
 
-// run runs the command to its end. The launcher's end is the command's, too.
+// run runs the command to its end. If the launcher ends, run ends the command.
 func (s *session) run(ctx context.Context, a arguments) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -135,8 +135,8 @@ func (s *session) takeInput(b []byte) {
 	}
 }
 
-// start starts the command. A signal ends it before it has begun, for a peer may long be out of reach: the exit status
-// is not 0 then.
+// start starts the command. A signal cancels the start, because a peer may be unreachable for long; the exit status is
+// not 0 then.
 func (s *session) start(ctx context.Context, a arguments) (code int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -147,19 +147,19 @@ func (s *session) start(ctx context.Context, a arguments) (code int, err error) 
 		}))
 		return err
 	})
-	s.signals.passTo(nil) // they wait until it is said what becomes of them
+	s.signals.passTo(nil) // later signals wait for the next passTo
 	if signal, ok := context.Cause(ctx).(signalled); ok {
 		return 128 + int(signal), nil
 	}
 	return 0, err
 }
 
-// signalled is the signal that ended a command before it had begun.
+// signalled is the signal that cancelled a start.
 type signalled syscall.Signal
 
 func (s signalled) Error() string { return syscall.Signal(s).String() }
 
-// forget has the peer drop the process, and end it where it runs. It repeats that while the peer is out of reach.
+// forget makes the peer drop the process, and end it if it runs. It retries while the peer is unreachable.
 func (s *session) forget(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, forgetPatience)
 	defer cancel()
@@ -169,7 +169,7 @@ func (s *session) forget(ctx context.Context) {
 	})
 }
 
-// retry repeats what fails for want of a connection until it succeeds, or patience is over.
+// retry repeats do after lost connections, until do succeeds or patience has passed.
 func retry(ctx context.Context, do func() error) error {
 	begun := time.Now()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
@@ -178,7 +178,7 @@ func retry(ctx context.Context, do func() error) error {
 		if err == nil || connect.CodeOf(err) != connect.CodeUnavailable {
 			return err
 		}
-		if time.Since(tried) > patience/4 { // it had been well before
+		if time.Since(tried) > patience/4 { // the connection had worked: begin a new period of patience
 			begun = time.Now()
 		}
 		if time.Since(begun) > patience {
@@ -192,7 +192,7 @@ func retry(ctx context.Context, do func() error) error {
 	}
 }
 
-// attach passes input and output until the command has ended or the connection breaks.
+// attach passes on input and output until the command has ended or the connection breaks.
 func (s *session) attach(ctx context.Context) (*v1.Process, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -201,7 +201,7 @@ func (s *session) attach(ctx context.Context) (*v1.Process, error) {
 		return nil, broken(errors.Join(err, receiveError(stream)))
 	}
 	if s.input == nil {
-		stream.CloseRequest() // an open one costs a buffer
+		stream.CloseRequest() // an open request occupies a buffer
 	} else {
 		go func() {
 			s.input.send(ctx, stream.Send)
@@ -235,7 +235,7 @@ func (s *session) attach(ctx context.Context) (*v1.Process, error) {
 	}
 }
 
-// broken makes the end of a stream what it is here: a lost connection.
+// broken turns the end of a stream into the error of a lost connection.
 func broken(err error) error {
 	switch code := connect.CodeOf(err); {
 	case errors.Is(err, io.EOF), code == connect.CodeUnknown, code == connect.CodeInternal,
@@ -245,13 +245,13 @@ func broken(err error) error {
 	return err
 }
 
-// receiveError finds out why a stream could not be sent on.
+// receiveError returns the reason for which sending on a stream failed.
 func receiveError(stream *connect.BidiStreamForClient[v1.AttachRequest, v1.AttachResponse]) error {
 	_, err := stream.Receive()
 	return err
 }
 
-// pass passes a signal on to the command.
+// pass sends a signal to the command.
 func (s *session) pass(ctx context.Context, signal syscall.Signal) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -5,18 +5,19 @@ import (
 	"syscall"
 )
 
-// signalsLimit is how many signals wait for a peer that does not answer; further ones are dropped.
+// signalsLimit is the number of signals that wait for a peer that does not answer. Further signals are dropped.
 const signalsLimit = 4
 
-// signals passes a launcher's signals on, one after the other. There is a goroutine only while a signal is on its way.
+// signals passes on a launcher's signals, one after the other. It has a goroutine only while a signal is under way.
 type signals struct {
 	mu      sync.Mutex
 	pass    func(syscall.Signal)
 	waiting []syscall.Signal
-	passing chan struct{} // closed when nothing is on its way any more; nil: nothing is
+	passing chan struct{} // closed when no signal is under way any more; nil: none is under way
 }
 
-// passTo says what becomes of signals from now on; nil: they wait. When it returns nothing is passed as before.
+// passTo sets the function that receives signals from now on; nil: they wait. When passTo returns, the earlier function
+// is no longer called.
 func (s *signals) passTo(pass func(syscall.Signal)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -31,7 +32,7 @@ func (s *signals) passTo(pass func(syscall.Signal)) {
 	s.begin()
 }
 
-// take takes a signal that has come.
+// take adds a signal from the launcher.
 func (s *signals) take(signal syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +42,7 @@ func (s *signals) take(signal syscall.Signal) {
 	s.begin()
 }
 
-// begin starts passing, where there is something to pass; s.mu is held.
+// begin starts the goroutine if a signal waits. s.mu is held.
 func (s *signals) begin() {
 	if s.pass == nil || len(s.waiting) == 0 || s.passing != nil {
 		return

@@ -1,6 +1,6 @@
-// Package controller is the leader's loop: it shows package core the store's objects and the agents' reports, sends the
-// orders and writes down the changes that core decides, and does for runs what core asks for. All of it may be repeated
-// after a crash at any point: what has to be remembered is in the store before anybody acts on it.
+// Package controller is the leader's loop. It shows package core the store's objects and the agents' reports, sends the
+// orders that core decides, writes core's changes to the store, and follows the processes of runs. Each step may be
+// repeated after a crash at any point, because no part acts on a decision that is not in the store.
 package controller
 
 import (
@@ -24,9 +24,9 @@ import (
 // Sessions are the agents that are connected.
 type Sessions interface {
 	core.Reports
-	// Send hands a host its orders; later ones replace those that have not left yet.
+	// Send sends orders to a host. They replace earlier orders that have not been sent yet.
 	Send(host string, wanted *v1.HostWanted)
-	// HTTPClient calls what the host's agent serves.
+	// HTTPClient returns a client of the host's agent.
 	HTTPClient(host string) (connect.HTTPClient, error)
 }
 
@@ -38,10 +38,10 @@ type Deps struct {
 	SessionChanges <-chan struct{}
 	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
 	RunsDir string
-	// NoSharing has each host fetch images from the manager, and make templates itself.
+	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Term      uint64
-	TermID    string // empty only in tests, as the next two
+	TermID    string // may be empty in tests, like the next two
 	Stamps    *view.Stamps
 	Authority *ca.Authority // signs the stamps of orders
 	Log       *slog.Logger
@@ -59,12 +59,12 @@ type Controller struct {
 }
 
 const (
-	// conflictPause is how long the loop waits after it could not write anything.
+	// conflictPause is the pause after a pass that could not write its changes.
 	conflictPause = 200 * time.Millisecond
-	// heldPass is how often a manager that holds looks whether it still does.
+	// heldPass is how often a manager that holds checks whether the hold has ended.
 	heldPass = 2 * time.Second
-	// restPause is how long a change rests that could not be written. It doubles up to longestRest each time that the reason
-	// lies in the change, such as a record that is too large.
+	// restPause is how long a change rests that could not be written. It doubles up to longestRest each time that the
+	// reason lies in the change, such as a record that is too large.
 	restPause   = time.Second
 	longestRest = 30 * time.Second
 )
@@ -75,7 +75,8 @@ type rest struct {
 	until time.Time
 }
 
-// Run works until ctx ends, leadership is lost, an object cannot be read, or a new term is needed (*LeadAgainError).
+// Run runs the loop until ctx ends, leadership is lost, an object cannot be read, or a new term is needed
+// (*LeadAgainError).
 func Run(ctx context.Context, d Deps) error {
 	if d.Log == nil {
 		d.Log = slog.Default()
@@ -83,7 +84,7 @@ func Run(ctx context.Context, d Deps) error {
 	c := &Controller{Deps: d, identities: map[identityKey]*v1.Identity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
 	c.core = core.New(core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify})
 	ctx, stop := context.WithCancel(ctx)
-	// Should this process lead again, no run may have two runners, which would write its output twice.
+	// Wait for the runners: if this process leads again, a run with two runners would have its output written twice.
 	defer c.driving.Wait()
 	defer stop()
 	changes := d.Store.Subscribe(ctx)
@@ -111,7 +112,7 @@ func Run(ctx context.Context, d Deps) error {
 	}
 }
 
-// pass decides once and does what follows. It returns when to decide again though nothing changes.
+// pass makes one decision and carries it out. It returns when to decide again even if nothing changes.
 func (c *Controller) pass(ctx context.Context) (again time.Time, err error) {
 	return c.decide(ctx, c.Store.Snapshot())
 }
@@ -121,7 +122,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	if err := store.Readable(s); err != nil {
 		return time.Time{}, err
 	}
-	reports := core.Capture(s, c.Sessions) // what is decided on is what is looked at here
+	reports := core.Capture(s, c.Sessions) // held and Decide must see the same reports
 	if held, err := c.held(ctx, s, reports); held || err != nil {
 		return time.Now().Add(heldPass), err
 	}
@@ -136,7 +137,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	if len(d.Changes) == 0 {
 		return d.Again, nil
 	}
-	// The store wakes the loop for what it has written; what it refused is decided anew at once.
+	// Decide again at once, about the changes that the store refused. The store also wakes the loop after its writes.
 	return time.Now(), c.commit(ctx, s, d.Changes)
 }
 
@@ -158,8 +159,8 @@ func (c *Controller) send(s *store.Snapshot, orders map[string]*v1.HostWanted) e
 	return nil
 }
 
-// commit writes changes, with the events that tell of them. It returns an error where none can be written; a change that
-// fails for a reason of its own rests.
+// commit writes changes, with the events that tell of them. It returns an error where none can be written; a change
+// that fails for a reason of its own rests.
 func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []core.Change) error {
 	batch := make([]store.Change, len(changes))
 	for i, change := range changes {
@@ -187,8 +188,8 @@ func (c *Controller) commit(ctx context.Context, s *store.Snapshot, changes []co
 	return failed
 }
 
-// restUntil is when a change that could not be written is decided again. passing: the reason does not lie in the change, so
-// that it must not rest for long once etcd answers again.
+// restUntil is when a change that could not be written is decided again. passing: the reason does not lie in the
+// change, so that it must not rest for long once etcd answers again.
 func (c *Controller) restUntil(key string, passing bool, now time.Time) time.Time {
 	if passing {
 		return now.Add(restPause)

@@ -1,6 +1,6 @@
 package controller
 
-// hold.go - a manager whose state was rolled back decides nothing and tells hosts nothing (docs/design/manager.md).
+// hold.go - a manager whose state was rolled back decides nothing and sends no orders (docs/design/manager.md).
 
 import (
 	"context"
@@ -16,24 +16,25 @@ import (
 	"watari/manager/view"
 )
 
-// LeadAgainError ends a term: the next one's number has to be above one that a host showed, or the manager holds from now on
-// and what was begun before is to end.
+// LeadAgainError ends a term and asks for another. Either the next term's number must exceed one that a host has shown,
+// or the manager holds from now on and must end what the term began.
 type LeadAgainError struct {
-	Above  uint64 // the number that the next term is to be above
+	Above  uint64 // the number that the next term must exceed
 	Reason string
 }
 
 // Error says why the term ends.
 func (e *LeadAgainError) Error() string { return "a new term is begun: " + e.Reason }
 
-// held looks at the stamps that hosts show, before anything is decided, and tells whether the manager holds. What it finds is
-// in the store before it is acted on.
+// held checks the stamps that hosts show, before any decision, and reports whether the manager holds. It stores its
+// evidence before the manager acts on it.
 func (c *Controller) held(ctx context.Context, s *store.Snapshot, reports core.Captured) (bool, error) {
-	if c.TermID == "" { // of a test
+	if c.TermID == "" { // in a test
 		return s.Held(), nil
 	}
 	if s.TermID != c.TermID {
-		// Nothing may be computed from objects of a later term: its stamps would contradict the next term's beginning.
+		// The snapshot is of a later term. Compute no orders from it: their stamps would contradict that term's
+		// beginning.
 		return false, store.ErrNotLeader
 	}
 	shown, _ := c.Stamps.Shown(s, reports)
@@ -56,7 +57,7 @@ func (c *Controller) held(ctx context.Context, s *store.Snapshot, reports core.C
 	return s.Held() || len(found) > 0, nil
 }
 
-// keepEvidence writes down what is new. begun: the manager did not hold before.
+// keepEvidence stores new evidence. begun: the manager did not hold before.
 func (c *Controller) keepEvidence(ctx context.Context, s *store.Snapshot, found []core.Evidence) (begun bool, err error) {
 	update := proto.CloneOf(s.Hold())
 	if update == nil {
@@ -95,7 +96,7 @@ func (c *Controller) keepEvidence(ctx context.Context, s *store.Snapshot, found 
 	return !s.Held(), nil
 }
 
-// stamp is the stamp of orders that are computed from a snapshot; nil in tests that have no authority.
+// stamp returns the stamp of orders that are computed from a snapshot; nil in tests without an authority.
 func (c *Controller) stamp(s *store.Snapshot) (*v1.Stamp, error) {
 	if c.Authority == nil {
 		return nil, nil

@@ -1,6 +1,6 @@
 package controller
 
-// identity.go - what makes a restored template into one guest.
+// identity.go - makes the identities of guests.
 
 import (
 	"crypto/rand"
@@ -13,7 +13,7 @@ import (
 	"watari/ca"
 )
 
-// The gateway is the same on every host, address and MAC, so that nothing has to be learnt anew after a move.
+// The gateway has the same address and MAC address on every host, so that a guest needs no new ones after a move.
 const (
 	gatewayAddress = "169.254.77.1"
 	gatewayMAC     = "fe:77:61:74:61:72"
@@ -30,8 +30,8 @@ type identityKey struct {
 	epoch uint64
 }
 
-// identify makes the guest's identity for an epoch once and remembers it; entropy and key are nowhere else. A manager
-// started anew makes another, which is as good.
+// identify makes a guest's identity for an epoch once, and keeps it in memory; its key is stored nowhere. A manager
+// that restarts makes another identity, which serves as well.
 func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) *v1.Identity {
 	key := identityKey{g.Meta.Uid, epoch}
 	if id := c.identities[key]; id != nil {
@@ -47,7 +47,7 @@ func (c *Controller) identify(cluster *v1.Cluster, g *v1.Guest, epoch uint64) *v
 	return id
 }
 
-// forgetIdentities forgets the identities of a guest that was deleted.
+// forgetIdentities drops the identities of a deleted guest.
 func (c *Controller) forgetIdentities(uid string) {
 	maps.DeleteFunc(c.identities, func(key identityKey, _ *v1.Identity) bool { return key.uid == uid })
 }

@@ -15,16 +15,16 @@ import (
 	"watari/manager/store"
 )
 
-// Where every guest has the program by which launchers reach other guests, and the file of hosts and slots.
+// Paths in every guest: the program by which launchers reach other guests, and the file of hosts and slots.
 const (
 	launcher  = "/run/watari/watari-guest-rsh"
 	hostfile  = "/run/watari/hostfile"  // with .hydra: as MPICH reads it
 	providers = "/run/watari/libfabric" // folder with PM's libfabric provider, where the image brings it
 )
 
-// openMPI are defaults for Open MPI's parameters, as environment, so that a user's own arguments win. The
-// launcher is the guest's; transports that a guest does not have are not looked for, which under emulation
-// takes longer than the whole rest of the start.
+// openMPI are defaults of Open MPI's parameters. They are environment variables, so that a user's own arguments win.
+// They name the guest's launcher. They keep Open MPI from searching for transports that a guest does not have: under
+// emulation that takes longer than the rest of the start.
 var openMPI = map[string]string{
 	"OMPI_MCA_plm_rsh_agent":         launcher,
 	"OMPI_MCA_orte_default_hostfile": hostfile,
@@ -35,14 +35,14 @@ var openMPI = map[string]string{
 	"OMPI_MCA_oob_tcp_if_exclude":    "lo",
 }
 
-// prrte are the same parameters for Open MPI's launcher from 5.0 on, which is a program of its own.
+// prrte are the same parameters for PRRTE, the separate launcher of Open MPI since 5.0.
 var prrte = map[string]string{
 	"PRTE_MCA_plm_ssh_agent":         launcher,
 	"PRTE_MCA_prte_default_hostfile": hostfile,
 	"PRTE_MCA_prte_if_exclude":       "lo",
 }
 
-// openMPIOverPM are set otherwise, or besides, where PM carries the messages.
+// openMPIOverPM are further parameters, or other values, if PM carries the messages.
 var openMPIOverPM = map[string]string{
 	"OMPI_MCA_pml":                      "cm",
 	"OMPI_MCA_mtl":                      "ofi",
@@ -51,21 +51,21 @@ var openMPIOverPM = map[string]string{
 	"OMPI_MCA_osc":                      "pt2pt",
 }
 
-// pm is what PM wants of the ranks' environment, beside the job's key.
+// pm are PM's environment variables for the ranks, except the job's key.
 var pm = map[string]string{
 	"FI_PROVIDER":      "pm",
 	"FI_PROVIDER_PATH": providers,
-	"PM_PATIENCE":      "1000000000", // seconds: for ever. A guest may be cut off for long, and one that is lost ends the run
+	"PM_PATIENCE":      "1000000000", // seconds: for ever. A guest may be unreachable for long, and the loss of a guest ends the run
 }
 
-// mpich are the same for MPICH, whose launcher is Hydra and whose messages go by UCX.
+// mpich are the same parameters for MPICH, whose launcher is Hydra and whose transport is UCX.
 var mpich = map[string]string{
 	"HYDRA_LAUNCHER":      "rsh",
 	"HYDRA_LAUNCHER_EXEC": launcher, // Hydra takes one word
 	"HYDRA_HOST_FILE":     hostfile + ".hydra",
 	"UCX_TLS":             "self,sm,tcp",
 	"UCX_NET_DEVICES":     "eth0",
-	"UCX_TCP_KEEPIDLE":    "inf", // or a peer that is cut off for half a minute would end the program
+	"UCX_TCP_KEEPIDLE":    "inf", // otherwise a peer that is unreachable for half a minute would end the program
 }
 
 func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, error) {
@@ -81,7 +81,7 @@ func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, erro
 	if user == "" {
 		user = GuestUser
 	}
-	// Where the process is started twice, for the answer was lost, the guest takes the first and its key.
+	// If the start is repeated because its answer was lost, the guest keeps the first process and its key.
 	command, env := launch(mpiOf(s, cluster.ImageDigest), run.Spec, ranks, newJobKey())
 	return &v1.StartProcessRequest{Id: run.Meta.Uid, Command: command, Env: env, Directory: core.RunDirectory(run), User: user}, nil
 }
@@ -96,14 +96,14 @@ func mpiOf(s *store.Snapshot, digest string) []string {
 	return nil
 }
 
-// newJobKey makes the secret by which PM's processes of a run know each other: 32 bytes, in hexadecimal digits.
+// newJobKey makes the secret by which PM's processes of a run authenticate each other: 32 bytes, in hexadecimal digits.
 func newJobKey() string {
 	var key [32]byte
 	rand.Read(key[:]) // never fails
 	return hex.EncodeToString(key[:])
 }
 
-// merged is the union of maps; later ones win.
+// merged returns the union of maps; later maps win.
 func merged(all ...map[string]string) map[string]string {
 	union := map[string]string{}
 	for _, one := range all {
@@ -112,13 +112,13 @@ func merged(all ...map[string]string) map[string]string {
 	return union
 }
 
-// launch is the command and environment for an image's MPI library, Open MPI where it has several. The
-// environment that the run asks for wins over the defaults. jobKey is for PM alone.
+// launch returns the command and the environment for an image's MPI library. If the image has several, it uses Open
+// MPI. The run's own environment wins over the defaults. Only PM uses jobKey.
 func launch(mpi []string, spec *v1.RunSpec, ranks uint32, jobKey string) (command, env []string) {
 	defaults, asked, n := openMPI, spec.Env, strconv.Itoa(int(ranks))
 	if slices.Contains(mpi, "mpich") && !slices.Contains(mpi, "openmpi") {
 		defaults = mpich
-		command = []string{"mpiexec.hydra", "-n", n} // passes its whole environment on
+		command = []string{"mpiexec.hydra", "-n", n} // passes on its whole environment
 		if spec.TagOutput {
 			command = append(command, "-prepend-rank")
 		}

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// memoryQuestion is how long the guests of a run that failed may take to say whether memory ran out.
+	// memoryQuestion is the time limit of the question whether memory ran out.
 	memoryQuestion = 3 * time.Second
-	// memoryQuestions is how many of them are asked at a time.
+	// memoryQuestions is the number of guests that are asked concurrently.
 	memoryQuestions = 32
-	// memorySlack is how much earlier than a run's start a guest's kernel may have ended a process of the run: the
-	// manager notes the start only when the process runs.
+	// memorySlack is the time before a run's start at which a guest's kernel may have killed a process of the run. The
+	// manager records the start only when the process already runs.
 	memorySlack = 2 * time.Second
 )
 
-// ranOut says that memory ran out in a guest that ran a part of a run which has failed; empty: it did in none. The guests
-// are asked now, for what hosts report of them may be some seconds old.
+// ranOut names the guest of a failed run in which memory ran out; empty: none. It asks the guests, because hosts'
+// reports of them may be some seconds old.
 func (r *runner) ranOut(ctx context.Context, run *v1.Run) string {
 	ctx, cancel := context.WithTimeout(ctx, memoryQuestion)
 	defer cancel()
@@ -56,8 +56,8 @@ func (r *runner) ranOut(ctx context.Context, run *v1.Run) string {
 	return ""
 }
 
-// ranOutDuring: the guest's kernel ended a process since the run's start. Clocks of guest and manager may differ, so that
-// ages are compared.
+// ranOutDuring reports whether the guest's kernel has killed a process since the run's start. It compares ages, because
+// the clocks of guest and manager may differ.
 func ranOutDuring(run *v1.Run, d *v1.DescribeResponse, now time.Time) bool {
 	if d.GetOutOfMemory().GetKills() == 0 {
 		return false
@@ -66,7 +66,7 @@ func ranOutDuring(run *v1.Run, d *v1.DescribeResponse, now time.Time) bool {
 	return age <= now.Sub(run.GetStarted().AsTime())+memorySlack
 }
 
-// describe asks a guest how it is.
+// describe asks a guest for its state.
 func describe(ctx context.Context, g *v1.Guest, sessions Sessions) (*v1.DescribeResponse, error) {
 	client, err := sessions.HTTPClient(g.GetHost())
 	if err != nil {

@@ -1,6 +1,6 @@
 package controller
 
-// run_output.go - the files in which a run's output is kept.
+// run_output.go - keeps a run's output in files.
 
 import (
 	"errors"
@@ -11,14 +11,13 @@ import (
 	"watari/manager/store"
 )
 
-// outputReserve is how many bytes of the disk output leaves free, more than the store needs to go on. A variable for
-// tests.
+// outputReserve is the disk space that output leaves free, bytes. It exceeds the store's own reserve. Tests change it.
 var outputReserve uint64 = 128 << 20
 
-// errOutputFull: nothing was written, and it is to be tried again; the guest keeps the output for a while.
+// errOutputFull: nothing was written. The runner tries again; the guest keeps the output for a while.
 var errOutputFull = errors.New("its output is not kept just now, for the manager's disk is full; make room")
 
-// output is the two files that a run's output is kept in.
+// output is the two files of a run's output.
 type output [2]*os.File
 
 func openOutput(dir string) (o output, err error) {
@@ -51,7 +50,7 @@ func (o output) size(i int) uint64 {
 	return uint64(info.Size())
 }
 
-// write appends what is new in a message; bytes that are there already are skipped.
+// write appends a message's output, and skips bytes that the files already have.
 func (o output) write(m *v1.AttachResponse) error {
 	for i, part := range []struct {
 		data   []byte

@@ -1,8 +1,8 @@
 package controller
 
-// runs.go - does for runs what core asks for: a goroutine for each run that has begun starts its process and follows its
-// output. It may be ended at any point and begun again by the next manager, since the process in the guest has the run's
-// uid and its output is read by offset.
+// runs.go - carries out core's orders for runs. A goroutine for each run that has begun starts the run's process and
+// follows its output. The goroutine may end at any point, and the next manager may begin another, because the process
+// in the guest has the run's uid and its output is read by offset.
 
 import (
 	"context"
@@ -33,10 +33,10 @@ type runner struct {
 	mu        sync.Mutex
 	seen      core.RunSeen
 	signaling bool
-	over      bool // its goroutine has ended
+	over      bool // the goroutine has ended
 }
 
-// runsSeen is what the runners know.
+// runsSeen returns what the runners know of their runs.
 func (c *Controller) runsSeen() map[string]core.RunSeen {
 	seen := make(map[string]core.RunSeen, len(c.runners))
 	for uid, r := range c.runners {
@@ -47,7 +47,7 @@ func (c *Controller) runsSeen() map[string]core.RunSeen {
 	return seen
 }
 
-// drive begins to follow the runs that core orders to be followed, and ends the following of others.
+// drive starts a runner for each run that core orders to follow, and ends the runners of other runs.
 func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core.RunOrder) {
 	ordered := map[string]bool{}
 	for _, order := range orders {
@@ -68,7 +68,7 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 		stored := s.Runs[r.name]
 		gone := stored == nil || stored.Meta.Uid != uid
 		if ordered[uid] || !gone && !core.RunEnded(stored.State) {
-			continue // core has not ended it, or that it has is not written yet
+			continue // core has not ended the run, or its end is not stored yet
 		}
 		r.stop()
 		r.mu.Lock()
@@ -83,7 +83,7 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 	}
 }
 
-// tell changes what is known of the run, and wakes the loop.
+// tell changes the runner's knowledge of the run, and wakes the loop.
 func (r *runner) tell(change func(*core.RunSeen)) {
 	r.mu.Lock()
 	before := r.seen
@@ -102,7 +102,7 @@ func (r *runner) wake() {
 	}
 }
 
-// run is the stored record, nil once it is gone.
+// run returns the stored run; nil: it was deleted.
 func (r *runner) run() *v1.Run {
 	run := r.c.Store.Snapshot().Runs[r.name]
 	if run == nil || run.Meta.Uid != r.uid {
@@ -111,12 +111,12 @@ func (r *runner) run() *v1.Run {
 	return run
 }
 
-// processes calls the head guest's ProcessService, wherever the guest is now.
+// processes returns a client of the head guest's ProcessService on the guest's present host.
 func (r *runner) processes(run *v1.Run) (watariv1connect.ProcessServiceClient, error) {
 	return GuestProcesses(r.c.Store.Snapshot(), r.c.Sessions, run.Head, run.HeadUid)
 }
 
-// GuestProcesses is a client for a guest's ProcessService through its host's agent.
+// GuestProcesses returns a client of a guest's ProcessService, through the agent of the guest's host.
 func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (watariv1connect.ProcessServiceClient, error) {
 	g := s.Guests[guest]
 	if g == nil || uid != "" && g.Meta.Uid != uid {
@@ -129,8 +129,8 @@ func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (wa
 	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, hostlink.GuestLimit()), nil
 }
 
-// follow starts the process where that was not done, and follows it to its end through moves, lost connections and
-// restarts of anything, until ctx ends.
+// follow starts the process if it has not been started, and follows it to its end or until ctx ends. It continues after
+// moves, lost connections and restarts.
 func (r *runner) follow(ctx context.Context) {
 	defer func() {
 		r.mu.Lock()
@@ -157,7 +157,7 @@ func (r *runner) follow(ctx context.Context) {
 	}
 }
 
-// attempt is one connection's worth of following. settled: what is known of the run is final.
+// attempt follows the process over one connection. settled: the process has ended, or can never start.
 func (r *runner) attempt(ctx context.Context) (settled bool, err error) {
 	run := r.run()
 	if run == nil {
@@ -242,7 +242,7 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 // tried.
 const signalWithin = 10 * time.Second
 
-// signal sends the process a signal, beside the following of its output; one at a time.
+// signal sends a signal to the process, concurrently with the following of its output. It sends one signal at a time.
 func (r *runner) signal(order core.RunOrder) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -267,10 +267,10 @@ func (r *runner) signal(order core.RunOrder) {
 	})
 }
 
-// forgetWithin is how long the guest of a run that has ended is tried to be reached.
+// forgetWithin is the time limit for reaching the guest of an ended run.
 const forgetWithin = 10 * time.Second
 
-// forget has the guest forget the process of a run that has ended.
+// forget makes the guest forget the process of an ended run.
 func (r *runner) forget(ctx context.Context, run *v1.Run) {
 	ctx, cancel := context.WithTimeout(ctx, forgetWithin)
 	defer cancel()

@@ -1,6 +1,6 @@
 package session
 
-// changes.go - telling others that something observed changed.
+// changes.go - notifies others when reports or connections change.
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// withoutFigures encodes a report, which nobody else has yet, without the figures that always change and on which nothing
-// is decided: the host's load, and the processor time and memory of its guests. Comparing encodings takes a fraction of
-// the time that comparing messages does.
+// withoutFigures encodes a report without the figures that change all the time: the host's load, and the processor time
+// and memory of its guests. No decision depends on them. Comparing encodings takes a fraction of the time of comparing
+// messages. The caller must be the only one that holds the report.
 func withoutFigures(o *v1.HostObserved) ([]byte, error) {
 	load := o.Load
 	defer func() { o.Load = load }()
@@ -25,7 +25,7 @@ func withoutFigures(o *v1.HostObserved) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true}.Marshal(o)
 }
 
-// keepInfo has a report share what the host says of itself with the report before, where that is equal.
+// keepInfo makes a report share the host's information with the report before if both are equal.
 func keepInfo(o, before *v1.HostObserved) {
 	if info := before.GetInfo(); info != nil && proto.Equal(o.Info, info) {
 		o.Info = info
@@ -43,13 +43,13 @@ func (s *Sessions) tell(host string) {
 	for _, ch := range subs {
 		select {
 		case ch <- struct{}{}:
-		default: // a token waits already
+		default: // the channel already has a token
 		}
 	}
 }
 
-// OnChange has f called after a host reported something new (figures of load apart), connected or disconnected. f
-// must not block; it stays registered.
+// OnChange registers f, which is called after a host connects, disconnects, or reports a change other than in its
+// figures. f must not block. It stays registered.
 func (s *Sessions) OnChange(f func(host string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package session holds the manager's connections to agents (see package hostlink): orders go out, reports come in, and
-// agents and guests are called.
+// Package session holds the manager's connections to agents (see package hostlink). It sends orders, receives reports,
+// and carries calls to agents and guests.
 package session
 
 import (
@@ -25,12 +25,12 @@ import (
 
 var errClosed = errors.New("this manager is ending")
 
-// Sessions are the agents connected now, and what each said last. A host whose connection ends changes nothing
-// but its being connected.
+// Sessions are the connected agents and the last report of each host. When a connection ends, the host's last report
+// stays.
 type Sessions struct {
-	// Accept says whether a host may connect now; its error is told to the agent. It is called at each
-	// connection, and must not call Sessions: nothing is dropped or reset between its answer and the session.
-	// A *hostlink.Refusal tells the agent where to go instead.
+	// Accept reports whether a host may connect now. The agent learns its error; a *hostlink.Refusal may name another
+	// manager. Accept is called at each connection. It must not call Sessions, whose lock is held, so that no host is
+	// dropped between its answer and the session.
 	Accept func(ca.Identity) error
 	// Log is nil for slog.Default().
 	Log *slog.Logger
@@ -44,7 +44,7 @@ type Sessions struct {
 	closed   bool
 }
 
-// host is what is known of one host over its sessions.
+// host is the state of one host, which outlasts its sessions.
 type host struct {
 	session   *session // nil: not connected
 	connected bool     // session has reported
@@ -112,7 +112,7 @@ func (s *Sessions) serve(conn *tls.Conn) {
 	s.Log.Info("agent disconnected", "host", id.Name, "reason", explain(err))
 }
 
-// explain says why a session ended, for people.
+// explain returns the reason of a session's end for people.
 func explain(err error) string {
 	switch text := fmt.Sprint(err); {
 	case strings.Contains(text, "connection lost"):
@@ -126,7 +126,7 @@ func explain(err error) string {
 	}
 }
 
-// begin makes ses the host's session, if that is accepted; an older one ends. It refuses when all is being closed.
+// begin makes ses the host's session, if Accept permits it, and ends an older session. It refuses after Close.
 func (s *Sessions) begin(ses *session, id ca.Identity) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,7 +167,7 @@ func (s *Sessions) end(ses *session) {
 	}
 }
 
-// host returns the record of a host, made where it is missing. s.mu is held.
+// host returns the state of a host, and makes it if it is missing. s.mu is held.
 func (s *Sessions) host(name string) *host {
 	if s.hosts[name] == nil {
 		s.hosts[name] = &host{}
@@ -181,7 +181,7 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 	defer cancel()
 	stream := s.agents.Sync(withSession(ctx, ses))
 	defer stream.CloseResponse()
-	// The request's headers go out at once, so that the agent reports before anything is wanted of it.
+	// Send the request's headers at once, so that the agent reports before it has orders.
 	if err := stream.Send(nil); err != nil {
 		return fmt.Errorf("begin to talk to the agent: %w", err)
 	}
@@ -194,7 +194,7 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 		observed, err := stream.Receive()
 		if err != nil {
 			select {
-			case sendErr := <-sent: // it ended first, and the stream with it
+			case sendErr := <-sent: // sending failed first, which ended the stream
 				if sendErr != nil {
 					err = sendErr
 				}
@@ -218,7 +218,7 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 		}
 		s.mu.Lock()
 		var wanted *v1.HostWanted
-		if h := s.hosts[ses.name]; h != nil && h.session == ses && h.connected { // else dropped meanwhile
+		if h := s.hosts[ses.name]; h != nil && h.session == ses && h.connected { // otherwise the host was dropped meanwhile
 			wanted = h.wanted
 		}
 		s.mu.Unlock()
@@ -264,9 +264,9 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	}
 }
 
-// Send hands a host what is wanted of it; a later one replaces one that has not left yet. One of an older term than the
-// last is dropped. Nothing is sent before the host's first report in a session, and nothing is sent again in another
-// session: only whoever reads that report can tell what is still wanted of the host, which may have been started anew.
+// Send sends orders to a host. They replace earlier orders that have not been sent yet. Send drops orders of an older
+// term than the last. It sends no orders before the host's first report in a session, and repeats none in a new
+// session: the host may have rebooted, so the caller must read the new report first.
 func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,11 +283,11 @@ func (s *Sessions) Send(name string, wanted *v1.HostWanted) {
 	}
 }
 
-// Observed returns what a host reported last (nil: nothing since the manager began; shared, do not change it), whether it
-// is connected now, and since when it is or is not (zero: it never was). A host counts as connected from its first report
-// on, so that what is observed of a connected host is never older than its connection. While reports differ in nothing
-// but figures, the first of them is returned, so that readers can tell by the pointer whether something changed; Load is
-// of the last one. A report's info is the same pointer as in the report before where it is equal.
+// Observed returns a host's last report, whether the host is connected, and since when it is or is not (zero: it never
+// was). The report is nil if the host has sent none since the manager began. It is shared: do not change it. A host
+// counts as connected from its first report on, so a connected host's report is never older than its connection. While
+// reports differ only in figures, Observed returns the first of them, so that readers see a change by the pointer; Load
+// is of the last report. A report's info is the same pointer as in the report before if both are equal.
 func (s *Sessions) Observed(name string) (observed *v1.HostObserved, since time.Time, connected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +308,7 @@ func (s *Sessions) Load(name string) *v1.HostLoad {
 	return nil
 }
 
-// HTTPClient calls what the host's agent serves (base URL hostlink.BaseURL) on its present connection.
+// HTTPClient returns a client of the host's agent (base URL hostlink.BaseURL) on its present connection.
 func (s *Sessions) HTTPClient(name string) (connect.HTTPClient, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -319,7 +319,7 @@ func (s *Sessions) HTTPClient(name string) (connect.HTTPClient, error) {
 	return h.session.client, nil
 }
 
-// Drop ends a host's session and forgets what it said: the host was removed.
+// Drop ends the session of a removed host and forgets its report.
 func (s *Sessions) Drop(name string) {
 	s.mu.Lock()
 	if h := s.hosts[name]; h != nil && h.session != nil {
@@ -330,10 +330,10 @@ func (s *Sessions) Drop(name string) {
 	s.tell(name)
 }
 
-// Reset ends all sessions and forgets everything: this manager does not lead any more.
+// Reset ends all sessions and forgets all reports, because this manager no longer leads.
 func (s *Sessions) Reset() { s.reset(false) }
 
-// Close is Reset for good.
+// Close is Reset, and refuses later sessions.
 func (s *Sessions) Close() { s.reset(true) }
 
 func (s *Sessions) reset(close bool) {

@@ -173,8 +173,8 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	}
 }
 
-// A host that comes back may have been started anew. What was wanted of it before is not sent again by itself, and nothing
-// is sent before it has reported in this session.
+// A host that comes back may have been started anew. What was wanted of it before is not sent again by itself, and
+// nothing is sent before it has reported in this session.
 func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	l := newLab(t, nil)
 	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})

@@ -18,7 +18,7 @@ type authorityRecord struct {
 	Key         []byte `json:"key"`
 }
 
-// Authority returns the authority's certificate and key, PEM; made by the first manager that asks, and kept.
+// Authority returns the authority's certificate and key, PEM. The first manager that calls it makes and stores them.
 func (s *Store) Authority(ctx context.Context, make func() (certificate, key []byte, err error)) (certificate, key []byte, err error) {
 	for {
 		got, err := s.client.Get(ctx, authorityKey)

@@ -19,9 +19,9 @@ type Change []Op
 // Bounds of one etcd transaction that Batch makes.
 const (
 	maxBatchChanges = 1000
-	// maxBatchEvents is how many events of a transaction have an id of their own.
+	// maxBatchEvents is the number of events in a transaction that can have different ids.
 	maxBatchEvents = 1 << eventIndexBits
-	// maxBatchBytes stays below the 1.5 MiB that an etcd takes in one request by default.
+	// maxBatchBytes is below etcd's default limit of a request, 1.5 MiB.
 	maxBatchBytes = 1 << 20
 )
 
@@ -65,11 +65,11 @@ type batch struct {
 	store    *Store
 	fence    int64   // ModRevision that the term record must have; 0: not fenced
 	errs     []error // by change
-	revision int64   // of the latest write that a result rests on
+	revision int64   // of the latest write on which a result depends
 	recorded bool
 }
 
-// indexed is a change and its place in the list of them.
+// indexed is a change and its index in the call of Batch.
 type indexed struct {
 	index int
 	*txn
@@ -81,14 +81,14 @@ func (b *batch) fail(err error, changes []indexed) {
 	}
 }
 
-// fit chooses the changes of the next etcd transaction, at least one. The others keep their order. etcd compares
-// before it writes anything, so a change must wait when one before it writes what it touches, or waits for its turn
-// and touches what it writes.
+// fit chooses the changes of the next etcd transaction, at least one. The others keep their order. etcd makes all
+// comparisons before it writes. So a change must wait if an earlier change writes a key that it touches, or if an
+// earlier change that waits touches a key that it writes.
 func (s *Store) fit(pending []indexed) (now, later []indexed) {
 	written, waiting := map[string]bool{}, map[string]bool{}
 	bytes, events, most := 0, 0, min(maxBatchChanges, s.maxOps/2)
 	for _, c := range pending {
-		// etcd bounds the changes of a transaction and the operations of each by the same number, together.
+		// etcd applies one limit to both: the changes of a transaction, and the operations of each change.
 		fits := len(now) == 0 || len(now) < most && c.size() <= s.maxOps/2 && now[0].size() <= s.maxOps/2 &&
 			bytes+c.bytes <= maxBatchBytes && events+len(c.events) <= maxBatchEvents
 		for i, op := range c.ops {
@@ -109,8 +109,8 @@ func (s *Store) fit(pending []indexed) (now, later []indexed) {
 	return now, later
 }
 
-// commitEach makes or refuses each of the changes, in one etcd transaction where it can. It returns the error that keeps
-// every change from being written.
+// commitEach makes or refuses each of the changes, in one etcd transaction where it can. It returns the error that
+// keeps every change from being written.
 func (b *batch) commitEach(ctx context.Context, changes []indexed) error {
 	err := b.commit(ctx, changes)
 	if errors.Is(err, ErrTooLarge) && len(changes) > 1 {
@@ -175,15 +175,15 @@ func (b *batch) commit(ctx context.Context, changes []indexed) error {
 	return nil
 }
 
-// take keeps the result of a change, whose first event has an index.
+// take stores the result of a change. index is the index of its first event.
 func (b *batch) take(c indexed, index int, result *etcdserverpb.TxnResponse, revision int64) {
 	if !result.Succeeded {
-		// What refused it is to be in the snapshot on which the caller decides anew.
+		// The caller decides again on a snapshot. That snapshot must show the write that caused the refusal.
 		b.revision = max(b.revision, latest(result.Responses))
 		b.errs[c.index] = c.explain(result.Responses)
 		return
 	}
-	if len(result.Responses) == 0 { // it only expected
+	if len(result.Responses) == 0 { // the change only has Expect
 		return
 	}
 	b.revision = max(b.revision, revision)

@@ -1,6 +1,6 @@
 package store
 
-// cache.go - the snapshot: all objects in memory, replaced (never changed) as the watch tells of writes.
+// cache.go - the snapshot: all objects in memory. The watch replaces it after each write; it never changes.
 
 import (
 	"context"
@@ -30,7 +30,7 @@ type subscriber struct {
 type cache struct {
 	mu      sync.Mutex
 	snap    *Snapshot
-	moved   chan struct{} // closed and replaced whenever snap is
+	moved   chan struct{} // closed and replaced whenever snap is replaced replaced
 	subs    []subscriber
 	history history
 }
@@ -70,7 +70,7 @@ func (c *cache) wait(ctx context.Context, rev int64) error {
 	}
 }
 
-// replace makes snap the current snapshot and tells everyone. c.mu is held.
+// replace makes snap the current snapshot and wakes all subscribers. c.mu is held.
 func (c *cache) replace(snap *Snapshot) {
 	c.snap = snap
 	close(c.moved)
@@ -83,7 +83,7 @@ func (c *cache) replace(snap *Snapshot) {
 		kept = append(kept, sub)
 		select {
 		case sub.ch <- struct{}{}:
-		default: // a token waits already
+		default: // the channel already has a token
 		}
 	}
 	clear(c.subs[len(kept):])
@@ -115,7 +115,7 @@ func put[T Object](b *builder, k Kind[T], m *map[string]T, name string, kv *mvcc
 	return nil
 }
 
-// apply takes up one key's new value (nil: it is gone).
+// apply applies one key's new value (nil: the key was deleted).
 func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 	dir, name := root, strings.TrimPrefix(key, root)
 	if i := strings.IndexByte(name, '/'); i >= 0 {
@@ -151,7 +151,7 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// load reads everything and returns the revision it was read at.
+// load reads all objects and returns their revision.
 func (s *Store) load(ctx context.Context) (int64, error) {
 	resp, err := s.client.Get(ctx, root, clientv3.WithPrefix())
 	if err != nil {
@@ -176,8 +176,8 @@ func (s *Store) load(ctx context.Context) (int64, error) {
 	return resp.Header.Revision, nil
 }
 
-// watch follows all changes after revision rev until ctx ends. A watch that breaks (etcd away, or compacted
-// past us) is begun anew from a full read.
+// watch follows all changes after revision rev until ctx ends. If the watch breaks, because etcd was away or has
+// compacted later revisions, it begins again with a full read.
 func (s *Store) watch(ctx context.Context, rev int64) {
 	for ctx.Err() == nil {
 		err := s.follow(ctx, rev)
@@ -211,7 +211,7 @@ func (s *Store) follow(ctx context.Context, rev int64) error {
 	return fmt.Errorf("the watch ended")
 }
 
-// take brings one watch response into the snapshot.
+// take applies one watch response to the snapshot.
 func (s *Store) take(resp clientv3.WatchResponse) {
 	c := s.cache
 	c.mu.Lock()

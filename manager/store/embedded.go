@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// reserveBytes is the free disk space below which nothing more is written: etcd ends the whole process
-	// when a write of its log fails, so that point must never be reached.
+	// reserveBytes is the free disk space below which the store writes nothing. etcd ends the whole process when a
+	// write of its log fails, so the disk must never be full.
 	reserveBytes = 96 << 20
 	// quotaBytes bounds etcd's database; when it is reached etcd raises its NOSPACE alarm.
 	quotaBytes = 1 << 30
 	// maxTxnOps bounds the operations of one transaction in the embedded etcd: a cluster of 1,000 guests fits.
 	maxTxnOps = 2048
-	// outsideTxnOps is the bound of an outside etcd that was not told --max-txn-ops.
+	// outsideTxnOps is the bound of an outside etcd without --max-txn-ops.
 	outsideTxnOps = 128
 	// maxRequestBytes bounds one request to the embedded etcd.
 	maxRequestBytes = 8 << 20
@@ -70,8 +70,8 @@ func embeddedConfig(dir string) *embed.Config {
 	cfg := embed.NewConfig()
 	cfg.Name = "manager"
 	cfg.Dir = filepath.Join(dir, "data")
-	// Nobody listens: a single member never talks to peers, and the client is in the process. The peer
-	// address only names the member.
+	// There is no listener: a single member has no peers, and the client is in the process. The peer address only names
+	// the member.
 	peer := url.URL{Scheme: "http", Host: "127.0.0.1:2380"}
 	cfg.ListenPeerUrls, cfg.ListenClientUrls = nil, nil
 	cfg.AdvertisePeerUrls, cfg.AdvertiseClientUrls = []url.URL{peer}, []url.URL{peer}
@@ -85,12 +85,12 @@ func embeddedConfig(dir string) *embed.Config {
 	cfg.MaxTxnOps = maxTxnOps
 	cfg.MaxRequestBytes = maxRequestBytes
 	cfg.EnableGRPCGateway = false
-	// A quiet manager does not need a snapshot of the log often, but its log is to stay small.
+	// A small log matters more than rare snapshots of it.
 	cfg.SnapshotCount = 5000
 	return cfg
 }
 
-// FreeBytes is how many bytes an unprivileged writer could still write to dir's file system.
+// FreeBytes returns the free space of dir's file system for an unprivileged writer, bytes.
 func FreeBytes(dir string) (uint64, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
@@ -111,7 +111,7 @@ func (s *Store) roomToWrite() error {
 	return nil
 }
 
-// Problems says what is wrong with the store, a sentence each; empty: nothing.
+// Problems returns the store's problems, a sentence each.
 func (s *Store) Problems(ctx context.Context) []string {
 	var problems []string
 	if err := s.roomToWrite(); err != nil {
@@ -129,8 +129,8 @@ func (s *Store) Problems(ctx context.Context) []string {
 	return problems
 }
 
-// DisarmNoSpace compacts and defragments the database and takes back a NOSPACE alarm; harmless when there is
-// none. The daemon calls it now and then.
+// DisarmNoSpace compacts and defragments the database and disarms a NOSPACE alarm. Without an alarm it does nothing
+// harmful. The daemon calls it periodically.
 func (s *Store) DisarmNoSpace(ctx context.Context) error {
 	alarms, err := s.client.AlarmList(ctx)
 	if err != nil {
@@ -153,7 +153,7 @@ func (s *Store) DisarmNoSpace(ctx context.Context) error {
 	return nil
 }
 
-// isNoSpace tells etcd's own refusals for want of space.
+// isNoSpace reports whether etcd refused a write because space ran out.
 func isNoSpace(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoSpace) || err != nil && strings.Contains(err.Error(), "database space exceeded")
 }

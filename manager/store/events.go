@@ -16,13 +16,13 @@ import (
 
 const eventsDir = root + "events/"
 
-// eventIndexBits is how many low bits of an event's id tell events of one revision apart.
+// eventIndexBits is the number of low bits in an event's id that distinguish events of one revision.
 const eventIndexBits = 10
 
 // eventID is the id of the index-th event that was written at a revision.
 func eventID(revision int64, index uint64) uint64 { return uint64(revision)<<eventIndexBits | index }
 
-// encodeEvent marshals an event with its index in the place of its id; etcd knows the rest.
+// encodeEvent marshals an event with its index in place of its id. etcd knows the revision, the id's other part.
 func encodeEvent(e *v1.Event, index uint64) ([]byte, error) {
 	id := e.Id
 	defer func() { e.Id = id }()
@@ -30,7 +30,7 @@ func encodeEvent(e *v1.Event, index uint64) ([]byte, error) {
 	return proto.Marshal(e)
 }
 
-// trimSlack is by how many events the history may exceed its bound before the oldest are removed together.
+// trimSlack is the number of events by which the history may exceed its bound before trimEvents removes the oldest.
 const trimSlack = 100
 
 type keptEvent struct {
@@ -38,11 +38,12 @@ type keptEvent struct {
 	event *v1.Event
 }
 
-// dropSlack is by how many it may exceed its bound before they are forgotten without being removed, since nobody
-// here removes them: this manager does not lead. More than a few of the largest batches may add before trimEvents.
+// dropSlack is the number of events by which the history in memory may exceed its bound before a manager drops the
+// oldest. A manager that does not lead does not remove events from etcd. dropSlack is larger than a few of the largest
+// batches, so that the leader's trimEvents comes first.
 const dropSlack = 4 * maxBatchChanges
 
-// history holds events by id: the revision they were written at, then their index among that revision's.
+// history holds events in the order of ids: by revision, then by index within the revision.
 type history struct {
 	max    int
 	events []keptEvent
@@ -66,7 +67,7 @@ func (h *history) sort() {
 	slices.SortFunc(h.events, func(a, b keptEvent) int { return int(int64(a.event.Id) - int64(b.event.Id)) })
 }
 
-// after returns the events with greater ids; the slice is the caller's, the events are shared.
+// after returns the events with greater ids. The caller owns the slice; the events are shared.
 func (h *history) after(id uint64) []*v1.Event {
 	i, _ := slices.BinarySearchFunc(h.events, id+1, func(k keptEvent, id uint64) int { return int(int64(k.event.Id) - int64(id)) })
 	var list []*v1.Event
@@ -76,13 +77,13 @@ func (h *history) after(id uint64) []*v1.Event {
 	return list
 }
 
-// AddEvent adds a line to the history and fills its id, and its time where it has none. An event that belongs
-// to a change is better written with it (Record).
+// AddEvent adds an event to the history. It sets the event's id, and its time if it has none. To write an event
+// together with a change, use Record.
 func (s *Store) AddEvent(ctx context.Context, e *v1.Event) error {
 	return s.Txn(ctx, Record(e))
 }
 
-// trimEvents removes the oldest events when there are too many. What it fails to remove the next call will.
+// trimEvents removes the oldest events if there are too many. After a failure, the next call removes them.
 func (s *Store) trimEvents(ctx context.Context) {
 	s.cache.mu.Lock()
 	h := &s.cache.history
@@ -104,7 +105,7 @@ func (s *Store) trimEvents(ctx context.Context) {
 	}
 }
 
-// Events yields the events with ids above after, oldest first; with follow also those to come, until ctx ends.
+// Events yields the events with ids above after, oldest first. With follow it also yields later events, until ctx ends.
 // The events are shared: do not change them. The error is ctx's.
 func (s *Store) Events(ctx context.Context, after uint64, follow bool) iter.Seq2[*v1.Event, error] {
 	return func(yield func(*v1.Event, error) bool) {

@@ -40,7 +40,7 @@ var (
 	Holds      = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
 
-// kindOf tells an object's kind's name and key.
+// kindOf returns the name of an object's kind, and the object's key.
 func kindOf(o Object) (kind, key string, err error) {
 	var dir string
 	switch o.(type) {
@@ -74,7 +74,7 @@ func kindOf(o Object) (kind, key string, err error) {
 	return kind, dir + name, nil
 }
 
-// decode makes an object of a stored value.
+// decode decodes an object from its stored value.
 func (k Kind[T]) decode(value []byte, revision int64) (T, error) {
 	o := k.empty()
 	if err := proto.Unmarshal(value, o); err != nil {

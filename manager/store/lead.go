@@ -1,6 +1,6 @@
 package store
 
-// lead.go - who leads. A term record, rewritten by each new leader, fences the writes of the one before.
+// lead.go - elects the leader. Each new leader rewrites the term record, which fences the writes of the leader before.
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 const (
 	termKey     = root + "leader/term"
 	electionKey = root + "leader/election"
-	// leaseSeconds is how long a dead leader is waited for.
+	// leaseSeconds is the time after which a dead leader loses its office.
 	leaseSeconds = 6
 )
 
@@ -36,16 +36,16 @@ func decodeTerm(value []byte, into *Snapshot) error {
 	return nil
 }
 
-// Lead waits until this process leads and returns the new term, which is above every earlier one. It leads until ctx
-// ends. name is shown to those who ask another manager (its URL). lost is closed when leadership may have been lost; writes
-// of this store fail with ErrNotLeader from the moment another leads until Lead is called again and returns.
-// The embedded etcd belongs to one process, so that it leads at once, and until Close.
+// Lead waits until this process leads, and returns the new term, which is above every earlier term. The process leads
+// until ctx ends. name is this manager's URL, which other managers show to clients. lost is closed when leadership may
+// have been lost. Once another manager leads, writes of this store fail with ErrNotLeader until a further call of Lead
+// returns. With the embedded etcd, which belongs to one process, the process leads at once and until Close.
 func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan struct{}, err error) {
 	if s.server != nil {
 		term, err = s.beginTerm(ctx, name)
 		return term, s.server.Server.StopNotify(), err
 	}
-	// NewSession by itself would wait for etcd without an end.
+	// Grant the lease here: NewSession would wait for etcd without a limit.
 	lease, err := s.client.Grant(ctx, leaseSeconds)
 	if err != nil {
 		return 0, nil, fmt.Errorf("get a lease for the election: %w", err)
@@ -59,7 +59,7 @@ func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan
 		session.Close()
 		return 0, nil, fmt.Errorf("stand for election: %w", err)
 	}
-	// The term is only begun while the election is still won.
+	// The term begins only if this process still holds the election's key.
 	elected := clientv3.Compare(clientv3.CreateRevision(election.Key()), "=", election.Rev())
 	term, err = s.beginTerm(ctx, name, elected)
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *Store) Lead(ctx context.Context, name string) (term uint64, lost <-chan
 		case <-ctx.Done():
 		case <-s.life.Done():
 		}
-		session.Close() // gives the office up at once instead of by the lease's end
+		session.Close() // resign at once; otherwise the office lasts until the lease's end
 	})
 	return term, session.Done(), nil
 }
@@ -122,7 +122,8 @@ func (s *Store) beginTerm(ctx context.Context, name string, conditions ...client
 	}
 }
 
-// fence is the revision the term record must have for this process to write; 0: it never led, anyone writes.
+// fence returns the revision that the term record must have for this process to write. 0: the process never led, and
+// its writes are not fenced.
 func (s *Store) fence() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,6 @@
 package store
 
-// setaside.go - objects that cannot be read: they are named, and put out of the way by a person.
+// setaside.go - names objects that cannot be read, and moves them away when a person asks for it.
 
 import (
 	"context"
@@ -12,11 +12,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// asideRoot is where objects are kept that were set aside. Nothing reads them from there.
+// asideRoot is the key prefix of objects that were set aside. No code reads them.
 const asideRoot = "/watari-set-aside/"
 
-// UnreadableError names the objects that cannot be read. None of them is taken for absent: a manager that ignored a guest's
-// record would start it again beside the copy that runs.
+// UnreadableError names the objects that cannot be read. They must not count as absent: a manager that ignored a
+// guest's object would start the guest a second time.
 type UnreadableError struct{ Objects map[string]error } // by key
 
 // Error names the first object, its fault, and the next step.
@@ -36,14 +36,14 @@ func (e *UnreadableError) Error() string {
 	return text + ", or end the manager and set the object aside: watari manager set-aside " + keys[0]
 }
 
-// restsOn tells whether guests rest on an object. Without it they would be ended, or started twice.
+// restsOn reports whether guests depend on an object. Without it they would be ended, or started twice.
 func restsOn(key string) bool {
 	return slices.ContainsFunc([]string{Hosts.dir, Clusters.dir, Migrations.dir, Holds.dir, termsDir, root + "leader/"}, func(dir string) bool {
 		return strings.HasPrefix(key, dir)
 	})
 }
 
-// Readable returns an *UnreadableError where an object of a snapshot cannot be read.
+// Readable returns an *UnreadableError if an object of a snapshot cannot be read.
 func Readable(s *Snapshot) error {
 	if len(s.Unreadable) > 0 {
 		return &UnreadableError{s.Unreadable}
@@ -51,7 +51,7 @@ func Readable(s *Snapshot) error {
 	return nil
 }
 
-// note takes up whether a key's value can be read.
+// note stores whether a key's value can be read.
 func (b *builder) note(key string, err error) {
 	if err == nil && b.next.Unreadable[key] == nil {
 		return
@@ -67,8 +67,8 @@ func (b *builder) note(key string, err error) {
 	b.next.Unreadable[key] = err
 }
 
-// SetAside moves an object that cannot be read out of the way, and returns the key at which it is kept. It refuses objects
-// that can be read, and those that guests rest on: hosts, clusters, moves, the hold and the terms. No manager may run on the store
+// SetAside moves an object that cannot be read to another key, and returns that key. It refuses readable objects, and
+// objects on which guests depend: hosts, clusters, moves, the hold and the terms. No manager may use the store
 // meanwhile.
 func SetAside(ctx context.Context, cfg Config, key string) (kept string, err error) {
 	if restsOn(key) {

@@ -1,9 +1,9 @@
-// Package store keeps Watari's objects in etcd: typed kinds under /watari/<kind>/<name> (protobuf values),
-// compare-and-swap updates, transactions over several kinds, an in-memory snapshot kept by one watch, a bounded
-// history of events, and leadership whose loss fences every later write.
+// Package store keeps Watari's objects in etcd, as protobuf values under /watari/<kind>/<name>. It has compare-and-swap
+// updates, transactions over several kinds, an in-memory snapshot that one watch updates, and a bounded history of
+// events. It also elects the leader: a manager that has lost leadership can no longer write.
 //
-// etcd is embedded by default (no listeners at all: the client calls it in the process); with Config.Endpoints
-// an outside etcd cluster is used, which several managers may share.
+// By default etcd is embedded, without listeners: the client calls it in the process. With Config.Endpoints the store
+// uses an outside etcd cluster, which several managers may share.
 package store
 
 import (
@@ -27,9 +27,9 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists: there is already an object of that kind and name.
 	ErrExists = errors.New("already exists")
-	// ErrConflict: the object was changed since it was read; read it again and decide anew.
+	// ErrConflict: the object has changed since it was read. Read it again and decide again.
 	ErrConflict = errors.New("changed meanwhile")
-	// ErrNotLeader: this process led once and another leads now; nothing was written.
+	// ErrNotLeader: this process has led, and another process leads now. Nothing was written.
 	ErrNotLeader = errors.New("another manager leads now")
 	// ErrNoSpace: the disk (or etcd's quota) is full; nothing was written.
 	ErrNoSpace = errors.New("no space left for the manager's state")
@@ -49,7 +49,7 @@ type Config struct {
 	TLS *tls.Config
 	// MaxEvents bounds the history; 0: 10,000.
 	MaxEvents int
-	// Logger takes the store's own few messages; nil: slog.Default(). The embedded etcd's go to Dir/etcd.log.
+	// Logger logs the store's own few messages; nil: slog.Default(). The embedded etcd logs to Dir/etcd.log.
 	Logger *slog.Logger
 }
 
@@ -59,7 +59,7 @@ type Store struct {
 	log    *slog.Logger
 	server *embed.Etcd // nil: an outside etcd
 	client *clientv3.Client
-	maxOps int // that etcd takes in one transaction
+	maxOps int // operations that etcd accepts in one transaction
 	// maxBytes is what etcd takes in one request.
 	maxBytes int
 	cache    *cache
@@ -74,8 +74,8 @@ type Store struct {
 	sign   func(*v1.Term) error // nil: terms are not signed
 }
 
-// Open starts the embedded etcd or connects to the outside one, and returns when the snapshot is loaded.
-// ctx bounds the opening only.
+// Open starts the embedded etcd or connects to an outside one, and returns when the snapshot is loaded. ctx bounds only
+// the opening.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.MaxEvents == 0 {
 		cfg.MaxEvents = 10_000
@@ -114,8 +114,8 @@ func (s *Store) connect(ctx context.Context) error {
 	return s.askMaxOps(ctx)
 }
 
-// askMaxOps finds out whether an outside etcd takes as many operations in a transaction as the embedded one, by a
-// transaction that compares as much and does nothing.
+// askMaxOps finds out whether an outside etcd accepts as many operations in a transaction as the embedded one. It sends
+// a transaction with that many comparisons and no writes.
 func (s *Store) askMaxOps(ctx context.Context) error {
 	compares := make([]clientv3.Cmp, maxTxnOps)
 	for i := range compares {
@@ -133,7 +133,7 @@ func (s *Store) askMaxOps(ctx context.Context) error {
 	return nil
 }
 
-// MaxOps is how many operations a Change may hold, its event among them.
+// MaxOps is the number of operations that a Change may hold, including its event.
 func (s *Store) MaxOps() int { return s.maxOps - 1 }
 
 func (s *Store) disconnect() {
@@ -155,8 +155,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Snapshot returns all objects as the watch last saw them, which includes every write whose call has returned.
-// It and everything in it is shared: never change it, proto.Clone what is to be changed.
+// Snapshot returns all objects as the watch last saw them. It includes every write whose call has returned. The
+// snapshot and its objects are shared: never change them; use proto.Clone.
 func (s *Store) Snapshot() *Snapshot { return s.cache.current() }
 
 // Changes returns a channel that holds a token when the snapshot has changed since the last receive. The

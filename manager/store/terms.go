@@ -1,6 +1,7 @@
 package store
 
-// terms.go - the record of every term, by which a manager knows that its store is older than what hosts have seen.
+// terms.go - keeps a record of every term. By these a manager detects that its store is older than what hosts have
+// seen.
 
 import (
 	"context"
@@ -16,10 +17,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// termsDir holds a record of each term, by its id. Nothing removes one.
+// termsDir is the key prefix of the terms' records, by id. Records are never removed.
 const termsDir = root + "terms/"
 
-// putTerm writes the term that is in force, and the term's own record, in one transaction: no term is without a record.
+// putTerm writes the term in force and the term's own record in one transaction, so that every term has a record.
 func putTerm(term *v1.Term) ([]clientv3.Op, error) {
 	inForce, err := json.Marshal(termRecord{term.Number, term.Id, term.Leader})
 	if err != nil {
@@ -32,8 +33,8 @@ func putTerm(term *v1.Term) ([]clientv3.Op, error) {
 	return []clientv3.Op{clientv3.OpPut(termKey, string(inForce)), clientv3.OpPut(termsDir+term.Id, string(record))}, nil
 }
 
-// signTerm signs the record of a term that has begun: the revision at which it began is known only now. A term whose record
-// was left unsigned by a crash has given no orders.
+// signTerm signs the record of a term that has begun, because the revision of its beginning is known only now. If a
+// crash left a record unsigned, its term has given no orders.
 func (s *Store) signTerm(ctx context.Context, term *v1.Term) error {
 	s.mu.Lock()
 	sign := s.sign
@@ -59,8 +60,8 @@ func (s *Store) signTerm(ctx context.Context, term *v1.Term) error {
 	return s.cache.wait(ctx, resp.Header.Revision)
 }
 
-// applyTerm takes up the record of a term (nil: it is gone). The revision at which the term began is etcd's, whatever the
-// record says.
+// applyTerm applies the record of a term (nil: it was deleted). It takes the revision of the term's beginning from
+// etcd, not from the record.
 func applyTerm(b *builder, id string, kv *mvccpb.KeyValue) error {
 	if !b.copied[termsDir] {
 		b.next.Terms = maps.Clone(b.next.Terms)
@@ -82,15 +83,15 @@ func applyTerm(b *builder, id string, kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// SignTerms has the terms that begin from now on signed.
+// SignTerms sets the function that signs terms which begin from now on.
 func (s *Store) SignTerms(sign func(*v1.Term) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sign = sign
 }
 
-// RaiseTerm has the next term be above a number that a host has shown: that host refuses orders of lower terms. The highest
-// numbers are left out, for no term could follow them.
+// RaiseTerm makes the next term's number exceed one that a host has shown, because that host refuses orders of lower
+// terms. It ignores the highest numbers, which no term could exceed.
 func (s *Store) RaiseTerm(above uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +106,7 @@ func (s *Store) raised() uint64 {
 	return s.above
 }
 
-// Led is the term that this process began last; nil: it never led. The caller must not change it.
+// Led returns the last term that this process began; nil: it never led. The caller must not change it.
 func (s *Store) Led() *v1.Term {
 	s.mu.Lock()
 	defer s.mu.Unlock()

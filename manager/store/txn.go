@@ -1,6 +1,6 @@
 package store
 
-// txn.go - several changes at once, each compared with what its caller saw, fenced by leadership.
+// txn.go - transactions: each change compares revisions with those that its caller saw, and leadership fences it.
 
 import (
 	"context"
@@ -44,10 +44,10 @@ func Update(o Object) Op { return Op{action: update, object: o} }
 // Delete removes an object that must still be at o's meta.revision.
 func Delete(o Object) Op { return Op{action: remove, object: o} }
 
-// Expect changes nothing, but the others are only made if the object is still at o's meta.revision: they rest on it.
+// Expect changes nothing. The transaction's other changes are made only if the object is still at o's meta.revision.
 func Expect(o Object) Op { return Op{action: expect, object: o} }
 
-// Record adds a line to the history together with the change it tells of.
+// Record adds an event to the history in the same transaction as its change.
 func Record(e *v1.Event) Op { return Op{action: record, event: e} }
 
 // Operations returns the operations of a decision, with its events.
@@ -71,12 +71,12 @@ func Operations(change core.Change) Change {
 	return ops
 }
 
-// Txn makes all changes or none. When it returns nil, Snapshot shows them and the objects' meta.revision is
-// the new one. Its errors wrap ErrExists, ErrNotFound, ErrConflict, ErrNotLeader or ErrNoSpace where one of
-// these is why nothing was written; after another error (a timeout) it is unknown whether it was.
+// Txn makes all changes or none. When it returns nil, Snapshot shows them, and the objects' meta.revision is the new
+// one. Its error wraps ErrExists, ErrNotFound, ErrConflict, ErrNotLeader or ErrNoSpace if nothing was written for that
+// reason. After another error, such as a timeout, the changes may have been written or not.
 func (s *Store) Txn(ctx context.Context, ops ...Op) error { return s.Batch(ctx, []Change{ops})[0] }
 
-// txn gathers what one change becomes in etcd.
+// txn is one change in etcd's terms.
 type txn struct {
 	events   []*v1.Event
 	ops      []Op     // all but the events
@@ -85,11 +85,11 @@ type txn struct {
 	compares []clientv3.Cmp
 	puts     []clientv3.Op
 	looks    []clientv3.Op // to explain a refusal, one for each of ops
-	bytes    int           // about what etcd's request holds of it
+	bytes    int           // its approximate size in etcd's request
 }
 
-// newTxn encodes a change, and refuses one that etcd would refuse for its size. The revisions that it compares are those
-// that the objects have now.
+// newTxn encodes a change, and refuses one that etcd would refuse for its size. The revisions that it compares are
+// those that the objects have now.
 func (s *Store) newTxn(change Change) (*txn, error) {
 	t := &txn{}
 	for _, op := range change {
@@ -153,7 +153,8 @@ func (t *txn) add(op Op) error {
 	return nil
 }
 
-// size is how many operations etcd counts for the change: its longest list, with the events that are added later.
+// size returns the number of operations that etcd counts for the change: its longest list, including the events that
+// are added later.
 func (t *txn) size() int { return max(len(t.compares), len(t.puts)+len(t.events)) }
 
 // maxEventText bounds an event's message, bytes: it may hold a command of any length, and all events are in memory.
@@ -164,7 +165,7 @@ func (t *txn) addEvent(e *v1.Event) {
 	if len(e.Message) > maxEventText {
 		e.Message, more = e.Message[:maxEventText], " ..."
 	}
-	// protobuf refuses a text that is no UTF-8, and with it what the event tells of would not be done.
+	// protobuf refuses text that is not UTF-8. That would prevent the whole change.
 	e.Message = strings.ToValidUTF8(e.Message, "") + more
 	if e.At == nil {
 		e.At = timestamppb.Now()

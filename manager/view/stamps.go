@@ -1,6 +1,6 @@
 package view
 
-// stamps.go - the stamps that hosts show, and what follows from a state that was rolled back, for people.
+// stamps.go - verifies the stamps that hosts show, and explains a hold to people.
 
 import (
 	"crypto/x509"
@@ -17,8 +17,8 @@ import (
 	"watari/manager/store"
 )
 
-// Stamps verifies the stamps that hosts show. It remembers the last verdict on each host, because hosts report often and show
-// the same stamp each time.
+// Stamps verifies the stamps that hosts show. It caches the last verdict on each host, because a host shows the same
+// stamp in many reports.
 type Stamps struct {
 	authority *x509.Certificate
 
@@ -32,13 +32,13 @@ type verdict struct {
 	err   error
 }
 
-// NewStamps verifies by the authority's certificate.
+// NewStamps makes a Stamps that verifies with the authority's certificate.
 func NewStamps(authority *x509.Certificate) *Stamps {
 	return &Stamps{authority: authority, verdicts: map[string]verdict{}, genuine: map[*v1.Term]bool{}}
 }
 
-// Shown returns the genuine stamps that connected hosts show, by host, and a problem for each host that shows another. A nil
-// *Stamps sees none.
+// Shown returns the genuine stamps that connected hosts show, in the order of hosts, and a problem for each host that
+// shows a false one. A nil *Stamps returns none.
 func (v *Stamps) Shown(s *store.Snapshot, r core.Reports) (shown []core.Shown, problems []string) {
 	if v == nil {
 		return nil, nil
@@ -68,8 +68,8 @@ func (v *Stamps) verify(host string, shown *v1.Stamp) error {
 	return err
 }
 
-// Terms returns the terms of a snapshot whose records are genuine. A term without a signature has given no orders, and began
-// all the same.
+// Terms returns the terms of a snapshot whose records are genuine. It includes terms without a signature: they began,
+// but have given no orders.
 func (v *Stamps) Terms(s *store.Snapshot) []*v1.Term {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -87,7 +87,7 @@ func (v *Stamps) Terms(s *store.Snapshot) []*v1.Term {
 	return terms
 }
 
-// HeldBecause says why the manager holds, a sentence each, and what to do; nil: it does not hold.
+// HeldBecause returns the reasons why the manager holds, a sentence each, and the next step; nil: it does not hold.
 func HeldBecause(s *store.Snapshot) (evidence []string) {
 	terms := slices.Collect(maps.Values(s.Terms))
 	for _, e := range s.Hold().GetEvidence() {
@@ -101,6 +101,6 @@ func HeldBecause(s *store.Snapshot) (evidence []string) {
 	return evidence
 }
 
-// HoldNext is what a person does about a manager that holds.
+// HoldNext tells a person what to do about a manager that holds.
 const HoldNext = "the manager's state was put back from an older copy, so nothing is started, ended or moved; guests run on as they are; " +
 	"put the newer state back if you have it, else see what `watari recover` says"

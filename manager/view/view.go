@@ -1,5 +1,5 @@
-// Package view fills in the observed fields of stored objects: what the agents report now, and the states that
-// follow from it. It reads objects and reports and changes neither.
+// Package view fills in the observed fields of stored objects: values from the agents' reports, and the states that
+// follow from them. It changes neither objects nor reports.
 package view
 
 import (
@@ -17,7 +17,7 @@ import (
 	"watari/migration"
 )
 
-// Host returns a copy with state, guests, problems and last report; nil where there is no such host.
+// Host returns a copy with state, guests, problems and last report; nil: there is no such host.
 func Host(s *core.Objects, r core.Reports, name string) *v1.Host {
 	var guests []string
 	for _, g := range s.Guests {
@@ -28,7 +28,7 @@ func Host(s *core.Objects, r core.Reports, name string) *v1.Host {
 	return host(s, r, name, guests)
 }
 
-// Hosts returns all hosts by name, as Host does, and looks at each guest once.
+// Hosts returns all hosts in the order of names, as Host does. It visits each guest once.
 func Hosts(s *core.Objects, r core.Reports) []*v1.Host {
 	guests := map[string][]string{}
 	for _, g := range s.Guests {
@@ -75,7 +75,7 @@ func hostState(h *v1.Host, connected bool) v1.HostState {
 	return v1.HostState_HOST_STATE_READY
 }
 
-// Guest returns a copy with state, message and readiness; nil where there is no such guest.
+// Guest returns a copy with state, message and readiness; nil: there is no such guest.
 func Guest(s *core.Objects, r core.Reports, name string) *v1.Guest {
 	stored := s.Guests[name]
 	if stored == nil {
@@ -90,7 +90,8 @@ func observed(r core.Reports, moves core.Moves, stored *v1.Guest) *v1.Guest {
 	return g
 }
 
-// Guests returns the guests of a cluster, or of all where cluster is empty, by cluster and index, observed fields filled.
+// Guests returns the guests of a cluster, or of all clusters if cluster is empty, in the order of cluster and index,
+// with observed fields.
 func Guests(s *core.Objects, r core.Reports, cluster string) []*v1.Guest {
 	moves := core.ActiveMoves(s)
 	var list []*v1.Guest
@@ -105,7 +106,7 @@ func Guests(s *core.Objects, r core.Reports, cluster string) []*v1.Guest {
 	return list
 }
 
-// Cluster returns a copy with state, message and the number of ready guests; nil where there is no such cluster. It leaves
+// Cluster returns a copy with state, message and the number of ready guests; nil: there is no such cluster. It leaves
 // out the key of the cluster's authority.
 func Cluster(s *core.Objects, r core.Reports, name string) *v1.Cluster {
 	stored := s.Clusters[name]
@@ -119,7 +120,7 @@ func Cluster(s *core.Objects, r core.Reports, name string) *v1.Cluster {
 	return c
 }
 
-// Migration returns a copy with the source's present progress; nil where there is no such move.
+// Migration returns a copy with the source's present progress; nil: there is no such move.
 func Migration(s *core.Objects, r core.Reports, name string) *v1.Migration {
 	stored := s.Migrations[name]
 	if stored == nil {
