@@ -145,6 +145,11 @@ func (s *session) start(ctx context.Context, a arguments) (code int, err error) 
 		_, err := s.client.StartProcess(ctx, connect.NewRequest(&v1.StartProcessRequest{
 			Id: s.id, Command: []string{"/bin/sh", "-c", a.command}, Stdin: s.input != nil, HoldSeconds: hold,
 		}))
+		if err != nil && ctx.Err() == nil {
+			// A peer that was started anew resets the connection that is kept to its earlier copy. To start a process twice
+			// under one id starts it once.
+			return broken(err)
+		}
 		return err
 	})
 	s.signals.passTo(nil) // later signals wait for the next passTo
