@@ -82,6 +82,9 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 	restartManager(t)
 	hostsReady(t)
 	settled(t, "kept", 2)
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were started anew: %v", lost)
+	}
 	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kept") })
 	startMelt(t, "after-run")
 	if after := meltAnswer(t, "after-run"); after != before {
@@ -90,9 +93,6 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 	out := must(t, "run", "kept", "--", "hostname")
 	if !strings.Contains(out, "kept-0") || !strings.Contains(out, "kept-1") {
 		t.Errorf("a run over guests of the older version: %s", out)
-	}
-	if lost := unmarked(); lost != nil {
-		t.Errorf("guests were started anew: %v", lost)
 	}
 	wellStatus(t)
 
