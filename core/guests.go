@@ -42,6 +42,9 @@ func (p *pass) guest(g *v1.Guest) {
 	d := lifecycle.Step(g, p.lifecycleHost(g), cluster == nil || cluster.Meta.Deleting != nil)
 	switch d.Act {
 	case lifecycle.Remove:
+		if !p.complete() {
+			return
+		}
 		delete(p.avoid, g.Meta.Uid)
 		delete(p.memory, g.Meta.Uid)
 		var c Change

@@ -206,8 +206,8 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	p.propose(key, c)
 }
 
-// complete reports whether every expected host has connected since the manager began to lead. New grants wait for that:
-// only the hosts can show that an older copy of the store was restored.
+// complete reports whether every expected host has connected since the manager began to lead. New grants, and the
+// removal of guests without a grant, wait for that: only the hosts can show that an older copy of the store was restored.
 func (p *pass) complete() bool {
 	until := p.Began.Add(ExpectedWithin)
 	if !p.Now.Before(until) {
