@@ -209,6 +209,9 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return rollBack("the transfer failed: %s", o.Source.Guest.GetMessage())
 	case v1.GuestCondition_GUEST_CONDITION_GONE:
 		// The source's QEMU ended without libvirt's confirmation.
+		if o.Source.Guest.GetProcess() {
+			return waitFor(m, "host %s reports that the guest ended, and has a process of it", m.Source)
+		}
 		if received {
 			return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 		}

@@ -32,7 +32,7 @@ func (h *host) carryOut(a machine.Act) {
 	switch a.Kind {
 	case machine.KeepTerm:
 		h.onDisk(2*time.Millisecond, func(ok bool) {
-			if !ok {
+			if !ok && !h.takesTerms {
 				end(machine.Result{Err: errFull})
 				return
 			}

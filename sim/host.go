@@ -31,12 +31,13 @@ type host struct {
 	cut    bool          // it cannot reach managers
 
 	// On disk.
-	term     uint64
-	stamp    *v1.Stamp
-	records  map[string]*machine.Record
-	damaged  map[string]bool
-	full     bool // writes fail, and what is set aside is used up
-	setAside int  // vital writes that a full disk takes all the same
+	term       uint64
+	stamp      *v1.Stamp
+	records    map[string]*machine.Record
+	damaged    map[string]bool
+	full       bool // writes fail, and what is set aside is used up
+	takesTerms bool // a full disk takes terms all the same
+	setAside   int  // vital writes that a full disk takes all the same
 
 	// The hypervisor.
 	copies  map[string]*copyOf

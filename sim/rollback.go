@@ -134,13 +134,13 @@ func (s *Sim) recover() {
 	s.answer(reports)
 	s.wake()
 	for _, g := range plan.Guests {
-		if g.Act == v1.RecoveryAct_RECOVERY_ACT_LEAVE && strings.Contains(g.Reason, "has its addresses") {
+		if g.Act == v1.RecoveryAct_RECOVERY_ACT_LEAVE && strings.Contains(g.Reason, "virsh") {
 			s.endByHand(g.Uid, g.Host)
 		}
 	}
 }
 
-// endByHand ends a guest with virsh. It is one that a recovery leaves alone because another cluster has its addresses.
+// endByHand ends a guest with virsh. A recovery leaves it alone, and says that a person may end it.
 func (s *Sim) endByHand(uid, host string) {
 	h := s.hosts[host]
 	if c := h.copies[uid]; c != nil {

@@ -65,10 +65,12 @@ type Sim struct {
 	stopped   map[string]uint64 // the last epoch that a guest had when users stopped it
 	intent    map[string]bool   // whether users want a guest to run, by its uid
 	raise     uint64            // the next term is above it
-	backup    *core.Objects     // an older copy of the store; nil: there is none
-	restored  bool              // it was put back
-	recovered bool              // since then
-	calmUntil time.Time         // nothing is cut or switched off before
+	strike    int               // what breaks when a transfer is all at its target next; 0: nothing
+	strikeFor time.Duration
+	backup    *core.Objects // an older copy of the store; nil: there is none
+	restored  bool          // it was put back
+	recovered bool          // since then
+	calmUntil time.Time     // nothing is cut or switched off before
 	clusters  int
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool

@@ -8,6 +8,7 @@ import (
 
 	"watari/agent/domain"
 	"watari/agent/machine"
+	"watari/core"
 )
 
 var errBroken = errors.New("the transfer broke off")
@@ -101,8 +102,47 @@ func (s *Sim) finish(t *transfer) {
 	}
 	t.stage = finished
 	to.state, to.whole = domain.Paused, true
+	s.struck(t)
 	t.target.event(t.uid)
 	s.after(s.latency(5*time.Millisecond), func() { s.confirm(t) })
+}
+
+// struck lets break what a plan has asked for, just when the target has all of the guest and nobody knows.
+func (s *Sim) struck(t *transfer) {
+	kind := s.strike
+	s.strike = 0
+	crash := func(h *host) {
+		h.crash()
+		s.after(s.strikeFor, h.power)
+	}
+	kill := func(h *host) {
+		h.killAgent()
+		s.after(s.strikeFor, h.startAgent)
+	}
+	switch kind {
+	case 1:
+		crash(t.source)
+	case 2:
+		kill(t.target)
+		crash(t.source)
+	case 3:
+		kill(t.source)
+		s.after(s.between(0, time.Second), func() { crash(t.source) })
+	case 4:
+		if m := core.ActiveMoves(s.store.objects)[t.uid]; m != nil {
+			s.admit(func(a *core.Admission) (core.Change, error) {
+				change, _, err := a.CancelMove(m.Meta.Name)
+				return change, err
+			})
+		}
+	case 5:
+		t.target.setLibvirt(libvirtHangs)
+		s.after(s.strikeFor, func() { t.target.setLibvirt(libvirtUp) })
+		crash(t.source)
+	case 6:
+		kill(t.target)
+		kill(t.source)
+	}
 }
 
 // confirm: the source's libvirt ends its copy.

@@ -41,8 +41,9 @@ var mutants = []mutant{
 		`case w.Term < newest:`, `case false:`}}},
 	{"a term is in force before it is on disk", []edit{{"agent/machine/term.go",
 		"	if w.Term <= t.term {\n		return false\n	}", "	if w.Term > t.term {\n		t.term = w.Term\n	}\n	if w.Term <= t.term {\n		return false\n	}"}}},
-	{"orders for an older epoch are followed", []edit{{"agent/machine/step.go",
-		`if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {`, `if false {`}}},
+	{"late orders, and those for an older epoch, are followed", []edit{
+		{"agent/machine/orders.go", `if (mark{w.Term, w.Generation}).before(m.taken) {`, `if false {`},
+		{"agent/machine/step.go", `if o.Record != nil && o.Wanted.Epoch < o.Record.Epoch {`, `if false {`}}},
 	{"a grant takes the epoch of the one before", []edit{{"core/placing.go",
 		"	update.LastEpoch++\n", "	update.LastEpoch = max(update.LastEpoch, 1)\n"}}},
 	{"a move takes the epoch of the grant", []edit{{"core/moves.go",
@@ -59,11 +60,11 @@ var mutants = []mutant{
 	case PhaseStarted:`, `return act(Action{Kind: ActionResume})
 		}
 	case PhaseStarted:`}}},
-	{"a listing overrules an act that ended after it began", []edit{{"agent/machine/domains.go",
-		`if at <= l.begun {`, `if at < ^uint64(0) {`}}},
 	// Moves.
-	{"the grant passes on before the source has sent the guest", []edit{{"migration/migration.go",
-		"	case !sourceGone(m, o):\n		return waitFor(m, \"waits for host %s to confirm that its copy is gone\", m.Source)\n", ""}}},
+	{"the grant passes on before the source has sent the guest", []edit{
+		{"migration/migration.go", "	received := at(o.Target, m.TargetEpoch) == v1.GuestCondition_GUEST_CONDITION_RECEIVED\n",
+			"	received := at(o.Target, m.TargetEpoch) == v1.GuestCondition_GUEST_CONDITION_RECEIVED\n	if received {\n		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}\n	}\n"},
+		{"migration/migration.go", "	case !sourceGone(m, o):\n		return waitFor(m, \"waits for host %s to confirm that its copy is gone\", m.Source)\n", ""}}},
 	{"a target that receives counts as empty", []edit{{"migration/migration.go",
 		`at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING`, `true`}}},
 	{"a move that has sent the guest can be rolled back", []edit{{"migration/migration.go",
@@ -79,7 +80,8 @@ var mutants = []mutant{
 	{"a host is fenced that is connected", []edit{{"core/admission_hosts.go", `case lost && connected:`, `case lost && connected && h == nil:`}}},
 	// What has changed.
 	{"a guest is let go before its host has taken up that it is not wanted", []edit{{"core/core.go",
-		`return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation`, `return connected`}}},
+		`return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation`,
+		`return connected && (told != nil || report != nil)`}}},
 	{"guests are not decided again when their host reports", []edit{{"core/index.go",
 		"	x.markGuestsAt(host)\n	uids := map[string]bool{}\n", "	uids := map[string]bool{}\n"}}},
 	{"routes are not sent again when a guest moves", []edit{{"core/index.go",
