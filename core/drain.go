@@ -41,7 +41,7 @@ func (p *pass) moveAway(g *v1.Guest) {
 		return
 	}
 	if p.room == nil {
-		p.room = newRoom(p.working.Objects, p, p.index.moves)
+		p.room = newRoom(p.Objects, p, p.index.moves)
 	}
 	if p.planned == nil {
 		p.planned = maps.Clone(p.index.moves)

@@ -36,6 +36,7 @@ type room struct {
 }
 
 // newRoom counts the used resources.
+// Room that this decision frees counts only once that is written.
 func newRoom(s *Objects, r Reports, moves Moves) *room {
 	room := &room{at: map[string]int{}}
 	for _, name := range sortedKeys(s.Hosts) {
@@ -154,7 +155,7 @@ func (p *pass) place(key string, g *v1.Guest) {
 // openRoom returns the room for the guest's cluster.
 func (p *pass) openRoom(g *v1.Guest) *room {
 	if p.room == nil {
-		p.room = newRoom(p.working.Objects, p, p.index.moves)
+		p.room = newRoom(p.Objects, p, p.index.moves)
 	}
 	r := p.room
 	if r.cluster != g.Cluster || r.image != g.ImageDigest {
