@@ -26,6 +26,7 @@ import (
 	"watari/core"
 	"watari/hostlink"
 	"watari/internal/stamp"
+	"watari/manager/view"
 )
 
 // mindful is a host that remembers its guests and the latest stamp while managers come and go, as an agent does.
@@ -128,7 +129,14 @@ func (m *mindful) connect(r *running) {
 	m.dial(r)
 	r.await(m.name+" is connected", func() bool {
 		resp, err := r.admin.ListHosts(context.Background(), connect.NewRequest(&v1.ListHostsRequest{Name: m.name}))
-		return err == nil && resp.Msg.Hosts[0].State == v1.HostState_HOST_STATE_READY
+		if err != nil || resp.Msg.Hosts[0].State != v1.HostState_HOST_STATE_READY {
+			return false
+		}
+		if resp.Msg.Hosts[0].Info != nil {
+			return true // a cluster can be placed there
+		}
+		status, err := r.admin.GetStatus(context.Background(), connect.NewRequest(&v1.GetStatusRequest{}))
+		return err == nil && slices.ContainsFunc(status.Msg.Problems, func(p string) bool { return strings.Contains(p, view.HoldNext) })
 	})
 }
 

@@ -366,7 +366,7 @@ func classify(err error) error {
 		return fmt.Errorf("%w: %w", ErrNotFound, err)
 	case e.Domain == libvirt.FROM_RPC, e.Code == libvirt.ERR_INVALID_CONN, e.Code == libvirt.ERR_NO_CONNECT:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
-	case e.Domain == libvirt.FROM_SECURITY && e.Code == libvirt.ERR_OPERATION_INVALID:
+	case isOwnerConflict(err):
 		// A file that guests share belongs to the user of guests that were started earlier.
 		return fmt.Errorf("%w; guests run here that were started before QEMU's user or security driver was changed: "+
 			"move them away by `watari host drain`, then take guests again by `watari host drain --undo`", err)

@@ -83,6 +83,9 @@ func (l *Libvirt) Boot(ctx context.Context, spec Spec) error {
 	}
 	err = l.create(ctx, spec.UID, bootTime, func(conn *libvirt.Connect) error {
 		domain, err := conn.DomainCreateXML(text, libvirt.DOMAIN_NONE)
+		if isOwnerConflict(err) && forgetOwners(conn, spec.Kernel, spec.Initrd, spec.Root) {
+			domain, err = conn.DomainCreateXML(text, libvirt.DOMAIN_NONE)
+		}
 		if err != nil {
 			return err
 		}

@@ -65,7 +65,7 @@ func host(s *core.Objects, r core.Reports, name string, guests []string) *v1.Hos
 
 func hostState(h *v1.Host, connected bool) v1.HostState {
 	switch {
-	case !connected || h.Info == nil: // nothing can be placed before it is known what the host has
+	case !connected:
 		return v1.HostState_HOST_STATE_UNREACHABLE
 	case h.Draining && len(h.Guests) > 0:
 		return v1.HostState_HOST_STATE_DRAINING
