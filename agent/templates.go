@@ -97,8 +97,9 @@ func (t *templates) ensure(ctx context.Context, spec domain.Spec, step func(stri
 	defer tick.Stop()
 	for {
 		m.mu.Lock()
-		step(m.step)
+		doing := m.step
 		m.mu.Unlock()
+		step(doing) // without m.mu: it takes the agent's lock, under which orders and reports take those of templates
 		select {
 		case <-m.done:
 			if m.err != nil {

@@ -296,7 +296,7 @@ func (h *host) busy(a machine.Act, end func(machine.Result), until time.Time) {
 		if !h.up || h.powers != powers {
 			return
 		}
-		busy := h.sim.transferOf(h, a.Guest) != nil
+		busy := h.sim.transferOf(h, a.Guest) != nil || h.sim.now.Before(h.finishing[a.Guest])
 		switch {
 		case h.libvirt != libvirtUp:
 			end(machine.Result{Err: errHyper})

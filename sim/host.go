@@ -45,17 +45,19 @@ type host struct {
 	waiting []func() // calls that hang until libvirt goes on
 
 	// The agent. life grows with each one.
-	agent    *machine.Machine
-	life     int
-	link     *connection
-	network  uint64 // generation in force
-	evicted  bool   // it was told that it was removed
-	planned  bool   // a report is planned
-	ticking  time.Time
-	expected map[string]string // guest uid: the migration that is admitted
-	cuttable map[uint64]func() // acts under way that can be interrupted
-	prefers  *manager          // the manager that it dials as long as that lives; nil: any
-	vouched  bool              // a person has said that it is lost, and it was not
+	agent     *machine.Machine
+	life      int
+	link      *connection
+	network   uint64 // generation in force
+	evicted   bool   // it was told that it was removed
+	planned   bool   // a report is planned
+	ticking   time.Time
+	expected  map[string]string    // guest uid: the migration that is admitted
+	cuttable  map[uint64]func()    // acts under way that can be interrupted
+	prefers   *manager             // the manager that it dials as long as that lives; nil: any
+	lateNext  bool                 // the next orders that end a guest come late, in a connection that breaks
+	finishing map[string]time.Time // until when libvirt is still at the end of a transfer, by guest uid
+	vouched   bool                 // a person has said that it is lost, and it was not
 }
 
 // libvirtState says how libvirt's daemon is.
@@ -80,7 +82,7 @@ type copyOf struct {
 }
 
 func newHost(s *Sim, name string) *host {
-	return &host{sim: s, name: name, site: name[:1], records: map[string]*machine.Record{}, damaged: map[string]bool{}, copies: map[string]*copyOf{}}
+	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, damaged: map[string]bool{}, copies: map[string]*copyOf{}}
 }
 
 func (h *host) now() time.Time { return h.sim.now.Add(h.offset) }

@@ -115,18 +115,40 @@ func (c *connection) order(w *v1.HostWanted) {
 	s.after(s.latency(time.Millisecond), func() {
 		c.sending = false
 		w := c.pending
-		if c.broken && !s.chance(20) || w == nil {
+		if c.broken && !s.chance(60) || w == nil {
 			return
 		}
 		c.pending = nil
-		at := c.arrival(&c.toHost)
-		s.at(at, func() {
-			if c.broken && !s.chance(50) || c.host.life != c.life || !c.host.up {
-				return
+		deliver := func() {
+			if c.host.life == c.life && c.host.up {
+				c.host.take(w)
 			}
-			c.host.take(w)
+		}
+		if c.host.lateNext && ends(w) {
+			c.host.lateNext = false
+			c.cut("orders are stuck in it")
+			s.after(s.between(time.Second, 10*time.Second), deliver)
+			return
+		}
+		s.at(c.arrival(&c.toHost), func() {
+			switch {
+			case !c.broken:
+				deliver()
+			case s.chance(50): // it was in a buffer, and is read late
+				s.after(s.between(0, 8*time.Second), deliver)
+			}
 		})
 	})
+}
+
+// ends tells whether orders end a guest.
+func ends(w *v1.HostWanted) bool {
+	for _, g := range w.Guests {
+		if g.Role == v1.GuestRole_GUEST_ROLE_ABSENT {
+			return true
+		}
+	}
+	return false
 }
 
 // arrival is when something arrives that is sent now, after all that was sent before.

@@ -111,6 +111,9 @@ func (s *Sim) finish(t *transfer) {
 func (s *Sim) struck(t *transfer) {
 	kind := s.strike
 	s.strike = 0
+	if kind != 0 {
+		t.target.finishing[t.uid] = s.now.Add(s.between(0, 4*time.Second))
+	}
 	crash := func(h *host) {
 		h.crash()
 		s.after(s.strikeFor, h.power)
@@ -142,6 +145,15 @@ func (s *Sim) struck(t *transfer) {
 	case 6:
 		kill(t.target)
 		kill(t.source)
+	case 7:
+		if c := t.source.copies[t.uid]; c != nil {
+			s.died(t.source, c, "QEMU was killed")
+			delete(t.source.copies, t.uid)
+			t.source.event(t.uid)
+		}
+		t.stage = over // what the source's libvirt cannot confirm has failed
+		s.drop(t)
+		t.end(machine.Result{Err: errBroken})
 	}
 }
 

@@ -141,8 +141,9 @@ func (c *Cache) Ensure(ctx context.Context, image *v1.Image, step func(string)) 
 			return Files{}, ctx.Err()
 		case <-tick.C:
 			f.mu.Lock()
-			step(f.step)
+			doing := f.step
 			f.mu.Unlock()
+			step(doing) // without f.mu: the caller may take a lock of its own
 		}
 	}
 }

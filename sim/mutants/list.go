@@ -68,7 +68,7 @@ var mutants = []mutant{
 	{"a target that receives counts as empty", []edit{{"migration/migration.go",
 		`at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING`, `true`}}},
 	{"a move that has sent the guest can be rolled back", []edit{{"migration/migration.go",
-		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		// From here on the only copy is the target's: even a cancel has to go forward.\n		return Decision",
+		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		// From now on only the target has a copy, so even a cancelled move must be completed.\n		return Decision",
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		if m.Cancel {\n			return rollBack(\"cancelled\")\n		}\n		return Decision"}}},
 	{"room at a move's target is not counted", []edit{{"core/placing.go",
 		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""}}},
