@@ -410,8 +410,9 @@ func (s *Sim) vouchWrongly(h *host, d time.Duration) {
 	})
 }
 
-// evictWithin is how long a host that was removed wrongly may run its guests once it has been told.
-const evictWithin = 30 * time.Second
+// evictWithin is how long a host that was removed wrongly may run its guests once it has been told. Its clock may jump back by
+// most of that, and an act that failed is tried again by the clock.
+const evictWithin = 90 * time.Second
 
 // checkEvicted looks whether a host that was removed has ended its guests.
 func (s *Sim) checkEvicted(h *host, since time.Duration) {
