@@ -217,8 +217,13 @@ func (r *recovery) unknown(uid string, copies []guestCopy) {
 		reason = r.member(made, row, at, kept)
 	}
 	if reason != "" {
-		row.Act = v1.RecoveryAct_RECOVERY_ACT_LEAVE
-		row.Reason = fmt.Sprintf("%s; it is left alone; to end it on its host: virsh -c qemu:///system destroy watari-%s", reason, cmp.Or(row.Guest, row.Uid))
+		reason = fmt.Sprintf("%s; it is left alone; to end it on its host: virsh -c qemu:///system destroy watari-%s", reason, cmp.Or(row.Guest, row.Uid))
+		row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_LEAVE, reason
+		for _, other := range r.plan.Guests {
+			if other.Uid == uid && other.Act == v1.RecoveryAct_RECOVERY_ACT_END { // nobody ends copies of a guest that stays unknown
+				other.Act, other.Reason = row.Act, reason
+			}
+		}
 		r.add(row, nil)
 	}
 }
