@@ -95,7 +95,7 @@ func TestInterruptOfADeleteThatWaitsForAHost(t *testing.T) {
 		g := guestNamed(t, "stays-0")
 		return strings.HasSuffix(g.State, "_UNKNOWN"), g.State
 	})
-	interrupted(t, 2*time.Second, []string{"goes on being deleted"}, "cluster", "delete", "stays", "--wait")
+	interrupted(t, 2*time.Second, []string{"is still being deleted"}, "cluster", "delete", "stays", "--wait")
 	must(t, "lab", "host", "start", "--name", labName, g.Host)
 	until(t, settle, "the cluster is gone", func() (bool, string) {
 		out := must(t, "cluster", "list")
