@@ -3,6 +3,7 @@ package core
 // moves.go - turns the decisions of package migration about moves into changes.
 
 import (
+	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -37,11 +38,36 @@ func (p *pass) moves() {
 		}
 		pending := m.State == v1.MigrationState_MIGRATION_STATE_PENDING
 		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost
+		if pending && turn && !p.fits(m) {
+			p.endMove("migration/"+m.Meta.Name, m, v1.MigrationState_MIGRATION_STATE_FAILED, fmt.Sprintf("host %s has no memory left for the guest", m.Target))
+			continue
+		}
 		if p.move(m, turn) && pending {
 			busy[m.Source]++
 			busy[m.Target]++
 		}
 	}
+}
+
+// fits reports whether the target of a move that waits still has memory for the guest. It may have none: a user's move
+// is admitted while grants are decided from a snapshot that lacks the move. Other moves that wait do not count, because
+// each of them is asked in its turn.
+func (p *pass) fits(m *v1.Migration) bool {
+	free := p.Hosts[m.Target].GetInfo().GetMemoryBytes()
+	if free == 0 {
+		return true // the host is gone, or has not told yet: migration.Step decides
+	}
+	var used uint64
+	for _, g := range p.working.Guests {
+		arrives := false
+		if other := p.working.Migrations[p.index.moves[g.Meta.Uid].GetMeta().GetName()]; other != nil && other.Target == m.Target {
+			arrives = other.Meta.Uid == m.Meta.Uid || !migration.Ended(other.State) && other.State != v1.MigrationState_MIGRATION_STATE_PENDING
+		}
+		if g.Host == m.Target || arrives {
+			used += g.Shape.GetMemoryBytes()
+		}
+	}
+	return used <= free
 }
 
 // passing reports whether a move's guest stands still until the grant has passed on. Then the report of a host outside the

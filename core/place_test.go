@@ -129,3 +129,26 @@ func TestAPendingMoveOfAGuestThatWasGivenUpEnds(t *testing.T) {
 		t.Errorf("%v", d.Changes)
 	}
 }
+
+// A grant of the same moment took the memory that a user's move was admitted for. The move fails before it begins.
+func TestAPendingMoveLooksAgainWhetherTheTargetHasMemory(t *testing.T) {
+	for taken, fails := range map[uint64]bool{4<<30 - 1<<28: false, 4 << 30: true} {
+		w := twoHosts(&v1.Guest{Host: "a1", BootId: "a1-boot", Epoch: 6, LastEpoch: 6})
+		w.Guests["md-1"] = &v1.Guest{Meta: &v1.Meta{Name: "md-1", Uid: "uid-md-1"}, Cluster: "md", Host: "b1", BootId: "b1-boot",
+			Epoch: 1, LastEpoch: 1, Address: "10.77.1.11", Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: taken}}
+		w.Clusters["md"].Spec.Guests = 2
+		w.Migrations["m"] = &v1.Migration{Meta: &v1.Meta{Name: "m", Uid: "m"}, Guest: "md-0", GuestUid: "uid-md-0", Source: "a1",
+			Target: "b1", SourceBootId: "a1-boot", TargetBootId: "b1-boot", SourceEpoch: 6, State: v1.MigrationState_MIGRATION_STATE_PENDING}
+		var state v1.MigrationState
+		for _, change := range newTestCore(w).Decide(w).Changes {
+			for _, op := range change.Ops {
+				if m, is := op.Object.(*v1.Migration); is {
+					state = m.State
+				}
+			}
+		}
+		if failed := state == v1.MigrationState_MIGRATION_STATE_FAILED; failed != fails {
+			t.Errorf("with %d bytes taken, the move's state is %v", taken, state)
+		}
+	}
+}

@@ -175,7 +175,7 @@ func (s *Sim) checkGrant(now *core.Objects, was, g *v1.Guest) {
 	s.violate("guest %s: its grant of epoch %d leaves host %s, where that copy runs", g.Meta.Name, was.Epoch, was.Host)
 }
 
-// checkRoom looks whether a host was given more guests than it has memory for.
+// checkRoom looks whether a host was given more guests than it has memory for. A move that waits has taken nothing yet.
 func (s *Sim) checkRoom(now *core.Objects) {
 	if s.restored {
 		return // a recovery takes guests up where they run
@@ -183,7 +183,7 @@ func (s *Sim) checkRoom(now *core.Objects) {
 	used := map[string]uint64{}
 	moves := map[string]*v1.Migration{}
 	for _, m := range now.Migrations {
-		if !migration.Ended(m.State) {
+		if !migration.Ended(m.State) && m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
 			moves[m.GuestUid] = m
 		}
 	}
