@@ -243,10 +243,7 @@ func (x *index) markNetwork(cluster string) {
 
 func (x *index) seeReport(host string, before, now Seen) {
 	x.hosts[host] = true
-	if before.Connected != now.Connected || before.Report == nil || now.Report == nil {
-		x.markGuestsAt(host)
-		x.shareAgain = true
-	} else if !sameSharing(before.Report, now.Report) {
+	if before.Connected != now.Connected || before.Report == nil || now.Report == nil || !sameSharing(before.Report, now.Report) {
 		x.shareAgain = true
 	}
 	x.markGuestsAt(host)

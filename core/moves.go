@@ -53,21 +53,23 @@ func (p *pass) moves() {
 // is admitted while grants are decided from a snapshot that lacks the move. Other moves that wait do not count, because
 // each of them is asked in its turn.
 func (p *pass) fits(m *v1.Migration) bool {
-	free := p.Hosts[m.Target].GetInfo().GetMemoryBytes()
-	if free == 0 {
+	memory := p.Hosts[m.Target].GetInfo().GetMemoryBytes()
+	if memory == 0 {
 		return true // the host is gone, or has not told yet: migration.Step decides
 	}
-	var used uint64
-	for _, g := range p.working.Guests {
-		arrives := false
-		if other := p.working.Migrations[p.index.moves[g.Meta.Uid].GetMeta().GetName()]; other != nil && other.Target == m.Target {
-			arrives = other.Meta.Uid == m.Meta.Uid || !migration.Ended(other.State) && other.State != v1.MigrationState_MIGRATION_STATE_PENDING
-		}
-		if g.Host == m.Target || arrives {
-			used += g.Shape.GetMemoryBytes()
+	used := p.index.byUID[m.GuestUid].GetShape().GetMemoryBytes()
+	for g := range p.index.onHost[m.Target] {
+		used += g.Shape.GetMemoryBytes()
+	}
+	for other := range p.index.movesAt[m.Target] {
+		state := p.working.Migrations[other.Meta.Name].GetState()
+		begun := state != v1.MigrationState_MIGRATION_STATE_PENDING && !migration.Ended(state)
+		g := p.index.byUID[other.GuestUid]
+		if other != m && begun && other.Target == m.Target && g.GetHost() != m.Target {
+			used += g.GetShape().GetMemoryBytes()
 		}
 	}
-	return used <= free
+	return used <= memory
 }
 
 // passing reports whether a move's guest stands still until the grant has passed on. Then the report of a host outside the
@@ -159,7 +161,7 @@ func closeMove(m *v1.Migration, o migration.Observed, now *timestamppb.Timestamp
 	}
 }
 
-// endMove ends a move whose guest no longer exists.
+// endMove ends a move that has not begun, or whose guest no longer exists.
 func (p *pass) endMove(key string, m *v1.Migration, state v1.MigrationState, message string) {
 	update := proto.CloneOf(m)
 	update.State, update.Message = state, message
