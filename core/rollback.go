@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 )
 
@@ -67,6 +69,28 @@ func contradicts(terms []*v1.Term, s *v1.Stamp) string {
 		return fmt.Sprintf("has that term end before, at revision %d", next.GetRevision())
 	}
 	return ""
+}
+
+// Hold returns a manager's hold with the evidence that was found, and which of it is new: a host's first, or a stamp that
+// differs from the one that the hold keeps of that host. hold is the present one and stays as it is; nil: none.
+func Hold(hold *v1.Hold, found []Evidence) (update *v1.Hold, fresh []Evidence) {
+	update = proto.CloneOf(hold)
+	if update == nil {
+		update = &v1.Hold{Meta: &v1.Meta{Name: HoldName}}
+	}
+	for _, e := range found {
+		at := slices.IndexFunc(update.Evidence, func(x *v1.ShownStamp) bool { return x.Host == e.Host })
+		switch {
+		case at < 0:
+			update.Evidence = append(update.Evidence, &v1.ShownStamp{Host: e.Host, Stamp: e.Stamp})
+		case proto.Equal(update.Evidence[at].Stamp, e.Stamp):
+			continue
+		default:
+			update.Evidence[at].Stamp = e.Stamp
+		}
+		fresh = append(fresh, e)
+	}
+	return update, fresh
 }
 
 // Unanswered removes the stamps that earlier recoveries have dealt with: the stamps of hosts that took part and earlier

@@ -67,25 +67,15 @@ func (m *manager) held(o *core.Objects, reports core.Captured) bool {
 
 // keepEvidence writes down what is new. It returns whether the manager did not hold before.
 func (m *manager) keepEvidence(o *core.Objects, found []core.Evidence) (begun bool) {
-	update, kind := proto.CloneOf(o.Hold()), core.Update
-	if update == nil {
-		update, kind = &v1.Hold{Meta: &v1.Meta{Name: core.HoldName}}, core.Create
-	}
-	fresh := false
-	for _, e := range found {
-		i := slices.IndexFunc(update.Evidence, func(x *v1.ShownStamp) bool { return x.Host == e.Host })
-		switch {
-		case i < 0:
-			update.Evidence = append(update.Evidence, &v1.ShownStamp{Host: e.Host, Stamp: e.Stamp})
-		case proto.Equal(update.Evidence[i].Stamp, e.Stamp):
-			continue
-		default:
-			update.Evidence[i].Stamp = e.Stamp
-		}
-		fresh = true
+	update, fresh := core.Hold(o.Hold(), found)
+	for _, e := range fresh {
 		m.sim.tell(m.name, "holds: %s", e)
 	}
-	if !fresh || m.sim.commit(m.term, core.Change{Ops: []core.Op{{Kind: kind, Object: update}}}) != nil {
+	kind := core.Update
+	if o.Hold() == nil {
+		kind = core.Create
+	}
+	if len(fresh) == 0 || m.sim.commit(m.term, core.Change{Ops: []core.Op{{Kind: kind, Object: update}}}) != nil {
 		return false
 	}
 	return !o.Held()

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/protobuf/proto"
-
 	v1 "watari/api/watariv1"
 	"watari/core"
 	"watari/internal/stamp"
@@ -59,23 +57,7 @@ func (c *Controller) held(ctx context.Context, s *store.Snapshot, reports core.C
 
 // keepEvidence stores new evidence. begun: the manager did not hold before.
 func (c *Controller) keepEvidence(ctx context.Context, s *store.Snapshot, found []core.Evidence) (begun bool, err error) {
-	update := proto.CloneOf(s.Hold())
-	if update == nil {
-		update = &v1.Hold{Meta: &v1.Meta{Name: store.HoldName}}
-	}
-	var fresh []core.Evidence
-	for _, e := range found {
-		at := slices.IndexFunc(update.Evidence, func(x *v1.ShownStamp) bool { return x.Host == e.Host })
-		switch {
-		case at < 0:
-			update.Evidence = append(update.Evidence, &v1.ShownStamp{Host: e.Host, Stamp: e.Stamp})
-		case proto.Equal(update.Evidence[at].Stamp, e.Stamp):
-			continue
-		default:
-			update.Evidence[at].Stamp = e.Stamp
-		}
-		fresh = append(fresh, e)
-	}
+	update, fresh := core.Hold(s.Hold(), found)
 	if len(fresh) == 0 {
 		return false, nil
 	}
