@@ -3,6 +3,7 @@ package test
 // runs_test.go - what happens to a program when a part of the system below it fails.
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -48,7 +49,7 @@ func TestGuestAgentThatIsKilled(t *testing.T) {
 		}
 	}
 	for _, guest := range []string{"agent-0", "agent-1"} { // the launcher's guest and another one
-		name := guest + "-run"
+		name := fmt.Sprintf("%s-run-%x", guest, time.Now().UnixMilli()) // a run's name is kept after its cluster is deleted
 		must(t, "run", "agent", "--name", name, "--detach", "--", "sh", "-c", "echo begun; sleep 300")
 		started(t, name)
 		killAgent(guest)

@@ -22,12 +22,15 @@ const (
 	checkEvery = 10 * time.Second
 	// slowAfter is the duration after which the state reports that a check is slow.
 	slowAfter = 3 * time.Second
-	// homePatience is how long requests that need the home wait for it.
+	// homePatience is how long requests that may need the home wait for it, counted from the time when it was wanted.
 	homePatience = 30 * time.Second
+	// nfsType is the type of a mount of another guest's home.
+	nfsType = "nfs4"
 )
 
 // home is the cluster's shared home in this guest. One guest keeps it in memory and serves it with the kernel's NFS
-// server; the others mount it. Slow work runs in the background.
+// server; the others mount it. Slow work runs in the background. Until the home is mounted, an empty read-only file
+// system is mounted in its place: a file written there would be hidden by the home, and lost.
 type home struct {
 	log    *slog.Logger
 	server *nfsServer
@@ -37,6 +40,7 @@ type home struct {
 	state   string
 	wanted  homeWanted
 	cancel  context.CancelFunc // of the goroutine that works on wanted
+	since   time.Time          // when the work on wanted began
 	checked time.Time          // when the mounted home was last checked
 	looking time.Time          // since when a check is under way; zero: none is
 }
@@ -54,10 +58,11 @@ func newHome(log *slog.Logger) *home {
 	return &home{log: log, state: "not asked for", server: newNFSServer(log), ready: make(chan struct{})}
 }
 
-// await waits until the home is ready, or until homePatience has passed: a guest without the home is still useful.
+// await waits until the home is ready, or until homePatience has passed since it was wanted: a guest without the home
+// is still useful.
 func (h *home) await(ctx context.Context) {
 	h.mu.Lock()
-	ready, begun := h.ready, h.cancel != nil
+	ready, begun, since := h.ready, h.cancel != nil, h.since
 	h.mu.Unlock()
 	if !begun {
 		return
@@ -65,7 +70,7 @@ func (h *home) await(ctx context.Context) {
 	select {
 	case <-ready:
 	case <-ctx.Done():
-	case <-time.After(homePatience):
+	case <-time.After(homePatience - time.Since(since)):
 	}
 }
 
@@ -109,7 +114,7 @@ func (h *home) look(w homeWanted) {
 	h.looking, h.checked = time.Time{}, time.Now()
 	if errors.Is(err, unix.ESTALE) {
 		h.log.Warn("the shared home was lost and is mounted anew", "server", w.server)
-		if err := unmountAll(w.path); err != nil {
+		if err := prepare(w); err != nil {
 			h.log.Error("shared home", "error", err)
 		}
 		h.begin(w)
@@ -147,7 +152,7 @@ func (h *home) want(c checked) error {
 	if h.cancel != nil {
 		h.cancel()
 	}
-	if !mounted(w.path) { // do not touch a mounted home: its server may not answer
+	if mounted(w.path) == "" { // do not touch a mounted home: its server may not answer
 		if err := os.MkdirAll(w.path, 0o755); err != nil {
 			return err
 		}
@@ -156,17 +161,27 @@ func (h *home) want(c checked) error {
 	same := w
 	same.peers = h.wanted.peers
 	if same != h.wanted {
-		if err := unmountAll(w.path); err != nil {
+		if err := prepare(w); err != nil {
 			return err
-		}
-		if w.mine() {
-			options := fmt.Sprintf("mode=0755,uid=%d,gid=%d", w.uid, w.uid)
-			if err := unix.Mount("home", w.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-				return fmt.Errorf("mount memory on %s: %w", w.path, err)
-			}
 		}
 	}
 	h.begin(w)
+	return nil
+}
+
+// prepare unmounts the old home and mounts what is there before the work on w begins: this guest's own home, or an
+// empty read-only file system in the place of another guest's.
+func prepare(w homeWanted) error {
+	if err := unmountAll(w.path); err != nil {
+		return err
+	}
+	source, flags, options := "home", uintptr(0), fmt.Sprintf("mode=0755,uid=%d,gid=%d", w.uid, w.uid)
+	if !w.mine() {
+		source, flags, options = "home-is-not-mounted-yet", unix.MS_RDONLY, "mode=0555,size=4k"
+	}
+	if err := unix.Mount(source, w.path, "tmpfs", flags|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount memory on %s: %w", w.path, err)
+	}
 	return nil
 }
 
@@ -179,7 +194,7 @@ func (h *home) begin(w homeWanted) {
 	if h.state == homeReady { // otherwise the waiting callers now wait for this home
 		h.ready = make(chan struct{})
 	}
-	h.wanted, h.cancel, h.state = w, cancel, "being set up"
+	h.wanted, h.cancel, h.since, h.state = w, cancel, time.Now(), "being set up"
 	h.looking = time.Time{} // ignore a check of another home
 	go h.work(ctx, w)
 }
@@ -228,7 +243,7 @@ func (h *home) try(ctx context.Context, w homeWanted) error {
 		}
 		return nil
 	}
-	if mounted(w.path) {
+	if mounted(w.path) == nfsType {
 		return nil
 	}
 	return mountHome(w)
@@ -236,7 +251,7 @@ func (h *home) try(ctx context.Context, w homeWanted) error {
 
 // unmountAll removes all mounts on a path, even while they are in use.
 func unmountAll(path string) error {
-	for mounted(path) {
+	for mounted(path) != "" {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("unmount the old home at %s: %w", path, err)
 		}
@@ -249,8 +264,8 @@ func mountHome(w homeWanted) error {
 	// hard: processes wait for a server that does not answer, because it may be moving. actimeo and lookupcache: other
 	// guests see a write within a second, and the absence of a file is not cached.
 	options := fmt.Sprintf("vers=4.2,proto=tcp,sec=sys,hard,timeo=100,actimeo=1,lookupcache=positive,addr=%s,clientaddr=%s", w.server, w.own)
-	if err := unix.Mount(w.server+":/", w.path, "nfs4", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		if !knows("nfs4") {
+	if err := unix.Mount(w.server+":/", w.path, nfsType, unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		if !knows(nfsType) {
 			return errors.New("mount the shared home: the guest's kernel has no NFS client (module nfsv4, which the image ought to hold)")
 		}
 		return fmt.Errorf("mount the home that guest %s serves: %w", w.server, err)

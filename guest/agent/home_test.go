@@ -1,11 +1,13 @@
 package agent
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -87,5 +89,42 @@ func TestWhoWaitsForAHomeGetsTheNextOne(t *testing.T) {
 	case <-ready:
 	case <-time.After(5 * time.Second):
 		t.Error("it waits for the first")
+	}
+}
+
+// A file that is written below the home's mount point would be hidden by the home and lost.
+func TestNothingCanBeWrittenInThePlaceOfAHomeThatIsNotMountedYet(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounting needs root")
+	}
+	path := filepath.Join(t.TempDir(), "home")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unmountAll(path) })
+	if err := prepare(homeWanted{path: path, server: "192.0.2.1", own: "192.0.2.2"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
+		t.Errorf("write: %v", err)
+	}
+	if kind := mounted(path); kind == nfsType || kind == "" {
+		t.Errorf("mounted: %q", kind)
+	}
+	if err := prepare(homeWanted{path: path, server: "192.0.2.2", own: "192.0.2.2"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAHomeThatIsNotReadyIsNotAwaitedAgainAndAgain(t *testing.T) {
+	h := newHome(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	h.cancel, h.since = func() {}, time.Now().Add(-homePatience)
+	begun := time.Now()
+	h.await(t.Context())
+	if took := time.Since(begun); took > homePatience/2 {
+		t.Errorf("it waited for %v", took)
 	}
 }

@@ -277,15 +277,15 @@ func (s *nfsServer) mayHave(words []string) string {
 	return reply
 }
 
-// mounted reports whether a file system is mounted on a path.
-func mounted(path string) bool {
+// mounted returns the type of the file system that was mounted last on a path; empty: none is mounted.
+func mounted(path string) (kind string) {
 	b, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 1 && f[1] == path {
-			return true
+		if f := strings.Fields(line); len(f) > 2 && f[1] == path {
+			kind = f[2]
 		}
 	}
-	return false
+	return kind
 }
 
 // knows reports whether the kernel supports a type of file system.

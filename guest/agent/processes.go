@@ -64,11 +64,9 @@ func (s *processService) StartProcess(ctx context.Context, r *connect.Request[v1
 		request.User = identity.GetUser()
 	}
 	request.Id = s.id(request.GetId())
-	if user := request.GetUser(); user != "" && user != "root" || s.agent.home.within(request.GetDirectory()) {
-		s.agent.home.await(ctx)
-		if err := ctx.Err(); err != nil {
-			return nil, err // the caller has given up and may have forgotten the process, so do not start it
-		}
+	s.agent.home.await(ctx) // root's programs may use the home, too
+	if err := ctx.Err(); err != nil {
+		return nil, err // the caller has given up and may have forgotten the process, so do not start it
 	}
 	p, err := s.agent.processes.Start(request)
 	if err != nil {

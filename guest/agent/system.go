@@ -129,7 +129,7 @@ func makeUser(root, name string, id uint32) error {
 		}
 	}
 	home := filepath.Join(root, "home", name)
-	if mounted(home) { // do not touch a mounted home: its server may not answer
+	if mounted(home) != "" { // do not touch a mounted home: its server may not answer
 		return nil
 	}
 	if err := os.MkdirAll(home, 0o755); err != nil {
