@@ -337,6 +337,13 @@ func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCo
 			return &c, false
 		}
 	}
+	for _, other := range copies {
+		if o := other.seen; o.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && !o.Process && !o.RanOn && o.Epoch < c.seen.Epoch &&
+			o.MigrationId != "" && o.MigrationId == c.seen.MigrationId {
+			row.Reason = fmt.Sprintf("its copy on host %s ended during the move that brought it there", other.host)
+			return &c, false
+		}
+	}
 	if len(r.absent) == 0 {
 		if c.seen.Process {
 			r.end(row, c, "no host has sent it there, so it may be older than what ran last")

@@ -220,28 +220,36 @@ func TestTwoCopiesAreForAPersonToDecide(t *testing.T) {
 func TestMovesThatWereUnderWay(t *testing.T) {
 	for name, c := range map[string]struct {
 		source, target v1.GuestCondition
-		process        bool
+		process, ranOn bool
+		moved          bool // the source's report names the move
 		away           string
 		act            v1.RecoveryAct
 		host           string
 		obstacles      int
 	}{
-		"it is being sent":                 {source: sendingThere, target: v1.GuestCondition_GUEST_CONDITION_RECEIVING, act: waitAct, host: "a1", obstacles: 1},
-		"it was sent":                      {source: sentThere, target: receivedThere, act: adoptAct, host: "b1"},
-		"it was sent and its process ends": {source: sentThere, target: receivedThere, process: true, act: waitAct, host: "a1", obstacles: 1},
-		"the transfer failed":              {source: v1.GuestCondition_GUEST_CONDITION_SEND_FAILED, target: receivedThere, act: keepAct, host: "a1"},
-		"room was made":                    {source: runningThere, target: startingThere, act: keepAct, host: "a1"},
-		"the source is away":               {target: receivedThere, away: "a1", act: waitAct, host: "b1", obstacles: 1},
-		"the target is away":               {source: sentThere, away: "b1", act: holdAct},
-		"the source went on and ended":     {source: goneThere, target: receivedThere, act: restartAct},
-		"the source cannot tell":           {target: receivedThere, act: waitAct, host: "a1", obstacles: 1},
-		"the end is doubted":               {source: goneThere, target: v1.GuestCondition_GUEST_CONDITION_RECEIVING, process: true, act: waitAct, host: "a1", obstacles: 1},
+		"it is being sent":                  {source: sendingThere, target: v1.GuestCondition_GUEST_CONDITION_RECEIVING, act: waitAct, host: "a1", obstacles: 1},
+		"it was sent":                       {source: sentThere, target: receivedThere, act: adoptAct, host: "b1"},
+		"it was sent and its process ends":  {source: sentThere, target: receivedThere, process: true, act: waitAct, host: "a1", obstacles: 1},
+		"the transfer failed":               {source: v1.GuestCondition_GUEST_CONDITION_SEND_FAILED, target: receivedThere, act: keepAct, host: "a1"},
+		"room was made":                     {source: runningThere, target: startingThere, act: keepAct, host: "a1"},
+		"the source is away":                {target: receivedThere, away: "a1", act: waitAct, host: "b1", obstacles: 1},
+		"the target is away":                {source: sentThere, away: "b1", act: holdAct},
+		"the source went on and ended":      {source: goneThere, moved: true, ranOn: true, target: receivedThere, act: restartAct},
+		"it ended before this move":         {source: goneThere, target: receivedThere, act: restartAct},
+		"it ended while all of it was sent": {source: goneThere, moved: true, target: receivedThere, act: adoptAct, host: "b1"},
+		"the source cannot tell":            {target: receivedThere, act: waitAct, host: "a1", obstacles: 1},
+		"the end is doubted":                {source: goneThere, target: v1.GuestCondition_GUEST_CONDITION_RECEIVING, process: true, act: waitAct, host: "a1", obstacles: 1},
 	} {
 		w := newOldState()
 		w.objects.Migrations = map[string]*v1.Migration{"m": {Meta: &v1.Meta{Name: "m"}, State: v1.MigrationState_MIGRATION_STATE_TRANSFERRING},
 			"old": {Meta: &v1.Meta{Name: "old"}, State: v1.MigrationState_MIGRATION_STATE_DONE}}
 		w.sees("a1", "md-1", 4, runningThere)
-		w.sees("a1", "md-0", 3, c.source, func(g *v1.GuestObserved) { g.Process = g.Process || c.process })
+		w.sees("a1", "md-0", 3, c.source, func(g *v1.GuestObserved) {
+			g.Process, g.RanOn = g.Process || c.process, c.ranOn
+			if c.moved {
+				g.MigrationId = "m-uid"
+			}
+		})
 		w.sees("b1", "md-0", 4, c.target, func(g *v1.GuestObserved) { g.MigrationId = "m-uid" })
 		if c.away != "" {
 			w.away(c.away)

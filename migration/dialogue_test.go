@@ -14,7 +14,7 @@ import (
 // Dialogues in testdata are written as: what the hosts report, and what is decided. `go test -rewrite` writes the
 // answers anew; read the difference.
 //
-//	step source=running target=reserved     conditions; "dead", "away", "none" are hosts'
+//	step source=running target=reserved     conditions; "dead", "away", "none" are hosts'; gone-ran-on, gone-process
 //	cancel                                   asked for by a person
 func TestDialogues(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -57,11 +57,13 @@ func dialogueHost(t *testing.T, word string, epoch uint64) Host {
 	case "away":
 		return Host{Away: time.Minute}
 	}
+	word, ranOn := strings.CutSuffix(word, "-ran-on")
+	word, process := strings.CutSuffix(word, "-process")
 	condition, found := v1.GuestCondition_value["GUEST_CONDITION_"+strings.ToUpper(strings.ReplaceAll(word, "-", "_"))]
 	if !found {
 		t.Fatalf("unknown condition %s", word)
 	}
-	h.Guest = &v1.GuestObserved{Epoch: epoch, Condition: v1.GuestCondition(condition), Message: "host's words"}
+	h.Guest = &v1.GuestObserved{Epoch: epoch, Condition: v1.GuestCondition(condition), Message: "host's words", RanOn: ranOn, Process: process}
 	return h
 }
 

@@ -149,6 +149,11 @@ func at(h Host, epoch uint64) v1.GuestCondition {
 	return h.Guest.Condition
 }
 
+// gone reports whether the copy with this epoch is gone. A process of it is evidence that it is not.
+func gone(h Host, epoch uint64) bool {
+	return at(h, epoch) == v1.GuestCondition_GUEST_CONDITION_GONE && !h.Guest.GetProcess()
+}
+
 func pending(m *v1.Migration, o Observed) Decision {
 	switch {
 	case m.Cancel:
@@ -212,6 +217,10 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		if o.Source.Guest.GetProcess() {
 			return waitFor(m, "host %s reports that the guest ended, and has a process of it", m.Source)
 		}
+		if o.Source.Guest.GetRanOn() {
+			// Others may have heard from the guest since, so the target's copy must never run.
+			return rollBack("the transfer failed, and the guest ended on %s afterwards", m.Source)
+		}
 		if received {
 			return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 		}
@@ -247,19 +256,13 @@ func hasNot(m *v1.Migration, o Observed) bool {
 
 // sourceGone reports whether the source's copy is known to be gone.
 func sourceGone(m *v1.Migration, o Observed) bool {
-	if o.Source.Dead || o.Source.Guest.GetProcess() {
-		return o.Source.Dead
-	}
-	switch at(o.Source, m.SourceEpoch) {
-	case v1.GuestCondition_GUEST_CONDITION_SENT, v1.GuestCondition_GUEST_CONDITION_GONE:
-		return true
-	}
-	return false
+	sent := at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_SENT && !o.Source.Guest.GetProcess()
+	return o.Source.Dead || sent || gone(o.Source, m.SourceEpoch)
 }
 
 func switching(m *v1.Migration, o Observed) Decision {
 	switch condition := at(o.Target, m.TargetEpoch); {
-	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
+	case o.Target.Dead, gone(o.Target, m.TargetEpoch),
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:
 		if !sourceGone(m, o) {
 			return rollBack("the guest's copy on %s is gone", m.Target)
@@ -281,7 +284,7 @@ func resuming(m *v1.Migration, o Observed) Decision {
 	switch condition := at(o.Target, m.TargetEpoch); {
 	case condition == v1.GuestCondition_GUEST_CONDITION_RUNNING:
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_DONE}
-	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
+	case o.Target.Dead, gone(o.Target, m.TargetEpoch),
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED:
 		// The target already holds the grant, so the guest ended like any other guest of that host.
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_FAILED,

@@ -67,6 +67,9 @@ func (h *host) carryOut(a machine.Act) {
 				return
 			}
 			record := *a.Record
+			if record.RanOn {
+				h.sim.outdate(h, a.Guest)
+			}
 			h.records[a.Guest] = &record
 			h.sim.tell(h.name, "record of %s: epoch %d %s %s", a.Name, record.Epoch, record.Phase, record.Outcome)
 			end(machine.Result{})

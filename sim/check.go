@@ -36,6 +36,9 @@ func (s *Sim) begins(h *host, c *copyOf) {
 func (s *Sim) runs(h *host, c *copyOf) {
 	c.state, c.since = domain.Running, s.now
 	s.tell(h.name, "guest %s runs, epoch %d", c.name, c.epoch)
+	if !c.whole {
+		s.violate("guest %s runs on %s, where not all of it is, or not what it was last", c.name, h.name)
+	}
 	if h.vouched {
 		return
 	}
@@ -43,6 +46,15 @@ func (s *Sim) runs(h *host, c *copyOf) {
 		other := s.hosts[name]
 		if o := other.copies[c.uid]; other != h && o != nil && o.state == domain.Running && !other.vouched {
 			s.violate("guest %s runs twice: on %s at epoch %d, and on %s at epoch %d", c.name, name, o.epoch, h.name, c.epoch)
+		}
+	}
+}
+
+// outdate notes that a host has recorded that a guest went on there after a transfer. What its target has is of no use.
+func (s *Sim) outdate(h *host, uid string) {
+	for _, name := range s.names {
+		if c := s.hosts[name].copies[uid]; c != nil && name != h.name {
+			c.whole = false
 		}
 	}
 }
@@ -60,6 +72,9 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 	s.tell(h.name, "guest %s is ended by the agent, epoch %d, %s", c.name, c.epoch, c.state)
 	if !c.whole || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
 		return
+	}
+	if s.restored && c.state == domain.Paused {
+		return // what its source had recorded may be forgotten by orders of the older state; a recovery takes no risk then
 	}
 	for _, name := range s.names {
 		if o := s.hosts[name].copies[c.uid]; o != nil && o != c && o.whole && !s.hosts[name].vouched {

@@ -27,7 +27,6 @@ const (
 type transfer struct {
 	source, target *host
 	uid, name, id  string
-	epoch          uint64 // of the target's copy
 	connection     uint64
 	stage          transferStage
 	end            func(machine.Result)
@@ -80,7 +79,11 @@ func (s *Sim) carry(t *transfer) {
 		s.breakOff(t, "libvirt refuses it")
 		return
 	}
-	t.target.copies[t.uid] = &copyOf{uid: t.uid, name: t.name, state: domain.Incoming, since: s.now}
+	c := &copyOf{uid: t.uid, name: t.name, state: domain.Incoming, since: s.now}
+	if r := t.target.records[t.uid]; r != nil {
+		c.epoch = r.Epoch
+	}
+	t.target.copies[t.uid] = c
 	t.target.event(t.uid)
 	s.after(s.between(20*time.Millisecond, 3*time.Second), func() {
 		if t.stage != carrying {

@@ -3,6 +3,8 @@ package machine
 // condition.go - derives a guest's reported condition.
 
 import (
+	"cmp"
+
 	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 )
@@ -13,6 +15,7 @@ type Report struct {
 	Condition v1.GuestCondition
 	Message   string
 	Migration string
+	RanOn     bool // as Record.RanOn
 }
 
 // Describe returns the report of a guest; false: nothing of the guest is here. It is pure. If the hypervisor does not
@@ -35,7 +38,7 @@ func Describe(o Observed) (Report, bool) {
 	if r == nil || beginsAnew(o) {
 		return describeBeginning(o)
 	}
-	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration}
+	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration, RanOn: r.RanOn}
 	if o.EarlierBoot && r.Phase != PhaseEnded && (o.Domain == domain.Absent || o.Domain == domain.Unknown) {
 		report.Condition, report.Message = v1.GuestCondition_GUEST_CONDITION_GONE, "the host was started anew"
 		return report, true
@@ -51,12 +54,9 @@ func Describe(o Observed) (Report, bool) {
 		report.Condition, report.Message = describeStarted(o)
 	case PhaseSending:
 		report.Condition = v1.GuestCondition_GUEST_CONDITION_SENDING
-		// "Send failed" makes the manager end the target's copy. Report it only if this host is known to have the
-		// guest.
-		here := !o.Stale && !o.SendDone && (o.Domain == domain.Running || o.Domain == domain.Paused)
-		if o.Operation != OperationSending && here {
+		if sendFailed(o) {
 			report.Condition = v1.GuestCondition_GUEST_CONDITION_SEND_FAILED
-			report.Message = "the transfer was broken off"
+			report.Message = cmp.Or(r.Message, "the transfer was broken off")
 			if o.Failure.Epoch == r.Epoch && o.Failure.Message != "" {
 				report.Message = o.Failure.Message
 			}
@@ -123,4 +123,11 @@ func describeStarted(o Observed) (v1.GuestCondition, string) {
 		return v1.GuestCondition_GUEST_CONDITION_RUNNING, "it ran when the hypervisor could last be asked"
 	}
 	return v1.GuestCondition_GUEST_CONDITION_STARTING, ""
+}
+
+// sendFailed reports whether a transfer has failed. That makes the manager end the target's copy, so this host must be
+// known to have the guest.
+func sendFailed(o Observed) bool {
+	here := !o.Stale && !o.SendDone && (o.Domain == domain.Running || o.Domain == domain.Paused)
+	return o.Record.Phase == PhaseSending && o.Operation != OperationSending && here
 }

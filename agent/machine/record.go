@@ -43,9 +43,10 @@ type Record struct {
 	Cluster     string  `json:"cluster,omitempty"`
 	Epoch       uint64  `json:"epoch"`
 	Phase       Phase   `json:"phase"`
-	Migration   string  `json:"migration,omitempty"` // uid; reserved to received, sending, sent
+	Migration   string  `json:"migration,omitempty"` // uid of the last move to or from here
 	Source      string  `json:"source,omitempty"`    // host from which it is received
 	Target      string  `json:"target,omitempty"`    // host to which it is or was sent
+	RanOn       bool    `json:"ran_on,omitempty"`    // after Migration's transfer had failed, the guest went on here
 	Outcome     Outcome `json:"outcome,omitempty"`
 	Message     string  `json:"message,omitempty"`
 	LastLines   string  `json:"last_lines,omitempty"` // of the console of a guest that ended by itself, printable
@@ -74,6 +75,7 @@ func (r *Record) bootID() string {
 func record(r *Record, phase Phase) Action {
 	next := *r
 	next.Phase, next.Outcome, next.Message, next.Target = phase, "", "", ""
+	next.RanOn = r.RanOn || r.Phase == PhaseSending && phase == PhaseStarted
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
@@ -85,7 +87,7 @@ func end(r *Record, outcome Outcome, message string) Action {
 
 func sending(r *Record, w *v1.GuestWanted) Action {
 	a := record(r, PhaseSending)
-	a.Record.Migration, a.Record.Target = w.Migration.Id, w.Migration.TargetHost
+	a.Record.Migration, a.Record.Target, a.Record.RanOn = w.Migration.Id, w.Migration.TargetHost, false
 	return a
 }
 

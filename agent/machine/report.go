@@ -74,7 +74,7 @@ func (m *Machine) report(g *guest) *v1.GuestObserved {
 		r.Condition = v1.GuestCondition_GUEST_CONDITION_STARTING // the tunnel does not admit the transfer yet
 	}
 	observed := &v1.GuestObserved{Uid: g.uid, Name: g.name, Epoch: r.Epoch, Condition: r.Condition, Message: r.Message,
-		BootId: g.record.bootID(), MigrationId: r.Migration, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step,
+		BootId: g.record.bootID(), MigrationId: r.Migration, RanOn: r.RanOn, CpuTimeNs: info.CPUTimeNS, MemoryBytes: info.MemoryBytes, Step: g.step,
 		Facts: cmp.Or(g.record.known(), g.wanted.GetFacts())}
 	switch r.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING, v1.GuestCondition_GUEST_CONDITION_SENDING,

@@ -150,6 +150,15 @@ func settle(o Observed) (Decision, bool) {
 		}
 		return Decision{}, false
 	}
+	if w := o.Wanted; sendFailed(o) && !r.RanOn && (w == nil || w.Role == v1.GuestRole_GUEST_ROLE_OUTGOING) {
+		// If this host dies before the manager hears of the failure, the target's copy must not be taken for the guest.
+		ranOn := *r
+		ranOn.RanOn = true
+		if o.Failure.Epoch == r.Epoch {
+			ranOn.Message = o.Failure.Message
+		}
+		return act(Action{Kind: ActionRecord, Record: &ranOn}), true
+	}
 	if o.Domain == domain.Paused && (r.Phase == PhaseReceiving || r.Phase == PhaseReserved) {
 		return act(record(r, PhaseReceived)), true
 	}

@@ -95,6 +95,9 @@ func recordName(r *Record) string {
 	if r.Outcome != "" {
 		name += " " + string(r.Outcome)
 	}
+	if r.RanOn {
+		name += ", ran on"
+	}
 	return name
 }
 

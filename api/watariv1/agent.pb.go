@@ -1137,7 +1137,9 @@ type GuestObserved struct {
 	Process     bool         `protobuf:"varint,16,opt,name=process,proto3" json:"process,omitempty"`
 	OutOfMemory *OutOfMemory `protobuf:"bytes,17,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"` // the guest's last message
 	// facts, as far as the host keeps them. An agent leaves them out once it has orders of the present session for the guest.
-	Facts         *GuestFacts `protobuf:"bytes,18,opt,name=facts,proto3" json:"facts,omitempty"`
+	Facts *GuestFacts `protobuf:"bytes,18,opt,name=facts,proto3" json:"facts,omitempty"`
+	// ran_on: the transfer of migration_id failed, and the guest went on here. What the target received is out of date.
+	RanOn         bool `protobuf:"varint,19,opt,name=ran_on,json=ranOn,proto3" json:"ran_on,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1296,6 +1298,13 @@ func (x *GuestObserved) GetFacts() *GuestFacts {
 		return x.Facts
 	}
 	return nil
+}
+
+func (x *GuestObserved) GetRanOn() bool {
+	if x != nil {
+		return x.RanOn
+	}
+	return false
 }
 
 // KnownEpoch is the highest epoch in a host's record of a guest.
@@ -1962,7 +1971,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12\x1a\n" +
 	"\bprotocol\x18\v \x01(\rR\bprotocol\x12&\n" +
-	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\"\xf3\x04\n" +
+	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\"\x8a\x05\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -1983,7 +1992,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12\x18\n" +
 	"\aprocess\x18\x10 \x01(\bR\aprocess\x12:\n" +
 	"\rout_of_memory\x18\x11 \x01(\v2\x16.watari.v1.OutOfMemoryR\voutOfMemory\x12+\n" +
-	"\x05facts\x18\x12 \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\"4\n" +
+	"\x05facts\x18\x12 \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\x12\x15\n" +
+	"\x06ran_on\x18\x13 \x01(\bR\x05ranOn\"4\n" +
 	"\n" +
 	"KnownEpoch\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +

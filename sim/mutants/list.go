@@ -70,6 +70,13 @@ var mutants = []mutant{
 	{"a move that has sent the guest can be rolled back", []edit{{"migration/migration.go",
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		// From now on only the target has a copy, so even a cancelled move must be completed.\n		return Decision",
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		if m.Cancel {\n			return rollBack(\"cancelled\")\n		}\n		return Decision"}}},
+	{"a guest is taken from the target though it ran on at the source", []edit{{"migration/migration.go",
+		`if o.Source.Guest.GetRanOn() {`, `if false {`}}},
+	{"a copy at the target counts as gone though a process lives", []edit{{"migration/migration.go",
+		`	case o.Target.Dead, gone(o.Target, m.TargetEpoch),
+		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:`,
+		`	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
+		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:`}}},
 	{"room at a move's target is not counted", []edit{{"core/placing.go",
 		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""}}},
 	// Admission.
