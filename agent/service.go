@@ -14,6 +14,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
+	"watari/internal/orders"
 )
 
 // Handler serves AgentService and, under /guest/<uid>/, the guest agents to the manager.
@@ -35,13 +36,18 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 	var ordered atomic.Bool // the agent has taken orders in this session
 	go func() {
 		defer cancel()
+		var last *v1.HostWanted // the complete orders that the last message meant
 		for {
 			w, err := stream.Receive()
+			if err == nil {
+				w, err = orders.Apply(last, w)
+			}
 			if err != nil {
 				received <- err
 				return
 			}
-			if err := s.Take(w); err != nil {
+			last = w
+			if err := s.Take(orders.WithPeers(w)); err != nil {
 				s.log.Warn("orders refused", "error", err)
 				continue
 			}

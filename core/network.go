@@ -80,7 +80,7 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 			}
 		}
 		if c := p.Clusters[cluster]; c != nil {
-			w.Clusters = append(w.Clusters, &v1.ClusterNetwork{Name: cluster, Prefix: c.Prefix})
+			w.Clusters = append(w.Clusters, &v1.ClusterNetwork{Name: cluster, Prefix: c.Prefix, Peers: n.identities, HomeServer: n.homeServer})
 			if w.Mtu == 0 || c.Mtu < w.Mtu {
 				w.Mtu = c.Mtu
 			}

@@ -179,24 +179,12 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 		return nil
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
-		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.identity(g, epoch), Platform: g.Platform,
+		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.Identify(p.Clusters[g.Cluster], g, epoch), Platform: g.Platform,
 		Facts: guestFacts(p.Clusters[g.Cluster], g)}
 	if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Migration = moveOrder(p.Objects, m)
 	}
 	return w
-}
-
-// identity adds to a guest's identity the cluster's guests and the one that serves the shared home.
-func (p *pass) identity(g *v1.Guest, epoch uint64) *v1.Identity {
-	made := p.Identify(p.Clusters[g.Cluster], g, epoch)
-	if made == nil {
-		return nil
-	}
-	id := proto.CloneOf(made)
-	n := p.network(g.Cluster)
-	id.Peers, id.HomeServer = n.identities, n.homeServer
-	return id
 }
 
 // guestFacts returns the facts of a guest that its host keeps. From them a recovery makes lost objects again.

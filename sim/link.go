@@ -6,8 +6,12 @@ package sim
 import (
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 	"watari/core"
+	"watari/internal/orders"
+	"watari/internal/protocol"
 )
 
 // connection is one connection that an agent has dialled.
@@ -19,6 +23,8 @@ type connection struct {
 	broken  bool
 	heard   bool // the manager has had a report on it
 	pending *v1.HostWanted
+	sent    *v1.HostWanted // the last orders that were sent, complete
+	got     *v1.HostWanted // the last orders that came, complete
 	sending bool
 	// Times before which nothing that was sent later arrives, one for each direction.
 	toHost, toManager time.Time
@@ -119,9 +125,11 @@ func (c *connection) order(w *v1.HostWanted) {
 			return
 		}
 		c.pending = nil
+		change := orders.Change(c.sent, w, protocol.Version)
+		c.sent = w
 		deliver := func() {
 			if c.host.life == c.life && c.host.up {
-				c.host.take(w)
+				c.deliver(change, w)
 			}
 		}
 		if c.host.lateNext && ends(w) {
@@ -139,6 +147,20 @@ func (c *connection) order(w *v1.HostWanted) {
 			}
 		})
 	})
+}
+
+// deliver hands a change to the agent, which must find in it the orders that were sent.
+func (c *connection) deliver(change, sent *v1.HostWanted) {
+	whole, err := orders.Apply(c.got, change)
+	if err != nil { // what came before was lost with the connection
+		c.sim.tell(c.host.name, "cannot follow: %v", err)
+		return
+	}
+	if !proto.Equal(whole, sent) {
+		c.sim.violate("host %s was sent %v, and got %v", c.host.name, sent, whole)
+	}
+	c.got = whole
+	c.host.take(whole)
 }
 
 // ends tells whether orders end a guest.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,7 +49,7 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 			t.Fatalf("the older agent of %s has the newer form of the term file, so this test shows nothing: %s", host, text)
 		}
 	}
-	startMelt(t, "kept-run")
+	startMelt(t, "kept-run", 10000) // for longer than the upgrade takes
 
 	// The manager is new, and the agents of both hosts are old.
 	install(t, newer, shared.bin)
@@ -69,12 +70,10 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 	restartAgent(t, second.Host)
 	versions(t, map[string]bool{"manager": true, first.Host: true, second.Host: true})
 	settled(t, "kept", 2)
-	if state := decoded[run](t, "run", "show", "kept-run").State; !strings.HasSuffix(state, "_RUNNING") {
-		t.Errorf("the program was %s before all daemons were replaced", state)
-	}
 	moveAway(t, "kept-1")
 	settled(t, "kept", 2)
-	before := meltAnswer(t, "kept-run")
+	before := meltSoFar(t, "kept-run")
+	must(t, "run", "cancel", "kept-run")
 	termFiles(t)
 	wellStatus(t)
 
@@ -86,7 +85,12 @@ func TestUpgradeFromTheVersionBefore(t *testing.T) {
 		t.Errorf("guests were started anew: %v", lost)
 	}
 	t.Run("a drained host's guests move away", func(t *testing.T) { drainFirst(t, "kept") })
-	startMelt(t, "after-run")
+	last := strings.Fields(before[strings.LastIndex(strings.TrimSpace(before), "\n"):])
+	steps, err := strconv.Atoi(last[0])
+	if err != nil {
+		t.Fatalf("the program's last line has no step: %q", last)
+	}
+	startMelt(t, "after-run", steps)
 	if after := meltAnswer(t, "after-run"); after != before {
 		t.Errorf("the program's answers differ, during the upgrade and after it:\n%s\n---\n%s", before, after)
 	}
@@ -252,14 +256,33 @@ func versions(t *testing.T, newer map[string]bool) {
 }
 
 // startMelt starts LAMMPS on the cluster, and waits until it computes.
-func startMelt(t *testing.T, name string) {
+func startMelt(t *testing.T, name string, steps int) {
 	t.Helper()
 	must(t, "run", "kept", "--name", name, "--detach", "--stage", "../examples/melt/in.melt", "--",
-		"lmp", "-in", "in.melt", "-var", "steps", "400")
+		"lmp", "-in", "in.melt", "-var", "steps", strconv.Itoa(steps))
 	until(t, time.Minute, "the program writes its table", func() (bool, string) {
 		out, _ := shared.watari(20*time.Second, "run", "logs", name)
 		return strings.Contains(out, "Step"), out
 	})
+}
+
+// meltSoFar waits until LAMMPS, which goes on, has written two more lines of its table, and returns the whole lines.
+func meltSoFar(t *testing.T, name string) (lines string) {
+	t.Helper()
+	read := func() string {
+		out := must(t, "run", "logs", name)
+		_, rest, _ := strings.Cut(out, "Step ")
+		return rest[:strings.LastIndex(rest, "\n")+1]
+	}
+	before := strings.Count(read(), "\n")
+	until(t, time.Minute, "the program writes two more lines", func() (bool, string) {
+		lines = read()
+		return strings.Count(lines, "\n") >= before+2, lines
+	})
+	if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+		t.Errorf("the program was %s before all daemons were replaced", state)
+	}
+	return lines
 }
 
 // meltAnswer waits for the end of LAMMPS and returns its table.

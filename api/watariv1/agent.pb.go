@@ -641,11 +641,13 @@ func (x *PeerHost) GetSameSite() bool {
 	return false
 }
 
-// ClusterNetwork is a cluster's prefix, by which a host separates clusters.
+// ClusterNetwork is what a host needs to know of a cluster once, however many guests of it are there.
 type ClusterNetwork struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`                           // by which a host separates clusters
+	Peers         []*Peer                `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`                             // all guests of the cluster, by index; Identity.peers of its guests
+	HomeServer    string                 `protobuf:"bytes,4,opt,name=home_server,json=homeServer,proto3" json:"home_server,omitempty"` // Identity.home_server of its guests
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +692,20 @@ func (x *ClusterNetwork) GetName() string {
 func (x *ClusterNetwork) GetPrefix() string {
 	if x != nil {
 		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ClusterNetwork) GetPeers() []*Peer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *ClusterNetwork) GetHomeServer() string {
+	if x != nil {
+		return x.HomeServer
 	}
 	return ""
 }
@@ -978,7 +994,7 @@ func (x *TemplateShare) GetReason() string {
 	return ""
 }
 
-// HostWanted is the complete orders of a host.
+// HostWanted is the orders of a host: complete ones, or what has changed since the orders before in the same session.
 type HostWanted struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Term       uint64                 `protobuf:"varint,1,opt,name=term,proto3" json:"term,omitempty"`             // of the leading manager; the host refuses orders of older terms
@@ -993,11 +1009,16 @@ type HostWanted struct {
 	Templates  []*TemplateShare `protobuf:"bytes,8,rep,name=templates,proto3" json:"templates,omitempty"`
 	TrustGroup string           `protobuf:"bytes,9,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"` // the host's; a template that was fetched in another group is dropped
 	// boot_id: the orders are only for this boot of the host. Empty: an older manager, which does not name a boot.
-	BootId        string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	Protocol      uint32 `protobuf:"varint,11,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the manager speaks; 0: 1
-	Stamp         *Stamp `protobuf:"bytes,12,opt,name=stamp,proto3" json:"stamp,omitempty"`        // unset: an older manager
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	BootId   string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Protocol uint32 `protobuf:"varint,11,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the manager speaks; 0: 1
+	Stamp    *Stamp `protobuf:"bytes,12,opt,name=stamp,proto3" json:"stamp,omitempty"`        // unset: an older manager
+	// base_generation: these orders are a change to the orders of this generation, which went before in the session. Lists
+	// hold the elements that are new or have changed, and dropped names those that are gone; all other fields are as in
+	// complete orders. 0: the orders are complete.
+	BaseGeneration uint64   `protobuf:"varint,13,opt,name=base_generation,json=baseGeneration,proto3" json:"base_generation,omitempty"`
+	Dropped        *Dropped `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HostWanted) Reset() {
@@ -1114,6 +1135,113 @@ func (x *HostWanted) GetStamp() *Stamp {
 	return nil
 }
 
+func (x *HostWanted) GetBaseGeneration() uint64 {
+	if x != nil {
+		return x.BaseGeneration
+	}
+	return 0
+}
+
+func (x *HostWanted) GetDropped() *Dropped {
+	if x != nil {
+		return x.Dropped
+	}
+	return nil
+}
+
+// Dropped names the elements of HostWanted's lists that a change removes.
+type Dropped struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guests        []string               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`       // uids
+	Images        []string               `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`       // digests
+	Blobs         []string               `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`         // digests
+	Templates     []string               `protobuf:"bytes,4,rep,name=templates,proto3" json:"templates,omitempty"` // keys
+	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`       // guests' addresses
+	Peers         []string               `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`         // hosts' names
+	Clusters      []string               `protobuf:"bytes,7,rep,name=clusters,proto3" json:"clusters,omitempty"`   // names
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dropped) Reset() {
+	*x = Dropped{}
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dropped) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dropped) ProtoMessage() {}
+
+func (x *Dropped) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
+func (*Dropped) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Dropped) GetGuests() []string {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+func (x *Dropped) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *Dropped) GetBlobs() []string {
+	if x != nil {
+		return x.Blobs
+	}
+	return nil
+}
+
+func (x *Dropped) GetTemplates() []string {
+	if x != nil {
+		return x.Templates
+	}
+	return nil
+}
+
+func (x *Dropped) GetRoutes() []string {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *Dropped) GetPeers() []string {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *Dropped) GetClusters() []string {
+	if x != nil {
+		return x.Clusters
+	}
+	return nil
+}
+
 // GuestObserved is one guest as its host sees it.
 type GuestObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1146,7 +1274,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1286,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1299,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -1318,7 +1446,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1458,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1471,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -1373,7 +1501,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1513,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1526,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -1443,7 +1571,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1583,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1596,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -1534,7 +1662,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1674,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1687,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -1686,7 +1814,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1826,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1839,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -1754,7 +1882,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1894,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1907,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -1805,7 +1933,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +1945,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +1958,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -1849,7 +1977,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1989,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +2002,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -1927,10 +2055,13 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"lanAddress\x120\n" +
 	"\x14wireguard_public_key\x18\x04 \x01(\tR\x12wireguardPublicKey\x12%\n" +
 	"\x0ewireguard_port\x18\x05 \x01(\rR\rwireguardPort\x12\x1b\n" +
-	"\tsame_site\x18\x06 \x01(\bR\bsameSiteJ\x04\b\a\x10\b\"<\n" +
+	"\tsame_site\x18\x06 \x01(\bR\bsameSiteJ\x04\b\a\x10\b\"\x84\x01\n" +
 	"\x0eClusterNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"\xd2\x01\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12%\n" +
+	"\x05peers\x18\x03 \x03(\v2\x0f.watari.v1.PeerR\x05peers\x12\x1f\n" +
+	"\vhome_server\x18\x04 \x01(\tR\n" +
+	"homeServer\"\xd2\x01\n" +
 	"\rNetworkWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -1953,7 +2084,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xca\x03\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xa1\x04\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -1971,7 +2102,17 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12\x1a\n" +
 	"\bprotocol\x18\v \x01(\rR\bprotocol\x12&\n" +
-	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\"\x8a\x05\n" +
+	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\x12'\n" +
+	"\x0fbase_generation\x18\r \x01(\x04R\x0ebaseGeneration\x12,\n" +
+	"\adropped\x18\x0e \x01(\v2\x12.watari.v1.DroppedR\adropped\"\xb7\x01\n" +
+	"\aDropped\x12\x16\n" +
+	"\x06guests\x18\x01 \x03(\tR\x06guests\x12\x16\n" +
+	"\x06images\x18\x02 \x03(\tR\x06images\x12\x14\n" +
+	"\x05blobs\x18\x03 \x03(\tR\x05blobs\x12\x1c\n" +
+	"\ttemplates\x18\x04 \x03(\tR\ttemplates\x12\x16\n" +
+	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x14\n" +
+	"\x05peers\x18\x06 \x03(\tR\x05peers\x12\x1a\n" +
+	"\bclusters\x18\a \x03(\tR\bclusters\"\x8a\x05\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2092,7 +2233,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
@@ -2108,74 +2249,78 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*BlobShare)(nil),            // 11: watari.v1.BlobShare
 	(*TemplateShare)(nil),        // 12: watari.v1.TemplateShare
 	(*HostWanted)(nil),           // 13: watari.v1.HostWanted
-	(*GuestObserved)(nil),        // 14: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 15: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 16: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 17: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 18: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 19: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 20: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 21: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 22: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 23: watari.v1.GuestShape
-	(*Image)(nil),                // 24: watari.v1.Image
-	(*Identity)(nil),             // 25: watari.v1.Identity
-	(*Platform)(nil),             // 26: watari.v1.Platform
-	(*GuestFacts)(nil),           // 27: watari.v1.GuestFacts
-	(*Blob)(nil),                 // 28: watari.v1.Blob
-	(*Stamp)(nil),                // 29: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 30: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 31: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 32: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 33: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 34: watari.v1.KeptConsole
+	(*Dropped)(nil),              // 14: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 15: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 16: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 17: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 18: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 19: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 20: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 21: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 22: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 23: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 24: watari.v1.GuestShape
+	(*Image)(nil),                // 25: watari.v1.Image
+	(*Identity)(nil),             // 26: watari.v1.Identity
+	(*Platform)(nil),             // 27: watari.v1.Platform
+	(*GuestFacts)(nil),           // 28: watari.v1.GuestFacts
+	(*Peer)(nil),                 // 29: watari.v1.Peer
+	(*Blob)(nil),                 // 30: watari.v1.Blob
+	(*Stamp)(nil),                // 31: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 32: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 33: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 34: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 35: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 36: watari.v1.KeptConsole
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	23, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	24, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	25, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	24, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	25, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	26, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	4,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	26, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	27, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
-	6,  // 7: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	7,  // 8: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	8,  // 9: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	10, // 10: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	10, // 11: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	1,  // 12: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	28, // 13: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	5,  // 14: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	9,  // 15: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	24, // 16: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	11, // 17: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	12, // 18: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	29, // 19: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	2,  // 20: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	30, // 21: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	31, // 22: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	27, // 23: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	3,  // 24: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	28, // 25: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	32, // 26: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	33, // 27: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	14, // 28: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	16, // 29: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	17, // 30: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	29, // 31: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	15, // 32: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	34, // 33: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	13, // 34: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	19, // 35: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	21, // 36: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	18, // 37: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	20, // 38: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	22, // 39: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	37, // [37:40] is the sub-list for method output_type
-	34, // [34:37] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	27, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	28, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	29, // 7: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	6,  // 8: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	7,  // 9: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	8,  // 10: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	10, // 11: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	10, // 12: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	1,  // 13: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	30, // 14: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	5,  // 15: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	9,  // 16: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	25, // 17: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	11, // 18: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	12, // 19: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	31, // 20: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	14, // 21: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	2,  // 22: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	32, // 23: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	33, // 24: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	28, // 25: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	3,  // 26: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	30, // 27: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	34, // 28: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	35, // 29: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	15, // 30: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	17, // 31: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	18, // 32: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	31, // 33: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	16, // 34: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	36, // 35: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	13, // 36: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	20, // 37: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	22, // 38: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	19, // 39: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	21, // 40: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	23, // 41: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	39, // [39:42] is the sub-list for method output_type
+	36, // [36:39] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -2191,7 +2336,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -9,4 +9,9 @@ package protocol
 //	   which a guest's epoch began, and whether a process of it was seen
 //	3  orders bear a stamp and facts of guests; reports show the latest stamp, and facts and epochs until there are orders. Either
 //	   side does without where the other is older
-const Version = 3
+//	4  orders name a cluster's guests once, not in each guest's identity; after the first orders of a session, the manager
+//	   sends only what has changed. An older agent gets complete orders
+const Version = 4
+
+// Changes is the first version with orders that say only what has changed.
+const Changes = 4

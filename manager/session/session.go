@@ -21,6 +21,8 @@ import (
 	"watari/api/watariv1/watariv1connect"
 	"watari/ca"
 	"watari/hostlink"
+	"watari/internal/orders"
+	"watari/internal/protocol"
 )
 
 var errClosed = errors.New("this manager is ending")
@@ -210,6 +212,7 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 
 func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect.BidiStreamForClient[v1.HostWanted, v1.HostObserved]) error {
 	defer stream.CloseRequest()
+	var sent *v1.HostWanted // in this session
 	for {
 		select {
 		case <-ses.wake:
@@ -218,16 +221,22 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 		}
 		s.mu.Lock()
 		var wanted *v1.HostWanted
+		var version uint32
 		if h := s.hosts[ses.name]; h != nil && h.session == ses && h.connected { // otherwise the host was dropped meanwhile
-			wanted = h.wanted
+			wanted, version = h.wanted, h.observed.GetProtocol()
 		}
 		s.mu.Unlock()
 		if wanted == nil {
 			continue
 		}
-		if err := stream.Send(wanted); err != nil {
+		message := orders.Change(sent, wanted, version)
+		if version < protocol.Changes {
+			message = orders.WithPeers(wanted)
+		}
+		if err := stream.Send(message); err != nil {
 			return fmt.Errorf("send what is wanted: %w", err)
 		}
+		sent = wanted
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
 	"watari/hostlink"
+	"watari/internal/protocol"
 
 	"connectrpc.com/connect"
 )
@@ -92,15 +93,16 @@ func (l *lab) await(what string, cond func() bool) {
 // fakeAgent reports the generation it was last told, and knows one path beside AgentService.
 type fakeAgent struct {
 	watariv1connect.UnimplementedAgentServiceHandler
-	told  chan *v1.HostWanted
-	first func() // called before the first report
+	told     chan *v1.HostWanted
+	first    func() // called before the first report
+	protocol uint32
 }
 
 func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
 	if f.first != nil {
 		f.first()
 	}
-	if err := stream.Send(&v1.HostObserved{Info: &v1.HostInfo{BootId: "b1"}}); err != nil {
+	if err := stream.Send(&v1.HostObserved{Info: &v1.HostInfo{BootId: "b1"}, Protocol: f.protocol}); err != nil {
 		return err
 	}
 	for {
@@ -112,7 +114,7 @@ func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.Host
 			return err
 		}
 		f.told <- w
-		if err := stream.Send(&v1.HostObserved{Generation: w.Generation, Term: w.Term}); err != nil {
+		if err := stream.Send(&v1.HostObserved{Generation: w.Generation, Term: w.Term, Protocol: f.protocol}); err != nil {
 			return err
 		}
 	}
@@ -196,6 +198,47 @@ func TestNothingIsSentBeforeTheFirstReport(t *testing.T) {
 	l.sessions.Send("a1", &v1.HostWanted{Term: 1, Generation: 3})
 	if w := <-again.told; w.Generation != 3 {
 		t.Errorf("told generation %d first, want 3", w.Generation)
+	}
+}
+
+// The first orders of a session are complete. Later ones say only what has changed, if the agent understands that.
+func TestOrdersSayWhatHasChanged(t *testing.T) {
+	peers := []*v1.Peer{{Name: "md-0"}, {Name: "md-1"}}
+	order := func(generation uint64, guests ...*v1.GuestWanted) *v1.HostWanted {
+		return &v1.HostWanted{Term: 1, Generation: generation, Guests: guests,
+			Network: &v1.NetworkWanted{Clusters: []*v1.ClusterNetwork{{Name: "md", Peers: peers}}}}
+	}
+	a := &v1.GuestWanted{Uid: "a", Cluster: "md", Identity: &v1.Identity{Name: "md-0"}}
+	b := &v1.GuestWanted{Uid: "b", Cluster: "md", Identity: &v1.Identity{Name: "md-1"}}
+	for version, changes := range map[uint32]bool{protocol.Changes - 1: false, protocol.Changes: true} {
+		l := newLab(t, nil)
+		f := newFakeAgent()
+		f.protocol = version
+		dial := func() (stop func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				hostlink.Dial(ctx, l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+				close(ended)
+			}()
+			l.await("connected", l.connected("a1"))
+			return func() { cancel(); <-ended; l.await("gone", func() bool { return !l.connected("a1")() }) }
+		}
+		stop := dial()
+		l.sessions.Send("a1", order(1, a))
+		if w := <-f.told; w.BaseGeneration != 0 || len(w.Guests) != 1 || len(w.Guests[0].Identity.Peers) == 0 == !changes {
+			t.Errorf("version %d, at first: %v", version, w)
+		}
+		l.sessions.Send("a1", order(2, a, b))
+		if w := <-f.told; changes && (w.BaseGeneration != 1 || len(w.Guests) != 1 || w.Guests[0].Uid != "b") || !changes && (w.BaseGeneration != 0 || len(w.Guests) != 2) {
+			t.Errorf("version %d, then: %v", version, w)
+		}
+		stop()
+		dial()
+		l.sessions.Send("a1", order(3, a, b))
+		if w := <-f.told; w.BaseGeneration != 0 || len(w.Guests) != 2 {
+			t.Errorf("version %d, in the next session: %v", version, w)
+		}
 	}
 }
 

@@ -48,8 +48,9 @@ const (
 
 // AgentServiceClient is a client for the watari.v1.AgentService service.
 type AgentServiceClient interface {
-	// Sync: the manager sends the host's complete orders after each change. The agent sends its complete report after each
-	// change and every few seconds. Both may be lost and sent again without harm.
+	// Sync: the manager sends the host's complete orders at first, and what has changed after each change. The agent sends its
+	// complete report after each change and every few seconds. An agent that cannot apply a change ends the call; the next one
+	// begins with complete orders.
 	Sync(context.Context) *connect.BidiStreamForClient[watariv1.HostWanted, watariv1.HostObserved]
 	// Console reads a guest's console on this host: the present one, or that of an epoch that ended here.
 	Console(context.Context, *connect.Request[watariv1.ConsoleRequest]) (*connect.ServerStreamForClient[watariv1.ConsoleResponse], error)
@@ -113,8 +114,9 @@ func (c *agentServiceClient) ListConsoles(ctx context.Context, req *connect.Requ
 
 // AgentServiceHandler is an implementation of the watari.v1.AgentService service.
 type AgentServiceHandler interface {
-	// Sync: the manager sends the host's complete orders after each change. The agent sends its complete report after each
-	// change and every few seconds. Both may be lost and sent again without harm.
+	// Sync: the manager sends the host's complete orders at first, and what has changed after each change. The agent sends its
+	// complete report after each change and every few seconds. An agent that cannot apply a change ends the call; the next one
+	// begins with complete orders.
 	Sync(context.Context, *connect.BidiStream[watariv1.HostWanted, watariv1.HostObserved]) error
 	// Console reads a guest's console on this host: the present one, or that of an epoch that ended here.
 	Console(context.Context, *connect.Request[watariv1.ConsoleRequest], *connect.ServerStream[watariv1.ConsoleResponse]) error

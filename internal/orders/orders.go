@@ -1,0 +1,125 @@
+// Package orders makes and applies changes of a host's orders, so that a session carries what has changed and not all of
+// it. The manager's core makes complete orders and the agent's machine takes complete orders; only what is between them
+// knows of changes.
+package orders
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
+)
+
+// Change returns now as a change to before, which went before in the same session; before may be nil. The result is now
+// itself if it is no change to before that an agent of this protocol version can apply.
+func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
+	if before == nil || version < protocol.Changes || before.Term != now.Term || before.Generation == 0 || before.Generation >= now.Generation {
+		return now
+	}
+	// Scalar fields are those of now.
+	c := &v1.HostWanted{Term: now.Term, Generation: now.Generation, BootId: now.BootId, Protocol: now.Protocol, Stamp: now.Stamp,
+		Sharing: now.Sharing, TrustGroup: now.TrustGroup, BaseGeneration: before.Generation, Dropped: &v1.Dropped{},
+		Network: &v1.NetworkWanted{Generation: now.Network.GetGeneration(), Mtu: now.Network.GetMtu()}}
+	d, was, is := c.Dropped, before.Network, now.Network
+	c.Guests, d.Guests = change(before.Guests, now.Guests, (*v1.GuestWanted).GetUid)
+	c.Images, d.Images = change(before.Images, now.Images, (*v1.Image).GetDigest)
+	c.Blobs, d.Blobs = change(before.Blobs, now.Blobs, (*v1.BlobShare).GetDigest)
+	c.Templates, d.Templates = change(before.Templates, now.Templates, (*v1.TemplateShare).GetKey)
+	c.Network.Routes, d.Routes = change(was.GetRoutes(), is.GetRoutes(), (*v1.GuestRoute).GetAddress)
+	c.Network.Peers, d.Peers = change(was.GetPeers(), is.GetPeers(), (*v1.PeerHost).GetName)
+	c.Network.Clusters, d.Clusters = change(was.GetClusters(), is.GetClusters(), (*v1.ClusterNetwork).GetName)
+	return c
+}
+
+// Apply returns the complete orders that w means after before, the complete orders that went before in the same session;
+// nil: there were none. It changes neither.
+func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
+	if w.BaseGeneration == 0 {
+		return w, nil
+	}
+	if before == nil || before.Term != w.Term || before.Generation != w.BaseGeneration {
+		return nil, fmt.Errorf("orders change those of generation %d of term %d, but the last were of generation %d of term %d",
+			w.BaseGeneration, w.Term, before.GetGeneration(), before.GetTerm())
+	}
+	d, was, is := w.Dropped, before.Network, w.Network
+	return &v1.HostWanted{Term: w.Term, Generation: w.Generation, BootId: w.BootId, Protocol: w.Protocol, Stamp: w.Stamp,
+		Sharing: w.Sharing, TrustGroup: w.TrustGroup,
+		Guests:    apply(before.Guests, w.Guests, d.GetGuests(), (*v1.GuestWanted).GetUid),
+		Images:    apply(before.Images, w.Images, d.GetImages(), (*v1.Image).GetDigest),
+		Blobs:     apply(before.Blobs, w.Blobs, d.GetBlobs(), (*v1.BlobShare).GetDigest),
+		Templates: apply(before.Templates, w.Templates, d.GetTemplates(), (*v1.TemplateShare).GetKey),
+		Network: &v1.NetworkWanted{Generation: is.GetGeneration(), Mtu: is.GetMtu(),
+			Routes:   apply(was.GetRoutes(), is.GetRoutes(), d.GetRoutes(), (*v1.GuestRoute).GetAddress),
+			Peers:    apply(was.GetPeers(), is.GetPeers(), d.GetPeers(), (*v1.PeerHost).GetName),
+			Clusters: apply(was.GetClusters(), is.GetClusters(), d.GetClusters(), (*v1.ClusterNetwork).GetName)},
+	}, nil
+}
+
+// change returns the elements of now that before lacks or has otherwise, and the keys of those that now lacks.
+func change[T proto.Message](before, now []T, key func(T) string) (changed []T, dropped []string) {
+	had := make(map[string]T, len(before))
+	for _, e := range before {
+		had[key(e)] = e
+	}
+	for _, e := range now {
+		if old, found := had[key(e)]; !found || !proto.Equal(old, e) {
+			changed = append(changed, e)
+		}
+		delete(had, key(e))
+	}
+	for _, e := range before {
+		if _, gone := had[key(e)]; gone {
+			dropped = append(dropped, key(e))
+		}
+	}
+	return changed, dropped
+}
+
+// apply is the inverse of change. The elements are ordered by their keys.
+func apply[T proto.Message](before, changed []T, dropped []string, key func(T) string) []T {
+	list := slices.Clone(changed)
+	replaced := make(map[string]bool, len(changed)+len(dropped))
+	for _, e := range changed {
+		replaced[key(e)] = true
+	}
+	for _, k := range dropped {
+		replaced[k] = true
+	}
+	for _, e := range before {
+		if !replaced[key(e)] {
+			list = append(list, e)
+		}
+	}
+	slices.SortFunc(list, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
+	return list
+}
+
+// WithPeers returns orders whose guests' identities name the guests of their cluster, as the guests need them and as agents
+// of protocol versions before Changes expect them. It does not change w.
+func WithPeers(w *v1.HostWanted) *v1.HostWanted {
+	clusters := map[string]*v1.ClusterNetwork{}
+	for _, c := range w.Network.GetClusters() {
+		clusters[c.Name] = c
+	}
+	full := &v1.HostWanted{Term: w.Term, Generation: w.Generation, BootId: w.BootId, Protocol: w.Protocol, Stamp: w.Stamp, Sharing: w.Sharing,
+		TrustGroup: w.TrustGroup, Images: w.Images, Blobs: w.Blobs, Templates: w.Templates, Network: w.Network}
+	for _, g := range w.Guests {
+		if c := clusters[g.Cluster]; g.Identity != nil && len(g.Identity.Peers) == 0 && c != nil {
+			g = with(g, c)
+		}
+		full.Guests = append(full.Guests, g)
+	}
+	return full
+}
+
+// with returns a guest's orders with the peers of its cluster.
+func with(g *v1.GuestWanted, c *v1.ClusterNetwork) *v1.GuestWanted {
+	id := proto.CloneOf(g.Identity)
+	id.Peers, id.HomeServer = c.Peers, c.HomeServer
+	return &v1.GuestWanted{Uid: g.Uid, Name: g.Name, Cluster: g.Cluster, Role: g.Role, Epoch: g.Epoch, Shape: g.Shape, Image: g.Image,
+		NoFork: g.NoFork, Identity: id, Migration: g.Migration, Platform: g.Platform, Facts: g.Facts}
+}
