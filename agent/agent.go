@@ -120,8 +120,8 @@ func (a *Agent) loadState() machine.Loaded {
 		loaded.Problems = append(loaded.Problems, err.Error())
 	}
 	loaded.Term, loaded.Stamp, loaded.TermUnread = a.readTerm()
-	records, problems := a.records.Load()
-	loaded.Records = records
+	records, unread, problems := a.records.Load()
+	loaded.Records, loaded.Unread = records, unread
 	for _, problem := range problems {
 		loaded.Problems = append(loaded.Problems, problem.Error())
 	}

@@ -86,26 +86,28 @@ func (s *RecordStore) save(r *machine.Record) error {
 }
 
 // Load reads all records. It moves a damaged record away and returns an error for it: see Damaged.
-func (s *RecordStore) Load() (map[string]*machine.Record, []error) {
-	records := map[string]*machine.Record{}
-	var problems []error
+func (s *RecordStore) Load() (records map[string]*machine.Record, unread map[string]error, problems []error) {
+	records, unread = map[string]*machine.Record{}, map[string]error{}
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return records, []error{fmt.Errorf("read the records of guests: %w", err)}
+		return records, unread, []error{fmt.Errorf("read the records of guests: %w", err)}
 	}
 	for _, entry := range entries {
 		if !entry.IsDir() {
 			continue
 		}
 		r, err := s.LoadOne(entry.Name())
-		if err != nil && !errors.Is(err, ErrUnreadable) { // the machine reads such a record again when it needs it
+		switch {
+		case errors.Is(err, ErrUnreadable) && machine.ValidUID(entry.Name()):
+			unread[entry.Name()] = err
+		case err != nil:
 			problems = append(problems, err)
 		}
 		if r != nil {
 			records[r.UID] = r
 		}
 	}
-	return records, problems
+	return records, unread, problems
 }
 
 // read reads one guest's record; nil: there is none.

@@ -190,6 +190,8 @@ func (p *pass) moveHost(m *v1.Migration, name, boot string) migration.Host {
 	report, since, connected := p.Observed(name)
 	end := migration.Host{Connected: connected, Dead: p.Hosts[name] == nil || Dead(p.Objects, p, name, boot, m.GuestUid), Current: p.current(name),
 		Guest: GuestOn(report, m.GuestUid)}
+	h := p.Hosts[name]
+	end.Removed = h == nil || h.FencedBootId != "" && !connected
 	if !connected {
 		// Agents need time to connect to a manager that has just begun to lead.
 		end.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))

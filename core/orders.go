@@ -131,7 +131,8 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 
 // leftovers returns orders to end the guests that a host reports and should not have: copies of an older epoch, guests
 // of deleted clusters, remains of a move. Each order has the reported epoch. There is no order for strangers, nor for
-// guests whose record the agent has not read yet.
+// guests whose record the agent has not read yet. A host that has ended what it was granted keeps its record until the
+// store has another grant: the next manager may need what the record says.
 func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWanted {
 	mentioned := map[string]bool{}
 	for _, w := range wanted {
@@ -140,8 +141,10 @@ func (p *pass) leftovers(host string, wanted []*v1.GuestWanted) []*v1.GuestWante
 	var list []*v1.GuestWanted
 	report, _, _ := p.Observed(host)
 	for _, seen := range report.GetGuests() {
-		unread := seen.Process && seen.Epoch == 0 && seen.Condition == v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
-		if _, is := p.index.strangers[seen.Uid]; !is && !mentioned[seen.Uid] && !unread {
+		unread := seen.Epoch == 0 && seen.Condition == v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED
+		g := p.index.byUID[seen.Uid]
+		decided := g == nil || g.Host != host || g.Epoch != seen.Epoch || seen.Condition != v1.GuestCondition_GUEST_CONDITION_GONE
+		if _, is := p.index.strangers[seen.Uid]; !is && !mentioned[seen.Uid] && !unread && decided {
 			list = append(list, &v1.GuestWanted{Uid: seen.Uid, Name: seen.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: seen.Epoch})
 		}
 	}

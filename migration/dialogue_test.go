@@ -14,7 +14,7 @@ import (
 // Dialogues in testdata are written as: what the hosts report, and what is decided. `go test -rewrite` writes the
 // answers anew; read the difference.
 //
-//	step source=running target=reserved     conditions; "dead", "away", "none" are hosts'; gone-ran-on, gone-process
+//	step source=running target=reserved     conditions; "dead", "removed", "away", "none" are hosts'; gone-ran-on, gone-process
 //	cancel                                   asked for by a person
 func TestDialogues(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -54,6 +54,8 @@ func dialogueHost(t *testing.T, word string, epoch uint64) Host {
 		return h
 	case "dead":
 		return Host{Connected: true, Current: true, Dead: true}
+	case "removed":
+		return Host{Dead: true, Removed: true, Away: time.Minute}
 	case "away":
 		return Host{Away: time.Minute}
 	}

@@ -30,6 +30,8 @@ type Host struct {
 	Away time.Duration
 	// Dead: no guest that started on it before the migration runs, because it has rebooted or is fenced.
 	Dead bool
+	// Removed: a person has vouched that it is off, and it will not say how the guest ended there.
+	Removed bool
 	// Current: it has made its report under the present orders.
 	Current bool
 	// Guest is its report of the guest; nil: it reports none.
@@ -149,6 +151,9 @@ func at(h Host, epoch uint64) v1.GuestCondition {
 	return h.Guest.Condition
 }
 
+// unread reports whether a host has a record of the guest that it cannot read now.
+func unread(h Host) bool { return h.Guest != nil && h.Guest.Epoch == 0 }
+
 // gone reports whether the copy with this epoch is gone. A process of it is evidence that it is not.
 func gone(h Host, epoch uint64) bool {
 	return at(h, epoch) == v1.GuestCondition_GUEST_CONDITION_GONE && !h.Guest.GetProcess()
@@ -230,6 +235,11 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
 	}
 	switch {
+	case o.Source.Dead && unread(o.Source):
+		return waitFor(m, "host %s died and cannot read its record of the guest yet", m.Source)
+	case o.Source.Removed:
+		// Whether the guest ran on there after the transfer, nobody can say any more.
+		return lost("host %s was removed as lost while the guest's memory was being sent", m.Source)
 	case o.Source.Dead && received:
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 	case o.Source.Dead && hasNot(m, o):
@@ -247,8 +257,8 @@ func transferring(m *v1.Migration, o Observed) Decision {
 // hasNot reports whether the target has no complete copy and will not get one. While the target reports that it is
 // receiving, the last bytes may have come without its agent's knowledge.
 func hasNot(m *v1.Migration, o Observed) bool {
-	if g := o.Target.Guest; g != nil && g.Epoch == 0 && !o.Target.Dead {
-		return false // the target cannot read its record now
+	if unread(o.Target) && !o.Target.Dead {
+		return false
 	}
 	return o.Target.Dead || o.Target.Connected && o.Target.Current &&
 		at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_RECEIVING

@@ -70,7 +70,7 @@ func (s *Sim) sent(h *host, c *copyOf) { s.tell(h.name, "guest %s was sent", c.n
 // destroyed looks at a copy that the agent ends. It must not be the last whole one of a guest that is wanted.
 func (s *Sim) destroyed(h *host, c *copyOf) {
 	s.tell(h.name, "guest %s is ended by the agent, epoch %d, %s", c.name, c.epoch, c.state)
-	if !c.whole || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
+	if !c.whole || c.doubtful || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
 		return
 	}
 	if s.restored && c.state == domain.Paused {

@@ -76,7 +76,9 @@ type copyOf struct {
 	state     domain.State
 	// whole: all of the guest's memory is here.
 	whole bool
-	// lost: libvirt does not list it, though its process is there.
+	// doubtful: it was received from a host that was removed as lost, so nobody can say whether it is what the guest was last.
+	doubtful bool
+	// hidden: libvirt does not list it, though its process is there.
 	hidden bool
 	since  time.Time
 }
@@ -127,13 +129,14 @@ func (h *host) startAgent() {
 		return
 	}
 	h.life++
-	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}}
+	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}, Unread: map[string]error{}}
 	if h.termUnreadable() {
 		loaded.Term, loaded.Stamp, loaded.TermUnread = 0, nil, errInput
 	}
 	for uid, r := range h.records {
 		if h.sim.faulty && h.sim.unreadable[h.name+"/"+uid] {
-			continue // read again when it matters
+			loaded.Unread[uid] = errInput
+			continue
 		}
 		copied := *r
 		loaded.Records[uid] = &copied

@@ -183,7 +183,7 @@ func (s *Sim) perform(step Step) {
 	case "late order":
 		h.lateNext = true
 	case "strike a transfer":
-		s.strike, s.strikeFor = 1+step.Pick%7, step.For
+		s.strike, s.strikeFor = 1+step.Pick%8, step.For
 	case "back up":
 		s.backup = s.store.objects
 	case "put back":
@@ -381,6 +381,13 @@ func (s *Sim) removeLost(h *host) {
 	}
 	if s.admit(func(a *core.Admission) (core.Change, error) { return a.RemoveHost(h.name, true) }) {
 		delete(s.manager.seen, h.name)
+		for _, name := range s.names {
+			for uid, c := range s.hosts[name].copies {
+				if r := s.hosts[name].records[uid]; c.state == domain.Paused && r != nil && r.Source == h.name {
+					c.doubtful = true
+				}
+			}
+		}
 	}
 }
 

@@ -157,6 +157,22 @@ func (s *Sim) struck(t *transfer) {
 		t.stage = over // what the source's libvirt cannot confirm has failed
 		s.drop(t)
 		t.end(machine.Result{Err: errBroken})
+	case 8: // the source's agent sees the transfer fail, and cannot say so before its host dies
+		if c := t.source.copies[t.uid]; c != nil {
+			t.source.cut = true
+			if t.source.link != nil {
+				t.source.link.cut("the line is cut")
+			}
+			s.runs(t.source, c)
+			t.source.event(t.uid)
+			t.stage = over
+			s.drop(t)
+			t.end(machine.Result{Err: errBroken})
+			s.after(s.between(100*time.Millisecond, 3*time.Second), func() {
+				crash(t.source)
+				t.source.cut = false
+			})
+		}
 	}
 }
 

@@ -7,6 +7,7 @@
 package machine
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -33,9 +34,9 @@ type Loaded struct {
 	Stamp *v1.Stamp // of the latest orders; nil: they had none
 	// TermUnread is why the term could not be read; nil: it was. It is read again until it can be.
 	TermUnread error
-	// Records are the readable records, by uid. An unreadable record is read again when orders or a listing mention its
-	// guest.
-	Records  map[string]*Record
+	Records    map[string]*Record // by uid
+	// Unread has why a guest's record could not be read, by uid. It is read again until it can be.
+	Unread   map[string]error
 	Problems []string // errors of reading, for people
 }
 
@@ -88,6 +89,9 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 		g := &guest{uid: uid, name: loaded.Records[uid].Name}
 		m.guests[uid] = g
 		m.adopt(g, loaded.Records[uid])
+	}
+	for _, uid := range slices.Sorted(maps.Keys(loaded.Unread)) {
+		m.guests[uid] = &guest{uid: uid, unread: loaded.Unread[uid], readAgain: now.Add(readAgainEvery)}
 	}
 	m.settle()
 	return m

@@ -117,7 +117,7 @@ func readOptions(run string) (options, error) {
 // recordEnds records that nothing of the guests exists any more.
 func recordEnds(o options) error {
 	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
-	records, _ := store.Load()
+	records, _, _ := store.Load()
 	for _, r := range records {
 		if r.Phase == machine.PhaseEnded {
 			continue

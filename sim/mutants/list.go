@@ -92,7 +92,7 @@ var mutants = []mutant{
 	{"guests are not decided again when their host reports", []edit{{"core/index.go",
 		"	x.markGuestsAt(host)\n	uids := map[string]bool{}\n", "	uids := map[string]bool{}\n"}}},
 	{"routes are not sent again when a guest moves", []edit{{"core/index.go",
-		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n			x.markNetwork(g.Cluster)\n		}\n", ""}}},
+		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n", "		if g := x.objects.Guests[m.GetGuest()]; g != nil && m == nil {\n"}}},
 	{"orders are not made again when a host reports", []edit{{"core/index.go",
 		"func (x *index) seeReport(host string, before, now Seen) {\n	x.hosts[host] = true\n", "func (x *index) seeReport(host string, before, now Seen) {\n"}}},
 }
