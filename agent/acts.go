@@ -58,9 +58,9 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	case machine.Confirm:
 		pids, err := a.processes(ctx, g)
 		return machine.Result{PIDs: pids, Err: err}
-	case machine.Expect:
+	case machine.AllowIncoming:
 		err = a.expect(g, act)
-	case machine.Unexpect:
+	case machine.DisallowIncoming:
 		g.expectNothing()
 	case machine.Forget:
 		return a.forget(ctx, g, act.Record)

@@ -67,7 +67,7 @@ type Agent struct {
 	machine      *machine.Machine
 	guests       map[string]*guest // as the machine knows them
 	running      map[uint64]context.CancelFunc
-	waiting      map[uint64]chan<- error // connections that wait for LetIn
+	waiting      map[uint64]chan<- error // connections that wait for AnswerAdmission
 	connections  uint64
 	timer        *time.Timer
 	info         *v1.HostInfo // replaced as a whole
@@ -256,8 +256,8 @@ func (a *Agent) Evict() {
 	a.feed((*machine.Machine).Evict)
 }
 
-// obey carries out the orders about images, templates and network. a.mu is held.
-func (a *Agent) obey(w *v1.HostWanted) {
+// applyOrders carries out the orders about images, templates and network. a.mu is held.
+func (a *Agent) applyOrders(w *v1.HostWanted) {
 	a.images.Share(w.Sharing, w.Blobs)
 	a.templates.share(w)
 	if w.Network != nil {

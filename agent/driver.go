@@ -55,10 +55,10 @@ func (a *Agent) keepGuestsLocked() {
 // beginLocked begins an act. Acts run concurrently.
 func (a *Agent) beginLocked(act machine.Act) {
 	switch act.Kind {
-	case machine.Obey:
-		a.obey(act.Orders)
+	case machine.ApplyOrders:
+		a.applyOrders(act.Orders)
 		return
-	case machine.LetIn:
+	case machine.AnswerAdmission:
 		if answer := a.waiting[act.Connection]; answer != nil {
 			answer <- act.Err // the channel has room for it
 			delete(a.waiting, act.Connection)

@@ -22,7 +22,7 @@ type guest struct {
 	wantedIdentity *v1.Identity // the identity that the keeper gives the guest
 
 	prepared   prepared // written by Prepare, read by Start, which follows it
-	stopExpect func()   // used by Expect, Unexpect and Forget; nil: nothing is expected
+	stopExpect func()   // used by Expect, DisallowIncoming and Forget; nil: nothing is expected
 }
 
 // prepared is the result of Prepare.

@@ -164,7 +164,8 @@ func poke(wake chan struct{}) {
 	}
 }
 
-// routedHere returns a function that reports whether the manager routes an address to the host, or to no host.
+// routedHere returns a function that reports whether the manager routes an address to this
+// host.
 func (k *networkKeeper) routedHere(host string) func(address string) bool {
 	k.mu.Lock()
 	wanted := k.wanted

@@ -98,7 +98,7 @@ type Tunnels interface {
 	// Drop ends all connections of an incoming migration.
 	Drop(migration string)
 	// Open makes the sockets that lead to a target. The hypervisor must send the guest's memory to migrateSocket.
-	Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (Way, error)
+	Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (OutgoingTunnel, error)
 	// Active reports whether an incoming migration has an open connection.
 	Active(migration string) bool
 }
@@ -114,8 +114,8 @@ type Expected struct {
 	Changed func()
 }
 
-// Way leads to a migration's target.
-type Way struct {
+// OutgoingTunnel leads to a migration's target.
+type OutgoingTunnel struct {
 	Options domain.MigrateOptions
 	// Err returns why a connection to the target failed; nil: none failed.
 	Err   func() error

@@ -480,6 +480,6 @@ func (s stubTunnels) Active(migration string) bool {
 	return s.o.active[migration]
 }
 
-func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (Way, error) {
-	return Way{Close: func() {}, Err: func() error { return s.o.tunnelErr }}, nil
+func (s stubTunnels) Open(context.Context, *v1.MigrationOrder, string) (OutgoingTunnel, error) {
+	return OutgoingTunnel{Close: func() {}, Err: func() error { return s.o.tunnelErr }}, nil
 }

@@ -44,7 +44,7 @@ func (a *Agent) send(ctx context.Context, g *guest, w *v1.GuestWanted) error {
 }
 
 // migrate runs the hypervisor's part of a transfer and reports its progress.
-func (a *Agent) migrate(ctx context.Context, g *guest, w *v1.GuestWanted, way Way) error {
+func (a *Agent) migrate(ctx context.Context, g *guest, w *v1.GuestWanted, way OutgoingTunnel) error {
 	watchCtx, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {

@@ -6,11 +6,9 @@ package core
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -31,34 +29,22 @@ func GuestUID(cluster string, index uint32) string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-const (
-	// maxRecovered bounds the guests of a cluster that is made again.
-	maxRecovered = 1000
-	// firstOffset is guest 0's address, counted from the first of the prefix.
-	firstOffset = 10
-)
-
-// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes (package
-// manager/api).
+// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes.
 func recoveredPrefix(text string, guests uint32) (prefix netip.Prefix, ok bool) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil || !prefix.Addr().Is4() || prefix.Masked() != prefix {
 		return prefix, false
 	}
-	return prefix, prefix.Bits() == min(24, 32-bits.Len32(firstOffset+guests))
+	return prefix, prefix.Bits() == prefixBits(int(guests))
 }
 
 // recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another
 // guest of the cluster.
 func recoveredAddress(prefix netip.Prefix, index uint32, like *v1.Guest) netip.Addr {
-	first := addressNumber(prefix.Addr())
-	n := first + firstOffset + index
 	if other, err := netip.ParseAddr(like.Address); err == nil && prefix.Contains(other) {
-		n = addressNumber(other) - like.Index + index
+		return addressOf(number(other) - uint64(like.Index) + uint64(index))
 	}
-	var b [4]byte
-	binary.BigEndian.PutUint32(b[:], n)
-	return netip.AddrFrom4(b)
+	return guestAddress(prefix, int(index))
 }
 
 // fits tells whether a guest with this index may have the address: the addresses of the cluster's other guests are in
@@ -67,15 +53,8 @@ func fits(prefix netip.Prefix, address netip.Addr, index, guests uint32) bool {
 	if !prefix.Contains(address) {
 		return false
 	}
-	first := uint64(addressNumber(prefix.Addr()))
-	n := uint64(addressNumber(address))
+	first, n := number(prefix.Addr()), number(address)
 	return n >= first+uint64(index) && n-uint64(index)+uint64(guests) <= first+1<<(32-prefix.Bits())
-}
-
-// addressNumber is an IPv4 address as a number.
-func addressNumber(a netip.Addr) uint32 {
-	b := a.As4()
-	return binary.BigEndian.Uint32(b[:])
 }
 
 // clusters plans the clusters to make again: unknown clusters with a copy that may run.
@@ -125,7 +104,7 @@ func (r *recovery) refused(f *v1.GuestFacts) string {
 	switch {
 	case !nameRule.MatchString(c.GetName()):
 		return "its host keeps facts of a cluster with a name that no cluster has"
-	case c.GetSpec().GetGuests() < 1 || c.GetSpec().GetGuests() > maxRecovered:
+	case c.GetSpec().GetGuests() < 1 || c.GetSpec().GetGuests() > maxGuests:
 		return "its host keeps facts of a cluster with a number of guests that no cluster has"
 	case !made:
 		return "its host keeps facts of a cluster with a prefix that no cluster has"

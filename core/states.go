@@ -56,7 +56,7 @@ func GuestState(r Reports, moves Moves, g *v1.Guest) (state v1.GuestState, messa
 		return v1.GuestState_GUEST_STATE_UNKNOWN, unreachable(g.Host, since), false
 	}
 	if seen == nil || seen.Epoch != g.Epoch {
-		return v1.GuestState_GUEST_STATE_STARTING, "host " + g.Host + " was told", false
+		return v1.GuestState_GUEST_STATE_STARTING, "host " + g.Host + " has the order to start it", false
 	}
 	switch seen.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING:

@@ -20,7 +20,7 @@ import (
 const (
 	// Protocol is the ALPN protocol of an agent's connection.
 	Protocol = "watari-agent/1"
-	// BaseURL is the base URL of requests to an agent. A guest is at BaseURL/guest/<uid>.
+	// BaseURL is the base URL of requests to an agent.
 	BaseURL = "http://agent"
 
 	// An end pings a connection on which it has received nothing for pingAfter, and closes it if pingTimeout passes
@@ -28,6 +28,9 @@ const (
 	pingAfter   = 2 * time.Second
 	pingTimeout = 3 * time.Second
 )
+
+// GuestURL is the base URL of requests that an agent passes on to a guest.
+func GuestURL(uid string) string { return BaseURL + "/guest/" + uid }
 
 // GuestLimit bounds one message from a guest. A guest's owner may have replaced its agent, so the message may be
 // anything. The limit is above that of any request to a guest, because answers repeat requests.

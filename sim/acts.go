@@ -22,7 +22,7 @@ var (
 	errDuplicate = errors.New("a domain of that name exists")
 )
 
-// libvirtTimeout is after what time an agent gives a call of libvirt up that hangs.
+// libvirtTimeout is how long an agent waits for a call of libvirt that hangs.
 const libvirtTimeout = 10 * time.Second
 
 // carryOut does an act. Its effect comes after a while; its end is told to the agent after another, if that lives.
@@ -47,7 +47,7 @@ func (h *host) carryOut(a machine.Act) {
 			}
 			end(machine.Result{Term: h.term, Stamp: h.stamp})
 		})
-	case machine.Obey:
+	case machine.ApplyOrders:
 		if n := a.Orders.GetNetwork(); n != nil {
 			h.sim.after(h.sim.latency(5*time.Millisecond), func() {
 				if h.life == life {
@@ -98,14 +98,14 @@ func (h *host) carryOut(a machine.Act) {
 			}
 			end(machine.Result{PIDs: pids})
 		})
-	case machine.Expect:
+	case machine.AllowIncoming:
 		h.expected[a.Guest] = a.Migration
 		h.sim.after(0, func() { end(machine.Result{}) })
-	case machine.Unexpect:
+	case machine.DisallowIncoming:
 		delete(h.expected, a.Guest)
 		h.sim.after(0, func() { end(machine.Result{}) })
-	case machine.LetIn:
-		h.sim.letIn(h, a)
+	case machine.AnswerAdmission:
+		h.sim.answerAdmission(h, a)
 	case machine.Forget:
 		delete(h.expected, a.Guest)
 		h.sim.after(h.sim.latency(2*time.Millisecond), func() { end(machine.Result{Unplugged: true}) })

@@ -217,7 +217,7 @@ func (s *Sim) checkRoom(now *core.Objects) {
 	}
 }
 
-// decide has a manager's core decide, and compares that with what a core decides that has to look at everything.
+// decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which looks at everything.
 func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	if !s.oracle {
 		return m.core.Decide(w)

@@ -65,7 +65,7 @@ func (e *engine) step() {
 	next.do()
 }
 
-// between is a duration of which each is as likely.
+// between returns a random duration from low to high, all equally likely.
 func (e *engine) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(e.rng.Int64N(int64(high-low)+1))
 }
@@ -81,7 +81,7 @@ func (e *engine) latency(usual time.Duration) time.Duration {
 	return e.between(5*usual, 50*usual)
 }
 
-// chance is true in so many of a hundred cases.
+// chance returns true in this percentage of calls.
 func (e *engine) chance(percent int) bool { return e.rng.IntN(100) < percent }
 
 // tell adds a line to the dialogue.

@@ -265,9 +265,8 @@ func (s *Sim) admit(decide func(*core.Admission) (core.Change, error)) bool {
 	return true
 }
 
-// refusedTerm has a host be ordered to start guests by a manager that another one follows, while its disk takes nothing: neither
-// that the starts failed, nor the new manager's term. Then its agent is killed, its disk has room again, and it comes to the
-// old manager.
+// refusedTerm has a host with a full disk start guests, and then changes managers. The host can record neither the failed
+// starts nor the new manager's term. Then its agent is killed, its disk has room again, and it connects to the old manager.
 func (s *Sim) refusedTerm(h *host) {
 	if s.manager.dead || !h.up || s.zombie != nil && !s.zombie.dead {
 		return

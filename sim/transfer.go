@@ -23,7 +23,7 @@ const (
 	over
 )
 
-// transfer is one. It is libvirt's: it goes on while neither agent, nor host, nor the line between them fails.
+// transfer is the transfer of one guest by libvirt. It continues while agents, hosts and the line between them work.
 type transfer struct {
 	source, target *host
 	uid, name, id  string
@@ -55,8 +55,8 @@ func (s *Sim) send(h *host, a machine.Act, end func(machine.Result)) {
 	})
 }
 
-// letIn answers a transfer that asked for admission.
-func (s *Sim) letIn(h *host, a machine.Act) {
+// answerAdmission answers a transfer that asked for admission.
+func (s *Sim) answerAdmission(h *host, a machine.Act) {
 	for _, t := range s.transfers {
 		if t.target != h || t.connection != a.Connection || t.stage != asking {
 			continue
@@ -110,7 +110,7 @@ func (s *Sim) finish(t *transfer) {
 	s.after(s.latency(5*time.Millisecond), func() { s.confirm(t) })
 }
 
-// struck lets break what a plan has asked for, just when the target has all of the guest and nobody knows.
+// struck injects the fault that the plan has asked for, at the moment when the target has all of the guest and nobody knows.
 func (s *Sim) struck(t *transfer) {
 	kind := s.strike
 	s.strike = 0

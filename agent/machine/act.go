@@ -18,9 +18,9 @@ const (
 	// ReadTerm reads what KeepTerm has written: Result.Term and Result.Stamp, zero where it never did. With Err, a term may
 	// be there.
 	ReadTerm Kind = "read term"
-	// Obey passes Act.Orders to the code that keeps the network, the images and the templates. The agent carries it out
+	// ApplyOrders passes Act.Orders to the code that keeps the network, the images and the templates. The agent carries it out
 	// before the acts that follow it.
-	Obey Kind = "obey"
+	ApplyOrders Kind = "apply orders"
 	// List lists the domains: Result.Domains. Afterwards it asks which guests of Act.Late the hypervisor is still
 	// creating: Result.Creating.
 	List Kind = "list"
@@ -57,12 +57,12 @@ const (
 	Destroy Kind = "destroy"
 	// Confirm lists the guest's processes in Result.PIDs. The search begins after Acts has returned the act.
 	Confirm Kind = "confirm"
-	// Expect makes the tunnel admit the transfer Act.Migration from the host Act.Source with uid Act.SourceUID.
-	Expect Kind = "expect"
-	// Unexpect ends Expect. Admitted connections continue.
-	Unexpect Kind = "unexpect"
-	// LetIn answers Admit: it admits the connection Act.Connection, or refuses it because of Act.Err.
-	LetIn Kind = "let in"
+	// AllowIncoming makes the tunnel admit the transfer Act.Migration from the host Act.Source with uid Act.SourceUID.
+	AllowIncoming Kind = "allow incoming"
+	// DisallowIncoming ends AllowIncoming. Admitted connections continue.
+	DisallowIncoming Kind = "disallow incoming"
+	// AnswerAdmission answers Admit: it admits the connection Act.Connection, or refuses it because of Act.Err.
+	AnswerAdmission Kind = "answer admission"
 	// Forget removes the guest's tap, sockets, reservation, expectation and connections. It keeps the guest's record,
 	// Act.Record.
 	Forget Kind = "forget"
@@ -70,7 +70,7 @@ const (
 	Interrupt Kind = "interrupt"
 )
 
-// Act is one act. The agent carries out acts concurrently, and calls Ended once for each. Obey, LetIn and Interrupt
+// Act is one act. The agent carries out acts concurrently, and calls Ended once for each. ApplyOrders, AnswerAdmission and Interrupt
 // need no Ended.
 type Act struct {
 	ID          uint64

@@ -10,7 +10,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// admission is a connection that waits for LetIn.
+// admission is a connection that waits for AnswerAdmission.
 type admission struct {
 	migration  string
 	connection uint64
@@ -19,7 +19,7 @@ type admission struct {
 var errUnwanted = errors.New("this transfer is not wanted any more")
 
 // Admit asks whether the tunnel may admit a connection of a guest's transfer. The caller chooses the connection's
-// number. The answer is the act LetIn. The tunnel passes no byte before that: a record on disk must say first that a
+// number. The answer is the act AnswerAdmission. The tunnel passes no byte before that: a record on disk must say first that a
 // domain may exist. A waiting connection counts as open.
 func (m *Machine) Admit(now time.Time, uid, migration string, connection uint64) {
 	m.now = now
@@ -27,7 +27,7 @@ func (m *Machine) Admit(now time.Time, uid, migration string, connection uint64)
 		g.tunnel = migration
 		g.admissions = append(g.admissions, admission{migration, connection})
 	} else {
-		m.act(nil, Act{Kind: LetIn, Guest: uid, Migration: migration, Connection: connection, Err: errUnwanted})
+		m.act(nil, Act{Kind: AnswerAdmission, Guest: uid, Migration: migration, Connection: connection, Err: errUnwanted})
 	}
 	m.settle()
 }
@@ -63,7 +63,7 @@ func (m *Machine) admit(g *guest) bool {
 			err = fmt.Errorf("the guest is %s here already", r.Phase)
 		}
 		g.admissions = g.admissions[1:]
-		m.act(g, Act{Kind: LetIn, Migration: a.migration, Connection: a.connection, Err: err})
+		m.act(g, Act{Kind: AnswerAdmission, Migration: a.migration, Connection: a.connection, Err: err})
 	}
 	return false
 }
@@ -71,7 +71,7 @@ func (m *Machine) admit(g *guest) bool {
 // answer refuses all waiting connections.
 func (m *Machine) answer(g *guest, err error) {
 	for _, a := range g.admissions {
-		m.act(g, Act{Kind: LetIn, Migration: a.migration, Connection: a.connection, Err: err})
+		m.act(g, Act{Kind: AnswerAdmission, Migration: a.migration, Connection: a.connection, Err: err})
 	}
 	g.admissions = nil
 }
@@ -93,10 +93,10 @@ func (m *Machine) expect(g *guest) bool {
 		return false
 	}
 	if g.expected != "" {
-		g.script = append(g.script, Action{Kind: actionUnexpect})
+		g.script = append(g.script, Action{Kind: actionDisallowIncoming})
 	}
 	if wanted != "" && g.backoff.IsZero() {
-		g.script = append(g.script, Action{Kind: actionExpect})
+		g.script = append(g.script, Action{Kind: actionAllowIncoming})
 		g.ordered = true
 	}
 	return len(g.script) > 0

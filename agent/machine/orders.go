@@ -24,16 +24,16 @@ func (m *Machine) Take(now time.Time, w *v1.HostWanted) error {
 		return nil
 	}
 	if !m.hold(w) {
-		m.obey(w)
+		m.applyOrders(w)
 	}
 	return nil
 }
 
-// obey puts orders in force.
-func (m *Machine) obey(w *v1.HostWanted) {
+// applyOrders puts orders in force.
+func (m *Machine) applyOrders(w *v1.HostWanted) {
 	m.taken, m.refused = mark{w.Term, w.Generation}, ""
 	m.keepStamp(w.Stamp)
-	m.act(nil, Act{Kind: Obey, Orders: w})
+	m.act(nil, Act{Kind: ApplyOrders, Orders: w})
 	mentioned := map[string]bool{}
 	for _, wanted := range w.Guests {
 		if !ValidUID(wanted.Uid) {

@@ -111,7 +111,7 @@ func (c *chance) endOne(a Act) {
 		case KeepTerm:
 			c.term = a.Term
 			c.fails[a.Kind] = Result{Err: errors.New("no")}
-		case Destroy, Prepare, Send, Resume, Expect, Forget, Busy, List, ReadRecord:
+		case Destroy, Prepare, Send, Resume, AllowIncoming, Forget, Busy, List, ReadRecord:
 			c.fails[a.Kind] = Result{Err: errors.New("no")}
 		}
 	}

@@ -11,9 +11,9 @@ import (
 
 // Acts that no step asks for.
 const (
-	actionPlug     ActionKind = "plug"
-	actionExpect   ActionKind = "expect"
-	actionUnexpect ActionKind = "unexpect"
+	actionPlug             ActionKind = "plug"
+	actionAllowIncoming    ActionKind = "allow incoming"
+	actionDisallowIncoming ActionKind = "disallow incoming"
 )
 
 // doing is the script's action under way.
@@ -109,15 +109,15 @@ func (m *Machine) begin(g *guest, a Action) {
 		act(Act{Kind: Forget, Record: g.record})
 	case actionPlug:
 		act(Act{Kind: Plug, Tap: g.tap(), MTU: g.record.MTU})
-	case actionExpect:
+	case actionAllowIncoming:
 		if d.migrate = m.wantedMigration(g); d.migrate == "" {
 			return // the manager no longer wants the transfer
 		}
-		act(Act{Kind: Expect, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid()})
-	case actionUnexpect:
+		act(Act{Kind: AllowIncoming, Migration: d.migrate, Source: g.record.Source, SourceUID: g.wanted.GetMigration().GetSourceUid()})
+	case actionDisallowIncoming:
 		was := g.expected
 		g.expected = ""
-		act(Act{Kind: Unexpect, Migration: was})
+		act(Act{Kind: DisallowIncoming, Migration: was})
 	}
 }
 
@@ -155,7 +155,7 @@ func (m *Machine) doingEnded(g *guest, o Result) {
 		if o.Err != nil {
 			g.note("plug its tap anew: %v", o.Err)
 		}
-	case actionExpect:
+	case actionAllowIncoming:
 		if o.Err != nil {
 			m.fail(g, o.Err)
 			return

@@ -34,13 +34,13 @@ type Observed struct {
 	Host      string          // this host's name
 	Wanted    *v1.GuestWanted // nil: not mentioned
 	Record    *Record         // nil: none
-	Damaged   bool            // there was a record, and it could not be read
+	Damaged   bool            // there was a record, which was damaged and has been moved away
 	Domain    domain.State
 	Stale     bool // the hypervisor does not answer; Domain is the last known state, or unknown
 	Operation Operation
 	Prepared  uint64  // the epoch for which Prepare succeeded
 	Failure   Failure // since the agent started; a zero epoch: none
-	Backoff   bool    // preparing failed a moment ago
+	Backoff   bool    // an attempt failed, and the pause after it has not passed
 	Tunnel    bool    // a tunnel of the record's incoming migration is open
 	SendDone  bool    // libvirt has confirmed the transfer
 	// EarlierBoot: the record's epoch began in an earlier boot of the host, so its domain no longer runs.

@@ -124,7 +124,7 @@ func (m *Machine) termKept(err error) {
 	}
 	held := t.held
 	t.held = nil
-	m.obey(held)
+	m.applyOrders(held)
 }
 
 // termRead takes up the term that was read from disk, and then the orders that waited for it.
@@ -139,7 +139,7 @@ func (m *Machine) termRead(o Result) {
 	held := t.held
 	t.held = nil
 	if held != nil && m.check(held) == nil && !m.hold(held) {
-		m.obey(held)
+		m.applyOrders(held)
 	}
 }
 

@@ -100,11 +100,11 @@ func (w *world) unsafe(a Act) string {
 		if r == nil || r.Phase != PhaseSending {
 			return "sent before its record is on disk"
 		}
-	case LetIn:
+	case AnswerAdmission:
 		if a.Err == nil && !w.landed && (r == nil || r.Phase != PhaseReceiving && r.Phase != PhaseReceived) {
 			return "a byte is let in before that is on disk"
 		}
-	case Expect:
+	case AllowIncoming:
 		if a.Migration == "" {
 			return "any transfer would be admitted"
 		}
@@ -115,7 +115,7 @@ func (w *world) unsafe(a Act) string {
 		if w.over[fmt.Sprint(a.Guest, " ", a.Record.Epoch)] && a.Record.Phase != PhaseEnded {
 			return "an ended epoch comes to life"
 		}
-	case Obey:
+	case ApplyOrders:
 		if a.Orders.Term > w.term {
 			return "orders are in force before their term is on disk"
 		}
@@ -261,7 +261,7 @@ func actText(a Act) string {
 		text += " plain"
 	case a.Kind == List && len(a.Late) > 0:
 		text += " late"
-	case a.Kind == LetIn && a.Err != nil:
+	case a.Kind == AnswerAdmission && a.Err != nil:
 		text += fmt.Sprintf(" refused: %v", a.Err)
 	}
 	return text

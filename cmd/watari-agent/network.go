@@ -64,12 +64,12 @@ type tunnels struct{ *tunnel.Tunnels }
 
 func (t tunnels) Expect(e agent.Expected) (stop func()) { return t.Tunnels.Expect(tunnel.Expected(e)) }
 
-func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (agent.Way, error) {
+func (t tunnels) Open(ctx context.Context, order *v1.MigrationOrder, migrateSocket string) (agent.OutgoingTunnel, error) {
 	out, err := t.Tunnels.Open(ctx, tunnel.Order{Migration: order.Id, MigrateSocket: migrateSocket, Target: order.TargetHost, TargetUID: order.TargetUid, Address: order.TargetAddress})
 	if err != nil {
-		return agent.Way{}, err
+		return agent.OutgoingTunnel{}, err
 	}
-	return agent.Way{
+	return agent.OutgoingTunnel{
 		Options: domain.MigrateOptions{
 			DestURI:        "qemu+unix:///system?socket=" + out.LibvirtSocket,
 			MigrateURI:     "unix://" + out.MigrateSocket,

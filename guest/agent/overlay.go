@@ -163,7 +163,7 @@ func (o *overlay) dial(ctx context.Context, _, target string) (net.Conn, error) 
 	return conn, nil
 }
 
-// findPeer finds a guest of the cluster by name or address.
+// findPeer finds a guest of the cluster by its name, with or without a domain.
 func (a *Agent) findPeer(name string) *v1.Peer {
 	name, _, _ = strings.Cut(name, ".") // ignore a domain
 	for _, p := range a.current().GetPeers() {

@@ -81,7 +81,7 @@ func (s *Server) reach(g *v1.Guest) (connect.HTTPClient, string, error) {
 	if err != nil {
 		return nil, "", connect.NewError(connect.CodeUnavailable, fmt.Errorf("reach guest %s: %w", g.Meta.Name, err))
 	}
-	return client, hostlink.BaseURL + "/guest/" + g.Meta.Uid, nil
+	return client, hostlink.GuestURL(g.Meta.Uid), nil
 }
 
 func (s *Server) processes(g *v1.Guest) (watariv1connect.ProcessServiceClient, error) {

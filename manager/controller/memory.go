@@ -72,7 +72,7 @@ func describe(ctx context.Context, g *v1.Guest, sessions Sessions) (*v1.Describe
 	if err != nil {
 		return nil, err
 	}
-	guest := watariv1connect.NewGuestServiceClient(client, "http://agent/guest/"+g.GetMeta().GetUid(), hostlink.GuestLimit())
+	guest := watariv1connect.NewGuestServiceClient(client, hostlink.GuestURL(g.GetMeta().GetUid()), hostlink.GuestLimit())
 	response, err := guest.Describe(ctx, connect.NewRequest(&v1.DescribeRequest{}))
 	if err != nil {
 		return nil, err

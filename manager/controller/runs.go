@@ -126,7 +126,7 @@ func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (wa
 	if err != nil {
 		return nil, fmt.Errorf("reach guest %s: %w", guest, err)
 	}
-	return watariv1connect.NewProcessServiceClient(client, "http://agent/guest/"+g.Meta.Uid, hostlink.GuestLimit()), nil
+	return watariv1connect.NewProcessServiceClient(client, hostlink.GuestURL(g.Meta.Uid), hostlink.GuestLimit()), nil
 }
 
 // follow starts the process if it has not been started, and follows it to its end or until ctx ends. It continues after

@@ -73,7 +73,7 @@ func TestAHostThatRepeatsALargeReportWakesNobody(t *testing.T) {
 	s := New(nil, nil)
 	ses := &session{name: "a1"}
 	s.host("a1").session = ses
-	changes := s.Changes()
+	changes := s.Subscribe(t.Context())
 	for i := range 3 {
 		s.received(ses, &v1.HostObserved{Info: &v1.HostInfo{LibvirtVersion: strings.Repeat("x", 1<<20)}, Load: &v1.HostLoad{CpuBusy: float64(i)}})
 		if woken := len(changes) > 0; woken != (i == 0) {

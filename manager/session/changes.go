@@ -32,14 +32,11 @@ func keepInfo(o, before *v1.HostObserved) {
 	}
 }
 
-// tell calls the watchers and fills the subscriptions. s.mu is not held.
-func (s *Sessions) tell(host string) {
+// notify fills the subscriptions. s.mu is not held.
+func (s *Sessions) notify() {
 	s.mu.Lock()
-	watchers, subs := s.watchers, s.subs
+	subs := s.subs
 	s.mu.Unlock()
-	for _, f := range watchers {
-		f(host)
-	}
 	for _, ch := range subs {
 		select {
 		case ch <- struct{}{}:
@@ -48,27 +45,14 @@ func (s *Sessions) tell(host string) {
 	}
 }
 
-// OnChange registers f, which is called after a host connects, disconnects, or reports a change other than in its
-// figures. f must not block. It stays registered.
-func (s *Sessions) OnChange(f func(host string)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.watchers = append(s.watchers[:len(s.watchers):len(s.watchers)], f)
-}
-
-// Changes returns a channel that holds a token when something changed (as OnChange) since the last receive.
-// Call it once per consumer.
-func (s *Sessions) Changes() <-chan struct{} { return s.Subscribe(nil) }
-
-// Subscribe is Changes for a consumer that ends with ctx.
+// Subscribe returns a channel that holds a token if, since the last receive, a host has connected, disconnected, or
+// reported a change other than in its figures. It is for one consumer, until ctx ends.
 func (s *Sessions) Subscribe(ctx context.Context) <-chan struct{} {
 	ch := make(chan struct{}, 1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.subs = append(s.subs[:len(s.subs):len(s.subs)], ch)
-	if ctx != nil {
-		context.AfterFunc(ctx, func() { s.unsubscribe(ch) })
-	}
+	context.AfterFunc(ctx, func() { s.unsubscribe(ch) })
 	return ch
 }
 

@@ -39,11 +39,10 @@ type Sessions struct {
 
 	agents watariv1connect.AgentServiceClient // of the session that is in a call's context (withSession)
 
-	mu       sync.Mutex
-	hosts    map[string]*host
-	watchers []func(host string)
-	subs     []chan struct{}
-	closed   bool
+	mu     sync.Mutex
+	hosts  map[string]*host
+	subs   []chan struct{}
+	closed bool
 }
 
 // host is the state of one host, which outlasts its sessions.
@@ -165,7 +164,7 @@ func (s *Sessions) end(ses *session) {
 	}
 	s.mu.Unlock()
 	if was {
-		s.tell(ses.name)
+		s.notify()
 	}
 }
 
@@ -234,13 +233,13 @@ func (s *Sessions) sendWanted(ctx context.Context, ses *session, stream *connect
 			message = orders.WithPeers(wanted)
 		}
 		if err := stream.Send(message); err != nil {
-			return fmt.Errorf("send what is wanted: %w", err)
+			return fmt.Errorf("send orders: %w", err)
 		}
 		sent = wanted
 	}
 }
 
-// received stores a report, and wakes the watchers if it shows a change.
+// received stores a report, and wakes the subscribers if it shows a change.
 func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	boundLoad(observed.Load)
 	fixed, err := withoutFigures(observed)
@@ -269,7 +268,7 @@ func (s *Sessions) received(ses *session, observed *v1.HostObserved) {
 	}
 	s.mu.Unlock()
 	if changed {
-		s.tell(ses.name)
+		s.notify()
 	}
 }
 
@@ -336,7 +335,7 @@ func (s *Sessions) Drop(name string) {
 	}
 	delete(s.hosts, name)
 	s.mu.Unlock()
-	s.tell(name)
+	s.notify()
 }
 
 // Reset ends all sessions and forgets all reports, because this manager no longer leads.

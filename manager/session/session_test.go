@@ -28,7 +28,7 @@ type lab struct {
 	authority *ca.Authority
 	sessions  *Sessions
 	url       string
-	changed   chan string
+	changed   <-chan struct{}
 }
 
 func newLab(t *testing.T, accept func(ca.Identity) error) *lab {
@@ -46,8 +46,8 @@ func newLab(t *testing.T, accept func(ca.Identity) error) *lab {
 		t.Fatal(err)
 	}
 	config.NextProtos = []string{hostlink.Protocol}
-	l := &lab{t: t, authority: a, sessions: New(accept, nil), changed: make(chan string, 1000)}
-	l.sessions.OnChange(func(host string) { l.changed <- host })
+	l := &lab{t: t, authority: a, sessions: New(accept, nil)}
+	l.changed = l.sessions.Subscribe(t.Context())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ func main() {
 	one := flag.Int64("seed", -1, "replay this seed, shrunk, and print its dialogue")
 	whole := flag.Bool("whole", false, "do not shrink")
 	out := flag.String("report", "", "write a report to this file")
-	first := flag.Bool("first", false, "stop at the first violation, and print its seed alone")
+	first := flag.Bool("first", false, "stop at the first violation; print how many seeds it took, and the violation")
 	flag.Parse()
 	if *one >= 0 {
 		replay(uint64(*one), *whole)

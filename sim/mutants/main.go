@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	seeds := flag.Int("seeds", 20000, "after how many seeds a mutant counts as not found")
+	seeds := flag.Int("seeds", 20000, "try so many seeds for each mutant")
 	report := flag.String("report", "", "add the result to this report of explore")
 	only := flag.String("only", "", "only mutants whose name has this in it")
 	flag.Parse()
