@@ -156,7 +156,7 @@ func (c *Core) Decide(w World) Decision {
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), statuses: map[string]ClusterStatus{}}
 	p.again = w.Now.Add(idlePass)
-	p.tell()
+	p.makeOrders()
 	p.hosts()
 	p.moves()
 	p.guests()
@@ -219,8 +219,8 @@ func (p *pass) changed(o Object) bool { return p.working.touched[o] }
 // current reports whether a host has made its report under the present orders.
 func (p *pass) current(host string) bool {
 	report, _, connected := p.Observed(host)
-	told := p.Core.orders.told[host].wanted
-	return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation
+	sent := p.Core.orders.sent[host].wanted
+	return connected && sent != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= sent.Generation
 }
 
 // sortedMoves returns moves in the order of their turns: older moves first.

@@ -65,7 +65,7 @@ func (p *pass) rebind(key string, g *v1.Guest) {
 	update.BootId = BootID(p.Objects, p, g.Host)
 	var c Change
 	c.write(Update, update)
-	c.event(v1.Severity_SEVERITY_WARNING, "guest", g.Meta.Name, "goes on on %s, which reports another boot though the guest's process is there", g.Host)
+	c.event(v1.Severity_SEVERITY_WARNING, "guest", g.Meta.Name, "continues on %s, which reports another boot though the guest's process is there", g.Host)
 	p.propose(key, c)
 }
 

@@ -18,7 +18,7 @@ const describePause = 2 * time.Second
 // described is the last change of what is stored of a host, within describePause.
 type described struct {
 	at    time.Time
-	boot  bool // the host was started anew
+	boot  bool // the host has rebooted
 	again bool // another change waits
 }
 
@@ -67,7 +67,7 @@ func (p *pass) hosts() {
 		case h.Info == nil:
 			c.event(v1.Severity_SEVERITY_INFO, "host", name, "joined at site %s: %s, %s", info.Site, english.Plural(int(info.Cores), "core", ""), info.GetAcceleration().GetReason())
 		case h.Info.BootId != info.BootId:
-			c.event(v1.Severity_SEVERITY_WARNING, "host", name, "was started anew; its guests of before have ended")
+			c.event(v1.Severity_SEVERITY_WARNING, "host", name, "has rebooted; its earlier guests have ended")
 		}
 		p.propose("host/"+name, c)
 	}

@@ -83,7 +83,7 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 	key := "migration/" + m.Meta.Name
 	g := p.working.Guests[m.Guest]
 	if g == nil || g.Meta.Uid != m.GuestUid {
-		p.endMove(key, m, v1.MigrationState_MIGRATION_STATE_CANCELLED, "the guest exists no more")
+		p.endMove(key, m, v1.MigrationState_MIGRATION_STATE_CANCELLED, "the guest no longer exists")
 		return true
 	}
 	if p.changed(g) {

@@ -107,10 +107,10 @@ func peerHost(s *Objects, name, host string) *v1.PeerHost {
 // routesSet reports whether every connected host with a part in the cluster's network has the present routes in force.
 func (p *pass) routesSet(cluster string) bool {
 	for host := range p.network(cluster).parts {
-		told := p.Core.orders.told[host].wanted
-		hasPart := slices.ContainsFunc(told.GetNetwork().GetClusters(), func(n *v1.ClusterNetwork) bool { return n.Name == cluster })
+		sent := p.Core.orders.sent[host].wanted
+		hasPart := slices.ContainsFunc(sent.GetNetwork().GetClusters(), func(n *v1.ClusterNetwork) bool { return n.Name == cluster })
 		report, _, connected := p.Observed(host)
-		if hasPart && connected && (report.GetTerm() != p.Core.Term || report.GetNetworkGeneration() < told.Network.Generation) {
+		if hasPart && connected && (report.GetTerm() != p.Core.Term || report.GetNetworkGeneration() < sent.Network.Generation) {
 			return false
 		}
 	}

@@ -18,28 +18,28 @@ import (
 
 // orderBook has the last orders of each host, and their parts.
 type orderBook struct {
-	told map[string]told
+	sent map[string]sentOrders
 	base map[string]*v1.HostWanted // orders without what package sharing decides
 	// share is the part that package sharing decided, by host; nil: the host's agent cannot share.
 	share map[string]*shareOrders
 }
 
-// told is the last orders of a host.
-type told struct {
+// sentOrders is the last orders of a host.
+type sentOrders struct {
 	wanted *v1.HostWanted
 	since  time.Time // of the connection on which it was sent
 }
 
 func newOrderBook() orderBook {
-	return orderBook{told: map[string]told{}, base: map[string]*v1.HostWanted{}, share: map[string]*shareOrders{}}
+	return orderBook{sent: map[string]sentOrders{}, base: map[string]*v1.HostWanted{}, share: map[string]*shareOrders{}}
 }
 
 func (b orderBook) clone() orderBook {
-	return orderBook{told: maps.Clone(b.told), base: map[string]*v1.HostWanted{}, share: map[string]*shareOrders{}}
+	return orderBook{sent: maps.Clone(b.sent), base: map[string]*v1.HostWanted{}, share: map[string]*shareOrders{}}
 }
 
-// tell makes the orders of each connected host whose orders may have changed.
-func (p *pass) tell() {
+// makeOrders makes the orders of each connected host whose orders may have changed.
+func (p *pass) makeOrders() {
 	p.orders = map[string]*v1.HostWanted{}
 	book := &p.Core.orders
 	again := map[string]bool{}
@@ -48,7 +48,7 @@ func (p *pass) tell() {
 		if p.Hosts[name] == nil || !connected {
 			delete(book.base, name)
 			if p.Hosts[name] == nil {
-				delete(book.told, name)
+				delete(book.sent, name)
 			}
 			continue
 		}
@@ -77,7 +77,7 @@ func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
 // A generation grows with every change.
 func (p *pass) send(host string, base *v1.HostWanted) {
 	book := &p.Core.orders
-	last := book.told[host]
+	last := book.sent[host]
 	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images,
 		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
@@ -88,7 +88,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 	_, since, _ := p.Observed(host)
 	if last.wanted != nil && proto.Equal(w, last.wanted) {
 		if !since.Equal(last.since) {
-			book.told[host] = told{last.wanted, since}
+			book.sent[host] = sentOrders{last.wanted, since}
 			p.orders[host] = last.wanted
 		}
 		return
@@ -98,7 +98,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 	}
 	w.Generation++
 	w.Stamp = nil // the caller signs what is new
-	book.told[host] = told{w, since}
+	book.sent[host] = sentOrders{w, since}
 	p.orders[host] = w
 }
 

@@ -68,7 +68,7 @@ func (p *pass) pendingRun(run *v1.Run) {
 	case run.Cancel:
 		p.endRun(run, v1.RunState_RUN_STATE_CANCELLED, 0, "cancelled before it was started")
 	case cluster == nil || cluster.Meta.Deleting != nil || !IsRunOf(run, cluster):
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("cluster %s exists no more", run.Spec.GetCluster()))
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("cluster %s no longer exists", run.Spec.GetCluster()))
 	case run.Spec.Hold:
 		p.say(run, "waits for its files")
 	case halted != "": // end the run: a person has to act, which may take days
@@ -149,9 +149,9 @@ func (p *pass) begunRun(run *v1.Run) {
 	case starting && seen.Refused != "":
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 127, fmt.Sprintf("could not be started on %s: %s", run.Head, seen.Refused))
 	case seen.Unknown:
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s was started anew, and the run ended with it", run.Head))
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s was restarted, and the run ended with it", run.Head))
 	case head == nil || head.Meta.Uid != run.HeadUid:
-		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s exists no more", run.Head))
+		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, fmt.Sprintf("its head guest %s no longer exists", run.Head))
 	case lost == run.Head && lost != "":
 		p.endRun(run, v1.RunState_RUN_STATE_FAILED, 0, lostMessage(lost))
 	case starting && seen.Started:

@@ -18,11 +18,11 @@ func TestARunLosesGuestsThatEndNotThoseThatMove(t *testing.T) {
 		objects *Objects
 		want    string
 	}{
-		"unchanged":      {guest("b1", 1, 1), ""},
-		"moved":          {guest("a1", 2, 1), ""},
-		"started anew":   {guest("b1", 2, 2), "md-1"},
-		"has no host":    {guest("", 1, 1), "md-1"},
-		"exists no more": {&Objects{Guests: map[string]*v1.Guest{"md-0": guest("", 1, 1).Guests["md-0"]}}, "md-1"},
+		"unchanged":        {guest("b1", 1, 1), ""},
+		"moved":            {guest("a1", 2, 1), ""},
+		"started anew":     {guest("b1", 2, 2), "md-1"},
+		"has no host":      {guest("", 1, 1), "md-1"},
+		"no longer exists": {&Objects{Guests: map[string]*v1.Guest{"md-0": guest("", 1, 1).Guests["md-0"]}}, "md-1"},
 	} {
 		if got := lostGuest(c.objects, run); got != c.want {
 			t.Errorf("%s: lost %q, want %q", name, got, c.want)

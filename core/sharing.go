@@ -151,7 +151,7 @@ func (p *pass) sharers() []*sharer {
 
 // wasToldToMake reports whether a host's last orders were to make a template.
 func (p *pass) wasToldToMake(host, key string) bool {
-	for _, t := range p.Core.orders.told[host].wanted.GetTemplates() {
+	for _, t := range p.Core.orders.sent[host].wanted.GetTemplates() {
 		if t.Key == key {
 			return t.Order == v1.TemplateOrder_TEMPLATE_ORDER_MAKE
 		}

@@ -68,7 +68,7 @@ func (s *shareTest) pass() {
 	p.share()
 	for name, base := range s.core.orders.base {
 		p.send(name, base)
-		s.wanted[name] = s.core.orders.told[name].wanted
+		s.wanted[name] = s.core.orders.sent[name].wanted
 	}
 }
 

@@ -185,7 +185,7 @@ func reserving(m *v1.Migration, o Observed) Decision {
 	case o.Source.Dead, at(o.Source, m.SourceEpoch) == v1.GuestCondition_GUEST_CONDITION_GONE:
 		return rollBack("the guest ended on %s before its memory was sent", m.Source)
 	case o.Target.Dead:
-		return rollBack("host %s was started anew before it had made room", m.Target)
+		return rollBack("host %s rebooted before it had made room", m.Target)
 	case !o.Target.Connected && o.Target.Away > AwayWait:
 		return rollBack("host %s is not reachable", m.Target)
 	case condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:
@@ -319,5 +319,5 @@ func rollingBack(m *v1.Migration, o Observed) Decision {
 	case o.Target.Connected && !o.Target.Dead && at(o.Target, m.TargetEpoch) != v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED && o.InState < AwayWait:
 		return stay(m) // the target is removing its copy
 	}
-	return Decision{State: end, Message: fmt.Sprintf("%s; the guest goes on on %s", m.Message, m.Source)}
+	return Decision{State: end, Message: fmt.Sprintf("%s; the guest continues on %s", m.Message, m.Source)}
 }

@@ -40,7 +40,7 @@ func Describe(o Observed) (Report, bool) {
 	}
 	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration, RanOn: r.RanOn}
 	if o.EarlierBoot && r.Phase != PhaseEnded && (o.Domain == domain.Absent || o.Domain == domain.Unknown) {
-		report.Condition, report.Message = v1.GuestCondition_GUEST_CONDITION_GONE, "the host was started anew"
+		report.Condition, report.Message = v1.GuestCondition_GUEST_CONDITION_GONE, "the host has rebooted"
 		return report, true
 	}
 	switch r.Phase {

@@ -124,7 +124,7 @@ func settle(o Observed) (Decision, bool) {
 	}
 	if o.Domain == domain.Absent {
 		if o.EarlierBoot {
-			return confirmEnd(o, OutcomeGone, "the host was started anew"), true
+			return confirmEnd(o, OutcomeGone, "the host has rebooted"), true
 		}
 		switch r.Phase {
 		case PhaseStarted:

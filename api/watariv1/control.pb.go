@@ -3509,7 +3509,7 @@ type WatchResponse struct {
 	Host          *Host                  `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
 	Migration     *Migration             `protobuf:"bytes,4,opt,name=migration,proto3" json:"migration,omitempty"`
 	Run           *Run                   `protobuf:"bytes,5,opt,name=run,proto3" json:"run,omitempty"`
-	Gone          bool                   `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`    // the object exists no more
+	Gone          bool                   `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`    // the object no longer exists
 	Guests        []*Guest               `protobuf:"bytes,7,rep,name=guests,proto3" json:"guests,omitempty"` // with a cluster: its guests, so that progress can be shown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

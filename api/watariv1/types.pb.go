@@ -1077,7 +1077,7 @@ func (x *Platform) GetExplanation() string {
 type HostInfo struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	AgentVersion string                 `protobuf:"bytes,1,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	// boot_id changes whenever the host was started anew, which proves that no guest of an earlier boot runs.
+	// boot_id changes whenever the host has rebooted, which proves that no guest of an earlier boot runs.
 	BootId             string        `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	Site               string        `protobuf:"bytes,3,opt,name=site,proto3" json:"site,omitempty"`
 	LanAddress         string        `protobuf:"bytes,4,opt,name=lan_address,json=lanAddress,proto3" json:"lan_address,omitempty"`                           // IPv4 address other hosts of the site reach it by

@@ -104,7 +104,7 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	case h.Dead && h.Fenced:
 		return true, fmt.Sprintf("host %s was removed as lost", g.Host)
 	case h.Dead:
-		return true, fmt.Sprintf("host %s was started anew", g.Host)
+		return true, fmt.Sprintf("host %s has rebooted", g.Host)
 	}
 	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {
 		return false, "" // a report with a process proves no end, even if the host has disconnected since

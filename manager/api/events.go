@@ -88,7 +88,7 @@ func isOf(e *v1.Event, meta *v1.Meta) bool {
 // watchPace is the shortest time between two messages of a Watch.
 const watchPace = 100 * time.Millisecond
 
-// Watch sends an object now and after each change, until it exists no more.
+// Watch sends an object now and after each change, until it no longer exists.
 func (s *Server) Watch(ctx context.Context, r *connect.Request[v1.WatchRequest], stream *connect.ServerStream[v1.WatchResponse]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -172,7 +172,7 @@ func (e *execution) attempt(ctx context.Context, g *v1.Guest, alive func()) erro
 // lost makes a process that the guest does not know any more an error for people.
 func (e *execution) lost(err error) error {
 	if connect.IsWireError(err) && connect.CodeOf(err) == connect.CodeNotFound {
-		return final{fail(connect.CodeAborted, "guest %s was started anew, and the process ended with it", e.name)}
+		return final{fail(connect.CodeAborted, "guest %s was restarted, and the process ended with it", e.name)}
 	}
 	return err
 }

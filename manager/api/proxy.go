@@ -22,7 +22,7 @@ import (
 func (s *Server) guestByUID(name, uid string) (*v1.Guest, error) {
 	g := s.Store.Snapshot().Guests[name]
 	if g == nil || uid != "" && g.Meta.Uid != uid {
-		return nil, fail(connect.CodeNotFound, "guest %s exists no more", name)
+		return nil, fail(connect.CodeNotFound, "guest %s no longer exists", name)
 	}
 	return g, nil
 }

@@ -71,7 +71,7 @@ var mpich = map[string]string{
 func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, error) {
 	cluster := s.Clusters[run.Spec.Cluster]
 	if cluster == nil {
-		return nil, fmt.Errorf("cluster %s exists no more", run.Spec.Cluster)
+		return nil, fmt.Errorf("cluster %s no longer exists", run.Spec.Cluster)
 	}
 	ranks := run.Spec.Ranks
 	if ranks == 0 {

@@ -120,7 +120,7 @@ func (r *runner) processes(run *v1.Run) (watariv1connect.ProcessServiceClient, e
 func GuestProcesses(s *store.Snapshot, sessions Sessions, guest, uid string) (watariv1connect.ProcessServiceClient, error) {
 	g := s.Guests[guest]
 	if g == nil || uid != "" && g.Meta.Uid != uid {
-		return nil, fmt.Errorf("guest %s exists no more", guest)
+		return nil, fmt.Errorf("guest %s no longer exists", guest)
 	}
 	client, err := sessions.HTTPClient(g.Host)
 	if err != nil {

@@ -40,7 +40,7 @@ func TestARunIsNotBegunOnALaterClusterOfTheSameName(t *testing.T) {
 	f.until("ready", f.clusterIs("md", v1.ClusterState_CLUSTER_STATE_READY))
 	f.txn(store.Create(&v1.Run{Meta: &v1.Meta{Name: "r1"}, Spec: &v1.RunSpec{Cluster: "md", Command: []string{"x"}}, ClusterUid: "an earlier one's",
 		State: v1.RunState_RUN_STATE_PENDING}))
-	f.until("it has ended", f.runIs("r1", v1.RunState_RUN_STATE_FAILED, "cluster md exists no more"))
+	f.until("it has ended", f.runIs("r1", v1.RunState_RUN_STATE_FAILED, "cluster md no longer exists"))
 	if run := f.store.Snapshot().Runs["r1"]; run.Head != "" {
 		t.Errorf("it had begun on %s", run.Head)
 	}

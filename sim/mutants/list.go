@@ -87,8 +87,8 @@ var mutants = []mutant{
 	{"a host is fenced that is connected", []edit{{"core/admission_hosts.go", `case lost && connected:`, `case lost && connected && h == nil:`}}},
 	// What has changed.
 	{"a guest is let go before its host has taken up that it is not wanted", []edit{{"core/core.go",
-		`return connected && told != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= told.Generation`,
-		`return connected && (told != nil || report != nil)`}}},
+		`return connected && sent != nil && report.GetTerm() == p.Core.Term && report.GetGeneration() >= sent.Generation`,
+		`return connected && (sent != nil || report != nil)`}}},
 	{"guests are not decided again when their host reports", []edit{{"core/index.go",
 		"	x.markGuestsAt(host)\n	uids := map[string]bool{}\n", "	uids := map[string]bool{}\n"}}},
 	{"routes are not sent again when a guest moves", []edit{{"core/index.go",
