@@ -1,5 +1,7 @@
 package agent
 
+// agent.go - the agent: its configuration, its start and end, and what it does every few seconds.
+
 import (
 	"context"
 	"fmt"
@@ -224,7 +226,7 @@ func (a *Agent) sample(ctx context.Context) {
 		a.load = load
 		a.mu.Unlock()
 		if n%keepEvery == keepEvery-1 {
-			a.keepImages()
+			a.pruneImages()
 			a.clearRecords()
 			if err := a.records.SetAside(); err != nil {
 				a.log.Warn("after a full disk", "error", err)
@@ -264,11 +266,11 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 		a.networks.want(w.Network)
 	}
 	a.wantedImages = w.Images
-	go a.keepImages()
+	go a.pruneImages()
 }
 
-// keepImages removes images that no order and no guest has needed for a while, and their templates.
-func (a *Agent) keepImages() {
+// pruneImages removes images that no order and no guest has needed for a while, and their templates.
+func (a *Agent) pruneImages() {
 	used := map[string]bool{}
 	a.mu.Lock()
 	guests, wanted, ordered := a.machine.Guests(), a.wantedImages, a.machine.Ordered()
@@ -287,8 +289,8 @@ func (a *Agent) keepImages() {
 	for _, image := range wanted {
 		used[image.Digest] = true
 	}
-	a.images.Keep(wanted, func(digest string) bool { return used[digest] })
-	a.templates.keep(a.images.Held())
+	a.images.Prune(func(digest string) bool { return used[digest] })
+	a.templates.prune(a.images.Held())
 	a.publish()
 }
 

@@ -11,15 +11,14 @@ import (
 )
 
 // trimmed removes from a report what the manager knows if it has sent orders in this session: the facts of guests that
-// the orders mention, and the epochs. It changes o, which the caller owns.
-func trimmed(o *v1.HostObserved, mentioned func(uid string) bool) *v1.HostObserved {
+// the orders mention, and the epochs.
+func trim(o *v1.HostObserved, mentioned func(uid string) bool) {
 	for _, g := range o.Guests {
 		if mentioned(g.Uid) {
 			g.Facts = nil
 		}
 	}
 	o.Epochs = nil
-	return o
 }
 
 // epochs are the epochs of the records on disk, by guest uid.

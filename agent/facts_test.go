@@ -52,7 +52,7 @@ func TestARecordKeepsFactsAndIsGoodWithoutThem(t *testing.T) {
 func TestReportsLeaveOutWhatTheManagerKnows(t *testing.T) {
 	o := &v1.HostObserved{Guests: []*v1.GuestObserved{{Uid: "known", Facts: someFacts()}, {Uid: "stranger", Facts: someFacts()}},
 		Epochs: []*v1.KnownEpoch{{Uid: "known", Epoch: 4}}}
-	trimmed(o, func(uid string) bool { return uid == "known" })
+	trim(o, func(uid string) bool { return uid == "known" })
 	if o.Guests[0].Facts != nil || o.Guests[1].Facts == nil || o.Epochs != nil {
 		t.Error(o)
 	}

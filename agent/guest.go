@@ -1,5 +1,7 @@
 package agent
 
+// guest.go - what the agent keeps of one guest beside the machine: sockets, connections, figures.
+
 import (
 	"context"
 	"fmt"

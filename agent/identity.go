@@ -1,5 +1,7 @@
 package agent
 
+// identity.go - gives a guest its identity and its time, and watches whether its agent answers.
+
 import (
 	"bytes"
 	"context"

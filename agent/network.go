@@ -1,5 +1,7 @@
 package agent
 
+// network.go - keeps the overlay as the orders want it: routes, hosts, clusters, guests' interfaces.
+
 import (
 	"context"
 	"errors"

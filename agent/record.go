@@ -1,5 +1,7 @@
 package agent
 
+// record.go - the records of guests on disk.
+
 import (
 	"encoding/json"
 	"errors"

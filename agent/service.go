@@ -1,5 +1,7 @@
 package agent
 
+// service.go - the agent's side of the session with the manager, and the way to guests' agents.
+
 import (
 	"context"
 	"errors"
@@ -58,7 +60,7 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 		knows := ordered.Load()
 		observed, changed := s.Observed()
 		if knows {
-			trimmed(observed, s.wants)
+			trim(observed, s.wants)
 		}
 		if err := stream.Send(observed); err != nil {
 			return err

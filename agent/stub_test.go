@@ -424,8 +424,8 @@ func (i stubImages) Ensure(ctx context.Context, image *v1.Image, step func(strin
 	return ImageFiles{"k", "i", "r"}, nil
 }
 
-func (i stubImages) Held() []string                                 { return []string{"sha256:1"} }
-func (i stubImages) Keep(_ []*v1.Image, _ func(digest string) bool) {}
+func (i stubImages) Held() []string                 { return []string{"sha256:1"} }
+func (i stubImages) Prune(func(digest string) bool) {}
 
 func (i stubImages) Share(bool, []*v1.BlobShare) {}
 func (i stubImages) Blobs() []*v1.BlobObserved   { return nil }

@@ -1,5 +1,7 @@
 package agent
 
+// templates.go - the templates from which guests are forked: their making, their use, their removal.
+
 import (
 	"context"
 	"crypto/sha256"
@@ -287,8 +289,8 @@ func (t *templates) discard(path string) {
 	t.log.Warn("template discarded", "key", key)
 }
 
-// keep removes the templates of images that this host no longer holds.
-func (t *templates) keep(images []string) {
+// prune removes the templates of images that this host no longer holds.
+func (t *templates) prune(images []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	entries, _ := os.ReadDir(t.dir)

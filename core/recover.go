@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/migration"
 )
 
 // EpochGap is the distance, after a recovery, between a guest's highest known epoch and its next one. Epochs that hosts
@@ -468,8 +469,7 @@ func (r *recovery) imageKnown(digest string) bool {
 func (r *recovery) migrations() {
 	for _, name := range slices.Sorted(maps.Keys(r.objects.Migrations)) {
 		m := r.objects.Migrations[name]
-		switch m.State {
-		case v1.MigrationState_MIGRATION_STATE_DONE, v1.MigrationState_MIGRATION_STATE_FAILED, v1.MigrationState_MIGRATION_STATE_CANCELLED:
+		if migration.Ended(m.State) {
 			continue
 		}
 		m = proto.CloneOf(m)

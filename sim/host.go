@@ -34,7 +34,6 @@ type host struct {
 	term       uint64
 	stamp      *v1.Stamp
 	records    map[string]*machine.Record
-	damaged    map[string]bool
 	full       bool // writes fail, and what is set aside is used up
 	takesTerms bool // a full disk takes terms all the same
 	setAside   int  // vital writes that a full disk takes all the same
@@ -84,7 +83,7 @@ type copyOf struct {
 }
 
 func newHost(s *Sim, name string) *host {
-	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, damaged: map[string]bool{}, copies: map[string]*copyOf{}}
+	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, copies: map[string]*copyOf{}}
 }
 
 func (h *host) now() time.Time { return h.sim.now.Add(h.offset) }

@@ -274,8 +274,8 @@ func (c *Cache) findHeld() []string {
 	return held
 }
 
-// Keep removes images, and their parts, that have been unused for a while.
-func (c *Cache) Keep(inUse func(digest string) bool) {
+// Prune removes images, and their parts, that have been unused for a while.
+func (c *Cache) Prune(inUse func(digest string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	entries, _ := os.ReadDir(c.dir)

@@ -246,7 +246,7 @@ func TestUnwantedImagesGo(t *testing.T) {
 	ensure(t, c, image)
 	name, _ := hexDigest(image.Digest)
 	c.seen[name] = c.seen[name].Add(-2 * grace)
-	c.Keep(func(digest string) bool { return digest == image.Digest })
+	c.Prune(func(digest string) bool { return digest == image.Digest })
 	if len(c.Held()) != 1 {
 		t.Fatal("an image in use went")
 	}
@@ -256,7 +256,7 @@ func TestUnwantedImagesGo(t *testing.T) {
 		old := stampTime
 		os.Chtimes(c.blobDir()+"/"+entry.Name(), old, old)
 	}
-	c.Keep(func(string) bool { return false })
+	c.Prune(func(string) bool { return false })
 	entries, _ = os.ReadDir(c.blobDir())
 	if len(c.Held()) != 0 || len(entries) != 0 {
 		t.Errorf("left: %v, %d blobs", c.Held(), len(entries))

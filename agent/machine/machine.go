@@ -2,6 +2,10 @@
 // the time go in; acts and reports come out. It has no clock, no lock, no goroutine and no randomness. The same calls
 // in the same order have the same results.
 //
+// For each guest, Step (step.go) compares orders, record and domain, and returns actions. A script (script.go) carries
+// the actions out one after the other; long ones become operations (operation.go), which run beside it. Both ask the
+// agent for acts (act.go), such as to write a record, and wait until they have ended.
+//
 // Its owner calls one method at a time. After each call the owner carries out the acts that Acts returns, concurrently,
 // and calls Ended when one ends. It calls Tick at the time that Wake returns, or later.
 package machine
@@ -267,6 +271,3 @@ func (m *Machine) Domain(uid string) (state domain.State, current bool) {
 
 // Ordered reports whether any orders are in force.
 func (m *Machine) Ordered() bool { return m.taken != mark{} }
-
-// Listed reports whether a listing has succeeded.
-func (m *Machine) Listed() bool { return m.domains.listed }

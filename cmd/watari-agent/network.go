@@ -87,8 +87,6 @@ func (i images) Ensure(ctx context.Context, image *v1.Image, step func(string)) 
 	return agent.ImageFiles(files), err
 }
 
-func (i images) Keep(_ []*v1.Image, inUse func(string) bool) { i.Cache.Keep(inUse) }
-
 // dialGuest opens a guest's channel.
 func dialGuest(_, socket string) agent.GuestChannel {
 	return link.NewClient(func(ctx context.Context) (net.Conn, error) { return link.DialUnix(ctx, filepath.Clean(socket)) })

@@ -1,5 +1,7 @@
 package agent
 
+// files.go - copies files into the guest and out of it.
+
 import (
 	"context"
 	"errors"

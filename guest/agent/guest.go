@@ -1,5 +1,7 @@
 package agent
 
+// guest.go - GuestService: identity, time and description of this guest, for its host.
+
 import (
 	"context"
 	"errors"

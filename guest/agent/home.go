@@ -1,5 +1,7 @@
 package agent
 
+// home.go - the cluster's shared home: one guest serves it, the others mount it.
+
 import (
 	"context"
 	"errors"

@@ -1,5 +1,7 @@
 package agent
 
+// identity.go - puts an identity in force: names, users, certificates, files for MPI.
+
 import (
 	"context"
 	"errors"

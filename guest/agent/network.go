@@ -1,5 +1,7 @@
 package agent
 
+// network.go - the guest's network interface.
+
 import (
 	"errors"
 	"fmt"

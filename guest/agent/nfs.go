@@ -1,5 +1,7 @@
 package agent
 
+// nfs.go - the kernel's NFS server of the shared home.
+
 import (
 	"context"
 	"errors"

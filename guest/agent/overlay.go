@@ -1,5 +1,7 @@
 package agent
 
+// overlay.go - the connection to other guests' agents over the cluster's network.
+
 import (
 	"context"
 	"crypto/tls"

@@ -1,5 +1,7 @@
 package agent
 
+// processes.go - ProcessService: programs that the host or a peer starts in this guest.
+
 import (
 	"context"
 	"errors"

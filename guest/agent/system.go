@@ -1,5 +1,7 @@
 package agent
 
+// system.go - the guest's clock, users and system files.
+
 import (
 	"bytes"
 	"encoding/binary"

@@ -13,6 +13,7 @@ import (
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
 	"watari/cmd/internal/progress"
+	"watari/migration"
 )
 
 // follow shows a migration until it has ended. The first signal cancels the migration, the second ends the command.
@@ -40,7 +41,7 @@ func follow(ctx context.Context, env *cli.Env, c *client.Client, begun *v1.Migra
 			}
 			last = now.Migration
 			send(progress.Line{Key: name, Text: line(lines, last)})
-			return over(last.GetState()), nil
+			return migration.Ended(last.GetState()), nil
 		})
 	}()
 	signals := 0
@@ -79,14 +80,6 @@ func cancelSoon(ctx context.Context, c *client.Client, name string, send func(pr
 	if err != nil && ctx.Err() == nil {
 		send(progress.Line{Key: "cancel", Text: "cannot cancel: " + client.Explain(err).Error()})
 	}
-}
-
-func over(state v1.MigrationState) bool {
-	switch state {
-	case v1.MigrationState_MIGRATION_STATE_DONE, v1.MigrationState_MIGRATION_STATE_FAILED, v1.MigrationState_MIGRATION_STATE_CANCELLED:
-		return true
-	}
-	return false
 }
 
 // line describes the state of a migration.

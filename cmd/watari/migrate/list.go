@@ -11,6 +11,7 @@ import (
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/client"
 	"watari/cmd/internal/output"
+	"watari/migration"
 )
 
 func newList(env *cli.Env) *cobra.Command {
@@ -57,7 +58,7 @@ func table(w io.Writer, env *cli.Env, migrations []*v1.Migration, all bool) {
 	t := output.NewTable("NAME", "GUEST", "FROM", "TO", "STATE", "DONE", "TOTAL", "DOWNTIME", "SENT", "AGE", "MESSAGE")
 	for _, m := range migrations {
 		done, total, downtime := "", "", ""
-		if p := m.GetProgress(); p.GetTotalBytes() > 0 && !over(m.GetState()) {
+		if p := m.GetProgress(); p.GetTotalBytes() > 0 && !migration.Ended(m.GetState()) {
 			done = fmt.Sprintf("%d %%", (p.GetTotalBytes()-min(p.GetRemainingBytes(), p.GetTotalBytes()))*100/p.GetTotalBytes())
 		}
 		if m.GetState() == v1.MigrationState_MIGRATION_STATE_DONE {

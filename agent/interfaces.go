@@ -1,5 +1,7 @@
 package agent
 
+// interfaces.go - what the agent needs from other packages: hypervisor, images, network, tunnels.
+
 import (
 	"context"
 	"net/http"
@@ -68,8 +70,8 @@ type Images interface {
 	Ensure(ctx context.Context, image *v1.Image, step func(string)) (ImageFiles, error)
 	// Held returns the digests of complete images.
 	Held() []string
-	// Keep removes images that are neither wanted nor used by a guest (inUse returns false).
-	Keep(wanted []*v1.Image, inUse func(digest string) bool)
+	// Prune removes images that are not in use.
+	Prune(inUse func(digest string) bool)
 	// Share replaces the manager's orders about which host fetches a blob from which hosts. If sharing is false, there
 	// are none.
 	Share(sharing bool, shares []*v1.BlobShare)
