@@ -77,6 +77,12 @@ var mutants = []mutant{
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:`,
 		`	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:`}}},
+	{"a guest continues from the target though its source was removed as lost", []edit{{"migration/migration.go",
+		`case o.Source.Removed:`, `case false:`}}},
+	{"how a guest ended at its source is forgotten before the store has a decision", []edit{{"core/orders.go",
+		`&& !unread && decided {`, `&& !unread && (decided || true) {`}}},
+	{"a record that cannot be read is not reported after an agent's start", []edit{{"agent/machine/machine.go",
+		`	for _, uid := range slices.Sorted(maps.Keys(loaded.Unread)) {`, `	for _, uid := range slices.Sorted(maps.Keys(loaded.Unread))[:0] {`}}},
 	{"room at a move's target is not counted", []edit{{"core/placing.go",
 		"		if m := moves[g.Meta.Uid]; m != nil && m.Target != g.Host {\n			room.take(m.Target, g.Shape)\n		}\n", ""}}},
 	// Admission.
