@@ -100,7 +100,10 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	}
 	a.templates.sweep()
 	a.clearRecords()
-	loaded := a.loadState()
+	loaded, err := a.loadState()
+	if err != nil { // a guest that this agent does not know of would count as ended
+		return nil, fmt.Errorf("start the agent: %w", err)
+	}
 	a.machine = machine.New(time.Now(), machine.Config{Host: config.Name, BootID: config.Info.GetBootId(),
 		LateCreate: lateCreate, SendEndWait: sendEndWait}, loaded)
 	a.timer = time.AfterFunc(time.Hour, func() { a.feed((*machine.Machine).Tick) })
@@ -116,18 +119,18 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 var lateCreate, sendEndWait time.Duration
 
 // loadState reads the state that an earlier agent left on disk.
-func (a *Agent) loadState() machine.Loaded {
+func (a *Agent) loadState() (machine.Loaded, error) {
 	var loaded machine.Loaded
 	if err := a.records.SetAside(); err != nil {
 		loaded.Problems = append(loaded.Problems, err.Error())
 	}
 	loaded.Term, loaded.Stamp, loaded.TermUnread = a.readTerm()
-	records, unread, problems := a.records.Load()
+	records, unread, problems, err := a.records.Load()
 	loaded.Records, loaded.Unread = records, unread
 	for _, problem := range problems {
 		loaded.Problems = append(loaded.Problems, problem.Error())
 	}
-	return loaded
+	return loaded, err
 }
 
 // clearRecords deletes expired records and consoles. The lock prevents that the machine takes over a guest whose record

@@ -35,6 +35,10 @@ func (a *Agent) keepGuestsLocked() {
 	for _, view := range a.machine.Guests() {
 		known[view.UID] = true
 		g := a.guests[view.UID]
+		if g != nil && g.name == "" && view.Name != "" {
+			g.end() // nothing but the reading of its record was done under no name
+			g = nil
+		}
 		if g == nil {
 			g = a.newGuest(view.UID, view.Name)
 			a.guests[view.UID] = g

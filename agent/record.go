@@ -87,12 +87,13 @@ func (s *RecordStore) save(r *machine.Record) error {
 	return nil
 }
 
-// Load reads all records. It moves a damaged record away and returns an error for it: see Damaged.
-func (s *RecordStore) Load() (records map[string]*machine.Record, unread map[string]error, problems []error) {
+// Load reads all records. unread has why a record could not be read, by uid. Load moves a damaged record away and returns a
+// problem for it: see Damaged. err: it is not known which records there are.
+func (s *RecordStore) Load() (records map[string]*machine.Record, unread map[string]error, problems []error, err error) {
 	records, unread = map[string]*machine.Record{}, map[string]error{}
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return records, unread, []error{fmt.Errorf("read the records of guests: %w", err)}
+		return nil, nil, nil, fmt.Errorf("read the records of guests: %w", err)
 	}
 	for _, entry := range entries {
 		if !entry.IsDir() {
@@ -109,7 +110,7 @@ func (s *RecordStore) Load() (records map[string]*machine.Record, unread map[str
 			records[r.UID] = r
 		}
 	}
-	return records, unread, problems
+	return records, unread, problems, nil
 }
 
 // read reads one guest's record; nil: there is none.

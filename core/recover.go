@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
 	"watari/migration"
 )
 
@@ -339,7 +340,8 @@ func (r *recovery) received(row *v1.GuestRecovery, c guestCopy, copies []guestCo
 		}
 	}
 	for _, other := range copies {
-		if o := other.seen; o.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && !o.Process && !o.RanOn && o.Epoch < c.seen.Epoch &&
+		notes := r.reports[other.host].GetProtocol() >= protocol.Changes // earlier versions do not say whether it ran on
+		if o := other.seen; notes && o.Condition == v1.GuestCondition_GUEST_CONDITION_GONE && !o.Process && !o.RanOn && o.Epoch < c.seen.Epoch &&
 			o.MigrationId != "" && o.MigrationId == c.seen.MigrationId {
 			row.Reason = fmt.Sprintf("its copy on host %s ended during the move that brought it there", other.host)
 			return &c, false
@@ -508,6 +510,9 @@ func unsettled(g *v1.GuestObserved) string {
 	case v1.GuestCondition_GUEST_CONDITION_SENDING:
 		return "it is being sent to another host"
 	case v1.GuestCondition_GUEST_CONDITION_UNSPECIFIED:
+		if g.GetEpoch() == 0 && !g.GetProcess() {
+			return "its host cannot read its record"
+		}
 		if g.GetName() == "" {
 			return "its host has a process of it, and has not read its record"
 		}

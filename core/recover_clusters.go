@@ -167,6 +167,11 @@ func (r *recovery) planned(uid string) *RecoveredCluster {
 
 // unknown decides about a guest that the state does not know.
 func (r *recovery) unknown(uid string, copies []guestCopy) {
+	// A record that its host cannot read, perhaps of a guest that ended long ago, stops nothing where no process is.
+	copies = slices.DeleteFunc(slices.Clone(copies), func(c guestCopy) bool { return c.seen.Epoch == 0 && !c.seen.Process })
+	if len(copies) == 0 {
+		return
+	}
 	row := &v1.GuestRecovery{Guest: copies[0].seen.GetName(), Uid: uid}
 	var kept *v1.GuestFacts
 	for _, c := range copies {

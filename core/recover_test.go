@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/protocol"
 )
 
 const (
@@ -44,7 +45,7 @@ func newOldState() *oldState {
 		reports: map[string]*v1.HostObserved{}}
 	for _, host := range []string{"a1", "b1"} {
 		w.objects.Hosts[host] = &v1.Host{Meta: &v1.Meta{Name: host}}
-		w.reports[host] = &v1.HostObserved{Info: &v1.HostInfo{BootId: host + "-boot"}}
+		w.reports[host] = &v1.HostObserved{Protocol: protocol.Version, Info: &v1.HostInfo{BootId: host + "-boot"}}
 	}
 	w.objects.Clusters["md"] = &v1.Cluster{Meta: &v1.Meta{Name: "md", Uid: "md-uid"}, Prefix: "10.77.0.0/24"}
 	for i := range uint32(2) {
@@ -418,5 +419,25 @@ func TestAPlanIsTheSameEachTime(t *testing.T) {
 				t.Fatal(p.Guests[i], first.Guests[i])
 			}
 		}
+	}
+}
+
+// An agent of an earlier version does not say that a guest ran on after a move had failed.
+func TestAReceivedCopyIsNotAdoptedOnTheWordOfAnOlderAgent(t *testing.T) {
+	w := newOldState()
+	w.sees("a1", "md-1", 4, runningThere)
+	w.reports["a1"].Protocol = protocol.Changes - 1
+	w.sees("a1", "md-0", 3, goneThere, func(g *v1.GuestObserved) { g.MigrationId = "m-uid" })
+	w.sees("b1", "md-0", 4, receivedThere, func(g *v1.GuestObserved) { g.MigrationId, g.Process = "m-uid", true })
+	planRow(t, w.plan(), "md-0", restartAct)
+}
+
+func TestARecordThatCannotBeReadOfAGuestThatIsNotKnownStopsNothing(t *testing.T) {
+	w := newOldState()
+	w.sees("a1", "md-0", 3, runningThere)
+	w.sees("a1", "md-1", 4, runningThere)
+	w.reports["b1"].Guests = append(w.reports["b1"].Guests, &v1.GuestObserved{Uid: "0123456789ab", Message: "it cannot be read now"})
+	if p := w.plan(); len(p.Obstacles) > 0 {
+		t.Error(p.Obstacles)
 	}
 }

@@ -222,7 +222,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		if o.Source.Guest.GetProcess() {
 			return waitFor(m, "host %s reports that the guest ended, and has a process of it", m.Source)
 		}
-		if o.Source.Guest.GetRanOn() {
+		if o.Source.Guest.GetRanOn() && o.Source.Guest.MigrationId == m.GetMeta().GetUid() {
 			// Others may have heard from the guest since, so the target's copy must never run.
 			return rollBack("the transfer failed, and the guest ended on %s afterwards", m.Source)
 		}
@@ -235,11 +235,11 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
 	}
 	switch {
-	case o.Source.Dead && unread(o.Source):
-		return waitFor(m, "host %s died and cannot read its record of the guest yet", m.Source)
 	case o.Source.Removed:
 		// Whether the guest ran on there after the transfer, nobody can say any more.
 		return lost("host %s was removed as lost while the guest's memory was being sent", m.Source)
+	case o.Source.Dead && unread(o.Source):
+		return waitFor(m, "host %s died and cannot read its record of the guest yet", m.Source)
 	case o.Source.Dead && received:
 		return Decision{State: v1.MigrationState_MIGRATION_STATE_SWITCHING}
 	case o.Source.Dead && hasNot(m, o):

@@ -67,7 +67,7 @@ func (h *host) carryOut(a machine.Act) {
 				return
 			}
 			record := *a.Record
-			if record.RanOn {
+			if was := h.records[a.Guest]; record.RanOn && (was == nil || !was.RanOn || was.Epoch != record.Epoch) {
 				h.sim.outdate(h, a.Guest)
 			}
 			h.records[a.Guest] = &record

@@ -38,7 +38,7 @@ func Describe(o Observed) (Report, bool) {
 	if r == nil || beginsAnew(o) {
 		return describeBeginning(o)
 	}
-	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration, RanOn: r.RanOn}
+	report := Report{Epoch: r.Epoch, Message: r.Message, Migration: r.Migration, RanOn: r.ranOn()}
 	if o.EarlierBoot && r.Phase != PhaseEnded && (o.Domain == domain.Absent || o.Domain == domain.Unknown) {
 		report.Condition, report.Message = v1.GuestCondition_GUEST_CONDITION_GONE, "the host has rebooted"
 		return report, true

@@ -87,6 +87,9 @@ func (m *Machine) recordRead(g *guest, o Result) {
 // adopt takes over a guest from a record that an earlier agent wrote. A running guest is not disturbed.
 func (m *Machine) adopt(g *guest, r *Record) {
 	g.record = r
+	if r != nil {
+		g.name = r.Name // of a guest whose record could not be read at first it is not known before
+	}
 	if r == nil || r.Phase == PhaseEnded {
 		return
 	}

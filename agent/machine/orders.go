@@ -3,6 +3,7 @@ package machine
 // orders.go - takes the manager's orders.
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -45,6 +46,7 @@ func (m *Machine) applyOrders(w *v1.HostWanted) {
 		if g == nil {
 			g = m.meet(wanted.Uid, wanted.Name)
 		}
+		g.name = cmp.Or(g.name, wanted.Name)
 		g.want(wanted, m.taken)
 	}
 	for _, g := range m.sorted() {

@@ -79,15 +79,21 @@ func record(r *Record, phase Phase) Action {
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
+// ranOn reports whether the guest ran here after the transfer of r.Migration. A version that did not note RanOn left such
+// a record in phase started.
+func (r *Record) ranOn() bool { return r.RanOn || r.Phase == PhaseStarted && r.Migration != "" }
+
 func end(r *Record, outcome Outcome, message string) Action {
 	next := *r
 	next.Phase, next.Outcome, next.Message = PhaseEnded, outcome, message
+	next.RanOn = r.ranOn()
 	return Action{Kind: ActionRecord, Record: &next}
 }
 
 func sending(r *Record, w *v1.GuestWanted) Action {
 	a := record(r, PhaseSending)
-	a.Record.Migration, a.Record.Target, a.Record.RanOn = w.Migration.Id, w.Migration.TargetHost, false
+	a.Record.RanOn = r.RanOn && r.Migration == w.Migration.Id // the target may still have what it received before
+	a.Record.Migration, a.Record.Target = w.Migration.Id, w.Migration.TargetHost
 	return a
 }
 

@@ -3,7 +3,9 @@ package machine
 import (
 	"errors"
 	"testing"
+	"time"
 
+	"watari/agent/domain"
 	v1 "watari/api/watariv1"
 )
 
@@ -43,5 +45,35 @@ func TestWhatALookAtProcessesTells(t *testing.T) {
 	SeeProcesses(o, map[string][]int{guestUID: {1}}, trouble)
 	if !o.Guests[0].Process {
 		t.Error("a process that was seen is not told")
+	}
+}
+
+func TestAGuestWhoseRecordIsReadLateHasItsName(t *testing.T) {
+	w := newWorld(t)
+	w.take(orders(1, wish(run, 1)))
+	w.run(0)
+	w.acts = nil
+	w.m = New(w.now, Config{Host: "here", BootID: w.boot}, Loaded{Term: w.term, Unread: map[string]error{guestUID: errors.New("too many open files")}})
+	if r := w.m.Report(w.now); len(r.Guests) != 1 || r.Guests[0].Epoch != 0 {
+		t.Errorf("before: %v", r.Guests)
+	}
+	w.collect()
+	w.run(5 * time.Second)
+	if r := w.m.Report(w.now); r.Guests[0].Name != "md-1" || r.Guests[0].Epoch != 1 {
+		t.Errorf("after: %v", r.Guests)
+	}
+}
+
+// An earlier version put the record back to started when a transfer had failed, and noted nothing.
+func TestAGuestOfAnEarlierVersionRanOn(t *testing.T) {
+	w := newWorld(t)
+	w.disk[guestUID] = &Record{UID: guestUID, Name: "md-1", Epoch: 3, Phase: PhaseStarted, Migration: "m", BootID: "b1"}
+	w.domains[guestUID] = domain.Running
+	w.crash()
+	w.run(0)
+	w.becomes(guestUID, domain.Absent)
+	w.run(0)
+	if g := w.m.Report(w.now).Guests[0]; g.MigrationId != "m" || !g.RanOn {
+		t.Error(g)
 	}
 }

@@ -117,11 +117,15 @@ func readOptions(run string) (options, error) {
 // recordEnds records that nothing of the guests exists any more.
 func recordEnds(o options) error {
 	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
-	records, _, _ := store.Load()
+	records, _, _, err := store.Load()
+	if err != nil {
+		return err
+	}
 	for _, r := range records {
 		if r.Phase == machine.PhaseEnded {
 			continue
 		}
+		r.RanOn = r.RanOn || r.Phase == machine.PhaseSending || r.Phase == machine.PhaseStarted && r.Migration != ""
 		r.Phase, r.Outcome, r.Message = machine.PhaseEnded, machine.OutcomeGone, "ended by an administrator of the host"
 		if err := store.Save(r, true); err != nil {
 			return err

@@ -196,7 +196,10 @@ func (h *home) begin(w homeWanted) {
 	if h.state == homeReady { // otherwise the waiting callers now wait for this home
 		h.ready = make(chan struct{})
 	}
-	h.wanted, h.cancel, h.since, h.state = w, cancel, time.Now(), "being set up"
+	if h.state == homeReady || h.since.IsZero() { // otherwise nobody waits longer because the home changes
+		h.since = time.Now()
+	}
+	h.wanted, h.cancel, h.state = w, cancel, "being set up"
 	h.looking = time.Time{} // ignore a check of another home
 	go h.work(ctx, w)
 }

@@ -71,7 +71,7 @@ var mutants = []mutant{
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		// From now on only the target has a copy, so even a cancelled move must be completed.\n		return Decision",
 		"	case v1.GuestCondition_GUEST_CONDITION_SENT:\n		if m.Cancel {\n			return rollBack(\"cancelled\")\n		}\n		return Decision"}}},
 	{"a guest is taken from the target though it ran on at the source", []edit{{"migration/migration.go",
-		`if o.Source.Guest.GetRanOn() {`, `if false {`}}},
+		`if o.Source.Guest.GetRanOn() && o.Source.Guest.MigrationId == m.GetMeta().GetUid() {`, `if false {`}}},
 	{"a copy at the target counts as gone though a process lives", []edit{{"migration/migration.go",
 		`	case o.Target.Dead, gone(o.Target, m.TargetEpoch),
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:`,
