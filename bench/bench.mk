@@ -34,5 +34,6 @@ bench-pm: build ## PM, alone and under MPI, against other transports of three MP
 	@$(GO) run ./bench/pm
 
 .PHONY: bench-scale
-bench-scale: build ## a manager with up to 3,000 simulated hosts and 30,000 guests: placing, filling, draining, CPU, memory
+bench-scale: build ## a manager with up to 3,000 simulated hosts and 30,000 guests: placing, filling, draining, CPU, memory; and up to 64 real guests (root). SCALE="-only real" for these alone
+	@scripts/setup.sh build demo
 	@$(GO) run ./bench/scale $(SCALE)

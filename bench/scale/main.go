@@ -1,8 +1,12 @@
 // Scale measures how a manager copes with many hosts and guests. It runs a real manager with its embedded etcd, and
 // simulated agents. Each agent has its own certificate, connection and Sync stream; its guests exist only in memory.
 // For each number of hosts, Scale measures the time to place 64 guests, to fill the hosts with guests and to drain
-// hosts, and the manager's load while nothing happens. From all numbers of hosts it computes how these figures grow. It
-// writes build/reports/bench-scale.json, and its final table to bench-scale.txt beside it.
+// hosts, and the manager's load while nothing happens. From all numbers of hosts it computes how these figures grow.
+//
+// Then Scale starts clusters of real guests in a lab of two hosts. For each number of guests, it measures the time until
+// they are ready and the time of the first run.
+//
+// It writes build/reports/bench-scale.json, and its final table to bench-scale.txt beside it.
 package main
 
 import (
@@ -33,10 +37,11 @@ const goalHosts = 1000
 
 type scaleReport struct {
 	report.Header
-	Simulated map[string]float64 `json:"simulated_ms"` // durations of the hosts' work
-	Results   []*result          `json:"results"`
+	Simulated map[string]float64 `json:"simulated_ms,omitempty"` // durations of the hosts' work
+	Results   []*result          `json:"results,omitempty"`
 	Growth    map[string]float64 `json:"growth_exponents,omitempty"` // growth of each figure with the number of hosts and guests
 	NLogN     float64            `json:"n_log_n_exponent,omitempty"` // exponent of n log n over the same numbers of hosts
+	Real      *realReport        `json:"real,omitempty"`
 	Goals     []report.Goal      `json:"goals"`
 }
 
@@ -44,6 +49,9 @@ type scaleReport struct {
 type options struct {
 	sizes   []int
 	guests  int
+	real    []int // sizes of clusters of real guests
+	runs    int   // of each of these
+	only    string
 	manager string
 	out     string
 	plan    plan
@@ -66,34 +74,78 @@ func main() {
 func parse() (options, error) {
 	hosts := flag.String("hosts", "100,300,1000,3000", "numbers of hosts, each measured by itself")
 	guests := flag.Int("guests", 0, "guests (default: 10 for each host)")
-	quick := flag.Bool("quick", false, "100 hosts and 1,000 guests alone, and fewer repetitions: less than two minutes")
+	realSizes := flag.String("real", "4,8,16,32,64", "numbers of real guests, each measured by itself")
+	runs := flag.Int("runs", 2, "repetitions of each number of real guests")
+	only := flag.String("only", "", "measure one part alone: simulated, with simulated hosts; real, with real guests in a lab (root)")
+	quick := flag.Bool("quick", false, "simulated hosts alone, of these 100 with 1,000 guests, and fewer repetitions: less than two minutes")
 	manager := flag.String("manager", "build/bin/watari", "program that is the manager")
 	limit := flag.Duration("limit", 10*time.Minute, "time after which a phase is given up")
 	out := flag.String("out", "build/reports/bench-scale.json", "the report")
 	flag.Parse()
-	o := options{guests: *guests, manager: *manager, out: *out, plan: plan{
+	o := options{guests: *guests, runs: *runs, only: *only, manager: *manager, out: *out, plan: plan{
 		limit: *limit, creations: 30, samples: 6, sample: 10 * time.Second, quiet: 10 * time.Second, drained: 50, concurrency: 4,
 	}}
 	if *quick {
-		*hosts = "100"
+		*hosts, o.only = "100", "simulated"
 		o.plan.creations, o.plan.samples, o.plan.sample, o.plan.quiet, o.plan.limit = 5, 3, 5*time.Second, 5*time.Second, min(*limit, time.Minute)
 	}
-	for _, text := range strings.Split(*hosts, ",") {
+	if *only != "" && *only != "simulated" && *only != "real" {
+		return o, fmt.Errorf("-only %s: not simulated or real", *only)
+	}
+	var err error
+	if o.sizes, err = numbers("hosts", *hosts); err != nil {
+		return o, err
+	}
+	o.real, err = numbers("real", *realSizes)
+	return o, err
+}
+
+// numbers returns the numbers in the list that is the value of a flag.
+func numbers(name, list string) ([]int, error) {
+	var all []int
+	for _, text := range strings.Split(list, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
-			return o, fmt.Errorf("-hosts %s: not numbers of hosts", *hosts)
+			return nil, fmt.Errorf("-%s %s: not a list of numbers", name, list)
 		}
-		o.sizes = append(o.sizes, n)
+		all = append(all, n)
 	}
-	return o, nil
+	return all, nil
 }
 
 func bench(ctx context.Context, o options) error {
-	r := scaleReport{Header: report.NewHeader("bench-scale", "make bench-scale"), Simulated: map[string]float64{
+	r := scaleReport{Header: report.NewHeader("bench-scale", "make bench-scale")}
+	if o.only != "real" {
+		if err := r.simulate(ctx, o); err != nil {
+			return err
+		}
+	}
+	if o.only != "simulated" {
+		var err error
+		if r.Real, err = measureReal(ctx, o.real, o.runs); err != nil {
+			return err
+		}
+		r.Goals = append(r.Goals, r.Real.judge()...)
+	}
+	if err := report.Write(o.out, r); err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	r.print(&text)
+	os.Stdout.Write(text.Bytes())
+	if err := os.WriteFile(strings.TrimSuffix(o.out, filepath.Ext(o.out))+".txt", text.Bytes(), 0o644); err != nil {
+		return err
+	}
+	return report.Tell(r.Goals, o.out)
+}
+
+// simulate measures the manager with simulated hosts.
+func (r *scaleReport) simulate(ctx context.Context, o options) error {
+	r.Simulated = map[string]float64{
 		"start": milliseconds(startTime), "ready": milliseconds(readyTime), "reserve": milliseconds(reserveTime),
 		"transfer": milliseconds(transferTime), "resume": milliseconds(resumeTime), "end": milliseconds(endTime),
 		"report_every": milliseconds(reportEvery),
-	}}
+	}
 	for _, hosts := range o.sizes {
 		guests := o.guests
 		if guests == 0 {
@@ -111,16 +163,7 @@ func bench(ctx context.Context, o options) error {
 	}
 	r.grow()
 	r.judge()
-	if err := report.Write(o.out, r); err != nil {
-		return err
-	}
-	var text bytes.Buffer
-	r.print(&text)
-	os.Stdout.Write(text.Bytes())
-	if err := os.WriteFile(strings.TrimSuffix(o.out, filepath.Ext(o.out))+".txt", text.Bytes(), 0o644); err != nil {
-		return err
-	}
-	return report.Tell(r.Goals, o.out)
+	return report.Write(o.out, r)
 }
 
 // grow computes the exponents of growth of the figures that exist for each number of hosts.
@@ -178,6 +221,15 @@ func (r *scaleReport) judge() {
 }
 
 func (r *scaleReport) print(out io.Writer) {
+	if r.Results != nil {
+		r.printSimulated(out)
+	}
+	if r.Real != nil {
+		r.Real.print(out)
+	}
+}
+
+func (r *scaleReport) printSimulated(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "\nhosts\tguests\tplace 64, no etcd\tplace 64, by API\tall guests ready\tdrain\tsteady CPU\tsteady memory\n")
 	for _, one := range r.Results {

@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// System is a manager and a lab: two sites with two hosts each (a1, a2, b1, b2), or two whole hosts.
+// System is a manager and a lab: two sites with two hosts each (a1, a2, b1, b2), or one site with two hosts, which may be
+// whole hosts.
 type System struct {
 	// Image is the name of an image with Open MPI and LAMMPS.
 	Image      string
@@ -36,6 +37,11 @@ func Up(name, wan string) (*System, error) {
 		lab = append(lab, "--wan", wan)
 	}
 	return up(name, 10*time.Minute, lab)
+}
+
+// UpSite is like Up with a lab of one site with the hosts a1 and a2.
+func UpSite(name string) (*System, error) {
+	return up(name, 10*time.Minute, []string{"--sites", "1", "--hosts", "2"})
 }
 
 // UpWhole is like Up with a lab of one site, whose hosts a1 and a2 are whole hosts with guests under KVM.
