@@ -35,12 +35,13 @@ func TestOneGuest(t *testing.T) {
 		"cat /etc/machine-id":              identity.GetMachineId() + "\n",
 		"id -un; id -u; id -g":             "watari\n1000\n1000\n",
 		"echo $HOME $USER $LOGNAME $SHELL": "/home/watari watari watari /bin/bash\n",
-		"cat /sys/class/net/eth0/mtu /sys/class/net/eth0/address": "1420\n02:77:0a:4d:00:0a\n",
-		"cat /run/watari/hostfile":                                "md-0 slots=1\n",
-		"cat /proc/sys/kernel/yama/ptrace_scope":                  "0\n",
-		"ulimit -l":                                               "unlimited\n",
-		"cat /proc/self/oom_score_adj":                            "0\n",
-		"ls /run/watari/pki 2>/dev/null || echo no":               "no\n",
+		"cat /sys/class/net/eth0/mtu /sys/class/net/eth0/address":                        "1420\n02:77:0a:4d:00:0a\n",
+		"cat /run/watari/hostfile":                                                       "md-0 slots=1\n",
+		"cat /proc/sys/kernel/yama/ptrace_scope":                                         "0\n",
+		"cd /proc/sys; cat vm/compaction_proactiveness vm/stat_interval kernel/watchdog": "0\n30\n0\n",
+		"ulimit -l":                                 "unlimited\n",
+		"cat /proc/self/oom_score_adj":              "0\n",
+		"ls /run/watari/pki 2>/dev/null || echo no": "no\n",
 	} {
 		if out := g.MustRun(ctx, "watari", script); out != want {
 			t.Errorf("%s: %q, want %q", script, out, want)
