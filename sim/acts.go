@@ -68,7 +68,7 @@ func (h *host) carryOut(a machine.Act) {
 			}
 			record := *a.Record
 			if was := h.records[a.Guest]; record.RanOn && (was == nil || !was.RanOn || was.Epoch != record.Epoch) {
-				h.sim.outdate(h, a.Guest)
+				h.sim.outdate(h, a.Guest, record.Migration)
 			}
 			h.records[a.Guest] = &record
 			h.sim.tell(h.name, "record of %s: epoch %d %s %s", a.Name, record.Epoch, record.Phase, record.Outcome)

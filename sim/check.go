@@ -50,10 +50,12 @@ func (s *Sim) runs(h *host, c *copyOf) {
 	}
 }
 
-// outdate notes that a host has recorded that a guest went on there after a transfer. What its target has is of no use.
-func (s *Sim) outdate(h *host, uid string) {
+// outdate notes that a host has recorded that a guest went on there after a move's transfer. What the move's target has is of
+// no use.
+func (s *Sim) outdate(h *host, uid, move string) {
 	for _, name := range s.names {
-		if c := s.hosts[name].copies[uid]; c != nil && name != h.name {
+		c, r := s.hosts[name].copies[uid], s.hosts[name].records[uid]
+		if c != nil && name != h.name && c.state != domain.Running && r != nil && r.Migration == move {
 			c.whole = false
 		}
 	}
