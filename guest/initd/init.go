@@ -269,6 +269,10 @@ func tune() {
 		"net/ipv4/ping_group_range":          "0 2147483647", // lets all users ping
 		"net/ipv4/tcp_slow_start_after_idle": "0",            // ranks compute between messages
 		"fs/leases-enable":                   "0",            // keeps the server of the shared home from granting delegations
+		// What wakes an idle guest: with many guests on a host, that costs the others processor time.
+		"vm/compaction_proactiveness": "0",  // twice a second
+		"vm/stat_interval":            "30", // seconds between updates of statistics; the kernel's default is 1
+		"kernel/watchdog":             "0",  // every four seconds. A guest that moves stands still, too
 	} {
 		os.WriteFile(filepath.Join("/proc/sys", path), []byte(value), 0)
 	}
