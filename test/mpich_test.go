@@ -29,7 +29,7 @@ func TestMPICHOverTwoSites(t *testing.T) {
 		wholeUpTo(t, 65536, must(t, "run", "pich", "--", "NPmpich2", "-i", "-n", "3", "-u", "100000"))
 	})
 	t.Run("messages arrive whole when a guest moves there and back", func(t *testing.T) {
-		name := strings.TrimSpace(must(t, "run", "pich", "--detach", "--", "NPmpich2", "-i", "-n", "150", "-l", "1000", "-u", "50000"))
+		name := strings.TrimSpace(must(t, "run", "pich", "--detach", "--", "NPmpich2", "-i", "-n", "600", "-l", "1000", "-u", "50000"))
 		until(t, time.Minute, "the program runs", func() (bool, string) {
 			out, _ := shared.watari(20*time.Second, "run", "logs", name)
 			return strings.Contains(out, "passed"), out
