@@ -66,9 +66,6 @@ var mpich = map[string]string{
 	"UCX_TLS":             "self,sm,tcp",
 	"UCX_NET_DEVICES":     "eth0",
 	"UCX_TCP_KEEPIDLE":    "inf", // otherwise a peer that is unreachable for half a minute would end the program
-	// With it, a rank that ends asks the other one's UCX for an answer, which never comes if that rank waits in
-	// MPI_Finalize for the launcher already: the program would not end.
-	"UCX_TCP_PUT_ENABLE": "n",
 }
 
 func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, error) {
