@@ -10,7 +10,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// trimmed removes from a report what the manager knows if it has sent orders in this session: the facts of guests that
+// trim removes from a report what the manager knows if it has sent orders in this session: the facts of guests that
 // the orders mention, and the epochs.
 func trim(o *v1.HostObserved, mentioned func(uid string) bool) {
 	for _, g := range o.Guests {

@@ -24,7 +24,7 @@ type guest struct {
 	wantedIdentity *v1.Identity // the identity that the keeper gives the guest
 
 	prepared   prepared // written by Prepare, read by Start, which follows it
-	stopExpect func()   // used by Expect, DisallowIncoming and Forget; nil: nothing is expected
+	stopExpect func()   // used by AllowIncoming, DisallowIncoming and Forget; nil: nothing is expected
 }
 
 // prepared is the result of Prepare.

@@ -93,7 +93,7 @@ func (s *RecordStore) Load() (records map[string]*machine.Record, unread map[str
 	records, unread = map[string]*machine.Record{}, map[string]error{}
 	entries, err := os.ReadDir(s.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, nil, fmt.Errorf("read the records of guests: %w", err)
+		return nil, nil, nil, fmt.Errorf("read the records of guests, without which this agent cannot tell what runs here; mend the folder, and start it again: %w", err)
 	}
 	for _, entry := range entries {
 		if !entry.IsDir() {

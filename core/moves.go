@@ -188,10 +188,9 @@ func moveEvent(c *Change, m *v1.Migration) {
 // moveHost returns one end of a move.
 func (p *pass) moveHost(m *v1.Migration, name, boot string) migration.Host {
 	report, since, connected := p.Observed(name)
-	end := migration.Host{Connected: connected, Dead: p.Hosts[name] == nil || Dead(p.Objects, p, name, boot, m.GuestUid), Current: p.current(name),
-		Guest: GuestOn(report, m.GuestUid)}
 	h := p.Hosts[name]
-	end.Removed = h == nil || h.FencedBootId != "" && !connected
+	end := migration.Host{Connected: connected, Dead: h == nil || Dead(p.Objects, p, name, boot, m.GuestUid),
+		Fenced: h == nil || h.FencedBootId != "" && !connected, Current: p.current(name), Guest: GuestOn(report, m.GuestUid)}
 	if !connected {
 		// Agents need time to connect to a manager that has just begun to lead.
 		end.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))

@@ -55,7 +55,7 @@ func dialogueHost(t *testing.T, word string, epoch uint64) Host {
 	case "dead":
 		return Host{Connected: true, Current: true, Dead: true}
 	case "removed":
-		return Host{Dead: true, Removed: true, Away: time.Minute}
+		return Host{Dead: true, Fenced: true, Away: time.Minute}
 	case "away":
 		return Host{Away: time.Minute}
 	}

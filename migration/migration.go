@@ -30,8 +30,8 @@ type Host struct {
 	Away time.Duration
 	// Dead: no guest that started on it before the migration runs, because it has rebooted or is fenced.
 	Dead bool
-	// Removed: a person has vouched that it is off, and it will not say how the guest ended there.
-	Removed bool
+	// Fenced: a person has vouched that it is off, so it will not say how the guest ended there. It is also dead.
+	Fenced bool
 	// Current: it has made its report under the present orders.
 	Current bool
 	// Guest is its report of the guest; nil: it reports none.
@@ -235,7 +235,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 		return waitFor(m, "the guest ended on %s; waits for host %s to say whether it has all of it", m.Source, m.Target)
 	}
 	switch {
-	case o.Source.Removed:
+	case o.Source.Fenced:
 		// Whether the guest ran on there after the transfer, nobody can say any more.
 		return lost("host %s was removed as lost while the guest's memory was being sent", m.Source)
 	case o.Source.Dead && unread(o.Source):

@@ -18,8 +18,8 @@ const (
 	// ReadTerm reads what KeepTerm has written: Result.Term and Result.Stamp, zero where it never did. With Err, a term may
 	// be there.
 	ReadTerm Kind = "read term"
-	// ApplyOrders passes Act.Orders to the code that keeps the network, the images and the templates. The agent carries it out
-	// before the acts that follow it.
+	// ApplyOrders passes Act.Orders to the code that keeps the network, the images and the templates. The agent carries
+	// it out before the acts that follow it.
 	ApplyOrders Kind = "apply orders"
 	// List lists the domains: Result.Domains. Afterwards it asks which guests of Act.Late the hypervisor is still
 	// creating: Result.Creating.
@@ -70,8 +70,8 @@ const (
 	Interrupt Kind = "interrupt"
 )
 
-// Act is one act. The agent carries out acts concurrently, and calls Ended once for each. ApplyOrders, AnswerAdmission and Interrupt
-// need no Ended.
+// Act is one act. The agent carries out acts concurrently, and calls Ended once for each. ApplyOrders, AnswerAdmission and
+// Interrupt need no Ended.
 type Act struct {
 	ID          uint64
 	Kind        Kind

@@ -19,8 +19,8 @@ type admission struct {
 var errUnwanted = errors.New("this transfer is not wanted any more")
 
 // Admit asks whether the tunnel may admit a connection of a guest's transfer. The caller chooses the connection's
-// number. The answer is the act AnswerAdmission. The tunnel passes no byte before that: a record on disk must say first that a
-// domain may exist. A waiting connection counts as open.
+// number. The answer is the act AnswerAdmission. The tunnel passes no byte before that: a record on disk must say first
+// that a domain may exist. A waiting connection counts as open.
 func (m *Machine) Admit(now time.Time, uid, migration string, connection uint64) {
 	m.now = now
 	if g := m.guests[uid]; g != nil {

@@ -80,7 +80,7 @@ func record(r *Record, phase Phase) Action {
 }
 
 // ranOn reports whether the guest ran here after the transfer of r.Migration. A version that did not note RanOn left such
-// a record in phase started.
+// a record in phase started, as it is of a guest that arrived by r.Migration, too: only the migration's source is asked.
 func (r *Record) ranOn() bool { return r.RanOn || r.Phase == PhaseStarted && r.Migration != "" }
 
 func end(r *Record, outcome Outcome, message string) Action {
@@ -88,6 +88,14 @@ func end(r *Record, outcome Outcome, message string) Action {
 	next.Phase, next.Outcome, next.Message = PhaseEnded, outcome, message
 	next.RanOn = r.ranOn()
 	return Action{Kind: ActionRecord, Record: &next}
+}
+
+// EndByHand returns the record of a guest that an administrator of the host has ended while no agent ran. killed: a process
+// of it was there until then, so a transfer under way had not ended its copy.
+func (r *Record) EndByHand(killed bool) *Record {
+	next := end(r, OutcomeGone, "ended by an administrator of the host").Record
+	next.RanOn = next.RanOn || killed && r.Phase == PhaseSending
+	return next
 }
 
 func sending(r *Record, w *v1.GuestWanted) Action {

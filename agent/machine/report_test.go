@@ -64,6 +64,24 @@ func TestAGuestWhoseRecordIsReadLateHasItsName(t *testing.T) {
 	}
 }
 
+// Whether a guest ran on that is ended by hand in the midst of a move can be told by its process alone.
+func TestAGuestThatIsEndedByHand(t *testing.T) {
+	for _, c := range []struct {
+		record Record
+		killed bool
+		ranOn  bool
+	}{
+		{Record{Phase: PhaseSending, Migration: "m"}, true, true},
+		{Record{Phase: PhaseSending, Migration: "m"}, false, false}, // it may have been sent
+		{Record{Phase: PhaseSending, Migration: "m", RanOn: true}, false, true},
+		{Record{Phase: PhaseStarted}, true, false},
+	} {
+		if r := c.record.EndByHand(c.killed); r.Phase != PhaseEnded || r.Outcome != OutcomeGone || r.RanOn != c.ranOn {
+			t.Errorf("%+v, killed %v: %+v", c.record, c.killed, r)
+		}
+	}
+}
+
 // An earlier version put the record back to started when a transfer had failed, and noted nothing.
 func TestAGuestOfAnEarlierVersionRanOn(t *testing.T) {
 	w := newWorld(t)

@@ -48,13 +48,15 @@ func cleanup(args []string) error {
 	}
 	defer unlock()
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	killed := map[string]bool{}
 	for _, p := range running {
 		if err := endProcess(p); err != nil {
 			return err
 		}
+		killed[p.UID] = true
 		fmt.Printf("watari-%s was ended\n", p.Name)
 	}
-	if err := recordEnds(o); err != nil {
+	if err := recordEnds(o, killed); err != nil {
 		return err
 	}
 	if err := removeNetwork(o); err != nil {
@@ -114,8 +116,8 @@ func readOptions(run string) (options, error) {
 	return options{name: kept.Name, lanAddress: kept.LANAddress, lanInterface: kept.LANInterface, wireguardPort: kept.WireGuardPort}, nil
 }
 
-// recordEnds records that nothing of the guests exists any more.
-func recordEnds(o options) error {
+// recordEnds records that nothing of the guests exists any more. killed are the guests, by uid, that had a process.
+func recordEnds(o options, killed map[string]bool) error {
 	store := agent.NewRecordStore(filepath.Join(o.state, "guests"))
 	records, _, _, err := store.Load()
 	if err != nil {
@@ -125,9 +127,7 @@ func recordEnds(o options) error {
 		if r.Phase == machine.PhaseEnded {
 			continue
 		}
-		r.RanOn = r.RanOn || r.Phase == machine.PhaseSending || r.Phase == machine.PhaseStarted && r.Migration != ""
-		r.Phase, r.Outcome, r.Message = machine.PhaseEnded, machine.OutcomeGone, "ended by an administrator of the host"
-		if err := store.Save(r, true); err != nil {
+		if err := store.Save(r.EndByHand(killed[r.UID]), true); err != nil {
 			return err
 		}
 	}

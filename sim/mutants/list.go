@@ -78,7 +78,7 @@ var mutants = []mutant{
 		`	case o.Target.Dead, condition == v1.GuestCondition_GUEST_CONDITION_GONE,
 		condition == v1.GuestCondition_GUEST_CONDITION_FAILED && o.Target.Current:`}}},
 	{"a guest continues from the target though its source was removed as lost", []edit{{"migration/migration.go",
-		`case o.Source.Removed:`, `case false:`}}},
+		`case o.Source.Fenced:`, `case false:`}}},
 	{"how a guest ended at its source is forgotten before the store has a decision", []edit{{"core/orders.go",
 		`&& !unread && decided {`, `&& !unread && (decided || true) {`}}},
 	{"a record that cannot be read is not reported after an agent's start", []edit{{"agent/machine/machine.go",
