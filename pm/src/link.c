@@ -24,6 +24,16 @@ void peer_gone(struct pm_peer *peer, int status)
 	rail_notice(peer->endpoint); /* of its rings some are of no more use */
 }
 
+static void take_arrivals(struct pm_endpoint *endpoint);
+
+/* Whether a peer whose end has been noticed has left nothing to be read. It may have connected, sent its last and gone since
+ * the arrivals were last looked at. */
+bool link_read_out(struct pm_peer *peer)
+{
+	take_arrivals(peer->endpoint);
+	return !peer->rings;
+}
+
 static int over_udp(struct pm_peer *peer)
 {
 	if (!udp_link_to(peer)) {
@@ -92,7 +102,7 @@ static int no_ring(struct pm_peer *peer, int gone)
 	}
 	if (gone == -EHOSTDOWN && peer->udp)
 		udp_ended(peer); /* it may have sent something that way */
-	else if (!peer->rings)
+	else if (link_read_out(peer))
 		peer_gone(peer, gone);
 	return peer->status ? peer->status : -EAGAIN;
 }
@@ -251,9 +261,11 @@ static void end_ring(struct pm_endpoint *endpoint, unsigned at)
 		count_both(&endpoint->statistics->dropped, 1);
 	remove_inbound(endpoint, at);
 	link_free_inbound(endpoint->context, inbound);
-	if (!peer->rings && status == -EHOSTDOWN && peer->udp)
+	if (!link_read_out(peer))
+		return;
+	if (status == -EHOSTDOWN && peer->udp)
 		udp_ended(peer);
-	else if (!peer->rings)
+	else
 		peer_gone(peer, status);
 }
 

@@ -21,6 +21,7 @@ void link_free_outbound(struct pm_peer *peer);
 void link_news(struct pm_endpoint *endpoint);
 void link_close_all(struct pm_endpoint *endpoint);
 void link_ended(struct pm_peer *peer);
+bool link_read_out(struct pm_peer *peer);
 void peer_gone(struct pm_peer *peer, int status);
 
 #endif

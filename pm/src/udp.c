@@ -263,7 +263,7 @@ bool udp_receive(struct pm_endpoint *endpoint, bool look, struct ring_message *f
 		keeper_tick(endpoint->context);
 	if (placed)
 		udp_end_placed(endpoint);
-	if (gone)
+	if (gone && link_read_out(gone->peer))
 		peer_gone(gone->peer, status);
 	return *of;
 }

@@ -44,6 +44,29 @@ static void killed(struct side *side)
 	side->context = NULL;
 }
 
+/* The other connects, sends and ends while this side does something else, and what notices it first is a send. */
+static void ends_unseen(struct side *side)
+{
+	struct pm_message message;
+	struct iovec part = {"x", 1};
+	int error;
+	if (side->number) {
+		receive_surely(side, &message);
+		pm_release(side->endpoint, &message);
+		send_surely(side, 0, "last", 4);
+		tell(side, "x", 1);
+		_exit(0);
+	}
+	send_surely(side, 0, "go", 2);
+	hear(side, &(char){0}, 1);
+	while ((error = pm_send(side->peer, 0, &part, 1)) == 0)
+		usleep(1000);
+	CHECK_IS(error, -EAGAIN); /* what has come is to be read first */
+	CHECK_IS(wait_for_end(side, -EHOSTDOWN), 1);
+	CHECK_IS(pm_context_close(side->context), 0);
+	side->context = NULL;
+}
+
 static void closed(struct side *side)
 {
 	struct pm_message message;
@@ -166,6 +189,8 @@ int main(void)
 	struct pm_options copies = {.size = sizeof(copies), .no_direct = 1};
 	nobody();
 	pair_run(NULL, killed);
+	for (int i = 0; i < 20; i++)
+		pair_run(NULL, ends_unseen);
 	pair_run(NULL, closed);
 	pair_run(&copies, operation_ends);
 	pair_run(NULL, silent);
