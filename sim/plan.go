@@ -183,7 +183,7 @@ func (s *Sim) perform(step Step) {
 	case "late order":
 		h.lateNext = true
 	case "strike a transfer":
-		s.strike, s.strikeFor = 1+step.Pick%8, step.For
+		s.strike, s.strikeFor = 1+strike(step.Pick%strikes), step.For
 	case "back up":
 		s.backup = s.store.objects
 	case "put back":

@@ -23,6 +23,22 @@ const (
 	over
 )
 
+// strike is a fault at the moment when a transfer's target has all of the guest and nobody knows yet.
+type strike int
+
+const (
+	noStrike strike = iota
+	strikeSource                  // the source crashes
+	strikeSourceAndTargetAgent    // the source crashes, and the target's agent is killed
+	strikeSourceAgentThenSource   // the source's agent is killed, and the source crashes within a second
+	strikeCancel                  // a user cancels the move
+	strikeSourceAndTargetLibvirt  // the source crashes, and the target's libvirt hangs
+	strikeAgents                  // both agents are killed
+	strikeSourceQEMU              // the source's QEMU is killed
+	strikeSourceAfterItRanOn      // the source's agent sees the transfer fail, and its host crashes before it can say so
+	strikes = iota - 1
+)
+
 // transfer is the transfer of one guest by libvirt. It continues while agents, hosts and the line between them work.
 type transfer struct {
 	source, target *host
@@ -113,8 +129,8 @@ func (s *Sim) finish(t *transfer) {
 // struck injects the fault that the plan has asked for, at the moment when the target has all of the guest and nobody knows.
 func (s *Sim) struck(t *transfer) {
 	kind := s.strike
-	s.strike = 0
-	if kind != 0 {
+	s.strike = noStrike
+	if kind != noStrike {
 		t.target.finishing[t.uid] = s.now.Add(s.between(0, 4*time.Second))
 	}
 	crash := func(h *host) {
@@ -126,29 +142,29 @@ func (s *Sim) struck(t *transfer) {
 		s.after(s.strikeFor, h.startAgent)
 	}
 	switch kind {
-	case 1:
+	case strikeSource:
 		crash(t.source)
-	case 2:
+	case strikeSourceAndTargetAgent:
 		kill(t.target)
 		crash(t.source)
-	case 3:
+	case strikeSourceAgentThenSource:
 		kill(t.source)
 		s.after(s.between(0, time.Second), func() { crash(t.source) })
-	case 4:
+	case strikeCancel:
 		if m := core.ActiveMoves(s.store.objects)[t.uid]; m != nil {
 			s.admit(func(a *core.Admission) (core.Change, error) {
 				change, _, err := a.CancelMove(m.Meta.Name)
 				return change, err
 			})
 		}
-	case 5:
+	case strikeSourceAndTargetLibvirt:
 		t.target.setLibvirt(libvirtHangs)
 		s.after(s.strikeFor, func() { t.target.setLibvirt(libvirtUp) })
 		crash(t.source)
-	case 6:
+	case strikeAgents:
 		kill(t.target)
 		kill(t.source)
-	case 7:
+	case strikeSourceQEMU:
 		if c := t.source.copies[t.uid]; c != nil {
 			s.died(t.source, c, "QEMU was killed")
 			delete(t.source.copies, t.uid)
@@ -157,7 +173,7 @@ func (s *Sim) struck(t *transfer) {
 		t.stage = over // what the source's libvirt cannot confirm has failed
 		s.drop(t)
 		t.end(machine.Result{Err: errBroken})
-	case 8: // the source's agent sees the transfer fail, and cannot say so before its host dies
+	case strikeSourceAfterItRanOn:
 		if c := t.source.copies[t.uid]; c != nil {
 			t.source.cut = true
 			if t.source.link != nil {
