@@ -131,30 +131,46 @@ func baseline(vendor string, hosts map[string]*v1.HostInfo) (*v1.CPU, string) {
 
 // featuresOfAll returns the features that all hosts have, sorted.
 func featuresOfAll(hosts map[string]*v1.HostInfo) []string {
-	having := map[string]int{}
-	for _, h := range hosts {
-		for _, f := range slices.Compact(slices.Sorted(slices.Values(h.GuestSupport.Cpu.Features))) {
-			having[f]++
-		}
-	}
 	var common []string
-	for _, f := range slices.Sorted(maps.Keys(having)) {
-		if having[f] == len(hosts) {
-			common = append(common, f)
+	first := true
+	for _, h := range hosts {
+		features := h.GuestSupport.Cpu.Features
+		if !slices.IsSorted(features) {
+			features = slices.Sorted(slices.Values(features))
 		}
+		if first {
+			common, first = slices.Compact(slices.Clone(features)), false
+			continue
+		}
+		common = inBoth(common, features)
 	}
 	return common
 }
 
-// knownBy returns how many hosts know a model, by its name.
+// inBoth returns what two sorted lists have in common, in the first one's memory.
+func inBoth(a, b []string) []string {
+	both := a[:0]
+	for _, name := range a {
+		for len(b) > 0 && b[0] < name {
+			b = b[1:]
+		}
+		if len(b) > 0 && b[0] == name {
+			both = append(both, name)
+		}
+	}
+	return both
+}
+
+// knownBy returns for the CPU model of each host how many hosts know it, by its name.
 func knownBy(hosts map[string]*v1.HostInfo) map[string]int {
 	knowing := map[string]int{}
 	for _, h := range hosts {
-		counted := map[string]bool{}
-		for _, m := range h.GuestSupport.Models {
-			if !counted[m.Name] {
-				counted[m.Name] = true
-				knowing[m.Name]++
+		knowing[h.GuestSupport.Cpu.Model] = 0
+	}
+	for _, h := range hosts {
+		for name := range knowing {
+			if slices.ContainsFunc(h.GuestSupport.Models, func(m *v1.CPUModel) bool { return m.Name == name }) {
+				knowing[name]++
 			}
 		}
 	}

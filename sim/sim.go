@@ -65,7 +65,7 @@ type Sim struct {
 	stopped   map[string]uint64 // the last epoch that a guest had when users stopped it
 	intent    map[string]bool   // whether users want a guest to run, by its uid
 	raise     uint64            // the next term is above it
-	strike    strike // what breaks at the next transfer
+	strike    strike            // what breaks at the next transfer
 	strikeFor time.Duration
 	backup    *core.Objects // an older copy of the store; nil: there is none
 	restored  bool          // it was put back

@@ -27,16 +27,16 @@ const (
 type strike int
 
 const (
-	noStrike strike = iota
-	strikeSource                  // the source crashes
-	strikeSourceAndTargetAgent    // the source crashes, and the target's agent is killed
-	strikeSourceAgentThenSource   // the source's agent is killed, and the source crashes within a second
-	strikeCancel                  // a user cancels the move
-	strikeSourceAndTargetLibvirt  // the source crashes, and the target's libvirt hangs
-	strikeAgents                  // both agents are killed
-	strikeSourceQEMU              // the source's QEMU is killed
-	strikeSourceAfterItRanOn      // the source's agent sees the transfer fail, and its host crashes before it can say so
-	strikes = iota - 1
+	noStrike                     strike = iota
+	strikeSource                        // the source crashes
+	strikeSourceAndTargetAgent          // the source crashes, and the target's agent is killed
+	strikeSourceAgentThenSource         // the source's agent is killed, and the source crashes within a second
+	strikeCancel                        // a user cancels the move
+	strikeSourceAndTargetLibvirt        // the source crashes, and the target's libvirt hangs
+	strikeAgents                        // both agents are killed
+	strikeSourceQEMU                    // the source's QEMU is killed
+	strikeSourceAfterItRanOn            // the source's agent sees the transfer fail, and its host crashes before it can say so
+	strikes                      = iota - 1
 )
 
 // transfer is the transfer of one guest by libvirt. It continues while agents, hosts and the line between them work.
