@@ -49,7 +49,7 @@ func installOn(t *testing.T, suite string) {
 			l.copy(host, filepath.Join(s.root, "tmp", name+"_99.2.deb"), name+"-newer.deb")
 			l.copy(host, filepath.Join(s.root, "tmp", name+"_0~0.deb"), name+"-older.deb")
 		}
-		l.on(host, apt("/root/watari.deb /root/watari-agent.deb"))
+		l.on(host, apt("install --no-install-recommends /root/watari.deb /root/watari-agent.deb"))
 		l.on(host, "watari doctor --for host")
 	}
 
@@ -71,14 +71,14 @@ func installOn(t *testing.T, suite string) {
 	const pid = "systemctl show --property=MainPID watari-agent"
 	for _, host := range []string{"a1", "a2"} {
 		old := l.on(host, pid)
-		l.on(host, apt("/root/watari-newer.deb /root/watari-agent-newer.deb"))
+		l.on(host, apt("install --no-install-recommends /root/watari-newer.deb /root/watari-agent-newer.deb"))
 		if l.on(host, pid) == old {
 			t.Errorf("on %s the agent was not restarted by the upgrade", host)
 		}
-		if out, err := l.tryOn(host, apt("--allow-downgrades /root/watari-older.deb /root/watari-agent-older.deb")); err == nil || !strings.Contains(out, "is older: it may not understand") {
+		if out, err := l.tryOn(host, apt("install --no-install-recommends --allow-downgrades /root/watari-older.deb /root/watari-agent-older.deb")); err == nil || !strings.Contains(out, "is older: it may not understand") {
 			t.Errorf("a downgrade on %s: %v\n%s", host, err, out)
 		}
-		if out, err := l.tryOn(host, "apt-get purge -y watari-agent"); err == nil || !strings.Contains(out, "watari host drain") {
+		if out, err := l.tryOn(host, apt("purge watari-agent")); err == nil || !strings.Contains(out, "watari host drain") {
 			t.Errorf("a purge under a guest on %s: %v\n%s", host, err, out)
 		}
 	}
@@ -92,7 +92,7 @@ func installOn(t *testing.T, suite string) {
 
 	for _, host := range []string{"a2", "a1"} {
 		l.on(host, "watari down")
-		l.on(host, "apt-get purge -y watari-agent watari")
+		l.on(host, apt("purge watari-agent watari"))
 		for _, path := range l.files(host) {
 			if !slices.Contains(before[host], path) {
 				t.Errorf("left by the purge on %s: %s", host, path)
@@ -101,10 +101,10 @@ func installOn(t *testing.T, suite string) {
 	}
 }
 
-// apt installs files as an administrator would. The hosts have the packages' dependencies, and no access to the
-// internet.
+// apt installs and removes packages as an administrator would. The hosts have the packages' dependencies, and no access to
+// the internet. Debian's daily update may hold apt's lock.
 func apt(arguments string) string {
-	return "DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends " + arguments
+	return "DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 " + arguments
 }
 
 // try runs watari as a user of the lab's cluster.
