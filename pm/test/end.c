@@ -189,7 +189,7 @@ int main(void)
 	struct pm_options copies = {.size = sizeof(copies), .no_direct = 1};
 	nobody();
 	pair_run(NULL, killed);
-	for (int i = 0; i < 20; i++)
+	for (int i = 0; i < 5; i++)
 		pair_run(NULL, ends_unseen);
 	pair_run(NULL, closed);
 	pair_run(&copies, operation_ends);

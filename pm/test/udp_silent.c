@@ -18,6 +18,14 @@ static bool count_questions(const struct udp_packet *packet, size_t length)
 	return true;
 }
 
+/* Stops a child. A signal alone may reach it after it has answered what is sent next. */
+static void stop(pid_t child)
+{
+	int status;
+	CHECK(!kill(child, SIGSTOP));
+	CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+}
+
 static void gone(struct side *side, int status)
 {
 	struct pm_event event;
@@ -35,7 +43,7 @@ static void silent(struct side *side)
 		send_surely(side, 0, "a", 2);
 		receive_surely(side, &message); /* both are sure of the connection */
 		pm_release(side->endpoint, &message);
-		CHECK(!kill(child, SIGSTOP));
+		stop(child);
 		wire = count_questions;
 		double began = seconds();
 		send_surely(side, 0, "b", 2);
@@ -74,7 +82,7 @@ static void awaited(struct side *side)
 	hear(side, &child, sizeof(child));
 	send_surely(side, 0, "a", 2);
 	look(side, 0.5); /* it is acknowledged */
-	CHECK(!kill(child, SIGSTOP));
+	stop(child);
 	wire = count_questions;
 	look(side, PATIENCE + 1.5);
 	CHECK_IS(asked, 0);
@@ -117,7 +125,7 @@ static void slept_for(struct side *side)
 	hear(side, &child, sizeof(child));
 	send_surely(side, 0, "a", 2);
 	look(side, 0.5);
-	CHECK(!kill(child, SIGSTOP));
+	stop(child);
 	pm_peer_await(side->peer, true);
 	while (!pm_next_event(side->endpoint, &event)) {
 		if (by_descriptors)
