@@ -81,6 +81,23 @@ func (s service) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWan
 	}
 }
 
+// Samples sends each sample of the host.
+func (s service) Samples(ctx context.Context, _ *connect.Request[v1.SamplesRequest], stream *connect.ServerStream[v1.HostSample]) error {
+	for {
+		sample, next := s.config.Samples()
+		if sample != nil {
+			if err := stream.Send(sample); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // wants reports whether the latest orders mention a guest.
 func (a *Agent) wants(uid string) bool {
 	a.mu.Lock()

@@ -30,16 +30,22 @@ const (
 	// ownerDir is the host's directory with one file for each activity, which holds the id of its process. The
 	// directory is lost in a crash, like the processes.
 	ownerDir = "/run/watari-owner"
-	// ownerUser is the user who runs the processes.
-	ownerUser = "nobody"
+	// ownerUser is the user who is logged in, and ownerID that user's number, by which hosts tell people's processes from
+	// daemons'. The user need not be in /etc/passwd.
+	ownerUser = "owner"
+	ownerID   = "1000"
+	// ownerGroup is the control group of the processes on a host with a systemd of its own.
+	ownerGroup = "/sys/fs/cgroup/user.slice/watari-owner.scope"
 	// sessionID marks the owner's entry in utmp.
 	sessionID = "wtro"
 )
 
 // ownerStartScript starts $1 as the owner, in a session that outlives the shell, and writes its process id to the file
 // $0.
-const ownerStartScript = `mkdir -p ` + ownerDir + ` && chown ` + ownerUser + ` ` + ownerDir + ` && cd / || exit
-setsid setpriv --reuid=` + ownerUser + ` --regid=nogroup --clear-groups sh -c "$1" watari-owner </dev/null >/dev/null 2>&1 &
+const ownerStartScript = `mkdir -p ` + ownerDir + ` && chown ` + ownerID + ` ` + ownerDir + ` && cd / || exit
+[ ! -d /run/systemd/system ] || mkdir -p ` + ownerGroup + ` || exit
+sh -c '[ ! -d /run/systemd/system ] || echo $$ >` + ownerGroup + `/cgroup.procs
+exec setsid setpriv --reuid=` + ownerID + ` --regid=` + ownerID + ` --clear-groups sh -c "$0" watari-owner' "$1" </dev/null >/dev/null 2>&1 &
 echo $! >` + ownerDir + `/"$0"`
 
 var ownerScripts = map[OwnerActivity]string{

@@ -13,7 +13,7 @@ import (
 
 func TestTheOwnersLoginReplacesTheOneBefore(t *testing.T) {
 	other := bytes.Repeat([]byte{1}, utmpSize)
-	first := withLogin(other, login{pid: 7, line: "pts/3", user: "nobody", at: time.Unix(1000, 0)})
+	first := withLogin(other, login{pid: 7, line: "pts/3", user: ownerUser, at: time.Unix(1000, 0)})
 	if len(first) != 2*utmpSize || !bytes.Equal(first[:utmpSize], other) || first[utmpSize] != userProcess {
 		t.Fatalf("%d bytes", len(first))
 	}

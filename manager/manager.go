@@ -15,16 +15,19 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"watari/ca"
 	"watari/hostlink"
+	"watari/internal/metrics"
 	"watari/internal/stamp"
 	"watari/internal/version"
 	"watari/manager/api"
 	"watari/manager/blob"
 	"watari/manager/controller"
+	"watari/manager/history"
 	"watari/manager/session"
 	"watari/manager/store"
 	"watari/manager/view"
@@ -43,6 +46,8 @@ type Config struct {
 	State string
 	// Listen is the TCP address of the one port, "0.0.0.0:7070".
 	Listen string
+	// Metrics is the address where Prometheus may ask for metrics, "127.0.0.1:7073"; empty: none.
+	Metrics string
 	// Advertise is the URL by which agents and users reach this manager; empty: made from Listen.
 	Advertise string
 	// Name identifies the manager among others; empty: the machine's host name.
@@ -74,6 +79,7 @@ type Manager struct {
 	authority *ca.Authority
 	stamps    *view.Stamps
 	sessions  *session.Sessions
+	history   *history.History
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool
@@ -175,7 +181,62 @@ func (m *Manager) open(ctx context.Context) error {
 	})
 	m.sessions = session.New(m.api.AcceptHost, m.Log)
 	m.api.Sessions = m.sessions
+	m.history = history.New()
+	if err := m.history.Load(m.historyFile()); err != nil {
+		m.Log.Warn("what hosts and guests have used before is not known", "error", err)
+	}
+	m.sessions.Sampled = m.sampled
+	m.api.History = m.history
 	return nil
+}
+
+func (m *Manager) historyFile() string { return filepath.Join(m.State, "history") }
+
+// sampled takes a host's sample. The host can speak for the guests that it has been granted only.
+func (m *Manager) sampled(host string, sample *v1.HostSample) {
+	guests := m.store.Snapshot().Guests
+	m.history.Add(host, sample, func(s *v1.GuestSample) bool {
+		g := guests[s.Name]
+		return g != nil && g.Meta.Uid == s.Uid && g.Host == host
+	})
+}
+
+// measured returns all hosts with their present samples.
+func (m *Manager) measured() (hosts []metrics.Host) {
+	for name, h := range m.store.Snapshot().Hosts {
+		hosts = append(hosts, metrics.Host{Name: name, Info: h.Info, Sample: m.history.Latest(name)})
+	}
+	return hosts
+}
+
+// knowsGuests returns a function that tells whether there is a guest of that uid.
+func (m *Manager) knowsGuests() func(uid string) bool {
+	known := map[string]bool{}
+	for _, g := range m.store.Snapshot().Guests {
+		known[g.Meta.Uid] = true
+	}
+	return func(uid string) bool { return known[uid] }
+}
+
+// saveEvery is how often the history is saved; that much of it is lost in a crash.
+const saveEvery = 5 * time.Minute
+
+// keepHistory saves the history now and then, and when ctx ends.
+func (m *Manager) keepHistory(ctx context.Context) {
+	tick := time.NewTicker(saveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+		if err := m.history.Save(m.historyFile(), m.knowsGuests()); err != nil {
+			m.Log.Warn("what hosts and guests have used was not saved", "error", err)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
 }
 
 // serve answers on the listener and stands for election until ctx ends.
@@ -207,8 +268,14 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 	if m.Ready != nil {
 		m.Ready(listener.Addr())
 	}
+	if m.Metrics != "" {
+		go metrics.Serve(ctx, m.Metrics, metrics.Hosts(m.measured), m.Log)
+	}
+	var keeping sync.WaitGroup
+	keeping.Go(func() { m.keepHistory(ctx) })
 	m.leadRepeatedly(ctx)
 	cause := context.Cause(ctx)
+	keeping.Wait()
 	ending, done := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer done()
 	m.sessions.Close()

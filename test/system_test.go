@@ -90,7 +90,7 @@ func bringUp() (*system, error) {
 		return nil, err
 	}
 	for _, step := range [][]string{
-		{"up", "--no-agent", "--state", s.state, "--listen", listen},
+		{"up", "--no-agent", "--metrics", "--state", s.state, "--listen", listen},
 		append([]string{"lab", "up", "--name", labName}, labShape...),
 		{"image", "build", imageName, "--packages", packages},
 	} {

@@ -16,8 +16,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"watari/agent/monitor"
 	v1 "watari/api/watariv1"
 )
 
@@ -116,6 +118,26 @@ func (r *Reader) Sample() *v1.HostLoad {
 	}
 	r.busy, r.total = busy, total
 	return load
+}
+
+// Used returns the processor time that the host's programs have used since its boot, and that of interrupts; false: not known.
+// Time that a virtual host's own host took away is in neither.
+func (r *Reader) Used() (used monitor.Used, known bool) {
+	if r.Cgroup != "" {
+		spent, known := r.cpuTime()
+		return monitor.Used{Programs: time.Duration(spent)}, known
+	}
+	fs, err := procfs.NewFS(filepath.Join(r.Root, "proc"))
+	if err != nil {
+		return monitor.Used{}, false
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return monitor.Used{}, false
+	}
+	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+	all := stat.CPUTotal // user time has that of virtual CPUs already
+	return monitor.Used{Programs: seconds(all.User + all.Nice + all.System), Interrupts: seconds(all.IRQ + all.SoftIRQ)}, true
 }
 
 // MemoryAvailable returns the memory that can be used without swapping, bytes.

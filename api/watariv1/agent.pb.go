@@ -269,6 +269,42 @@ func (TemplateState) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
+type SamplesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SamplesRequest) Reset() {
+	*x = SamplesRequest{}
+	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SamplesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SamplesRequest) ProtoMessage() {}
+
+func (x *SamplesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SamplesRequest.ProtoReflect.Descriptor instead.
+func (*SamplesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
 // MigrationOrder is the part of a migration that both hosts need.
 type MigrationOrder struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -286,7 +322,7 @@ type MigrationOrder struct {
 
 func (x *MigrationOrder) Reset() {
 	*x = MigrationOrder{}
-	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	mi := &file_watari_v1_agent_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -298,7 +334,7 @@ func (x *MigrationOrder) String() string {
 func (*MigrationOrder) ProtoMessage() {}
 
 func (x *MigrationOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	mi := &file_watari_v1_agent_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -311,7 +347,7 @@ func (x *MigrationOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationOrder.ProtoReflect.Descriptor instead.
 func (*MigrationOrder) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{0}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *MigrationOrder) GetId() string {
@@ -391,7 +427,7 @@ type GuestWanted struct {
 
 func (x *GuestWanted) Reset() {
 	*x = GuestWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[1]
+	mi := &file_watari_v1_agent_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +439,7 @@ func (x *GuestWanted) String() string {
 func (*GuestWanted) ProtoMessage() {}
 
 func (x *GuestWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[1]
+	mi := &file_watari_v1_agent_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +452,7 @@ func (x *GuestWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestWanted.ProtoReflect.Descriptor instead.
 func (*GuestWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *GuestWanted) GetUid() string {
@@ -514,7 +550,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	mi := &file_watari_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +562,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	mi := &file_watari_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,7 +575,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -571,7 +607,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[3]
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +619,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[3]
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +632,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PeerHost) GetName() string {
@@ -654,7 +690,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -666,7 +702,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -679,7 +715,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -724,7 +760,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +772,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +785,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -799,7 +835,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -811,7 +847,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -824,7 +860,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -862,7 +898,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +910,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +923,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -938,7 +974,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +986,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +999,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1023,7 +1059,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1071,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1084,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -1165,7 +1201,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1213,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1226,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -1274,7 +1310,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1322,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1335,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -1446,7 +1482,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1494,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1507,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -1501,7 +1537,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1549,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1562,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -1571,7 +1607,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1619,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1632,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -1662,7 +1698,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1710,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1723,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -1814,7 +1850,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +1862,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +1875,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -1882,7 +1918,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1930,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +1943,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -1933,7 +1969,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +1981,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +1994,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -1977,7 +2013,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2025,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2038,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2016,7 +2052,8 @@ var File_watari_v1_agent_proto protoreflect.FileDescriptor
 
 const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x15watari/v1/agent.proto\x12\twatari.v1\x1a\x15watari/v1/types.proto\x1a\x15watari/v1/guest.proto\"\x88\x02\n" +
+	"\x15watari/v1/agent.proto\x12\twatari.v1\x1a\x15watari/v1/types.proto\x1a\x15watari/v1/guest.proto\"\x10\n" +
+	"\x0eSamplesRequest\"\x88\x02\n" +
 	"\x0eMigrationOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtarget_host\x18\x02 \x01(\tR\n" +
@@ -2214,10 +2251,11 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x15TEMPLATE_STATE_WANTED\x10\x01\x12\x19\n" +
 	"\x15TEMPLATE_STATE_MAKING\x10\x02\x12\x17\n" +
 	"\x13TEMPLATE_STATE_HELD\x10\x03\x12\x19\n" +
-	"\x15TEMPLATE_STATE_FAILED\x10\x042\xdf\x01\n" +
+	"\x15TEMPLATE_STATE_FAILED\x10\x042\x9e\x02\n" +
 	"\fAgentService\x12:\n" +
 	"\x04Sync\x12\x15.watari.v1.HostWanted\x1a\x17.watari.v1.HostObserved(\x010\x01\x12B\n" +
-	"\aConsole\x12\x19.watari.v1.ConsoleRequest\x1a\x1a.watari.v1.ConsoleResponse0\x01\x12O\n" +
+	"\aConsole\x12\x19.watari.v1.ConsoleRequest\x1a\x1a.watari.v1.ConsoleResponse0\x01\x12=\n" +
+	"\aSamples\x12\x19.watari.v1.SamplesRequest\x1a\x15.watari.v1.HostSample0\x01\x12O\n" +
 	"\fListConsoles\x12\x1e.watari.v1.ListConsolesRequest\x1a\x1f.watari.v1.ListConsolesResponseB\x1eZ\x1cwatari/api/watariv1;watariv1b\x06proto3"
 
 var (
@@ -2233,91 +2271,95 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
 	(GuestCondition)(0),          // 2: watari.v1.GuestCondition
 	(TemplateState)(0),           // 3: watari.v1.TemplateState
-	(*MigrationOrder)(nil),       // 4: watari.v1.MigrationOrder
-	(*GuestWanted)(nil),          // 5: watari.v1.GuestWanted
-	(*GuestRoute)(nil),           // 6: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 7: watari.v1.PeerHost
-	(*ClusterNetwork)(nil),       // 8: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 9: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 10: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 11: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 12: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 13: watari.v1.HostWanted
-	(*Dropped)(nil),              // 14: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 15: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 16: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 17: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 18: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 19: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 20: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 21: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 22: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 23: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 24: watari.v1.GuestShape
-	(*Image)(nil),                // 25: watari.v1.Image
-	(*Identity)(nil),             // 26: watari.v1.Identity
-	(*Platform)(nil),             // 27: watari.v1.Platform
-	(*GuestFacts)(nil),           // 28: watari.v1.GuestFacts
-	(*Peer)(nil),                 // 29: watari.v1.Peer
-	(*Blob)(nil),                 // 30: watari.v1.Blob
-	(*Stamp)(nil),                // 31: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 32: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 33: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 34: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 35: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 36: watari.v1.KeptConsole
+	(*SamplesRequest)(nil),       // 4: watari.v1.SamplesRequest
+	(*MigrationOrder)(nil),       // 5: watari.v1.MigrationOrder
+	(*GuestWanted)(nil),          // 6: watari.v1.GuestWanted
+	(*GuestRoute)(nil),           // 7: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 8: watari.v1.PeerHost
+	(*ClusterNetwork)(nil),       // 9: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 10: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 11: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 12: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 13: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 14: watari.v1.HostWanted
+	(*Dropped)(nil),              // 15: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 16: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 17: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 18: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 19: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 20: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 21: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 22: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 23: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 24: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 25: watari.v1.GuestShape
+	(*Image)(nil),                // 26: watari.v1.Image
+	(*Identity)(nil),             // 27: watari.v1.Identity
+	(*Platform)(nil),             // 28: watari.v1.Platform
+	(*GuestFacts)(nil),           // 29: watari.v1.GuestFacts
+	(*Peer)(nil),                 // 30: watari.v1.Peer
+	(*Blob)(nil),                 // 31: watari.v1.Blob
+	(*Stamp)(nil),                // 32: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 33: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 34: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 35: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 36: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 37: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 38: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	24, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	25, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	26, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
-	4,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	27, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	28, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
-	29, // 7: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	6,  // 8: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	7,  // 9: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	8,  // 10: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	10, // 11: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	10, // 12: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	25, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	26, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	27, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	5,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
+	28, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	29, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	30, // 7: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	7,  // 8: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	8,  // 9: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	9,  // 10: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	11, // 11: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	11, // 12: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
 	1,  // 13: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	30, // 14: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	5,  // 15: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	9,  // 16: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	25, // 17: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	11, // 18: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	12, // 19: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	31, // 20: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	14, // 21: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	31, // 14: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	6,  // 15: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	10, // 16: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	26, // 17: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	12, // 18: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	13, // 19: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	32, // 20: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	15, // 21: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
 	2,  // 22: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	32, // 23: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	33, // 24: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	28, // 25: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	33, // 23: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	34, // 24: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	29, // 25: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
 	3,  // 26: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	30, // 27: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	34, // 28: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	35, // 29: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	15, // 30: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	17, // 31: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	18, // 32: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	31, // 33: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	16, // 34: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	36, // 35: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	13, // 36: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	20, // 37: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	22, // 38: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	19, // 39: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	21, // 40: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	23, // 41: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	39, // [39:42] is the sub-list for method output_type
-	36, // [36:39] is the sub-list for method input_type
+	31, // 27: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	35, // 28: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	36, // 29: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	16, // 30: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	18, // 31: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	19, // 32: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	32, // 33: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	17, // 34: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	37, // 35: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	14, // 36: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	21, // 37: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	4,  // 38: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	23, // 39: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	20, // 40: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	22, // 41: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	38, // 42: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	24, // 43: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	40, // [40:44] is the sub-list for method output_type
+	36, // [36:40] is the sub-list for method input_type
 	36, // [36:36] is the sub-list for extension type_name
 	36, // [36:36] is the sub-list for extension extendee
 	0,  // [0:36] is the sub-list for field type_name
@@ -2336,7 +2378,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

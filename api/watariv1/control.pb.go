@@ -3346,6 +3346,180 @@ func (x *SetQuotaResponse) GetUser() *User {
 	return nil
 }
 
+type UsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // one of host and guest
+	Guest         string                 `protobuf:"bytes,2,opt,name=guest,proto3" json:"guest,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageRequest) Reset() {
+	*x = UsageRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRequest) ProtoMessage() {}
+
+func (x *UsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
+func (*UsageRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *UsageRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *UsageRequest) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *UsageRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+type UsageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// steps of the host, oldest first, each with the begin of the step as its time. Without guests and users, and with the
+	// pressure of some tasks.
+	Host          []*HostSample `protobuf:"bytes,1,rep,name=host,proto3" json:"host,omitempty"`
+	Guest         []*GuestStep  `protobuf:"bytes,2,rep,name=guest,proto3" json:"guest,omitempty"` // or of the guest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageResponse) Reset() {
+	*x = UsageResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageResponse) ProtoMessage() {}
+
+func (x *UsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
+func (*UsageResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *UsageResponse) GetHost() []*HostSample {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *UsageResponse) GetGuest() []*GuestStep {
+	if x != nil {
+		return x.Guest
+	}
+	return nil
+}
+
+type GuestStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"` // begin of the step
+	Seconds       float64                `protobuf:"fixed64,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	Sample        *GuestSample           `protobuf:"bytes,3,opt,name=sample,proto3" json:"sample,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestStep) Reset() {
+	*x = GuestStep{}
+	mi := &file_watari_v1_control_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestStep) ProtoMessage() {}
+
+func (x *GuestStep) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
+func (*GuestStep) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *GuestStep) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *GuestStep) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *GuestStep) GetSample() *GuestSample {
+	if x != nil {
+		return x.Sample
+	}
+	return nil
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"` // id
@@ -3357,7 +3531,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3543,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3556,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3415,7 +3589,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3601,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3614,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3460,7 +3634,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3472,7 +3646,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3485,7 +3659,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -3517,7 +3691,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3703,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3716,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -3605,7 +3779,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3617,7 +3791,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3630,7 +3804,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -3666,7 +3840,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3852,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3865,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -3733,7 +3907,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3919,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3932,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -3798,7 +3972,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3810,7 +3984,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3823,7 +3997,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -3889,7 +4063,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3901,7 +4075,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3914,7 +4088,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -3964,7 +4138,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4150,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4163,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -4028,7 +4202,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4040,7 +4214,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4053,7 +4227,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -4290,7 +4464,18 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
 	"\x05quota\x18\x02 \x01(\v2\x10.watari.v1.QuotaR\x05quota\"7\n" +
 	"\x10SetQuotaResponse\x12#\n" +
-	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"Q\n" +
+	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"j\n" +
+	"\fUsageRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
+	"\x05guest\x18\x02 \x01(\tR\x05guest\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"f\n" +
+	"\rUsageResponse\x12)\n" +
+	"\x04host\x18\x01 \x03(\v2\x15.watari.v1.HostSampleR\x04host\x12*\n" +
+	"\x05guest\x18\x02 \x03(\v2\x14.watari.v1.GuestStepR\x05guest\"\x81\x01\n" +
+	"\tGuestStep\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\x01R\aseconds\x12.\n" +
+	"\x06sample\x18\x03 \x01(\v2\x16.watari.v1.GuestSampleR\x06sample\"Q\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
@@ -4359,7 +4544,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\x9b\x15\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xd7\x15\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -4399,7 +4584,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"RemoveUser\x12\x1c.watari.v1.RemoveUserRequest\x1a\x1d.watari.v1.RemoveUserResponse\x12C\n" +
 	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12@\n" +
-	"\aRecover\x12\x19.watari.v1.RecoverRequest\x1a\x1a.watari.v1.RecoverResponse\x12?\n" +
+	"\aRecover\x12\x19.watari.v1.RecoverRequest\x1a\x1a.watari.v1.RecoverResponse\x12:\n" +
+	"\x05Usage\x12\x17.watari.v1.UsageRequest\x1a\x18.watari.v1.UsageResponse\x12?\n" +
 	"\x06Events\x12\x18.watari.v1.EventsRequest\x1a\x19.watari.v1.EventsResponse0\x01\x12<\n" +
 	"\x05Watch\x12\x17.watari.v1.WatchRequest\x1a\x18.watari.v1.WatchResponse0\x012F\n" +
 	"\vJoinService\x127\n" +
@@ -4418,7 +4604,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -4487,169 +4673,181 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*RemoveUserResponse)(nil),        // 64: watari.v1.RemoveUserResponse
 	(*SetQuotaRequest)(nil),           // 65: watari.v1.SetQuotaRequest
 	(*SetQuotaResponse)(nil),          // 66: watari.v1.SetQuotaResponse
-	(*EventsRequest)(nil),             // 67: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 68: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 69: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 70: watari.v1.WatchResponse
-	(*JoinRequest)(nil),               // 71: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 72: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 73: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 74: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 75: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 76: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 77: watari.v1.RecoverResponse
-	nil,                               // 78: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 79: watari.v1.User
-	(*Host)(nil),                      // 80: watari.v1.Host
-	(*Image)(nil),                     // 81: watari.v1.Image
-	(*Blob)(nil),                      // 82: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 83: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 84: watari.v1.Cluster
-	(*Guest)(nil),                     // 85: watari.v1.Guest
-	(*KeptConsole)(nil),               // 86: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 87: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 88: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 89: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 90: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 91: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 92: watari.v1.Migration
-	(*RunSpec)(nil),                   // 93: watari.v1.RunSpec
-	(*Run)(nil),                       // 94: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 95: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 96: google.protobuf.Timestamp
-	(Role)(0),                         // 97: watari.v1.Role
-	(*Quota)(nil),                     // 98: watari.v1.Quota
-	(*Event)(nil),                     // 99: watari.v1.Event
+	(*UsageRequest)(nil),              // 67: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 68: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 69: watari.v1.GuestStep
+	(*EventsRequest)(nil),             // 70: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 71: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 72: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 73: watari.v1.WatchResponse
+	(*JoinRequest)(nil),               // 74: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 75: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 76: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 77: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 78: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 79: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 80: watari.v1.RecoverResponse
+	nil,                               // 81: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 82: watari.v1.User
+	(*Host)(nil),                      // 83: watari.v1.Host
+	(*Image)(nil),                     // 84: watari.v1.Image
+	(*Blob)(nil),                      // 85: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 86: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 87: watari.v1.Cluster
+	(*Guest)(nil),                     // 88: watari.v1.Guest
+	(*KeptConsole)(nil),               // 89: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 90: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 91: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 92: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 93: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 94: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 95: watari.v1.Migration
+	(*RunSpec)(nil),                   // 96: watari.v1.RunSpec
+	(*Run)(nil),                       // 97: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 98: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 99: google.protobuf.Timestamp
+	(Role)(0),                         // 100: watari.v1.Role
+	(*Quota)(nil),                     // 101: watari.v1.Quota
+	(*HostSample)(nil),                // 102: watari.v1.HostSample
+	(*GuestSample)(nil),               // 103: watari.v1.GuestSample
+	(*Event)(nil),                     // 104: watari.v1.Event
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	79, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	80, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	80, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	80, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	81, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	81, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	82, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	81, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	83, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	84, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	84, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	85, // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	85, // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	85, // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	86, // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	87, // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	88, // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	89, // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	90, // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	91, // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	92, // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	92, // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	92, // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	93, // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	94, // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	94, // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	94, // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	94, // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	94, // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	95, // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	96, // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	97, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	98, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	79, // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	79, // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	98, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	79, // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	99, // 37: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	84, // 38: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	85, // 39: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	80, // 40: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	92, // 41: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	94, // 42: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	85, // 43: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	78, // 44: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,  // 45: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	74, // 46: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	75, // 47: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	76, // 48: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,  // 49: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,  // 50: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,  // 51: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,  // 52: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,  // 53: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11, // 54: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13, // 55: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15, // 56: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17, // 57: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19, // 58: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21, // 59: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23, // 60: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	25, // 61: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	27, // 62: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	29, // 63: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	31, // 64: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	33, // 65: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	35, // 66: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	37, // 67: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	39, // 68: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	41, // 69: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	43, // 70: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	45, // 71: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	47, // 72: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	49, // 73: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	51, // 74: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	53, // 75: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	55, // 76: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	57, // 77: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	59, // 78: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	61, // 79: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	63, // 80: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	65, // 81: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	73, // 82: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	67, // 83: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	69, // 84: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	71, // 85: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,  // 86: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,  // 87: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,  // 88: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,  // 89: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10, // 90: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12, // 91: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14, // 92: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16, // 93: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18, // 94: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20, // 95: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22, // 96: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24, // 97: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	26, // 98: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	28, // 99: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	30, // 100: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	32, // 101: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	34, // 102: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	36, // 103: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	38, // 104: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	40, // 105: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	42, // 106: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	44, // 107: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	46, // 108: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	48, // 109: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	50, // 110: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	52, // 111: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	54, // 112: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	56, // 113: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	58, // 114: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	60, // 115: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	62, // 116: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	64, // 117: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	66, // 118: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	77, // 119: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	68, // 120: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	70, // 121: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	72, // 122: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	86, // [86:123] is the sub-list for method output_type
-	49, // [49:86] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	82,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	83,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	83,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	83,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	84,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	84,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	85,  // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	84,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	86,  // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	87,  // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	87,  // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	88,  // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	88,  // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	88,  // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	89,  // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	90,  // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	91,  // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	92,  // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	93,  // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	94,  // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	95,  // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	95,  // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	95,  // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	96,  // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	97,  // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	97,  // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	97,  // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	97,  // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	97,  // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	98,  // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	99,  // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	100, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	101, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	82,  // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	82,  // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	101, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	82,  // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	99,  // 37: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	102, // 38: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	69,  // 39: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	99,  // 40: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	103, // 41: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	104, // 42: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	87,  // 43: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	88,  // 44: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	83,  // 45: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	95,  // 46: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	97,  // 47: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	88,  // 48: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	81,  // 49: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 50: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	77,  // 51: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	78,  // 52: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	79,  // 53: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 54: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 55: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 56: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,   // 57: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,   // 58: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11,  // 59: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13,  // 60: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15,  // 61: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17,  // 62: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19,  // 63: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21,  // 64: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23,  // 65: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	25,  // 66: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	27,  // 67: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	29,  // 68: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	31,  // 69: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	33,  // 70: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	35,  // 71: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	37,  // 72: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	39,  // 73: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	41,  // 74: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	43,  // 75: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	45,  // 76: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	47,  // 77: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	49,  // 78: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	51,  // 79: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	53,  // 80: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	55,  // 81: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	57,  // 82: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	59,  // 83: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	61,  // 84: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	63,  // 85: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	65,  // 86: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	76,  // 87: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	67,  // 88: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	70,  // 89: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	72,  // 90: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	74,  // 91: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 92: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 93: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 94: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,   // 95: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10,  // 96: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12,  // 97: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14,  // 98: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16,  // 99: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18,  // 100: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20,  // 101: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22,  // 102: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24,  // 103: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	26,  // 104: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	28,  // 105: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	30,  // 106: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	32,  // 107: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	34,  // 108: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	36,  // 109: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	38,  // 110: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	40,  // 111: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	42,  // 112: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	44,  // 113: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	46,  // 114: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	48,  // 115: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	50,  // 116: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	52,  // 117: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	54,  // 118: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	56,  // 119: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	58,  // 120: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	60,  // 121: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	62,  // 122: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	64,  // 123: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	66,  // 124: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	80,  // 125: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	68,  // 126: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	71,  // 127: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	73,  // 128: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	75,  // 129: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	92,  // [92:130] is the sub-list for method output_type
+	54,  // [54:92] is the sub-list for method input_type
+	54,  // [54:54] is the sub-list for extension type_name
+	54,  // [54:54] is the sub-list for extension extendee
+	0,   // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -4665,7 +4863,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   78,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

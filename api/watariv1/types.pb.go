@@ -1396,6 +1396,339 @@ func (x *HostLoad) GetAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// HostSample is what an agent has measured of its host over about a second.
+type HostSample struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	At                   *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`                                  // the end, by the host's clock
+	Seconds              float64                `protobuf:"fixed64,2,opt,name=seconds,proto3" json:"seconds,omitempty"`                      // since the sample before; 0: the first sample, which has no rates
+	CpuGuests            float64                `protobuf:"fixed64,3,opt,name=cpu_guests,json=cpuGuests,proto3" json:"cpu_guests,omitempty"` // cores in use by guests' QEMU
+	CpuOwner             float64                `protobuf:"fixed64,4,opt,name=cpu_owner,json=cpuOwner,proto3" json:"cpu_owner,omitempty"`    // by programs of people: those of login sessions, or of users who are no daemons
+	CpuSystem            float64                `protobuf:"fixed64,5,opt,name=cpu_system,json=cpuSystem,proto3" json:"cpu_system,omitempty"` // by all else: the kernel, daemons, Watari itself
+	MemoryAvailableBytes uint64                 `protobuf:"varint,6,opt,name=memory_available_bytes,json=memoryAvailableBytes,proto3" json:"memory_available_bytes,omitempty"`
+	MemoryGuestsBytes    uint64                 `protobuf:"varint,7,opt,name=memory_guests_bytes,json=memoryGuestsBytes,proto3" json:"memory_guests_bytes,omitempty"` // resident
+	CpuPressure          *Pressure              `protobuf:"bytes,8,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`                      // unset: the kernel does not tell
+	MemoryPressure       *Pressure              `protobuf:"bytes,9,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	IoPressure           *Pressure              `protobuf:"bytes,10,opt,name=io_pressure,json=ioPressure,proto3" json:"io_pressure,omitempty"`
+	Guests               []*GuestSample         `protobuf:"bytes,11,rep,name=guests,proto3" json:"guests,omitempty"` // by uid
+	Owner                *OwnerActivity         `protobuf:"bytes,12,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *HostSample) Reset() {
+	*x = HostSample{}
+	mi := &file_watari_v1_types_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostSample) ProtoMessage() {}
+
+func (x *HostSample) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostSample.ProtoReflect.Descriptor instead.
+func (*HostSample) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *HostSample) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *HostSample) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *HostSample) GetCpuGuests() float64 {
+	if x != nil {
+		return x.CpuGuests
+	}
+	return 0
+}
+
+func (x *HostSample) GetCpuOwner() float64 {
+	if x != nil {
+		return x.CpuOwner
+	}
+	return 0
+}
+
+func (x *HostSample) GetCpuSystem() float64 {
+	if x != nil {
+		return x.CpuSystem
+	}
+	return 0
+}
+
+func (x *HostSample) GetMemoryAvailableBytes() uint64 {
+	if x != nil {
+		return x.MemoryAvailableBytes
+	}
+	return 0
+}
+
+func (x *HostSample) GetMemoryGuestsBytes() uint64 {
+	if x != nil {
+		return x.MemoryGuestsBytes
+	}
+	return 0
+}
+
+func (x *HostSample) GetCpuPressure() *Pressure {
+	if x != nil {
+		return x.CpuPressure
+	}
+	return nil
+}
+
+func (x *HostSample) GetMemoryPressure() *Pressure {
+	if x != nil {
+		return x.MemoryPressure
+	}
+	return nil
+}
+
+func (x *HostSample) GetIoPressure() *Pressure {
+	if x != nil {
+		return x.IoPressure
+	}
+	return nil
+}
+
+func (x *HostSample) GetGuests() []*GuestSample {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+func (x *HostSample) GetOwner() *OwnerActivity {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+// Pressure is the share of a sample's time, 0 to 1, in which some tasks, or all, waited for a resource (the kernel's PSI).
+type Pressure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Some          float64                `protobuf:"fixed64,1,opt,name=some,proto3" json:"some,omitempty"`
+	Full          float64                `protobuf:"fixed64,2,opt,name=full,proto3" json:"full,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pressure) Reset() {
+	*x = Pressure{}
+	mi := &file_watari_v1_types_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pressure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pressure) ProtoMessage() {}
+
+func (x *Pressure) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pressure.ProtoReflect.Descriptor instead.
+func (*Pressure) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Pressure) GetSome() float64 {
+	if x != nil {
+		return x.Some
+	}
+	return 0
+}
+
+func (x *Pressure) GetFull() float64 {
+	if x != nil {
+		return x.Full
+	}
+	return 0
+}
+
+// GuestSample is a guest's part in a sample.
+type GuestSample struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Cpu           float64                `protobuf:"fixed64,3,opt,name=cpu,proto3" json:"cpu,omitempty"`                                   // cores
+	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident on the host
+	Received      float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
+	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestSample) Reset() {
+	*x = GuestSample{}
+	mi := &file_watari_v1_types_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestSample) ProtoMessage() {}
+
+func (x *GuestSample) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestSample.ProtoReflect.Descriptor instead.
+func (*GuestSample) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GuestSample) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *GuestSample) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *GuestSample) GetCpu() float64 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+func (x *GuestSample) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *GuestSample) GetReceived() float64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *GuestSample) GetSent() float64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+// OwnerActivity is what the people who own a host do on it. Times are seconds; an unset time is not known, because nobody is
+// logged in there, or because the host has no such device.
+type OwnerActivity struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Users         []string               `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"`                                           // who are logged in
+	InputIdle     *float64               `protobuf:"fixed64,2,opt,name=input_idle,json=inputIdle,proto3,oneof" json:"input_idle,omitempty"`          // since the last key or movement of the mouse that the agent has seen
+	TerminalIdle  *float64               `protobuf:"fixed64,3,opt,name=terminal_idle,json=terminalIdle,proto3,oneof" json:"terminal_idle,omitempty"` // since somebody typed on a terminal
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnerActivity) Reset() {
+	*x = OwnerActivity{}
+	mi := &file_watari_v1_types_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnerActivity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnerActivity) ProtoMessage() {}
+
+func (x *OwnerActivity) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnerActivity.ProtoReflect.Descriptor instead.
+func (*OwnerActivity) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *OwnerActivity) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *OwnerActivity) GetInputIdle() float64 {
+	if x != nil && x.InputIdle != nil {
+		return *x.InputIdle
+	}
+	return 0
+}
+
+func (x *OwnerActivity) GetTerminalIdle() float64 {
+	if x != nil && x.TerminalIdle != nil {
+		return *x.TerminalIdle
+	}
+	return 0
+}
+
 // Host is a machine that runs guests.
 type Host struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1408,18 +1741,20 @@ type Host struct {
 	// root have root in these. Empty: the host trusts no other.
 	TrustGroup string `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
 	// The rest is observed, never stored.
-	State         HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
-	Load          *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
-	Guests        []string               `protobuf:"bytes,12,rep,name=guests,proto3" json:"guests,omitempty"`
-	LastSeen      *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
-	Problems      []string               `protobuf:"bytes,14,rep,name=problems,proto3" json:"problems,omitempty"` // what is wrong on it, as its agent says; for administrators
+	State    HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
+	Load     *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
+	Guests   []string               `protobuf:"bytes,12,rep,name=guests,proto3" json:"guests,omitempty"`
+	LastSeen *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	Problems []string               `protobuf:"bytes,14,rep,name=problems,proto3" json:"problems,omitempty"` // what is wrong on it, as its agent says; for administrators
+	// sample: what it is used for now, with the caller's guests; what the owner does is for administrators. Unset: not measured.
+	Sample        *HostSample `protobuf:"bytes,15,opt,name=sample,proto3" json:"sample,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_watari_v1_types_proto_msgTypes[10]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1766,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[10]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1779,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Host) GetMeta() *Meta {
@@ -1517,6 +1852,13 @@ func (x *Host) GetProblems() []string {
 	return nil
 }
 
+func (x *Host) GetSample() *HostSample {
+	if x != nil {
+		return x.Sample
+	}
+	return nil
+}
+
 // RemovedHost remembers a host that was removed for as long as a certificate of it may be good. A host that comes back is
 // told, and ends its guests: they may have been started elsewhere.
 type RemovedHost struct {
@@ -1531,7 +1873,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1885,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[11]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1898,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -1598,7 +1940,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1952,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[12]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1965,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Blob) GetDigest() string {
@@ -1660,7 +2002,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +2014,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +2027,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -1769,7 +2111,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +2123,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +2136,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -1829,7 +2171,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +2183,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +2196,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -1929,7 +2271,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2283,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2296,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -2064,7 +2406,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2418,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2431,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -2248,7 +2590,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2602,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2615,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -2356,7 +2698,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2710,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2723,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -2550,7 +2892,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2562,7 +2904,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2575,7 +2917,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -2672,7 +3014,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +3026,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +3039,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -2809,7 +3151,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +3163,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +3176,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -2863,7 +3205,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +3217,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +3230,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -2931,7 +3273,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3285,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3298,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -3031,7 +3373,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3385,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3398,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Event) GetId() uint64 {
@@ -3127,7 +3469,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3481,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3494,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -3232,7 +3574,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3586,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3599,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -3308,7 +3650,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3662,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3675,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -3375,7 +3717,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3729,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3742,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -3433,7 +3775,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3787,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3800,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -3501,7 +3843,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3855,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3868,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -3559,7 +3901,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3913,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3926,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -3655,7 +3997,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3667,7 +4009,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3680,7 +4022,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -3825,7 +4167,42 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bcpu_busy\x18\x01 \x01(\x01R\acpuBusy\x124\n" +
 	"\x16memory_available_bytes\x18\x02 \x01(\x04R\x14memoryAvailableBytes\x120\n" +
 	"\x14disk_available_bytes\x18\x03 \x01(\x04R\x12diskAvailableBytes\x12*\n" +
-	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xf9\x02\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x9f\x04\n" +
+	"\n" +
+	"HostSample\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\x01R\aseconds\x12\x1d\n" +
+	"\n" +
+	"cpu_guests\x18\x03 \x01(\x01R\tcpuGuests\x12\x1b\n" +
+	"\tcpu_owner\x18\x04 \x01(\x01R\bcpuOwner\x12\x1d\n" +
+	"\n" +
+	"cpu_system\x18\x05 \x01(\x01R\tcpuSystem\x124\n" +
+	"\x16memory_available_bytes\x18\x06 \x01(\x04R\x14memoryAvailableBytes\x12.\n" +
+	"\x13memory_guests_bytes\x18\a \x01(\x04R\x11memoryGuestsBytes\x126\n" +
+	"\fcpu_pressure\x18\b \x01(\v2\x13.watari.v1.PressureR\vcpuPressure\x12<\n" +
+	"\x0fmemory_pressure\x18\t \x01(\v2\x13.watari.v1.PressureR\x0ememoryPressure\x124\n" +
+	"\vio_pressure\x18\n" +
+	" \x01(\v2\x13.watari.v1.PressureR\n" +
+	"ioPressure\x12.\n" +
+	"\x06guests\x18\v \x03(\v2\x16.watari.v1.GuestSampleR\x06guests\x12.\n" +
+	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\"2\n" +
+	"\bPressure\x12\x12\n" +
+	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\x98\x01\n" +
+	"\vGuestSample\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03cpu\x18\x03 \x01(\x01R\x03cpu\x12!\n" +
+	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
+	"\breceived\x18\x05 \x01(\x01R\breceived\x12\x12\n" +
+	"\x04sent\x18\x06 \x01(\x01R\x04sent\"\x94\x01\n" +
+	"\rOwnerActivity\x12\x14\n" +
+	"\x05users\x18\x01 \x03(\tR\x05users\x12\"\n" +
+	"\n" +
+	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
+	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
+	"\v_input_idleB\x10\n" +
+	"\x0e_terminal_idle\"\xa8\x03\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -3838,7 +4215,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +
 	"\x06guests\x18\f \x03(\tR\x06guests\x127\n" +
 	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
-	"\bproblems\x18\x0e \x03(\tR\bproblems\"s\n" +
+	"\bproblems\x18\x0e \x03(\tR\bproblems\x12-\n" +
+	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\"s\n" +
 	"\vRemovedHost\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x17\n" +
@@ -4136,7 +4514,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -4158,37 +4536,41 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*HostInfo)(nil),              // 17: watari.v1.HostInfo
 	(*Confinement)(nil),           // 18: watari.v1.Confinement
 	(*HostLoad)(nil),              // 19: watari.v1.HostLoad
-	(*Host)(nil),                  // 20: watari.v1.Host
-	(*RemovedHost)(nil),           // 21: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 22: watari.v1.Blob
-	(*Image)(nil),                 // 23: watari.v1.Image
-	(*GuestShape)(nil),            // 24: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 25: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 26: watari.v1.Cluster
-	(*Guest)(nil),                 // 27: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 28: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 29: watari.v1.Migration
-	(*RunSpec)(nil),               // 30: watari.v1.RunSpec
-	(*Run)(nil),                   // 31: watari.v1.Run
-	(*Quota)(nil),                 // 32: watari.v1.Quota
-	(*User)(nil),                  // 33: watari.v1.User
-	(*Token)(nil),                 // 34: watari.v1.Token
-	(*Event)(nil),                 // 35: watari.v1.Event
-	(*KeptConsole)(nil),           // 36: watari.v1.KeptConsole
-	(*Term)(nil),                  // 37: watari.v1.Term
-	(*Stamp)(nil),                 // 38: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 39: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 40: watari.v1.Hold
-	(*VouchedHost)(nil),           // 41: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 42: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 43: watari.v1.GuestFacts
-	nil,                           // 44: watari.v1.RunSpec.EnvEntry
-	nil,                           // 45: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 46: google.protobuf.Timestamp
+	(*HostSample)(nil),            // 20: watari.v1.HostSample
+	(*Pressure)(nil),              // 21: watari.v1.Pressure
+	(*GuestSample)(nil),           // 22: watari.v1.GuestSample
+	(*OwnerActivity)(nil),         // 23: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 24: watari.v1.Host
+	(*RemovedHost)(nil),           // 25: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 26: watari.v1.Blob
+	(*Image)(nil),                 // 27: watari.v1.Image
+	(*GuestShape)(nil),            // 28: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 29: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 30: watari.v1.Cluster
+	(*Guest)(nil),                 // 31: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 32: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 33: watari.v1.Migration
+	(*RunSpec)(nil),               // 34: watari.v1.RunSpec
+	(*Run)(nil),                   // 35: watari.v1.Run
+	(*Quota)(nil),                 // 36: watari.v1.Quota
+	(*User)(nil),                  // 37: watari.v1.User
+	(*Token)(nil),                 // 38: watari.v1.Token
+	(*Event)(nil),                 // 39: watari.v1.Event
+	(*KeptConsole)(nil),           // 40: watari.v1.KeptConsole
+	(*Term)(nil),                  // 41: watari.v1.Term
+	(*Stamp)(nil),                 // 42: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 43: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 44: watari.v1.Hold
+	(*VouchedHost)(nil),           // 45: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 46: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 47: watari.v1.GuestFacts
+	nil,                           // 48: watari.v1.RunSpec.EnvEntry
+	nil,                           // 49: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	46, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	46, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	50, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	50, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -4198,65 +4580,72 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	46, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	10, // 12: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	17, // 13: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	0,  // 14: watari.v1.Host.state:type_name -> watari.v1.HostState
-	19, // 15: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	46, // 16: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	10, // 17: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	10, // 18: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	22, // 19: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	22, // 20: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	22, // 21: watari.v1.Image.root:type_name -> watari.v1.Blob
-	24, // 22: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 23: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 24: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	25, // 25: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	16, // 26: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 27: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 28: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	24, // 29: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	46, // 30: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	16, // 31: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 32: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 33: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 34: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	28, // 35: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	46, // 36: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	46, // 37: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	46, // 38: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	44, // 39: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 40: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 41: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	30, // 42: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 43: watari.v1.Run.state:type_name -> watari.v1.RunState
-	46, // 44: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	46, // 45: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	45, // 46: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 47: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 48: watari.v1.User.role:type_name -> watari.v1.Role
-	32, // 49: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 50: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	46, // 51: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	46, // 52: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 53: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	46, // 54: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	46, // 55: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	38, // 56: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	10, // 57: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	39, // 58: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	39, // 59: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	41, // 60: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	25, // 61: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	42, // 62: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	24, // 63: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	16, // 64: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	65, // [65:65] is the sub-list for method output_type
-	65, // [65:65] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	50, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	50, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	21, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	21, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	21, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	22, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	23, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	10, // 18: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	17, // 19: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	0,  // 20: watari.v1.Host.state:type_name -> watari.v1.HostState
+	19, // 21: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	50, // 22: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	20, // 23: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	10, // 24: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	10, // 25: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	26, // 26: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	26, // 27: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	26, // 28: watari.v1.Image.root:type_name -> watari.v1.Blob
+	28, // 29: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 30: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	10, // 31: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	29, // 32: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	16, // 33: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 34: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	10, // 35: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	28, // 36: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	50, // 37: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	16, // 38: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 39: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	10, // 40: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 41: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	32, // 42: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	50, // 43: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	50, // 44: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	50, // 45: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	48, // 46: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 47: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 48: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	34, // 49: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 50: watari.v1.Run.state:type_name -> watari.v1.RunState
+	50, // 51: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	50, // 52: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	49, // 53: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 54: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 55: watari.v1.User.role:type_name -> watari.v1.Role
+	36, // 56: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 57: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	50, // 58: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	50, // 59: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 60: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	50, // 61: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	50, // 62: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	42, // 63: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	10, // 64: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	43, // 65: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	43, // 66: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	45, // 67: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	29, // 68: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	46, // 69: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	28, // 70: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	16, // 71: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	72, // [72:72] is the sub-list for method output_type
+	72, // [72:72] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -4264,13 +4653,14 @@ func file_watari_v1_types_proto_init() {
 	if File_watari_v1_types_proto != nil {
 		return
 	}
+	file_watari_v1_types_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   36,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

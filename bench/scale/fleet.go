@@ -20,6 +20,7 @@ const (
 	resumeTime   = 20 * time.Millisecond
 	endTime      = 50 * time.Millisecond
 	reportEvery  = 5 * time.Second // like watari-agent
+	sampleEvery  = time.Second     // like watari-agent
 )
 
 // fleet holds all simulated hosts.

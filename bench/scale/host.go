@@ -109,6 +109,35 @@ func (h *host) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWante
 	}
 }
 
+// Samples sends a sample with all guests every second.
+func (h *host) Samples(ctx context.Context, _ *connect.Request[v1.SamplesRequest], stream *connect.ServerStream[v1.HostSample]) error {
+	timer := time.NewTimer(rand.N(sampleEvery))
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			timer.Reset(sampleEvery)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := stream.Send(h.sample()); err != nil {
+			return err
+		}
+	}
+}
+
+// sample returns figures that differ from each other and from the last ones.
+func (h *host) sample() *v1.HostSample {
+	s := &v1.HostSample{At: timestamppb.Now(), Seconds: sampleEvery.Seconds(), CpuGuests: 8 * rand.Float64(), CpuOwner: rand.Float64(), CpuSystem: rand.Float64(),
+		MemoryAvailableBytes: rand.Uint64N(1 << 36), CpuPressure: &v1.Pressure{Some: rand.Float64()}, Owner: &v1.OwnerActivity{}}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for uid, g := range h.guests {
+		s.Guests = append(s.Guests, &v1.GuestSample{Uid: uid, Name: g.name, Cpu: rand.Float64(), MemoryBytes: rand.Uint64N(1 << 32), Sent: 1e9 * rand.Float64()})
+	}
+	return s
+}
+
 // changed makes the host report soon.
 func (h *host) changed() {
 	select {

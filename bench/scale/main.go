@@ -145,6 +145,7 @@ func (r *scaleReport) simulate(ctx context.Context, o options) error {
 		"start": milliseconds(startTime), "ready": milliseconds(readyTime), "reserve": milliseconds(reserveTime),
 		"transfer": milliseconds(transferTime), "resume": milliseconds(resumeTime), "end": milliseconds(endTime),
 		"report_every": milliseconds(reportEvery),
+		"sample_every": milliseconds(sampleEvery),
 	}
 	for _, hosts := range o.sizes {
 		guests := o.guests

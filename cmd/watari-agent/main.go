@@ -91,6 +91,7 @@ type options struct {
 	unconfined    bool
 	cgroup        string
 	bandwidth     uint64 // of images and templates, bytes per second; 0: no limit
+	metrics       string
 	debug         bool
 }
 
@@ -135,6 +136,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
 	flags.StringVar(&o.cgroup, "cgroup", "", "`path` of the control group whose processes are this host: load and processors are its own, not the machine's")
 	flags.Uint64Var(&o.bandwidth, "image-bandwidth", 0, "most `bytes` per second to fetch of images and templates, and to pass on; 0: no limit")
+	flags.StringVar(&o.metrics, "metrics", "", "`address` where Prometheus may ask for metrics, such as 127.0.0.1:7074; empty: none")
 	flags.BoolVar(&o.debug, "debug", false, "log every act")
 	return flags
 }

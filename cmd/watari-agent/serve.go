@@ -18,11 +18,13 @@ import (
 	"watari/agent/accel"
 	"watari/agent/cache"
 	"watari/agent/load"
+	"watari/agent/monitor"
 	"watari/agent/tunnel"
 	"watari/agent/uplink"
 	"watari/agent/vm"
 	v1 "watari/api/watariv1"
 	"watari/ca"
+	"watari/internal/metrics"
 	"watari/internal/qemuprocesses"
 	"watari/internal/version"
 	"watari/overlay"
@@ -40,7 +42,10 @@ func serve(ctx context.Context, o options) error {
 	if o.memory != 0 {
 		info.MemoryBytes = min(info.MemoryBytes, o.memory<<20)
 	}
-	var err error
+	usage, err := monitor.New(monitor.Config{Root: "/", Used: reader.Used, Sessions: o.cgroup == "", MemoryAvailable: reader.MemoryAvailable, Tap: overlay.TapName})
+	if err != nil {
+		return fmt.Errorf("begin to measure the host: %w", err)
+	}
 	if info.BootId, err = bootID(o.run); err != nil {
 		return err
 	}
@@ -84,7 +89,7 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: link.PEM().CA,
-		Load: reader.Sample, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
+		Load: reader.Sample, Samples: usage.Latest, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
 		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
 	if err != nil {
 		return err
@@ -94,6 +99,14 @@ func serve(ctx context.Context, o options) error {
 			log.Error("what happens to the network is not seen any more", "error", err)
 		}
 	}()
+	go usage.Run(ctx)
+	if o.metrics != "" {
+		own := func() []metrics.Host {
+			sample, _ := usage.Latest()
+			return []metrics.Host{{Name: o.name, Info: info, Sample: sample}}
+		}
+		go metrics.Serve(ctx, o.metrics, metrics.Hosts(own), log)
+	}
 	go link.Run(ctx, a.Handler())
 	a.Run()
 	return ctx.Err()

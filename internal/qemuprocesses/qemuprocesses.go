@@ -56,6 +56,19 @@ func list(proc string) ([]Process, error) {
 	return found, problem
 }
 
+// Of returns the guest whose QEMU a process is; false: it is none, or it has ended.
+func Of(proc string, pid int) (Process, bool) {
+	own, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
+	if err != nil {
+		return Process{}, false
+	}
+	p, err := read(filepath.Join(proc, strconv.Itoa(pid)), pid, own)
+	if err != nil || p == nil {
+		return Process{}, false
+	}
+	return *p, true
+}
+
 // ended reports whether a process that could not be inspected has ended. Not even root can read the links of a process
 // that is ending or is a zombie.
 func ended(dir string, err error) bool {

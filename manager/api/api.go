@@ -15,6 +15,7 @@ import (
 
 	"watari/ca"
 	"watari/manager/blob"
+	"watari/manager/history"
 	"watari/manager/session"
 	"watari/manager/store"
 	"watari/manager/view"
@@ -32,6 +33,7 @@ var DefaultPrefix = netip.MustParsePrefix("10.77.0.0/16")
 type Options struct {
 	Store     *store.Store
 	Sessions  *session.Sessions
+	History   *history.History
 	Blobs     *blob.Store
 	Authority *ca.Authority
 	// Stamps verifies what hosts show; nil in tests that have none.

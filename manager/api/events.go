@@ -143,7 +143,7 @@ func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.Wa
 			return nil, missing(kind, name, snap.Hosts)
 		}
 		h := s.viewHost(c, snap, name)
-		h.LastSeen = nil // it would change by itself
+		h.LastSeen, h.Sample = nil, nil // they would change by themselves
 		return &v1.WatchResponse{Host: h}, nil
 	case "migration":
 		if _, err := find(c, kind, name, snap.Migrations); err != nil {

@@ -4,7 +4,10 @@ package api
 
 import (
 	"context"
+	"errors"
 	"slices"
+
+	"google.golang.org/protobuf/proto"
 
 	"watari/core"
 	"watari/manager/store"
@@ -45,12 +48,53 @@ func (s *Server) viewHost(c caller, snap *store.Snapshot, name string) *v1.Host 
 func (s *Server) shown(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
 	if h != nil {
 		h.Load = s.Sessions.Load(h.Meta.Name)
+		h.Sample = shownSample(c, snap, s.History.Latest(h.Meta.Name))
 		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
 		if !c.admin {
 			h.Problems = nil // they may name guests of others
 		}
 	}
 	return h
+}
+
+// shownSample is a sample, which may be nil, as the caller may see it. What owners do on their machines is for administrators.
+func shownSample(c caller, snap *store.Snapshot, sample *v1.HostSample) *v1.HostSample {
+	if sample == nil || c.admin {
+		return sample
+	}
+	sample = proto.CloneOf(sample)
+	sample.Guests = slices.DeleteFunc(sample.Guests, func(g *v1.GuestSample) bool {
+		meta := snap.Guests[g.Name].GetMeta()
+		return meta.GetUid() != g.Uid || !c.owns(meta)
+	})
+	sample.Owner = nil
+	return sample
+}
+
+// Usage returns what a host or a guest has used.
+func (s *Server) Usage(ctx context.Context, r *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error) {
+	snap, c := s.Store.Snapshot(), callerOf(ctx)
+	since := r.Msg.Since.AsTime()
+	if (r.Msg.Host == "") == (r.Msg.Guest == "") {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("usage is that of a host or of a guest: name one of them"))
+	}
+	if r.Msg.Host != "" {
+		if snap.Hosts[r.Msg.Host] == nil {
+			return nil, missing("host", r.Msg.Host, snap.Hosts)
+		}
+		steps := s.History.Host(r.Msg.Host, since)
+		for _, step := range steps {
+			if !c.admin {
+				step.Owner = nil
+			}
+		}
+		return connect.NewResponse(&v1.UsageResponse{Host: steps}), nil
+	}
+	g, err := find(c, "guest", r.Msg.Guest, snap.Guests)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.UsageResponse{Guest: s.History.Guest(g.Meta.Uid, since)}), nil
 }
 
 // DrainHost has a host take no guests and its guests moved away, or takes that back.

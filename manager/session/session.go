@@ -36,6 +36,8 @@ type Sessions struct {
 	Accept func(ca.Identity) error
 	// Log is nil for slog.Default().
 	Log *slog.Logger
+	// Sampled gets each sample of a connected host; nil: samples are not asked for. It may keep the sample.
+	Sampled func(host string, sample *v1.HostSample)
 
 	agents watariv1connect.AgentServiceClient // of the session that is in a call's context (withSession)
 
@@ -191,7 +193,7 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 		sent <- s.sendWanted(ctx, ses, stream)
 		cancel()
 	}()
-	for {
+	for first := true; ; first = false {
 		observed, err := stream.Receive()
 		if err != nil {
 			select {
@@ -206,6 +208,49 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 			return err
 		}
 		s.received(ses, observed)
+		if first && s.Sampled != nil { // a transport makes its one connection for one request
+			go s.followSamples(ctx, ses)
+		}
+	}
+}
+
+const (
+	// samplePause is the least time between two samples that are taken from a host, whatever it sends.
+	samplePause = 500 * time.Millisecond
+	// sampleAgain is the time after which a host whose samples have ended is asked again.
+	sampleAgain = 10 * time.Second
+)
+
+// followSamples passes the host's samples on until the connection ends. An agent of an earlier version has none.
+func (s *Sessions) followSamples(ctx context.Context, ses *session) {
+	for ctx.Err() == nil {
+		err := s.takeSamples(ctx, ses)
+		if connect.CodeOf(err) == connect.CodeUnimplemented {
+			return
+		}
+		pause(ctx, sampleAgain)
+	}
+}
+
+func (s *Sessions) takeSamples(ctx context.Context, ses *session) error {
+	stream, err := s.agents.Samples(withSession(ctx, ses), connect.NewRequest(&v1.SamplesRequest{}))
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		sample := stream.Msg()
+		boundMessage(sample.ProtoReflect(), maxName, maxFacts)
+		s.Sampled(ses.name, sample)
+		pause(ctx, samplePause)
+	}
+	return stream.Err()
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -96,6 +97,7 @@ type fakeAgent struct {
 	told     chan *v1.HostWanted
 	first    func() // called before the first report
 	protocol uint32
+	samples  []*v1.HostSample
 }
 
 func (f *fakeAgent) Sync(ctx context.Context, stream *connect.BidiStream[v1.HostWanted, v1.HostObserved]) error {
@@ -172,6 +174,45 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	}
 	if _, err := l.sessions.HTTPClient("a1"); err == nil {
 		t.Fatal("there is a client of a host that is gone")
+	}
+}
+
+func (f *fakeAgent) Samples(ctx context.Context, _ *connect.Request[v1.SamplesRequest], stream *connect.ServerStream[v1.HostSample]) error {
+	for _, sample := range f.samples {
+		if err := stream.Send(sample); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestSamplesComeBesideTheReports(t *testing.T) {
+	l := newLab(t, nil)
+	samples := make(chan *v1.HostSample, 3)
+	l.sessions.Sampled = func(host string, sample *v1.HostSample) {
+		if host != "a1" {
+			t.Errorf("a sample of host %s", host)
+		}
+		samples <- sample
+	}
+	f := newFakeAgent()
+	f.samples = []*v1.HostSample{{CpuOwner: 1, Owner: &v1.OwnerActivity{Users: []string{strings.Repeat("x", 1<<16)}}}, {CpuOwner: 2}}
+	config := l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"})
+	go hostlink.Dial(t.Context(), l.url, config, f.handler())
+	l.await("a1 connects", l.connected("a1"))
+	for _, want := range []float64{1, 2} {
+		select {
+		case got := <-samples:
+			if got.CpuOwner != want {
+				t.Errorf("a sample of %v, want %v", got.CpuOwner, want)
+			}
+			if users := got.GetOwner().GetUsers(); len(users) > 0 && len(users[0]) > maxName {
+				t.Errorf("a name of %d bytes is kept", len(users[0]))
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("no sample came")
+		}
 	}
 }
 

@@ -41,6 +41,8 @@ const (
 	AgentServiceSyncProcedure = "/watari.v1.AgentService/Sync"
 	// AgentServiceConsoleProcedure is the fully-qualified name of the AgentService's Console RPC.
 	AgentServiceConsoleProcedure = "/watari.v1.AgentService/Console"
+	// AgentServiceSamplesProcedure is the fully-qualified name of the AgentService's Samples RPC.
+	AgentServiceSamplesProcedure = "/watari.v1.AgentService/Samples"
 	// AgentServiceListConsolesProcedure is the fully-qualified name of the AgentService's ListConsoles
 	// RPC.
 	AgentServiceListConsolesProcedure = "/watari.v1.AgentService/ListConsoles"
@@ -54,6 +56,8 @@ type AgentServiceClient interface {
 	Sync(context.Context) *connect.BidiStreamForClient[watariv1.HostWanted, watariv1.HostObserved]
 	// Console reads a guest's console on this host: the present one, or that of an epoch that ended here.
 	Console(context.Context, *connect.Request[watariv1.ConsoleRequest]) (*connect.ServerStreamForClient[watariv1.ConsoleResponse], error)
+	// Samples measures the host until the call ends: a sample every second.
+	Samples(context.Context, *connect.Request[watariv1.SamplesRequest]) (*connect.ServerStreamForClient[watariv1.HostSample], error)
 	// ListConsoles lists the consoles that the host keeps of a guest's epochs that ended here, oldest first.
 	ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error)
 }
@@ -81,6 +85,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Console")),
 			connect.WithClientOptions(opts...),
 		),
+		samples: connect.NewClient[watariv1.SamplesRequest, watariv1.HostSample](
+			httpClient,
+			baseURL+AgentServiceSamplesProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Samples")),
+			connect.WithClientOptions(opts...),
+		),
 		listConsoles: connect.NewClient[watariv1.ListConsolesRequest, watariv1.ListConsolesResponse](
 			httpClient,
 			baseURL+AgentServiceListConsolesProcedure,
@@ -94,6 +104,7 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 type agentServiceClient struct {
 	sync         *connect.Client[watariv1.HostWanted, watariv1.HostObserved]
 	console      *connect.Client[watariv1.ConsoleRequest, watariv1.ConsoleResponse]
+	samples      *connect.Client[watariv1.SamplesRequest, watariv1.HostSample]
 	listConsoles *connect.Client[watariv1.ListConsolesRequest, watariv1.ListConsolesResponse]
 }
 
@@ -105,6 +116,11 @@ func (c *agentServiceClient) Sync(ctx context.Context) *connect.BidiStreamForCli
 // Console calls watari.v1.AgentService.Console.
 func (c *agentServiceClient) Console(ctx context.Context, req *connect.Request[watariv1.ConsoleRequest]) (*connect.ServerStreamForClient[watariv1.ConsoleResponse], error) {
 	return c.console.CallServerStream(ctx, req)
+}
+
+// Samples calls watari.v1.AgentService.Samples.
+func (c *agentServiceClient) Samples(ctx context.Context, req *connect.Request[watariv1.SamplesRequest]) (*connect.ServerStreamForClient[watariv1.HostSample], error) {
+	return c.samples.CallServerStream(ctx, req)
 }
 
 // ListConsoles calls watari.v1.AgentService.ListConsoles.
@@ -120,6 +136,8 @@ type AgentServiceHandler interface {
 	Sync(context.Context, *connect.BidiStream[watariv1.HostWanted, watariv1.HostObserved]) error
 	// Console reads a guest's console on this host: the present one, or that of an epoch that ended here.
 	Console(context.Context, *connect.Request[watariv1.ConsoleRequest], *connect.ServerStream[watariv1.ConsoleResponse]) error
+	// Samples measures the host until the call ends: a sample every second.
+	Samples(context.Context, *connect.Request[watariv1.SamplesRequest], *connect.ServerStream[watariv1.HostSample]) error
 	// ListConsoles lists the consoles that the host keeps of a guest's epochs that ended here, oldest first.
 	ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error)
 }
@@ -143,6 +161,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Console")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceSamplesHandler := connect.NewServerStreamHandler(
+		AgentServiceSamplesProcedure,
+		svc.Samples,
+		connect.WithSchema(agentServiceMethods.ByName("Samples")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceListConsolesHandler := connect.NewUnaryHandler(
 		AgentServiceListConsolesProcedure,
 		svc.ListConsoles,
@@ -155,6 +179,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceSyncHandler.ServeHTTP(w, r)
 		case AgentServiceConsoleProcedure:
 			agentServiceConsoleHandler.ServeHTTP(w, r)
+		case AgentServiceSamplesProcedure:
+			agentServiceSamplesHandler.ServeHTTP(w, r)
 		case AgentServiceListConsolesProcedure:
 			agentServiceListConsolesHandler.ServeHTTP(w, r)
 		default:
@@ -172,6 +198,10 @@ func (UnimplementedAgentServiceHandler) Sync(context.Context, *connect.BidiStrea
 
 func (UnimplementedAgentServiceHandler) Console(context.Context, *connect.Request[watariv1.ConsoleRequest], *connect.ServerStream[watariv1.ConsoleResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.AgentService.Console is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Samples(context.Context, *connect.Request[watariv1.SamplesRequest], *connect.ServerStream[watariv1.HostSample]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.AgentService.Samples is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error) {

@@ -131,6 +131,8 @@ const (
 	ControlServiceSetQuotaProcedure = "/watari.v1.ControlService/SetQuota"
 	// ControlServiceRecoverProcedure is the fully-qualified name of the ControlService's Recover RPC.
 	ControlServiceRecoverProcedure = "/watari.v1.ControlService/Recover"
+	// ControlServiceUsageProcedure is the fully-qualified name of the ControlService's Usage RPC.
+	ControlServiceUsageProcedure = "/watari.v1.ControlService/Usage"
 	// ControlServiceEventsProcedure is the fully-qualified name of the ControlService's Events RPC.
 	ControlServiceEventsProcedure = "/watari.v1.ControlService/Events"
 	// ControlServiceWatchProcedure is the fully-qualified name of the ControlService's Watch RPC.
@@ -185,6 +187,8 @@ type ControlServiceClient interface {
 	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
 	// back, and does it if asked to.
 	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
+	// Usage returns what a host or a guest has used: fine steps within the last hour, coarse ones within the last week.
+	Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error)
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest]) (*connect.ServerStreamForClient[watariv1.WatchResponse], error)
@@ -405,6 +409,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Recover")),
 			connect.WithClientOptions(opts...),
 		),
+		usage: connect.NewClient[watariv1.UsageRequest, watariv1.UsageResponse](
+			httpClient,
+			baseURL+ControlServiceUsageProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Usage")),
+			connect.WithClientOptions(opts...),
+		),
 		events: connect.NewClient[watariv1.EventsRequest, watariv1.EventsResponse](
 			httpClient,
 			baseURL+ControlServiceEventsProcedure,
@@ -456,6 +466,7 @@ type controlServiceClient struct {
 	removeUser        *connect.Client[watariv1.RemoveUserRequest, watariv1.RemoveUserResponse]
 	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
 	recover           *connect.Client[watariv1.RecoverRequest, watariv1.RecoverResponse]
+	usage             *connect.Client[watariv1.UsageRequest, watariv1.UsageResponse]
 	events            *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
 	watch             *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
 }
@@ -630,6 +641,11 @@ func (c *controlServiceClient) Recover(ctx context.Context, req *connect.Request
 	return c.recover.CallUnary(ctx, req)
 }
 
+// Usage calls watari.v1.ControlService.Usage.
+func (c *controlServiceClient) Usage(ctx context.Context, req *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error) {
+	return c.usage.CallUnary(ctx, req)
+}
+
 // Events calls watari.v1.ControlService.Events.
 func (c *controlServiceClient) Events(ctx context.Context, req *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error) {
 	return c.events.CallServerStream(ctx, req)
@@ -686,6 +702,8 @@ type ControlServiceHandler interface {
 	// Recover says how the manager's objects are made to agree with what hosts run, after an older copy of the state was put
 	// back, and does it if asked to.
 	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
+	// Usage returns what a host or a guest has used: fine steps within the last hour, coarse ones within the last week.
+	Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error
@@ -902,6 +920,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Recover")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceUsageHandler := connect.NewUnaryHandler(
+		ControlServiceUsageProcedure,
+		svc.Usage,
+		connect.WithSchema(controlServiceMethods.ByName("Usage")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceEventsHandler := connect.NewServerStreamHandler(
 		ControlServiceEventsProcedure,
 		svc.Events,
@@ -984,6 +1008,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceSetQuotaHandler.ServeHTTP(w, r)
 		case ControlServiceRecoverProcedure:
 			controlServiceRecoverHandler.ServeHTTP(w, r)
+		case ControlServiceUsageProcedure:
+			controlServiceUsageHandler.ServeHTTP(w, r)
 		case ControlServiceEventsProcedure:
 			controlServiceEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWatchProcedure:
@@ -1131,6 +1157,10 @@ func (UnimplementedControlServiceHandler) SetQuota(context.Context, *connect.Req
 
 func (UnimplementedControlServiceHandler) Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Recover is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Usage is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error {

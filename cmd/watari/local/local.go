@@ -23,6 +23,12 @@ const (
 	libvirtURI    = "qemu:///system"
 )
 
+// Where the daemons serve metrics: on this machine alone.
+const (
+	managerMetrics = "127.0.0.1:7073"
+	agentMetrics   = "127.0.0.1:7074"
+)
+
 // options are the options of `watari up`. They are stored, so that a later `watari up` needs no options.
 type options struct {
 	Manager    string `json:"manager,omitempty"` // empty: run one on this machine
@@ -37,18 +43,19 @@ type options struct {
 	Listen          string `json:"listen,omitempty"`
 	NoAgent         bool   `json:"no_agent,omitempty"`
 	NoSharing       bool   `json:"no_sharing,omitempty"`
+	Metrics         bool   `json:"metrics,omitempty"`
 	Outside         store  `json:"store"`
 }
 
 // ofManager returns the manager's options.
 func (o options) ofManager() options {
-	return options{Listen: o.Listen, NoSharing: o.NoSharing, Outside: o.Outside}
+	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Outside: o.Outside}
 }
 
 // ofAgent returns the agent's options.
 func (o options) ofAgent() options {
 	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory,
-		AllowUnconfined: o.AllowUnconfined, ImageBandwidth: o.ImageBandwidth}
+		AllowUnconfined: o.AllowUnconfined, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
 }
 
 // memoryMiB returns how much memory guests may use, in MiB; 0: all.

@@ -33,6 +33,9 @@ func (u *up) startManager(ctx context.Context) error {
 	if u.NoSharing {
 		spec.Command = append(spec.Command, "--no-sharing")
 	}
+	if u.Metrics {
+		spec.Command = append(spec.Command, "--metrics", managerMetrics)
+	}
 	var version string
 	await := func() (process *daemon.Process, began bool, err error) {
 		if process, began, err = u.start(spec); err != nil {

@@ -78,6 +78,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Listen, "listen", "", "address that the manager listens on (default: "+defaultListen+")")
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "start only the manager: this machine runs no guests")
 	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "do not share images and templates between hosts: each host fetches images from the manager and makes its own templates")
+	flags.BoolVar(&asked.Metrics, "metrics", false, "serve metrics for Prometheus on this machine: the manager's at http://"+managerMetrics+"/metrics, the agent's at http://"+agentMetrics+"/metrics")
 	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL at which hosts and users reach this manager (default: from --listen)")
 	flags.StringSliceVar(&asked.Outside.Endpoints, "etcd-endpoints", nil, "URLs of an etcd cluster that stores the state (default: an embedded etcd)")
 	flags.StringVar(&asked.Outside.CA, "etcd-ca", "", "file with the certificate of etcd's CA")
@@ -116,6 +117,7 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory },
 		"image-bandwidth": func() { u.ImageBandwidth = asked.ImageBandwidth }, "no-sharing": func() { u.NoSharing = asked.NoSharing },
 		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined },
+		"metrics":          func() { u.Metrics = asked.Metrics },
 		"no-agent":         func() { u.NoAgent = asked.NoAgent },
 		"advertise":        func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
 		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },

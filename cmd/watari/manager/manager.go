@@ -55,6 +55,7 @@ func Command() *cobra.Command {
 	set.StringVar(&f.etcdCA, "etcd-ca", "", "file with the certificate of etcd's CA, PEM")
 	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
 	set.StringVar(&f.etcdKey, "etcd-key", "", "file with the key of --etcd-cert, PEM")
+	set.StringVar(&f.config.Metrics, "metrics", "", "address where Prometheus may ask for metrics, such as 127.0.0.1:7073 (default: none)")
 	set.BoolVar(&f.debug, "debug", false, "log more")
 	command.AddCommand(f.setAside(command))
 	return command

@@ -1,0 +1,181 @@
+// Package monitor measures who uses a host: its guests, its owner, or the system. It reads /proc, control groups, terminals
+// and input devices.
+package monitor
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+// Config says what a monitor reads.
+type Config struct {
+	Root string // "/" but in tests
+	// Used returns the processor time that the host has used since its boot; false: not known.
+	Used func() (Used, bool)
+	// Sessions: systemd keeps the processes of login sessions in the control group user.slice, which is this host's. False for a
+	// host that is itself a control group.
+	Sessions bool
+	// MemoryAvailable returns the memory that can be used without swapping, bytes.
+	MemoryAvailable func() uint64
+	// Tap returns the name of the network interface of a guest.
+	Tap func(uid string) string
+}
+
+// Used is processor time.
+type Used struct {
+	Programs   time.Duration // by processes and kernel threads
+	Interrupts time.Duration
+}
+
+// Monitor measures one host.
+type Monitor struct {
+	config Config
+	fs     procfs.FS
+	inputs inputs
+
+	// Of the last sample. Only one sample is taken at a time: reading /proc may take long.
+	sampling  sync.Mutex
+	at        time.Time // of the last sample; zero: none
+	used      Used
+	known     bool
+	sessions  time.Duration // of the control group of all login sessions
+	grouped   bool          // it is known
+	processes map[int]process
+	taps      procfs.NetDev
+	pressures map[string]procfs.PSIStats
+
+	mu     sync.Mutex
+	latest *v1.HostSample
+	next   chan struct{}
+}
+
+// New makes a monitor of a host. Close it to let go of the input devices.
+func New(config Config) (*Monitor, error) {
+	fs, err := procfs.NewFS(filepath.Join(config.Root, "proc"))
+	if err != nil {
+		return nil, err
+	}
+	return &Monitor{config: config, fs: fs, inputs: inputs{root: config.Root}, next: make(chan struct{})}, nil
+}
+
+// Close closes what the monitor keeps open.
+func (m *Monitor) Close() { m.inputs.close() }
+
+// every is the time between two samples; where one takes long, at least ten times as long passes until the next.
+const every = time.Second
+
+// Run measures the host every second until ctx ends.
+func (m *Monitor) Run(ctx context.Context) {
+	defer m.Close()
+	for {
+		begun := time.Now()
+		s := m.Sample(begun)
+		m.mu.Lock()
+		m.latest = s
+		close(m.next)
+		m.next = make(chan struct{})
+		m.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(every-time.Since(begun), 10*time.Since(begun))):
+		}
+	}
+}
+
+// Latest returns the latest sample of Run, nil before the first one, and a channel that is closed at the next one. The sample
+// is shared: do not change it.
+func (m *Monitor) Latest() (*v1.HostSample, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.latest, m.next
+}
+
+// Sample measures the host since the last sample.
+func (m *Monitor) Sample(now time.Time) *v1.HostSample {
+	m.sampling.Lock()
+	defer m.sampling.Unlock()
+	s := &v1.HostSample{At: timestamppb.New(now), MemoryAvailableBytes: m.config.MemoryAvailable()}
+	since := now.Sub(m.at)
+	if m.at.IsZero() || since <= 0 {
+		since = 0
+	}
+	s.Seconds = since.Seconds()
+	m.at = now
+	guests := m.measureProcesses(s, since)
+	m.measureTaps(guests, since)
+	for _, uid := range sortedKeys(guests) {
+		s.Guests = append(s.Guests, guests[uid])
+		s.MemoryGuestsBytes += guests[uid].MemoryBytes
+	}
+	before := m.pressures
+	m.pressures = map[string]procfs.PSIStats{}
+	s.CpuPressure = m.pressure("cpu", before, since)
+	s.MemoryPressure = m.pressure("memory", before, since)
+	s.IoPressure = m.pressure("io", before, since)
+	s.Owner = m.activity(now)
+	return s
+}
+
+// measureTaps fills in the traffic of the guests. What a tap receives is what its guest has sent.
+func (m *Monitor) measureTaps(guests map[string]*v1.GuestSample, since time.Duration) {
+	before := m.taps
+	m.taps, _ = m.fs.NetDev()
+	for uid, g := range guests {
+		name := m.config.Tap(uid)
+		now, is := m.taps[name]
+		then, was := before[name]
+		if is && was && since > 0 {
+			g.Sent = rate(then.RxBytes, now.RxBytes, since)
+			g.Received = rate(then.TxBytes, now.TxBytes, since)
+		}
+	}
+}
+
+// rate returns the growth of a counter in a second; 0 if it has begun anew.
+func rate(before, now uint64, since time.Duration) float64 {
+	if now < before {
+		return 0
+	}
+	return float64(now-before) / since.Seconds()
+}
+
+// pressure returns the pressure since the last sample; nil: not known.
+func (m *Monitor) pressure(resource string, before map[string]procfs.PSIStats, since time.Duration) *v1.Pressure {
+	now, err := m.fs.PSIStatsForResource(resource)
+	if err != nil || now.Some == nil {
+		return nil
+	}
+	m.pressures[resource] = now
+	then, known := before[resource]
+	if !known || since == 0 {
+		return nil
+	}
+	p := &v1.Pressure{Some: share(then.Some, now.Some, since)}
+	if now.Full != nil && then.Full != nil {
+		p.Full = share(then.Full, now.Full, since)
+	}
+	return p
+}
+
+// share returns by how much of the time a total, in microseconds, has grown.
+func share(before, now *procfs.PSILine, since time.Duration) float64 {
+	return min(1, rate(before.Total, now.Total, since)/1e6)
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,137 @@
+// Package metrics serves what a daemon measures to Prometheus.
+package metrics
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	v1 "watari/api/watariv1"
+)
+
+// openAgain is the time after which a port is tried again that another program has.
+const openAgain = 10 * time.Second
+
+// Serve answers at http://ADDRESS/metrics until ctx ends, with the collector's metrics and those of this process. A port that
+// cannot be opened is logged and tried again: the daemon's work does not depend on it.
+func Serve(ctx context.Context, address string, collector prometheus.Collector, log *slog.Logger) {
+	server := &http.Server{Handler: handler(collector), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	go func() {
+		<-ctx.Done()
+		server.Close()
+	}()
+	for {
+		listener, err := net.Listen("tcp", address)
+		if err == nil {
+			log.Info("metrics are served", "address", listener.Addr().String())
+			err = server.Serve(listener)
+		}
+		if errors.Is(err, http.ErrServerClosed) {
+			return
+		}
+		log.Error("metrics are not served", "address", address, "error", err)
+		select {
+		case <-time.After(openAgain):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func handler(collector prometheus.Collector) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collector, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
+	return mux
+}
+
+var (
+	hostCPU         = describe("host_cpu_cores", "Cores in use on a host: by guests, by its owner, by the system.", "host", "site", "use")
+	hostCores       = describe("host_cores", "Cores that a host has.", "host", "site")
+	hostAvailable   = describe("host_memory_available_bytes", "Memory of a host that can be used without swapping.", "host", "site")
+	hostGuests      = describe("host_memory_guests_bytes", "Resident memory of the guests on a host.", "host", "site")
+	hostPressure    = describe("host_pressure_ratio", "Share of the time in which some tasks waited for cpu, memory or io.", "host", "site", "resource")
+	hostIdle        = describe("host_owner_idle_seconds", "Time since a key was pressed or the mouse moved (input), and since somebody typed on a terminal (terminal).", "host", "site", "at")
+	hostUsers       = describe("host_owner_users", "Users who are logged in on a host.", "host", "site")
+	guestCPU        = describe("guest_cpu_cores", "Cores that a guest uses.", "guest", "host")
+	guestMemory     = describe("guest_memory_bytes", "Resident memory of a guest on its host.", "guest", "host")
+	guestReceived   = describe("guest_receive_bytes_per_second", "What a guest receives from its cluster's network.", "guest", "host")
+	guestSent       = describe("guest_transmit_bytes_per_second", "What a guest sends into its cluster's network.", "guest", "host")
+	allDescriptions = []*prometheus.Desc{hostCPU, hostCores, hostAvailable, hostGuests, hostPressure, hostIdle, hostUsers, guestCPU, guestMemory, guestReceived, guestSent}
+)
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("watari_"+name, help, labels, nil)
+}
+
+// Host is a host with its present sample.
+type Host struct {
+	Name   string
+	Info   *v1.HostInfo
+	Sample *v1.HostSample // nil: not measured
+}
+
+// Hosts collects the metrics of hosts, which it is called for at each scrape.
+type Hosts func() []Host
+
+// Describe is of prometheus.Collector.
+func (Hosts) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range allDescriptions {
+		to <- d
+	}
+}
+
+// Collect is of prometheus.Collector.
+func (all Hosts) Collect(to chan<- prometheus.Metric) {
+	for _, h := range all() {
+		h.collect(to)
+	}
+}
+
+func (h Host) collect(to chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	site, s := h.Info.GetSite(), h.Sample
+	gauge(hostCores, float64(h.Info.GetCores()), h.Name, site)
+	if s == nil {
+		return
+	}
+	gauge(hostCPU, s.CpuGuests, h.Name, site, "guests")
+	gauge(hostCPU, s.CpuOwner, h.Name, site, "owner")
+	gauge(hostCPU, s.CpuSystem, h.Name, site, "system")
+	gauge(hostAvailable, float64(s.MemoryAvailableBytes), h.Name, site)
+	gauge(hostGuests, float64(s.MemoryGuestsBytes), h.Name, site)
+	for resource, p := range map[string]*v1.Pressure{"cpu": s.CpuPressure, "memory": s.MemoryPressure, "io": s.IoPressure} {
+		if p != nil {
+			gauge(hostPressure, p.Some, h.Name, site, resource)
+		}
+	}
+	if o := s.Owner; o != nil {
+		gauge(hostUsers, float64(len(o.Users)), h.Name, site)
+		for at, idle := range map[string]*float64{"input": o.InputIdle, "terminal": o.TerminalIdle} {
+			if idle != nil {
+				gauge(hostIdle, *idle, h.Name, site, at)
+			}
+		}
+	}
+	seen := map[string]bool{}
+	for _, g := range s.Guests {
+		if seen[g.Name] { // an earlier guest of that name, whose QEMU has not ended
+			continue
+		}
+		seen[g.Name] = true
+		gauge(guestCPU, g.Cpu, g.Name, h.Name)
+		gauge(guestMemory, float64(g.MemoryBytes), g.Name, h.Name)
+		gauge(guestReceived, g.Received, g.Name, h.Name)
+		gauge(guestSent, g.Sent, g.Name, h.Name)
+	}
+}

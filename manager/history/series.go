@@ -1,0 +1,157 @@
+package history
+
+// series.go - the values of one host or guest over time.
+
+import (
+	"math"
+	"time"
+)
+
+// series is rows of values over time, in each resolution.
+type series struct {
+	rings [len(resolutions)]ring
+	steps [len(resolutions)]step
+}
+
+// step is the step of a resolution to which samples are being added.
+type step struct {
+	number  int64 // since 1970
+	row     []float64
+	samples []int // of each value
+}
+
+// ring is the rows of one resolution, in pages by number. The number of a page is that of its first step by the length.
+type ring map[int64][]small
+
+// small is the upper half of a float32: three digits, which is more than a measurement of a second is worth.
+type small uint16
+
+func toSmall(v float64) small {
+	if math.IsNaN(v) {
+		return absent
+	}
+	bits := math.Float32bits(float32(min(v, math.MaxFloat32/2)))
+	return small((bits + 0x7fff + bits>>16&1) >> 16) // to the nearest, ties to even
+}
+
+func (s small) float() float64 { return float64(math.Float32frombits(uint32(s) << 16)) }
+
+// absent is not a number.
+const absent small = 0x7fc0
+
+// add adds a sample.
+func (s *series) add(now time.Time, values []float64, folds []fold) {
+	for i, r := range resolutions {
+		at := &s.steps[i]
+		if number := now.UnixNano() / int64(r.step); at.number != number || at.row == nil {
+			*at = s.begin(i, number, now, len(values))
+		}
+		for v, value := range values {
+			at.take(v, value, folds[v])
+		}
+		if s.rings[i] == nil {
+			s.rings[i] = ring{}
+		}
+		s.rings[i].put(r, at.number, at.row)
+	}
+}
+
+// begin begins a step. If this process has begun in the midst of it, the step has a row already, which counts as if there had
+// been a sample every second.
+func (s *series) begin(resolution int, number int64, now time.Time, width int) step {
+	begun := step{number: number, row: make([]float64, width), samples: make([]int, width)}
+	r := resolutions[resolution]
+	rows := s.rings[resolution][number/int64(r.page)]
+	at := int(number%int64(r.page)) * width
+	for v := range begun.row {
+		begun.row[v] = math.NaN()
+		if at+v < len(rows) && rows[at+v] != absent {
+			begun.row[v] = rows[at+v].float()
+			begun.samples[v] = max(1, int(now.Sub(time.Unix(0, number*int64(r.step)))/time.Second))
+		}
+	}
+	return begun
+}
+
+// take adds a value of a sample to the step.
+func (s *step) take(v int, value float64, how fold) {
+	if math.IsNaN(value) {
+		return
+	}
+	s.samples[v]++
+	switch before := s.row[v]; {
+	case s.samples[v] == 1:
+		s.row[v] = value
+	case how == least:
+		s.row[v] = min(before, value)
+	default:
+		s.row[v] = before + (value-before)/float64(s.samples[v])
+	}
+}
+
+// put sets the row of a step, and gives up the pages that are too old. A clock that is set back overwrites.
+func (r ring) put(of resolution, number int64, row []float64) {
+	page := number / int64(of.page)
+	rows := r[page]
+	if rows == nil {
+		rows = make([]small, of.page*len(row))
+		for i := range rows {
+			rows[i] = absent
+		}
+		r[page] = rows
+		r.expire(of, page)
+	}
+	at := int(number%int64(of.page)) * len(row)
+	for v, value := range row {
+		rows[at+v] = toSmall(value)
+	}
+}
+
+// expire gives up the pages that are too old, or newer than now: the clock was wrong.
+func (r ring) expire(of resolution, now int64) {
+	for page := range r {
+		if page <= now-int64(of.pages) || page > now {
+			delete(r, page)
+		}
+	}
+}
+
+// read calls each with the rows since a time, oldest first, of the finest resolution that reaches back so far. A row has width
+// values; one without any is left out.
+func (s *series) read(now, since time.Time, width int, each func(at time.Time, step time.Duration, row []float64)) {
+	if s == nil {
+		return
+	}
+	i := 0
+	for i < len(resolutions)-1 && now.Sub(since) > resolutions[i].reach() {
+		i++
+	}
+	r := resolutions[i]
+	row := make([]float64, width)
+	first := max(since.UnixNano(), now.Add(-r.reach()-time.Duration(r.page)*r.step).UnixNano()) / int64(r.step)
+	for number := first; number <= now.UnixNano()/int64(r.step); number++ {
+		rows := s.rings[i][number/int64(r.page)]
+		at := int(number%int64(r.page)) * width
+		if at+width > len(rows) {
+			continue
+		}
+		known := false
+		for v := range row {
+			row[v] = rows[at+v].float()
+			known = known || !math.IsNaN(row[v])
+		}
+		if known {
+			each(time.Unix(0, number*int64(r.step)), r.step, row)
+		}
+	}
+}
+
+// empty gives up pages that are too old, and reports whether nothing is left.
+func (s *series) empty(now time.Time) bool {
+	left := 0
+	for i, r := range resolutions {
+		s.rings[i].expire(r, now.UnixNano()/int64(r.step)/int64(r.page))
+		left += len(s.rings[i])
+	}
+	return left == 0
+}
