@@ -23,6 +23,7 @@ import (
 	"watari/cmd/watari/quota"
 	"watari/cmd/watari/run"
 	"watari/cmd/watari/token"
+	"watari/cmd/watari/top"
 	"watari/cmd/watari/user"
 )
 
@@ -77,7 +78,7 @@ func New(env *cli.Env) *cobra.Command {
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
 	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), token.New(env), lab.New(env))
-	group(root, groupAdmin, newStatus(env), newRecover(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
+	group(root, groupAdmin, newStatus(env), top.New(env), newRecover(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	root.AddCommand(manager.Command()) // started by `watari up`
 	cli.CompleteFiles(root, "config")
 	cli.CompleteNothingElse(root)

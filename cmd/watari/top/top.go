@@ -1,0 +1,90 @@
+// Package top implements `watari top`: who uses the hosts, as it happens.
+package top
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+)
+
+// New makes the command.
+func New(env *cli.Env) *cobra.Command {
+	var once bool
+	command := &cobra.Command{
+		Use:   "top",
+		Short: "Show who uses the hosts, as it happens: guests, owners, the system",
+		Long: "Show for each host what guests, the owner and the system use of its processors, and when the owner was last there; for\n" +
+			"each guest its processor time, memory and traffic, and moves under way. The picture is renewed every second.\n\n" +
+			"Keys: up, down, page up, page down to scroll; g hides and shows guests; q ends.\n\n" +
+			"If the output is not a terminal, or with --once, the picture is printed once.",
+		Example:           "  watari top\n  watari top --once\n  watari host list -o json | jq '.[].sample'",
+		Args:              cli.Args(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, _ []string) error {
+			width, height := cli.Terminal(env.Out)
+			if once || width == 0 || (env.Output != "" && env.Output != "table") {
+				p, err := look(ctx, env, c)
+				if err != nil {
+					return err
+				}
+				return cli.ShowList(env, p.hosts, func(w io.Writer) { fmt.Fprint(w, draw(&p, nil, 0)) })
+			}
+			return follow(ctx, env, c, width, height)
+		}),
+	}
+	command.Flags().BoolVar(&once, "once", false, "print the picture once")
+	return command
+}
+
+// picture is what the manager says at one moment.
+type picture struct {
+	at      time.Time
+	hosts   []*v1.Host
+	guests  []*v1.Guest
+	on      map[string][]*v1.Guest     // the guests by their host's name
+	moves   map[string]*v1.Migration   // under way, by the guest's name
+	samples map[string]*v1.GuestSample // by uid
+}
+
+func look(ctx context.Context, env *cli.Env, c *client.Client) (picture, error) {
+	hosts, err := client.List(ctx, c.ListHosts, &v1.ListHostsRequest{}, (*v1.ListHostsResponse).GetHosts)
+	if err != nil {
+		return picture{}, fmt.Errorf("list hosts: %w", err)
+	}
+	guests, err := client.List(ctx, c.ListGuests, &v1.ListGuestsRequest{}, (*v1.ListGuestsResponse).GetGuests)
+	if err != nil {
+		return picture{}, fmt.Errorf("list guests: %w", err)
+	}
+	moves, err := client.List(ctx, c.ListMigrations, &v1.ListMigrationsRequest{}, (*v1.ListMigrationsResponse).GetMigrations)
+	if err != nil {
+		return picture{}, fmt.Errorf("list moves: %w", err)
+	}
+	return newPicture(env.Now(), hosts, guests, moves), nil
+}
+
+// follow shows the picture until the user ends it.
+func follow(ctx context.Context, env *cli.Env, c *client.Client, width, height int) error {
+	s := &screen{width: width, height: height, guests: true, strips: strips{}, look: func() tea.Msg {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		p, err := look(ctx, env, c)
+		if err != nil {
+			return trouble{err}
+		}
+		return p
+	}}
+	_, err := tea.NewProgram(s, tea.WithContext(ctx), tea.WithInput(env.In), tea.WithOutput(env.Out), tea.WithoutSignalHandler()).Run()
+	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {
+		return nil // Ctrl-C ends it, as q does
+	}
+	return err
+}
