@@ -5,12 +5,13 @@ package lab
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"watari/internal/utmp"
 )
 
 // OwnerActivity is something that the owner of a host does.
@@ -96,7 +97,7 @@ func (l *Lab) startOwner(ctx context.Context, name string, does OwnerActivity) e
 	if err != nil {
 		return err
 	}
-	return l.logIn(name, login{pid: session, line: strings.TrimPrefix(terminal, "/dev/"), user: ownerUser, at: time.Now()})
+	return l.logIn(name, utmp.Entry{Kind: utmp.UserProcess, PID: session, Line: strings.TrimPrefix(terminal, "/dev/"), User: ownerUser, At: time.Now()})
 }
 
 // stopOwner ends the owner's activities and the owner's session.
@@ -112,7 +113,7 @@ func (l *Lab) stopOwner(ctx context.Context, name string) error {
 		return err
 	}
 	if l.readWord(name, ownerDir+"/session") != "" {
-		if err := l.logIn(name, login{}); err != nil {
+		if err := l.logIn(name, utmp.Entry{Kind: utmp.DeadProcess}); err != nil {
 			return err
 		}
 	}
@@ -154,15 +155,8 @@ func (l *Lab) inHost(name, input string, argv ...string) (string, error) {
 	return out.String(), nil
 }
 
-// login is an entry in utmp. The zero value means that nobody is logged in any more.
-type login struct {
-	pid        int
-	line, user string
-	at         time.Time
-}
-
 // logIn writes the entry into the host's /run/utmp.
-func (l *Lab) logIn(name string, entry login) error {
+func (l *Lab) logIn(name string, entry utmp.Entry) error {
 	before, err := l.inHost(name, "", "sh", "-c", "[ ! -e /run/utmp ] || cat /run/utmp")
 	if err != nil {
 		return err
@@ -171,33 +165,13 @@ func (l *Lab) logIn(name string, entry login) error {
 	return err
 }
 
-// utmp(5) on 64-bit machines: the size of an entry, the offset of its id, and the types of entries.
-const (
-	utmpSize    = 384
-	utmpID      = 40
-	userProcess = 7
-	deadProcess = 8
-)
-
 // withLogin returns a utmp file in which the entry replaces the owner's earlier one.
-func withLogin(file []byte, entry login) []byte {
-	record := make([]byte, utmpSize)
-	kind := uint16(userProcess)
-	if entry.pid == 0 {
-		kind = deadProcess
-	}
-	binary.NativeEndian.PutUint16(record[0:], kind)
-	binary.NativeEndian.PutUint32(record[4:], uint32(entry.pid))
-	copy(record[8:40], entry.line)
-	copy(record[utmpID:utmpID+4], sessionID)
-	copy(record[44:76], entry.user)
-	if !entry.at.IsZero() {
-		binary.NativeEndian.PutUint32(record[340:], uint32(entry.at.Unix()))
-	}
-	for at := 0; at+utmpSize <= len(file); at += utmpSize {
-		if string(file[at+utmpID:at+utmpID+4]) == sessionID {
-			return slices.Concat(file[:at], record, file[at+utmpSize:])
+func withLogin(file []byte, entry utmp.Entry) []byte {
+	entry.ID = sessionID
+	for i, before := range utmp.Parse(file) {
+		if before.ID == sessionID {
+			return slices.Concat(file[:i*utmp.Size], entry.Bytes(), file[(i+1)*utmp.Size:])
 		}
 	}
-	return slices.Concat(file[:len(file)/utmpSize*utmpSize], record)
+	return slices.Concat(file[:len(file)/utmp.Size*utmp.Size], entry.Bytes())
 }

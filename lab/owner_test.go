@@ -9,19 +9,21 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"watari/internal/utmp"
 )
 
 func TestTheOwnersLoginReplacesTheOneBefore(t *testing.T) {
-	other := bytes.Repeat([]byte{1}, utmpSize)
-	first := withLogin(other, login{pid: 7, line: "pts/3", user: ownerUser, at: time.Unix(1000, 0)})
-	if len(first) != 2*utmpSize || !bytes.Equal(first[:utmpSize], other) || first[utmpSize] != userProcess {
+	other := bytes.Repeat([]byte{1}, utmp.Size)
+	first := withLogin(other, utmp.Entry{Kind: utmp.UserProcess, PID: 7, Line: "pts/3", User: ownerUser, At: time.Unix(1000, 0)})
+	if len(first) != 2*utmp.Size || !bytes.Equal(first[:utmp.Size], other) || first[utmp.Size] != utmp.UserProcess {
 		t.Fatalf("%d bytes", len(first))
 	}
-	second := withLogin(first, login{})
-	if len(second) != 2*utmpSize || !bytes.Equal(second[:utmpSize], other) || second[utmpSize] != deadProcess {
-		t.Errorf("%d bytes, type %d", len(second), second[utmpSize])
+	second := withLogin(first, utmp.Entry{Kind: utmp.DeadProcess})
+	if len(second) != 2*utmp.Size || !bytes.Equal(second[:utmp.Size], other) || second[utmp.Size] != utmp.DeadProcess {
+		t.Errorf("%d bytes, type %d", len(second), second[utmp.Size])
 	}
-	if third := withLogin([]byte("cut short"), login{pid: 1}); len(third) != utmpSize {
+	if third := withLogin([]byte("cut short"), utmp.Entry{PID: 1}); len(third) != utmp.Size {
 		t.Errorf("%d bytes", len(third))
 	}
 }

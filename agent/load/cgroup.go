@@ -20,13 +20,28 @@ func (r *Reader) cpuTime() (uint64, bool) {
 		n, err := strconv.ParseUint(text, 10, 64)
 		return n, err == nil
 	}
-	for line := range strings.Lines(r.line(filepath.Join(cgroups, r.Cgroup, "cpu.stat"))) {
+	return r.usage(r.Cgroup)
+}
+
+// usage returns the processor time of a control group of version 2 in nanoseconds; false: not known.
+func (r *Reader) usage(group string) (uint64, bool) {
+	for line := range strings.Lines(r.line(filepath.Join(cgroups, group, "cpu.stat"))) {
 		if text, ok := strings.CutPrefix(line, "usage_usec "); ok {
-			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 53) // in nanoseconds it must fit into 64
 			return n * 1000, err == nil
 		}
 	}
 	return 0, false
+}
+
+// Sessions returns the processor time of all login sessions, which systemd keeps in one control group; false: not known. A host
+// that is a control group itself has none of its own.
+func (r *Reader) Sessions() (time.Duration, bool) {
+	if r.Cgroup != "" {
+		return 0, false
+	}
+	used, known := r.usage("user.slice")
+	return time.Duration(used), known
 }
 
 func (r *Reader) now() time.Time {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -19,7 +20,6 @@ import (
 	"github.com/prometheus/procfs"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"watari/agent/monitor"
 	v1 "watari/api/watariv1"
 )
 
@@ -120,24 +120,31 @@ func (r *Reader) Sample() *v1.HostLoad {
 	return load
 }
 
-// Used returns the processor time that the host's programs have used since its boot, and that of interrupts; false: not known.
-// Time that a virtual host's own host took away is in neither.
-func (r *Reader) Used() (used monitor.Used, known bool) {
+// Used is processor time.
+type Used struct {
+	Programs   time.Duration // by processes and kernel threads
+	Interrupts time.Duration
+}
+
+// Used returns the processor time that the host has used since its boot; false: not known. Time that a virtual host's own host
+// took away is not in it.
+func (r *Reader) Used() (used Used, known bool) {
 	if r.Cgroup != "" {
 		spent, known := r.cpuTime()
-		return monitor.Used{Programs: time.Duration(spent)}, known
+		return Used{Programs: time.Duration(spent)}, known
 	}
-	fs, err := procfs.NewFS(filepath.Join(r.Root, "proc"))
-	if err != nil {
-		return monitor.Used{}, false
-	}
-	stat, err := fs.Stat()
-	if err != nil {
-		return monitor.Used{}, false
-	}
+	stat, err := r.stat()
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	all := stat.CPUTotal // user time has that of virtual CPUs already
-	return monitor.Used{Programs: seconds(all.User + all.Nice + all.System), Interrupts: seconds(all.IRQ + all.SoftIRQ)}, true
+	return Used{Programs: seconds(all.User + all.Nice + all.System), Interrupts: seconds(all.IRQ + all.SoftIRQ)}, err == nil
+}
+
+func (r *Reader) stat() (procfs.Stat, error) {
+	fs, err := procfs.NewFS(filepath.Join(r.Root, "proc"))
+	if err != nil {
+		return procfs.Stat{}, err
+	}
+	return fs.Stat()
 }
 
 // MemoryAvailable returns the memory that can be used without swapping, bytes.
@@ -155,28 +162,15 @@ func (r *Reader) MemoryAvailable() uint64 {
 
 // ticks returns the clock ticks since boot, summed over all CPUs.
 func (r *Reader) ticks() (busy, total uint64, cpus int) {
-	data, err := os.ReadFile(filepath.Join(r.Root, "proc/stat"))
+	stat, err := r.stat()
 	if err != nil {
 		return 0, 0, 0
 	}
-	for _, line := range strings.Split(string(data), "\n") {
-		f := strings.Fields(line)
-		if len(f) == 0 || !strings.HasPrefix(f[0], "cpu") {
-			continue
-		}
-		if f[0] != "cpu" {
-			cpus++
-			continue
-		}
-		for i, field := range f[1:min(len(f), 9)] { // guest time is part of user time already
-			n, _ := strconv.ParseUint(field, 10, 64)
-			total += n
-			if i != 3 && i != 4 { // idle, iowait
-				busy += n
-			}
-		}
-	}
-	return busy, total, cpus
+	const perSecond = 100 // USER_HZ, on Linux's architectures
+	ticks := func(seconds float64) uint64 { return uint64(math.Round(seconds * perSecond)) }
+	all := stat.CPUTotal // user time has that of virtual CPUs already
+	busy = ticks(all.User + all.Nice + all.System + all.IRQ + all.SoftIRQ + all.Steal)
+	return busy, busy + ticks(all.Idle+all.Iowait), len(stat.CPU)
 }
 
 func (r *Reader) meminfo(path string) (map[string]uint64, error) {

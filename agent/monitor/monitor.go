@@ -4,6 +4,7 @@ package monitor
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -12,27 +13,26 @@ import (
 	"github.com/prometheus/procfs"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"watari/agent/load"
 	v1 "watari/api/watariv1"
 )
 
 // Config says what a monitor reads.
 type Config struct {
 	Root string // "/" but in tests
-	// Used returns the processor time that the host has used since its boot; false: not known.
-	Used func() (Used, bool)
-	// Sessions: systemd keeps the processes of login sessions in the control group user.slice, which is this host's. False for a
-	// host that is itself a control group.
-	Sessions bool
-	// MemoryAvailable returns the memory that can be used without swapping, bytes.
-	MemoryAvailable func() uint64
+	Host Host
 	// Tap returns the name of the network interface of a guest.
 	Tap func(uid string) string
 }
 
-// Used is processor time.
-type Used struct {
-	Programs   time.Duration // by processes and kernel threads
-	Interrupts time.Duration
+// Host tells of the host as a whole; load.Reader does.
+type Host interface {
+	// Used returns the processor time that the host has used since its boot; false: not known.
+	Used() (load.Used, bool)
+	// Sessions returns the part of it that login sessions have used; false: not known.
+	Sessions() (time.Duration, bool)
+	// MemoryAvailable returns the memory that can be used without swapping, bytes.
+	MemoryAvailable() uint64
 }
 
 // Monitor measures one host.
@@ -44,9 +44,9 @@ type Monitor struct {
 	// Of the last sample. Only one sample is taken at a time: reading /proc may take long.
 	sampling  sync.Mutex
 	at        time.Time // of the last sample; zero: none
-	used      Used
+	used      load.Used
 	known     bool
-	sessions  time.Duration // of the control group of all login sessions
+	sessions  time.Duration // of it by login sessions
 	grouped   bool          // it is known
 	processes map[int]process
 	taps      procfs.NetDev
@@ -103,7 +103,7 @@ func (m *Monitor) Latest() (*v1.HostSample, <-chan struct{}) {
 func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	m.sampling.Lock()
 	defer m.sampling.Unlock()
-	s := &v1.HostSample{At: timestamppb.New(now), MemoryAvailableBytes: m.config.MemoryAvailable()}
+	s := &v1.HostSample{At: timestamppb.New(now), MemoryAvailableBytes: m.config.Host.MemoryAvailable()}
 	since := now.Sub(m.at)
 	if m.at.IsZero() || since <= 0 {
 		since = 0
@@ -112,7 +112,7 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	m.at = now
 	guests := m.measureProcesses(s, since)
 	m.measureTaps(guests, since)
-	for _, uid := range sortedKeys(guests) {
+	for _, uid := range slices.Sorted(maps.Keys(guests)) {
 		s.Guests = append(s.Guests, guests[uid])
 		s.MemoryGuestsBytes += guests[uid].MemoryBytes
 	}
@@ -169,13 +169,4 @@ func (m *Monitor) pressure(resource string, before map[string]procfs.PSIStats, s
 // share returns by how much of the time a total, in microseconds, has grown.
 func share(before, now *procfs.PSILine, since time.Duration) float64 {
 	return min(1, rate(before.Total, now.Total, since)/1e6)
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"os"
@@ -13,15 +12,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"watari/agent/load"
 	v1 "watari/api/watariv1"
+	"watari/internal/utmp"
 )
 
 // fake is a host made of files.
 type fake struct {
 	t       *testing.T
 	root    string
-	used    Used
+	used    load.Used
 	unknown bool
+	groups  *load.Reader // what control groups say
 	monitor *Monitor
 	now     time.Time
 }
@@ -33,8 +35,8 @@ func newFake(t *testing.T) *fake {
 		t.Fatal(err)
 	}
 	f.link("proc/self/ns/pid", "pid:[1]")
-	m, err := New(Config{Root: f.root, Used: func() (Used, bool) { return f.used, !f.unknown }, Sessions: true,
-		MemoryAvailable: func() uint64 { return 7 << 30 }, Tap: func(uid string) string { return "w" + uid[:4] }})
+	f.groups = &load.Reader{Root: f.root}
+	m, err := New(Config{Root: f.root, Host: f, Tap: func(uid string) string { return "w" + uid[:4] }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,6 +44,10 @@ func newFake(t *testing.T) *fake {
 	f.monitor = m
 	return f
 }
+
+func (f *fake) Used() (load.Used, bool)         { return f.used, !f.unknown }
+func (f *fake) Sessions() (time.Duration, bool) { return f.groups.Sessions() }
+func (f *fake) MemoryAvailable() uint64         { return 7 << 30 }
 
 func (f *fake) write(name, content string) {
 	f.t.Helper()
@@ -224,13 +230,8 @@ func TestPressure(t *testing.T) {
 	}
 }
 
-func utmpEntry(kind, pid int, terminal, user string) string {
-	entry := make([]byte, utmpSize)
-	binary.NativeEndian.PutUint16(entry, uint16(kind))
-	binary.NativeEndian.PutUint32(entry[utmpPID:], uint32(pid))
-	copy(entry[utmpTerminal:utmpTerminal+32], terminal)
-	copy(entry[utmpUser:utmpUser+32], user)
-	return string(entry)
+func utmpEntry(kind uint16, pid int, terminal, user string) string {
+	return string(utmp.Entry{Kind: kind, PID: pid, Line: terminal, User: user}.Bytes())
 }
 
 func TestWhoIsLoggedIn(t *testing.T) {
@@ -250,8 +251,8 @@ func TestWhoIsLoggedIn(t *testing.T) {
 	f.run(program{pid: 61, name: "bash", user: 1000})
 	f.run(program{pid: 62, name: "bash", user: 1001})
 	f.run(program{pid: 63, name: "bash", user: 1002})
-	f.write("run/utmp", utmpEntry(utmpLogin, 61, "pts/3", "ann")+utmpEntry(utmpLogin, 62, "pts/4", "ben")+
-		utmpEntry(utmpLogin, 99, "pts/5", "gone")+utmpEntry(8, 61, "pts/3", "ended")+utmpEntry(utmpLogin, 61, "../../etc/passwd", "odd")+utmpEntry(utmpLogin, 63, "pts/5", "file")+"torn")
+	f.write("run/utmp", utmpEntry(utmp.UserProcess, 61, "pts/3", "ann")+utmpEntry(utmp.UserProcess, 62, "pts/4", "ben")+
+		utmpEntry(utmp.UserProcess, 99, "pts/5", "gone")+utmpEntry(utmp.DeadProcess, 61, "pts/3", "ended")+utmpEntry(utmp.UserProcess, 61, "../../etc/passwd", "odd")+utmpEntry(utmp.UserProcess, 63, "pts/5", "file")+"torn")
 	a := f.sample(0).Owner
 	if !slices.Equal(a.Users, []string{"ann", "ben", "file", "odd"}) {
 		t.Errorf("users: %v", a.Users)

@@ -3,26 +3,24 @@ package monitor
 // owner.go - whether somebody is logged in, and when somebody typed or moved the mouse last.
 
 import (
-	"bytes"
-	"encoding/binary"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/internal/utmp"
 )
 
 // activity returns what the owner does.
 func (m *Monitor) activity(now time.Time) *v1.OwnerActivity {
 	a := &v1.OwnerActivity{}
 	for _, l := range m.logins() {
-		if !slices.Contains(a.Users, l.user) {
-			a.Users = append(a.Users, l.user)
+		if !slices.Contains(a.Users, l.User) {
+			a.Users = append(a.Users, l.User)
 		}
-		if idle, known := m.terminalIdle(l.terminal, now); known {
+		if idle, known := m.terminalIdle(l.Line, now); known {
 			a.TerminalIdle = sooner(a.TerminalIdle, idle)
 		}
 	}
@@ -42,36 +40,15 @@ func sooner(known *float64, idle time.Duration) *float64 {
 	return &seconds
 }
 
-// login is somebody who is logged in.
-type login struct {
-	user, terminal string
-}
-
-// An entry of utmp(5) on 64-bit Linux: its size, where the fields are, and the type of a login.
-const (
-	utmpSize     = 384
-	utmpPID      = 4
-	utmpTerminal = 8
-	utmpUser     = 44
-	utmpLogin    = 7 // USER_PROCESS
-)
-
 // logins returns who is logged in. An entry whose process has ended is one of a session that broke off.
-func (m *Monitor) logins() (all []login) {
+func (m *Monitor) logins() (all []utmp.Entry) {
 	data, _ := os.ReadFile(filepath.Join(m.config.Root, "run/utmp"))
-	for ; len(data) >= utmpSize; data = data[utmpSize:] {
-		pid := int(int32(binary.NativeEndian.Uint32(data[utmpPID:])))
-		if _, alive := m.processes[pid]; binary.NativeEndian.Uint16(data) != utmpLogin || !alive {
-			continue
+	for _, entry := range utmp.Parse(data) {
+		if _, alive := m.processes[entry.PID]; entry.Kind == utmp.UserProcess && alive {
+			all = append(all, entry)
 		}
-		all = append(all, login{user: text(data[utmpUser : utmpUser+32]), terminal: text(data[utmpTerminal : utmpTerminal+32])})
 	}
 	return all
-}
-
-func text(field []byte) string {
-	before, _, _ := bytes.Cut(field, []byte{0})
-	return strings.ToValidUTF8(string(before), "?")
 }
 
 // terminalIdle returns for how long nobody has typed on a terminal, by its access time, which the kernel notes to 8 seconds

@@ -3,7 +3,6 @@ package monitor
 // processes.go - whose processor time it is.
 
 import (
-	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -47,7 +46,7 @@ type process struct {
 	whose   whose
 	guest   qemuprocesses.Process // if it is a guest's
 	used    time.Duration
-	rate    time.Duration // used in the last sample
+	lately  time.Duration // used since the sample before
 }
 
 // measureProcesses fills in the host's processor time by whose it is, and returns the guests by uid.
@@ -68,20 +67,20 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 		is := m.process(p.PID, stat, before)
 		was, old := before[p.PID]
 		if old && was.started == is.started {
-			is.rate = max(0, is.used-was.used)
+			is.lately = max(0, is.used-was.used)
 		} else if since > 0 {
-			is.rate = min(is.used, since*time.Duration(max(1, stat.NumThreads)))
+			is.lately = min(is.used, since*time.Duration(max(1, stat.NumThreads)))
 		}
 		m.processes[p.PID] = is
-		spent[is.whose] += is.rate
+		spent[is.whose] += is.lately
 		if is.whose == guests {
-			found[is.guest.UID] = &v1.GuestSample{Uid: is.guest.UID, Name: is.guest.Name, Cpu: cores(is.rate, since),
+			found[is.guest.UID] = &v1.GuestSample{Uid: is.guest.UID, Name: is.guest.Name, Cpu: cores(is.lately, since),
 				MemoryBytes: uint64(max(0, stat.RSS)) * uint64(os.Getpagesize())}
 		}
 	}
 	for pid, was := range before {
 		if is, still := m.processes[pid]; was.whose == guests && (!still || is.started != was.started) {
-			spent[guests] += was.rate // it has ended, and may have used as much again
+			spent[guests] += was.lately // it has ended, and may have used as much again
 		}
 	}
 	total, interrupts, inSessions, known, grouped := m.totals()
@@ -102,8 +101,8 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 // totals returns by how much the host's processor time has grown since the last sample, and that of its login sessions if it
 // is known (grouped). Nothing is known unless both samples could read it.
 func (m *Monitor) totals() (programs, interrupts, sessions time.Duration, known, grouped bool) {
-	used, usedKnown := m.config.Used()
-	inSessions, sessionsKnown := m.sessionsUsed()
+	used, usedKnown := m.config.Host.Used()
+	inSessions, sessionsKnown := m.config.Host.Sessions()
 	programs, interrupts, sessions = used.Programs-m.used.Programs, max(0, used.Interrupts-m.used.Interrupts), inSessions-m.sessions
 	known = usedKnown && m.known && programs >= 0
 	grouped = sessionsKnown && m.grouped && sessions >= 0
@@ -122,7 +121,7 @@ func (m *Monitor) process(pid int, stat procfs.ProcStat, before map[int]process)
 		is = process{started: stat.Starttime, name: stat.Comm, tty: stat.TTY}
 		is.whose, is.guest = m.whoseIs(pid, stat)
 	}
-	is.used, is.rate = time.Duration(stat.UTime+stat.STime)*tick, 0
+	is.used, is.lately = time.Duration(stat.UTime+stat.STime)*tick, 0
 	return is
 }
 
@@ -134,6 +133,7 @@ var (
 	guestUID  = regexp.MustCompile(`^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`)
 )
 
+// whoseIs returns to whom a process belongs, and the guest if it is one's QEMU.
 func (m *Monitor) whoseIs(pid int, stat procfs.ProcStat) (whose, qemuprocesses.Process) {
 	if stat.Flags&kernelThread != 0 {
 		return systems, qemuprocesses.Process{}
@@ -153,24 +153,6 @@ func (m *Monitor) whoseIs(pid int, stat procfs.ProcStat) (whose, qemuprocesses.P
 		}
 	}
 	return systems, qemuprocesses.Process{}
-}
-
-// sessionsUsed returns the processor time of all login sessions; false: not known.
-func (m *Monitor) sessionsUsed() (time.Duration, bool) {
-	if !m.config.Sessions {
-		return 0, false
-	}
-	data, err := os.ReadFile(filepath.Join(m.config.Root, "sys/fs/cgroup/user.slice/cpu.stat"))
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(data)) {
-		if text, is := strings.CutPrefix(line, "usage_usec "); is {
-			n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-			return time.Duration(n) * time.Microsecond, err == nil && n < math.MaxInt64/1000
-		}
-	}
-	return 0, false
 }
 
 func cores(used, since time.Duration) float64 {

@@ -42,7 +42,7 @@ func serve(ctx context.Context, o options) error {
 	if o.memory != 0 {
 		info.MemoryBytes = min(info.MemoryBytes, o.memory<<20)
 	}
-	usage, err := monitor.New(monitor.Config{Root: "/", Used: reader.Used, Sessions: o.cgroup == "", MemoryAvailable: reader.MemoryAvailable, Tap: overlay.TapName})
+	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName})
 	if err != nil {
 		return fmt.Errorf("begin to measure the host: %w", err)
 	}
