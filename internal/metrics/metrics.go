@@ -36,7 +36,7 @@ func Serve(ctx context.Context, address string, collector prometheus.Collector, 
 		if errors.Is(err, http.ErrServerClosed) {
 			return
 		}
-		log.Error("metrics are not served", "address", address, "error", err)
+		log.Error("metrics are not served; it is tried again", "address", address, "after", openAgain.String(), "error", err)
 		select {
 		case <-time.After(openAgain):
 		case <-ctx.Done():

@@ -1,0 +1,61 @@
+package manager
+
+// usage.go - what hosts and guests use: takes samples into the history, keeps its file, shows the present to Prometheus.
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/internal/metrics"
+)
+
+func (m *Manager) historyFile() string { return filepath.Join(m.State, "history") }
+
+// sampled takes a host's sample. The host can speak for the guests that it has been granted only.
+func (m *Manager) sampled(host string, sample *v1.HostSample) {
+	guests := m.store.Snapshot().Guests
+	m.history.Add(host, sample, func(s *v1.GuestSample) bool {
+		g := guests[s.Name]
+		return g != nil && g.Meta.Uid == s.Uid && g.Host == host
+	})
+}
+
+// measured returns all hosts with their present samples.
+func (m *Manager) measured() (hosts []metrics.Host) {
+	for name, h := range m.store.Snapshot().Hosts {
+		hosts = append(hosts, metrics.Host{Name: name, Info: h.Info, Sample: m.history.Latest(name)})
+	}
+	return hosts
+}
+
+// knowsGuests returns a function that tells whether there is a guest of that uid.
+func (m *Manager) knowsGuests() func(uid string) bool {
+	known := map[string]bool{}
+	for _, g := range m.store.Snapshot().Guests {
+		known[g.Meta.Uid] = true
+	}
+	return func(uid string) bool { return known[uid] }
+}
+
+// saveEvery is how often the history is saved; that much of it is lost in a crash.
+const saveEvery = 5 * time.Minute
+
+// keepHistory saves the history now and then, and when ctx ends.
+func (m *Manager) keepHistory(ctx context.Context) {
+	tick := time.NewTicker(saveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+		if err := m.history.Save(m.historyFile(), m.knowsGuests()); err != nil {
+			m.Log.Warn("what hosts and guests have used was not saved; it is tried again", "every", saveEvery.String(), "error", err)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
