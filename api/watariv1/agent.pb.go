@@ -406,6 +406,59 @@ func (x *MigrationOrder) GetTargetUid() string {
 	return ""
 }
 
+// GuestLimits bounds a guest's use of its host's processors.
+type GuestLimits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CpuWeight     uint32                 `protobuf:"varint,1,opt,name=cpu_weight,json=cpuWeight,proto3" json:"cpu_weight,omitempty"`       // share against other control groups, which have 100 (cgroup v2's cpu.weight), 1 to 10000; 0: as usual
+	CpuPermille   uint32                 `protobuf:"varint,2,opt,name=cpu_permille,json=cpuPermille,proto3" json:"cpu_permille,omitempty"` // of each vCPU's time, 1 to 1000; 0: no limit
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestLimits) Reset() {
+	*x = GuestLimits{}
+	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestLimits) ProtoMessage() {}
+
+func (x *GuestLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestLimits.ProtoReflect.Descriptor instead.
+func (*GuestLimits) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GuestLimits) GetCpuWeight() uint32 {
+	if x != nil {
+		return x.CpuWeight
+	}
+	return 0
+}
+
+func (x *GuestLimits) GetCpuPermille() uint32 {
+	if x != nil {
+		return x.CpuPermille
+	}
+	return 0
+}
+
 // GuestWanted is the order about one guest on one host.
 type GuestWanted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -421,13 +474,14 @@ type GuestWanted struct {
 	Migration     *MigrationOrder        `protobuf:"bytes,10,opt,name=migration,proto3" json:"migration,omitempty"` // INCOMING, OUTGOING
 	Platform      *Platform              `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`   // RUN: the platform to start it in; unset: the host chooses
 	Facts         *GuestFacts            `protobuf:"bytes,12,opt,name=facts,proto3" json:"facts,omitempty"`         // the host keeps them in the guest's record; unset: an older manager
+	Limits        *GuestLimits           `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`       // RUN, OUTGOING; unset: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GuestWanted) Reset() {
 	*x = GuestWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	mi := &file_watari_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +493,7 @@ func (x *GuestWanted) String() string {
 func (*GuestWanted) ProtoMessage() {}
 
 func (x *GuestWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	mi := &file_watari_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +506,7 @@ func (x *GuestWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestWanted.ProtoReflect.Descriptor instead.
 func (*GuestWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GuestWanted) GetUid() string {
@@ -539,6 +593,13 @@ func (x *GuestWanted) GetFacts() *GuestFacts {
 	return nil
 }
 
+func (x *GuestWanted) GetLimits() *GuestLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
 // GuestRoute names the host to which a guest's address is routed.
 type GuestRoute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -550,7 +611,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[3]
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -562,7 +623,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[3]
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -575,7 +636,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -607,7 +668,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +680,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +693,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PeerHost) GetName() string {
@@ -690,7 +751,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +763,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +776,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -760,7 +821,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +833,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +846,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -835,7 +896,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +908,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +921,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -898,7 +959,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +971,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +984,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -974,7 +1035,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1047,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1060,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1059,7 +1120,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1132,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1145,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -1201,7 +1262,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1274,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1287,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -1310,7 +1371,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1383,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1396,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -1482,7 +1543,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1555,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1568,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -1537,7 +1598,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1610,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +1623,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -1607,7 +1668,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1680,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1693,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -1698,7 +1759,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1771,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1784,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -1850,7 +1911,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1923,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1936,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -1918,7 +1979,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +1991,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2004,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -1969,7 +2030,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2042,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2055,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -2013,7 +2074,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2086,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2099,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2066,7 +2127,11 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"source_uid\x18\a \x01(\tR\tsourceUid\x12\x1d\n" +
 	"\n" +
-	"target_uid\x18\b \x01(\tR\ttargetUid\"\xc3\x03\n" +
+	"target_uid\x18\b \x01(\tR\ttargetUid\"O\n" +
+	"\vGuestLimits\x12\x1d\n" +
+	"\n" +
+	"cpu_weight\x18\x01 \x01(\rR\tcpuWeight\x12!\n" +
+	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xf3\x03\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2080,7 +2145,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\tmigration\x18\n" +
 	" \x01(\v2\x19.watari.v1.MigrationOrderR\tmigration\x12/\n" +
 	"\bplatform\x18\v \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12+\n" +
-	"\x05facts\x18\f \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\":\n" +
+	"\x05facts\x18\f \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\x12.\n" +
+	"\x06limits\x18\r \x01(\v2\x16.watari.v1.GuestLimitsR\x06limits\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -2271,7 +2337,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
@@ -2279,90 +2345,92 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(TemplateState)(0),           // 3: watari.v1.TemplateState
 	(*SamplesRequest)(nil),       // 4: watari.v1.SamplesRequest
 	(*MigrationOrder)(nil),       // 5: watari.v1.MigrationOrder
-	(*GuestWanted)(nil),          // 6: watari.v1.GuestWanted
-	(*GuestRoute)(nil),           // 7: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 8: watari.v1.PeerHost
-	(*ClusterNetwork)(nil),       // 9: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 10: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 11: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 12: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 13: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 14: watari.v1.HostWanted
-	(*Dropped)(nil),              // 15: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 16: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 17: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 18: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 19: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 20: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 21: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 22: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 23: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 24: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 25: watari.v1.GuestShape
-	(*Image)(nil),                // 26: watari.v1.Image
-	(*Identity)(nil),             // 27: watari.v1.Identity
-	(*Platform)(nil),             // 28: watari.v1.Platform
-	(*GuestFacts)(nil),           // 29: watari.v1.GuestFacts
-	(*Peer)(nil),                 // 30: watari.v1.Peer
-	(*Blob)(nil),                 // 31: watari.v1.Blob
-	(*Stamp)(nil),                // 32: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 33: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 34: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 35: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 36: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 37: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 38: watari.v1.HostSample
+	(*GuestLimits)(nil),          // 6: watari.v1.GuestLimits
+	(*GuestWanted)(nil),          // 7: watari.v1.GuestWanted
+	(*GuestRoute)(nil),           // 8: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 9: watari.v1.PeerHost
+	(*ClusterNetwork)(nil),       // 10: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 11: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 12: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 13: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 14: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 15: watari.v1.HostWanted
+	(*Dropped)(nil),              // 16: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 17: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 18: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 19: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 20: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 21: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 22: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 23: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 24: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 25: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 26: watari.v1.GuestShape
+	(*Image)(nil),                // 27: watari.v1.Image
+	(*Identity)(nil),             // 28: watari.v1.Identity
+	(*Platform)(nil),             // 29: watari.v1.Platform
+	(*GuestFacts)(nil),           // 30: watari.v1.GuestFacts
+	(*Peer)(nil),                 // 31: watari.v1.Peer
+	(*Blob)(nil),                 // 32: watari.v1.Blob
+	(*Stamp)(nil),                // 33: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 34: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 35: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 36: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 37: watari.v1.HostLoad
+	(*KeptConsole)(nil),          // 38: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 39: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	25, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	26, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	27, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	26, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	27, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	28, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	5,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	28, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	29, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
-	30, // 7: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	7,  // 8: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	8,  // 9: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	9,  // 10: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	11, // 11: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	11, // 12: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	1,  // 13: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	31, // 14: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	6,  // 15: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	10, // 16: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	26, // 17: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	12, // 18: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	13, // 19: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	32, // 20: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	15, // 21: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	2,  // 22: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	33, // 23: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	34, // 24: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	29, // 25: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	3,  // 26: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	31, // 27: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	35, // 28: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	36, // 29: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	16, // 30: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	18, // 31: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	19, // 32: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	32, // 33: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	17, // 34: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	37, // 35: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	14, // 36: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	21, // 37: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	4,  // 38: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	23, // 39: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	20, // 40: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	22, // 41: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	38, // 42: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	24, // 43: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	40, // [40:44] is the sub-list for method output_type
-	36, // [36:40] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	29, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	30, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	6,  // 7: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
+	31, // 8: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	8,  // 9: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	9,  // 10: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	10, // 11: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	12, // 12: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	12, // 13: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	1,  // 14: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	32, // 15: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	7,  // 16: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	11, // 17: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	27, // 18: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	13, // 19: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	14, // 20: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	33, // 21: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	16, // 22: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	2,  // 23: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	34, // 24: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	35, // 25: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	30, // 26: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	3,  // 27: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	32, // 28: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	36, // 29: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	37, // 30: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	17, // 31: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	19, // 32: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	20, // 33: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	33, // 34: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	18, // 35: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	38, // 36: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	15, // 37: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	22, // 38: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	4,  // 39: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	24, // 40: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	21, // 41: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	23, // 42: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	39, // 43: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	25, // 44: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	41, // [41:45] is the sub-list for method output_type
+	37, // [37:41] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -2378,7 +2446,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -141,6 +141,7 @@ type GetStatusResponse struct {
 	GuestsRunning    uint32                 `protobuf:"varint,8,opt,name=guests_running,json=guestsRunning,proto3" json:"guests_running,omitempty"`
 	MigrationsActive uint32                 `protobuf:"varint,9,opt,name=migrations_active,json=migrationsActive,proto3" json:"migrations_active,omitempty"`
 	RunsActive       uint32                 `protobuf:"varint,10,opt,name=runs_active,json=runsActive,proto3" json:"runs_active,omitempty"`
+	PolicyVersion    uint64                 `protobuf:"varint,11,opt,name=policy_version,json=policyVersion,proto3" json:"policy_version,omitempty"` // in force; 0: none, so that guests move only if somebody asks
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -241,6 +242,13 @@ func (x *GetStatusResponse) GetMigrationsActive() uint32 {
 func (x *GetStatusResponse) GetRunsActive() uint32 {
 	if x != nil {
 		return x.RunsActive
+	}
+	return 0
+}
+
+func (x *GetStatusResponse) GetPolicyVersion() uint64 {
+	if x != nil {
+		return x.PolicyVersion
 	}
 	return 0
 }
@@ -3768,6 +3776,616 @@ func (x *WatchResponse) GetGuests() []*Guest {
 	return nil
 }
 
+type ApplyPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`                                         // YAML; empty with use_default or version
+	Note          string                 `protobuf:"bytes,2,opt,name=note,proto3" json:"note,omitempty"`                                         // on what changed; at most 200 bytes
+	UseDefault    bool                   `protobuf:"varint,3,opt,name=use_default,json=useDefault,proto3" json:"use_default,omitempty"`          // the text that new installations have
+	Version       uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`                                  // the text of this earlier version
+	ExpectVersion uint64                 `protobuf:"varint,5,opt,name=expect_version,json=expectVersion,proto3" json:"expect_version,omitempty"` // failed_precondition if another is in force; 0: any
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPolicyRequest) Reset() {
+	*x = ApplyPolicyRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPolicyRequest) ProtoMessage() {}
+
+func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
+func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *ApplyPolicyRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ApplyPolicyRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ApplyPolicyRequest) GetUseDefault() bool {
+	if x != nil {
+		return x.UseDefault
+	}
+	return false
+}
+
+func (x *ApplyPolicyRequest) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ApplyPolicyRequest) GetExpectVersion() uint64 {
+	if x != nil {
+		return x.ExpectVersion
+	}
+	return 0
+}
+
+type ApplyPolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`        // in force
+	Unchanged     bool                   `protobuf:"varint,2,opt,name=unchanged,proto3" json:"unchanged,omitempty"` // the text was in force already; there is no new version
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPolicyResponse) Reset() {
+	*x = ApplyPolicyResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPolicyResponse) ProtoMessage() {}
+
+func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
+func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ApplyPolicyResponse) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *ApplyPolicyResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`                         // 0: all that are kept
+	UseDefault    bool                   `protobuf:"varint,2,opt,name=use_default,json=useDefault,proto3" json:"use_default,omitempty"` // the text that new installations have, as version 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *ListPoliciesRequest) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ListPoliciesRequest) GetUseDefault() bool {
+	if x != nil {
+		return x.UseDefault
+	}
+	return false
+}
+
+type ListPoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*Policy              `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"` // newest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *ListPoliciesResponse) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type TestPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"` // empty: the policy in force
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"` // unset: now
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TestPolicyRequest) Reset() {
+	*x = TestPolicyRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TestPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TestPolicyRequest) ProtoMessage() {}
+
+func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
+func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *TestPolicyRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *TestPolicyRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *TestPolicyRequest) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+type TestPolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Steps         []*PolicyStep          `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"` // oldest first
+	Notes         []string               `protobuf:"bytes,2,rep,name=notes,proto3" json:"notes,omitempty"` // what limits the answer, for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TestPolicyResponse) Reset() {
+	*x = TestPolicyResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TestPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TestPolicyResponse) ProtoMessage() {}
+
+func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
+func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *TestPolicyResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+// PolicyStep is something that a policy would have done.
+type PolicyStep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`       // withdrawn, or taken back; of a move: the source
+	Guest         string                 `protobuf:"bytes,4,opt,name=guest,proto3" json:"guest,omitempty"`     // of a move
+	Target        string                 `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`   // of a move; empty: no host has room
+	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"` // for people: what, and why
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStep) Reset() {
+	*x = PolicyStep{}
+	mi := &file_watari_v1_control_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStep) ProtoMessage() {}
+
+func (x *PolicyStep) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
+func (*PolicyStep) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *PolicyStep) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *PolicyStep) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+type ExplainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "guest", "host"
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ExplainRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ExplainRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ExplainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lines         []string               `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`           // for people
+	Conditions    []*PolicyCondition     `protobuf:"bytes,2,rep,name=conditions,proto3" json:"conditions,omitempty"` // of the host, or of the guest's host; for administrators
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ExplainResponse) GetLines() []string {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetConditions() []*PolicyCondition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+// PolicyCondition is a condition of the policy, evaluated for a host now.
+type PolicyCondition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Expression    string                 `protobuf:"bytes,1,opt,name=expression,proto3" json:"expression,omitempty"`
+	Busy          bool                   `protobuf:"varint,2,opt,name=busy,proto3" json:"busy,omitempty"` // whose holding withdraws the host; false: gives it back
+	Holds         bool                   `protobuf:"varint,3,opt,name=holds,proto3" json:"holds,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"` // it has held; unset: it does not hold
+	Wait          *durationpb.Duration   `protobuf:"bytes,5,opt,name=wait,proto3" json:"wait,omitempty"`   // it has to hold that long
+	Error         string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // why it could not be evaluated
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyCondition) Reset() {
+	*x = PolicyCondition{}
+	mi := &file_watari_v1_control_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyCondition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyCondition) ProtoMessage() {}
+
+func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
+func (*PolicyCondition) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *PolicyCondition) GetExpression() string {
+	if x != nil {
+		return x.Expression
+	}
+	return ""
+}
+
+func (x *PolicyCondition) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
+}
+
+func (x *PolicyCondition) GetHolds() bool {
+	if x != nil {
+		return x.Holds
+	}
+	return false
+}
+
+func (x *PolicyCondition) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *PolicyCondition) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *PolicyCondition) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type JoinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
@@ -3779,7 +4397,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3791,7 +4409,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3804,7 +4422,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -3840,7 +4458,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3852,7 +4470,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3865,7 +4483,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -3907,7 +4525,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3919,7 +4537,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3932,7 +4550,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -3972,7 +4590,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +4602,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +4615,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -4063,7 +4681,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4693,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4706,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -4138,7 +4756,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4768,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4781,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -4202,7 +4820,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4832,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4845,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -4284,7 +4902,7 @@ var File_watari_v1_control_proto protoreflect.FileDescriptor
 const file_watari_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"\x17watari/v1/control.proto\x12\twatari.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15watari/v1/guest.proto\x1a\x15watari/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xc1\x02\n" +
+	"\x10GetStatusRequest\"\xe8\x02\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x1a\n" +
@@ -4298,7 +4916,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x11migrations_active\x18\t \x01(\rR\x10migrationsActive\x12\x1f\n" +
 	"\vruns_active\x18\n" +
 	" \x01(\rR\n" +
-	"runsActive\"\x0f\n" +
+	"runsActive\x12%\n" +
+	"\x0epolicy_version\x18\v \x01(\x04R\rpolicyVersion\"\x0f\n" +
 	"\rWhoAmIRequest\"5\n" +
 	"\x0eWhoAmIResponse\x12#\n" +
 	"\x04user\x18\x01 \x01(\v2\x0f.watari.v1.UserR\x04user\"&\n" +
@@ -4492,7 +5111,55 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tmigration\x18\x04 \x01(\v2\x14.watari.v1.MigrationR\tmigration\x12 \n" +
 	"\x03run\x18\x05 \x01(\v2\x0e.watari.v1.RunR\x03run\x12\x12\n" +
 	"\x04gone\x18\x06 \x01(\bR\x04gone\x12(\n" +
-	"\x06guests\x18\a \x03(\v2\x10.watari.v1.GuestR\x06guests\"Q\n" +
+	"\x06guests\x18\a \x03(\v2\x10.watari.v1.GuestR\x06guests\"\x9e\x01\n" +
+	"\x12ApplyPolicyRequest\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x12\n" +
+	"\x04note\x18\x02 \x01(\tR\x04note\x12\x1f\n" +
+	"\vuse_default\x18\x03 \x01(\bR\n" +
+	"useDefault\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\x12%\n" +
+	"\x0eexpect_version\x18\x05 \x01(\x04R\rexpectVersion\"^\n" +
+	"\x13ApplyPolicyResponse\x12)\n" +
+	"\x06policy\x18\x01 \x01(\v2\x11.watari.v1.PolicyR\x06policy\x12\x1c\n" +
+	"\tunchanged\x18\x02 \x01(\bR\tunchanged\"P\n" +
+	"\x13ListPoliciesRequest\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1f\n" +
+	"\vuse_default\x18\x02 \x01(\bR\n" +
+	"useDefault\"E\n" +
+	"\x14ListPoliciesResponse\x12-\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x11.watari.v1.PolicyR\bpolicies\"\x8b\x01\n" +
+	"\x11TestPolicyRequest\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"W\n" +
+	"\x12TestPolicyResponse\x12+\n" +
+	"\x05steps\x18\x01 \x03(\v2\x15.watari.v1.PolicyStepR\x05steps\x12\x14\n" +
+	"\x05notes\x18\x02 \x03(\tR\x05notes\"\xac\x01\n" +
+	"\n" +
+	"PolicyStep\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
+	"\x05guest\x18\x04 \x01(\tR\x05guest\x12\x16\n" +
+	"\x06target\x18\x05 \x01(\tR\x06target\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\"8\n" +
+	"\x0eExplainRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"c\n" +
+	"\x0fExplainResponse\x12\x14\n" +
+	"\x05lines\x18\x01 \x03(\tR\x05lines\x12:\n" +
+	"\n" +
+	"conditions\x18\x02 \x03(\v2\x1a.watari.v1.PolicyConditionR\n" +
+	"conditions\"\xd2\x01\n" +
+	"\x0fPolicyCondition\x12\x1e\n" +
+	"\n" +
+	"expression\x18\x01 \x01(\tR\n" +
+	"expression\x12\x12\n" +
+	"\x04busy\x18\x02 \x01(\bR\x04busy\x12\x14\n" +
+	"\x05holds\x18\x03 \x01(\bR\x05holds\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12-\n" +
+	"\x04wait\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"Q\n" +
 	"\vJoinRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -4544,7 +5211,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xd7\x15\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\x83\x18\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -4585,7 +5252,12 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"RemoveUser\x12\x1c.watari.v1.RemoveUserRequest\x1a\x1d.watari.v1.RemoveUserResponse\x12C\n" +
 	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12@\n" +
 	"\aRecover\x12\x19.watari.v1.RecoverRequest\x1a\x1a.watari.v1.RecoverResponse\x12:\n" +
-	"\x05Usage\x12\x17.watari.v1.UsageRequest\x1a\x18.watari.v1.UsageResponse\x12?\n" +
+	"\x05Usage\x12\x17.watari.v1.UsageRequest\x1a\x18.watari.v1.UsageResponse\x12L\n" +
+	"\vApplyPolicy\x12\x1d.watari.v1.ApplyPolicyRequest\x1a\x1e.watari.v1.ApplyPolicyResponse\x12O\n" +
+	"\fListPolicies\x12\x1e.watari.v1.ListPoliciesRequest\x1a\x1f.watari.v1.ListPoliciesResponse\x12I\n" +
+	"\n" +
+	"TestPolicy\x12\x1c.watari.v1.TestPolicyRequest\x1a\x1d.watari.v1.TestPolicyResponse\x12@\n" +
+	"\aExplain\x12\x19.watari.v1.ExplainRequest\x1a\x1a.watari.v1.ExplainResponse\x12?\n" +
 	"\x06Events\x12\x18.watari.v1.EventsRequest\x1a\x19.watari.v1.EventsResponse0\x01\x12<\n" +
 	"\x05Watch\x12\x17.watari.v1.WatchRequest\x1a\x18.watari.v1.WatchResponse0\x012F\n" +
 	"\vJoinService\x127\n" +
@@ -4604,7 +5276,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 91)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -4680,174 +5352,202 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*EventsResponse)(nil),            // 71: watari.v1.EventsResponse
 	(*WatchRequest)(nil),              // 72: watari.v1.WatchRequest
 	(*WatchResponse)(nil),             // 73: watari.v1.WatchResponse
-	(*JoinRequest)(nil),               // 74: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 75: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 76: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 77: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 78: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 79: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 80: watari.v1.RecoverResponse
-	nil,                               // 81: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 82: watari.v1.User
-	(*Host)(nil),                      // 83: watari.v1.Host
-	(*Image)(nil),                     // 84: watari.v1.Image
-	(*Blob)(nil),                      // 85: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 86: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 87: watari.v1.Cluster
-	(*Guest)(nil),                     // 88: watari.v1.Guest
-	(*KeptConsole)(nil),               // 89: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 90: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 91: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 92: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 93: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 94: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 95: watari.v1.Migration
-	(*RunSpec)(nil),                   // 96: watari.v1.RunSpec
-	(*Run)(nil),                       // 97: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 98: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 99: google.protobuf.Timestamp
-	(Role)(0),                         // 100: watari.v1.Role
-	(*Quota)(nil),                     // 101: watari.v1.Quota
-	(*HostSample)(nil),                // 102: watari.v1.HostSample
-	(*GuestSample)(nil),               // 103: watari.v1.GuestSample
-	(*Event)(nil),                     // 104: watari.v1.Event
+	(*ApplyPolicyRequest)(nil),        // 74: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 75: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 76: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 77: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 78: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 79: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 80: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 81: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 82: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 83: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 84: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 85: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 86: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 87: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 88: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 89: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 90: watari.v1.RecoverResponse
+	nil,                               // 91: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 92: watari.v1.User
+	(*Host)(nil),                      // 93: watari.v1.Host
+	(*Image)(nil),                     // 94: watari.v1.Image
+	(*Blob)(nil),                      // 95: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 96: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 97: watari.v1.Cluster
+	(*Guest)(nil),                     // 98: watari.v1.Guest
+	(*KeptConsole)(nil),               // 99: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 100: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 101: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 102: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 103: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 104: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 105: watari.v1.Migration
+	(*RunSpec)(nil),                   // 106: watari.v1.RunSpec
+	(*Run)(nil),                       // 107: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 108: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 109: google.protobuf.Timestamp
+	(Role)(0),                         // 110: watari.v1.Role
+	(*Quota)(nil),                     // 111: watari.v1.Quota
+	(*HostSample)(nil),                // 112: watari.v1.HostSample
+	(*GuestSample)(nil),               // 113: watari.v1.GuestSample
+	(*Event)(nil),                     // 114: watari.v1.Event
+	(*Policy)(nil),                    // 115: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	82,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	83,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	83,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	83,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	84,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	84,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	85,  // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	84,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	86,  // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	87,  // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	87,  // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	88,  // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	88,  // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	88,  // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	89,  // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	90,  // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	91,  // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	92,  // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	93,  // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	94,  // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	95,  // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	95,  // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	95,  // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	96,  // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	97,  // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	97,  // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	97,  // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	97,  // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	97,  // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	98,  // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	99,  // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	100, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	101, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	82,  // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	82,  // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	101, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	82,  // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	99,  // 37: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	102, // 38: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	92,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	93,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	93,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	93,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	94,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	94,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	95,  // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	94,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	96,  // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	97,  // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	97,  // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	98,  // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	98,  // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	98,  // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	99,  // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	100, // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	101, // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	102, // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	103, // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	104, // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	105, // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	105, // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	105, // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	106, // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	107, // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	107, // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	107, // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	107, // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	107, // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	108, // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	109, // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	110, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	111, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	92,  // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	92,  // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	111, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	92,  // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	109, // 37: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	112, // 38: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
 	69,  // 39: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	99,  // 40: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	103, // 41: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	104, // 42: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	87,  // 43: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	88,  // 44: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	83,  // 45: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	95,  // 46: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	97,  // 47: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	88,  // 48: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	81,  // 49: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 50: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	77,  // 51: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	78,  // 52: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	79,  // 53: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 54: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 55: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 56: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,   // 57: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,   // 58: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11,  // 59: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13,  // 60: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15,  // 61: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17,  // 62: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19,  // 63: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21,  // 64: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23,  // 65: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	25,  // 66: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	27,  // 67: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	29,  // 68: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	31,  // 69: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	33,  // 70: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	35,  // 71: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	37,  // 72: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	39,  // 73: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	41,  // 74: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	43,  // 75: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	45,  // 76: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	47,  // 77: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	49,  // 78: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	51,  // 79: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	53,  // 80: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	55,  // 81: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	57,  // 82: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	59,  // 83: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	61,  // 84: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	63,  // 85: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	65,  // 86: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	76,  // 87: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	67,  // 88: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	70,  // 89: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	72,  // 90: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	74,  // 91: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 92: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 93: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 94: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,   // 95: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10,  // 96: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12,  // 97: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14,  // 98: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16,  // 99: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18,  // 100: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20,  // 101: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22,  // 102: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24,  // 103: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	26,  // 104: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	28,  // 105: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	30,  // 106: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	32,  // 107: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	34,  // 108: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	36,  // 109: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	38,  // 110: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	40,  // 111: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	42,  // 112: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	44,  // 113: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	46,  // 114: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	48,  // 115: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	50,  // 116: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	52,  // 117: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	54,  // 118: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	56,  // 119: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	58,  // 120: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	60,  // 121: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	62,  // 122: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	64,  // 123: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	66,  // 124: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	80,  // 125: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	68,  // 126: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	71,  // 127: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	73,  // 128: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	75,  // 129: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	92,  // [92:130] is the sub-list for method output_type
-	54,  // [54:92] is the sub-list for method input_type
-	54,  // [54:54] is the sub-list for extension type_name
-	54,  // [54:54] is the sub-list for extension extendee
-	0,   // [0:54] is the sub-list for field type_name
+	109, // 40: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	113, // 41: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	114, // 42: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	97,  // 43: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	98,  // 44: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	93,  // 45: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	105, // 46: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	107, // 47: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	98,  // 48: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	115, // 49: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	115, // 50: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	109, // 51: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	109, // 52: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	80,  // 53: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	109, // 54: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	83,  // 55: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	109, // 56: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	108, // 57: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	91,  // 58: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 59: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	87,  // 60: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	88,  // 61: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	89,  // 62: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 63: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 64: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 65: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,   // 66: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,   // 67: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11,  // 68: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13,  // 69: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15,  // 70: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17,  // 71: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19,  // 72: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21,  // 73: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23,  // 74: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	25,  // 75: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	27,  // 76: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	29,  // 77: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	31,  // 78: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	33,  // 79: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	35,  // 80: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	37,  // 81: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	39,  // 82: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	41,  // 83: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	43,  // 84: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	45,  // 85: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	47,  // 86: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	49,  // 87: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	51,  // 88: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	53,  // 89: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	55,  // 90: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	57,  // 91: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	59,  // 92: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	61,  // 93: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	63,  // 94: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	65,  // 95: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	86,  // 96: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	67,  // 97: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	74,  // 98: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	76,  // 99: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	78,  // 100: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	81,  // 101: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	70,  // 102: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	72,  // 103: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	84,  // 104: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 105: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 106: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 107: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,   // 108: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10,  // 109: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12,  // 110: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14,  // 111: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16,  // 112: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18,  // 113: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20,  // 114: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22,  // 115: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24,  // 116: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	26,  // 117: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	28,  // 118: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	30,  // 119: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	32,  // 120: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	34,  // 121: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	36,  // 122: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	38,  // 123: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	40,  // 124: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	42,  // 125: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	44,  // 126: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	46,  // 127: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	48,  // 128: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	50,  // 129: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	52,  // 130: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	54,  // 131: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	56,  // 132: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	58,  // 133: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	60,  // 134: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	62,  // 135: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	64,  // 136: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	66,  // 137: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	90,  // 138: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	68,  // 139: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	75,  // 140: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	77,  // 141: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	79,  // 142: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	82,  // 143: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	71,  // 144: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	73,  // 145: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	85,  // 146: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	105, // [105:147] is the sub-list for method output_type
+	63,  // [63:105] is the sub-list for method input_type
+	63,  // [63:63] is the sub-list for extension type_name
+	63,  // [63:63] is the sub-list for extension extendee
+	0,   // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -4863,7 +5563,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   81,
+			NumMessages:   91,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -33,6 +33,7 @@ const (
 	HostState_HOST_STATE_UNREACHABLE HostState = 2 // its agent is not connected; its guests may well run on
 	HostState_HOST_STATE_DRAINING    HostState = 3 // takes no guests; those it has are being moved away
 	HostState_HOST_STATE_DRAINED     HostState = 4 // takes no guests and has none
+	HostState_HOST_STATE_WITHDRAWN   HostState = 5 // a policy keeps guests from it, and moves away those it has
 )
 
 // Enum value maps for HostState.
@@ -43,6 +44,7 @@ var (
 		2: "HOST_STATE_UNREACHABLE",
 		3: "HOST_STATE_DRAINING",
 		4: "HOST_STATE_DRAINED",
+		5: "HOST_STATE_WITHDRAWN",
 	}
 	HostState_value = map[string]int32{
 		"HOST_STATE_UNSPECIFIED": 0,
@@ -50,6 +52,7 @@ var (
 		"HOST_STATE_UNREACHABLE": 2,
 		"HOST_STATE_DRAINING":    3,
 		"HOST_STATE_DRAINED":     4,
+		"HOST_STATE_WITHDRAWN":   5,
 	}
 )
 
@@ -1739,7 +1742,8 @@ type Host struct {
 	FencedBootId string `protobuf:"bytes,4,opt,name=fenced_boot_id,json=fencedBootId,proto3" json:"fenced_boot_id,omitempty"`
 	// trust_group: hosts of one group run guests that were forked from each other's templates, and so does their
 	// root have root in these. Empty: the host trusts no other.
-	TrustGroup string `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
+	TrustGroup string        `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
+	Withdrawn  []*Withdrawal `protobuf:"bytes,6,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"` // by policies, at most one each; empty: it takes guests
 	// The rest is observed, never stored.
 	State    HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
 	Load     *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
@@ -1817,6 +1821,13 @@ func (x *Host) GetTrustGroup() string {
 	return ""
 }
 
+func (x *Host) GetWithdrawn() []*Withdrawal {
+	if x != nil {
+		return x.Withdrawn
+	}
+	return nil
+}
+
 func (x *Host) GetState() HostState {
 	if x != nil {
 		return x.State
@@ -1859,6 +1870,67 @@ func (x *Host) GetSample() *HostSample {
 	return nil
 }
 
+// Withdrawal says that a policy keeps guests from a host, and moves away those it has.
+type Withdrawal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // "harvest", "maintenance"
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // for people: the condition that holds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Withdrawal) Reset() {
+	*x = Withdrawal{}
+	mi := &file_watari_v1_types_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Withdrawal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Withdrawal) ProtoMessage() {}
+
+func (x *Withdrawal) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
+func (*Withdrawal) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Withdrawal) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Withdrawal) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Withdrawal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // RemovedHost remembers a host that was removed for as long as a certificate of it may be good. A host that comes back is
 // told, and ends its guests: they may have been started elsewhere.
 type RemovedHost struct {
@@ -1873,7 +1945,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +1957,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +1970,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -1940,7 +2012,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2024,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2037,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2002,7 +2074,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2086,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2099,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -2111,7 +2183,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2195,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +2208,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -2171,7 +2243,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2255,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2268,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -2271,7 +2343,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2283,7 +2355,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2296,7 +2368,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -2406,7 +2478,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2418,7 +2490,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2431,7 +2503,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -2590,7 +2662,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2674,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2687,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -2692,13 +2764,14 @@ type Migration struct {
 	// downtime_ms: from the source's stop to the target's resume, as far as hosts' clocks agree.
 	DowntimeMs    uint32 `protobuf:"varint,20,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
 	StoppedUnixNs int64  `protobuf:"varint,21,opt,name=stopped_unix_ns,json=stoppedUnixNs,proto3" json:"stopped_unix_ns,omitempty"` // when the guest stopped, by the source's clock
+	Policy        string `protobuf:"bytes,22,opt,name=policy,proto3" json:"policy,omitempty"`                                       // that asked for it; empty: a person did, or a drain
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +2783,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +2796,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -2873,6 +2946,82 @@ func (x *Migration) GetStoppedUnixNs() int64 {
 	return 0
 }
 
+func (x *Migration) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+// Policy is one version of the rules by which guests are moved without anybody asking. The highest version is in force.
+type Policy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"` // its name is v<version>; its owner applied it
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"` // YAML; docs/guide/policies.md describes it
+	Note          string                 `protobuf:"bytes,4,opt,name=note,proto3" json:"note,omitempty"` // the administrator's, on what changed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_watari_v1_types_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Policy) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Policy) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Policy) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Policy) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
 // RunSpec is one MPI program and how to start it.
 type RunSpec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2892,7 +3041,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3053,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3066,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -3014,7 +3163,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3026,7 +3175,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3039,7 +3188,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -3151,7 +3300,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3312,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3325,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -3205,7 +3354,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3366,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3379,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -3273,7 +3422,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3285,7 +3434,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3298,7 +3447,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -3373,7 +3522,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3534,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3547,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Event) GetId() uint64 {
@@ -3469,7 +3618,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3630,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3643,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -3574,7 +3723,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3735,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3748,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -3650,7 +3799,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3662,7 +3811,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3675,7 +3824,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -3717,7 +3866,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3878,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3891,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -3775,7 +3924,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +3936,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +3949,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -3843,7 +3992,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +4004,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +4017,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -3901,7 +4050,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4062,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4075,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -3997,7 +4146,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +4158,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +4171,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -4202,21 +4351,27 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
 	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
 	"\v_input_idleB\x10\n" +
-	"\x0e_terminal_idle\"\xa8\x03\n" +
+	"\x0e_terminal_idle\"\xdd\x03\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
 	"\x04info\x18\x03 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12$\n" +
 	"\x0efenced_boot_id\x18\x04 \x01(\tR\ffencedBootId\x12\x1f\n" +
 	"\vtrust_group\x18\x05 \x01(\tR\n" +
-	"trustGroup\x12*\n" +
+	"trustGroup\x123\n" +
+	"\twithdrawn\x18\x06 \x03(\v2\x15.watari.v1.WithdrawalR\twithdrawn\x12*\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x14.watari.v1.HostStateR\x05state\x12'\n" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +
 	"\x06guests\x18\f \x03(\tR\x06guests\x127\n" +
 	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
 	"\bproblems\x18\x0e \x03(\tR\bproblems\x12-\n" +
-	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\"s\n" +
+	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\"n\n" +
+	"\n" +
+	"Withdrawal\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"s\n" +
 	"\vRemovedHost\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x17\n" +
@@ -4296,7 +4451,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vdowntime_ms\x18\x06 \x01(\rR\n" +
 	"downtimeMs\x12\x1d\n" +
 	"\n" +
-	"elapsed_ms\x18\a \x01(\x04R\telapsedMs\"\x87\x06\n" +
+	"elapsed_ms\x18\a \x01(\x04R\telapsedMs\"\x9f\x06\n" +
 	"\tMigration\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x14\n" +
 	"\x05guest\x18\x02 \x01(\tR\x05guest\x12\x1b\n" +
@@ -4320,7 +4475,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\btotal_ms\x18\x13 \x01(\rR\atotalMs\x12\x1f\n" +
 	"\vdowntime_ms\x18\x14 \x01(\rR\n" +
 	"downtimeMs\x12&\n" +
-	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\"\xf8\x02\n" +
+	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\x12\x16\n" +
+	"\x06policy\x18\x16 \x01(\tR\x06policy\"o\n" +
+	"\x06Policy\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x12\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\"\xf8\x02\n" +
 	"\aRunSpec\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x14\n" +
@@ -4435,13 +4596,14 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\ano_fork\x18\b \x01(\bR\x06noFork\x12/\n" +
 	"\bplatform\x18\t \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12#\n" +
 	"\rstarted_epoch\x18\n" +
-	" \x01(\x04R\fstartedEpoch*\x8a\x01\n" +
+	" \x01(\x04R\fstartedEpoch*\xa4\x01\n" +
 	"\tHostState\x12\x1a\n" +
 	"\x16HOST_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10HOST_STATE_READY\x10\x01\x12\x1a\n" +
 	"\x16HOST_STATE_UNREACHABLE\x10\x02\x12\x17\n" +
 	"\x13HOST_STATE_DRAINING\x10\x03\x12\x16\n" +
-	"\x12HOST_STATE_DRAINED\x10\x04*k\n" +
+	"\x12HOST_STATE_DRAINED\x10\x04\x12\x18\n" +
+	"\x14HOST_STATE_WITHDRAWN\x10\x05*k\n" +
 	"\x10AccelerationKind\x12!\n" +
 	"\x1dACCELERATION_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ACCELERATION_KIND_KVM\x10\x01\x12\x19\n" +
@@ -4514,7 +4676,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -4541,36 +4703,38 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*GuestSample)(nil),           // 22: watari.v1.GuestSample
 	(*OwnerActivity)(nil),         // 23: watari.v1.OwnerActivity
 	(*Host)(nil),                  // 24: watari.v1.Host
-	(*RemovedHost)(nil),           // 25: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 26: watari.v1.Blob
-	(*Image)(nil),                 // 27: watari.v1.Image
-	(*GuestShape)(nil),            // 28: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 29: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 30: watari.v1.Cluster
-	(*Guest)(nil),                 // 31: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 32: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 33: watari.v1.Migration
-	(*RunSpec)(nil),               // 34: watari.v1.RunSpec
-	(*Run)(nil),                   // 35: watari.v1.Run
-	(*Quota)(nil),                 // 36: watari.v1.Quota
-	(*User)(nil),                  // 37: watari.v1.User
-	(*Token)(nil),                 // 38: watari.v1.Token
-	(*Event)(nil),                 // 39: watari.v1.Event
-	(*KeptConsole)(nil),           // 40: watari.v1.KeptConsole
-	(*Term)(nil),                  // 41: watari.v1.Term
-	(*Stamp)(nil),                 // 42: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 43: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 44: watari.v1.Hold
-	(*VouchedHost)(nil),           // 45: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 46: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 47: watari.v1.GuestFacts
-	nil,                           // 48: watari.v1.RunSpec.EnvEntry
-	nil,                           // 49: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(*Withdrawal)(nil),            // 25: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 26: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 27: watari.v1.Blob
+	(*Image)(nil),                 // 28: watari.v1.Image
+	(*GuestShape)(nil),            // 29: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 30: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 31: watari.v1.Cluster
+	(*Guest)(nil),                 // 32: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 33: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 34: watari.v1.Migration
+	(*Policy)(nil),                // 35: watari.v1.Policy
+	(*RunSpec)(nil),               // 36: watari.v1.RunSpec
+	(*Run)(nil),                   // 37: watari.v1.Run
+	(*Quota)(nil),                 // 38: watari.v1.Quota
+	(*User)(nil),                  // 39: watari.v1.User
+	(*Token)(nil),                 // 40: watari.v1.Token
+	(*Event)(nil),                 // 41: watari.v1.Event
+	(*KeptConsole)(nil),           // 42: watari.v1.KeptConsole
+	(*Term)(nil),                  // 43: watari.v1.Term
+	(*Stamp)(nil),                 // 44: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 45: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 46: watari.v1.Hold
+	(*VouchedHost)(nil),           // 47: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 48: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 49: watari.v1.GuestFacts
+	nil,                           // 50: watari.v1.RunSpec.EnvEntry
+	nil,                           // 51: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	50, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	50, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	52, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	52, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -4580,8 +4744,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	50, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	50, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	52, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	52, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	21, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	21, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	21, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -4589,63 +4753,66 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	23, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
 	10, // 18: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	17, // 19: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	0,  // 20: watari.v1.Host.state:type_name -> watari.v1.HostState
-	19, // 21: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	50, // 22: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	20, // 23: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	10, // 24: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	10, // 25: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	26, // 26: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	26, // 27: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	26, // 28: watari.v1.Image.root:type_name -> watari.v1.Blob
-	28, // 29: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 30: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 31: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	29, // 32: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	16, // 33: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 34: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 35: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	28, // 36: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	50, // 37: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	16, // 38: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 39: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 40: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 41: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	32, // 42: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	50, // 43: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	50, // 44: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	50, // 45: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	48, // 46: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 47: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 48: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	34, // 49: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 50: watari.v1.Run.state:type_name -> watari.v1.RunState
-	50, // 51: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	50, // 52: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	49, // 53: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 54: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 55: watari.v1.User.role:type_name -> watari.v1.Role
-	36, // 56: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 57: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	50, // 58: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	50, // 59: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 60: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	50, // 61: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	50, // 62: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	42, // 63: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	10, // 64: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	43, // 65: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	43, // 66: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	45, // 67: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	29, // 68: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	46, // 69: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	28, // 70: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	16, // 71: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	72, // [72:72] is the sub-list for method output_type
-	72, // [72:72] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	25, // 20: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	0,  // 21: watari.v1.Host.state:type_name -> watari.v1.HostState
+	19, // 22: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	52, // 23: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	20, // 24: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	52, // 25: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	10, // 26: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	10, // 27: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	27, // 28: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	27, // 29: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	27, // 30: watari.v1.Image.root:type_name -> watari.v1.Blob
+	29, // 31: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 32: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	10, // 33: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	30, // 34: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	16, // 35: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 36: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	10, // 37: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	29, // 38: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	52, // 39: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	16, // 40: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 41: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	10, // 42: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 43: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	33, // 44: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	52, // 45: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	52, // 46: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	52, // 47: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	10, // 48: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	50, // 49: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 50: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 51: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	36, // 52: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 53: watari.v1.Run.state:type_name -> watari.v1.RunState
+	52, // 54: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	52, // 55: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	51, // 56: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 57: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 58: watari.v1.User.role:type_name -> watari.v1.Role
+	38, // 59: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 60: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	52, // 61: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	52, // 62: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 63: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	52, // 64: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	52, // 65: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	44, // 66: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	10, // 67: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	45, // 68: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	45, // 69: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	47, // 70: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	30, // 71: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	48, // 72: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	29, // 73: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	16, // 74: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	75, // [75:75] is the sub-list for method output_type
+	75, // [75:75] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -4660,7 +4827,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

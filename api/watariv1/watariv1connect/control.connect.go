@@ -133,6 +133,17 @@ const (
 	ControlServiceRecoverProcedure = "/watari.v1.ControlService/Recover"
 	// ControlServiceUsageProcedure is the fully-qualified name of the ControlService's Usage RPC.
 	ControlServiceUsageProcedure = "/watari.v1.ControlService/Usage"
+	// ControlServiceApplyPolicyProcedure is the fully-qualified name of the ControlService's
+	// ApplyPolicy RPC.
+	ControlServiceApplyPolicyProcedure = "/watari.v1.ControlService/ApplyPolicy"
+	// ControlServiceListPoliciesProcedure is the fully-qualified name of the ControlService's
+	// ListPolicies RPC.
+	ControlServiceListPoliciesProcedure = "/watari.v1.ControlService/ListPolicies"
+	// ControlServiceTestPolicyProcedure is the fully-qualified name of the ControlService's TestPolicy
+	// RPC.
+	ControlServiceTestPolicyProcedure = "/watari.v1.ControlService/TestPolicy"
+	// ControlServiceExplainProcedure is the fully-qualified name of the ControlService's Explain RPC.
+	ControlServiceExplainProcedure = "/watari.v1.ControlService/Explain"
 	// ControlServiceEventsProcedure is the fully-qualified name of the ControlService's Events RPC.
 	ControlServiceEventsProcedure = "/watari.v1.ControlService/Events"
 	// ControlServiceWatchProcedure is the fully-qualified name of the ControlService's Watch RPC.
@@ -189,6 +200,15 @@ type ControlServiceClient interface {
 	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
 	// Usage returns what a host or a guest has used: fine steps within the last hour, coarse ones within the last week.
 	Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error)
+	// ApplyPolicy makes a text the policy in force, as a new version. A text with an error is refused with its line, and the
+	// policy in force stays.
+	ApplyPolicy(context.Context, *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error)
+	// ListPolicies returns the kept versions, the one in force first.
+	ListPolicies(context.Context, *connect.Request[watariv1.ListPoliciesRequest]) (*connect.Response[watariv1.ListPoliciesResponse], error)
+	// TestPolicy replays what hosts have measured, and says what a policy would have done with the present guests.
+	TestPolicy(context.Context, *connect.Request[watariv1.TestPolicyRequest]) (*connect.Response[watariv1.TestPolicyResponse], error)
+	// Explain says why a guest is where it is, or what policies make of a host.
+	Explain(context.Context, *connect.Request[watariv1.ExplainRequest]) (*connect.Response[watariv1.ExplainResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error)
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest]) (*connect.ServerStreamForClient[watariv1.WatchResponse], error)
@@ -415,6 +435,30 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Usage")),
 			connect.WithClientOptions(opts...),
 		),
+		applyPolicy: connect.NewClient[watariv1.ApplyPolicyRequest, watariv1.ApplyPolicyResponse](
+			httpClient,
+			baseURL+ControlServiceApplyPolicyProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ApplyPolicy")),
+			connect.WithClientOptions(opts...),
+		),
+		listPolicies: connect.NewClient[watariv1.ListPoliciesRequest, watariv1.ListPoliciesResponse](
+			httpClient,
+			baseURL+ControlServiceListPoliciesProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListPolicies")),
+			connect.WithClientOptions(opts...),
+		),
+		testPolicy: connect.NewClient[watariv1.TestPolicyRequest, watariv1.TestPolicyResponse](
+			httpClient,
+			baseURL+ControlServiceTestPolicyProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("TestPolicy")),
+			connect.WithClientOptions(opts...),
+		),
+		explain: connect.NewClient[watariv1.ExplainRequest, watariv1.ExplainResponse](
+			httpClient,
+			baseURL+ControlServiceExplainProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Explain")),
+			connect.WithClientOptions(opts...),
+		),
 		events: connect.NewClient[watariv1.EventsRequest, watariv1.EventsResponse](
 			httpClient,
 			baseURL+ControlServiceEventsProcedure,
@@ -467,6 +511,10 @@ type controlServiceClient struct {
 	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
 	recover           *connect.Client[watariv1.RecoverRequest, watariv1.RecoverResponse]
 	usage             *connect.Client[watariv1.UsageRequest, watariv1.UsageResponse]
+	applyPolicy       *connect.Client[watariv1.ApplyPolicyRequest, watariv1.ApplyPolicyResponse]
+	listPolicies      *connect.Client[watariv1.ListPoliciesRequest, watariv1.ListPoliciesResponse]
+	testPolicy        *connect.Client[watariv1.TestPolicyRequest, watariv1.TestPolicyResponse]
+	explain           *connect.Client[watariv1.ExplainRequest, watariv1.ExplainResponse]
 	events            *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
 	watch             *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
 }
@@ -646,6 +694,26 @@ func (c *controlServiceClient) Usage(ctx context.Context, req *connect.Request[w
 	return c.usage.CallUnary(ctx, req)
 }
 
+// ApplyPolicy calls watari.v1.ControlService.ApplyPolicy.
+func (c *controlServiceClient) ApplyPolicy(ctx context.Context, req *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error) {
+	return c.applyPolicy.CallUnary(ctx, req)
+}
+
+// ListPolicies calls watari.v1.ControlService.ListPolicies.
+func (c *controlServiceClient) ListPolicies(ctx context.Context, req *connect.Request[watariv1.ListPoliciesRequest]) (*connect.Response[watariv1.ListPoliciesResponse], error) {
+	return c.listPolicies.CallUnary(ctx, req)
+}
+
+// TestPolicy calls watari.v1.ControlService.TestPolicy.
+func (c *controlServiceClient) TestPolicy(ctx context.Context, req *connect.Request[watariv1.TestPolicyRequest]) (*connect.Response[watariv1.TestPolicyResponse], error) {
+	return c.testPolicy.CallUnary(ctx, req)
+}
+
+// Explain calls watari.v1.ControlService.Explain.
+func (c *controlServiceClient) Explain(ctx context.Context, req *connect.Request[watariv1.ExplainRequest]) (*connect.Response[watariv1.ExplainResponse], error) {
+	return c.explain.CallUnary(ctx, req)
+}
+
 // Events calls watari.v1.ControlService.Events.
 func (c *controlServiceClient) Events(ctx context.Context, req *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error) {
 	return c.events.CallServerStream(ctx, req)
@@ -704,6 +772,15 @@ type ControlServiceHandler interface {
 	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
 	// Usage returns what a host or a guest has used: fine steps within the last hour, coarse ones within the last week.
 	Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error)
+	// ApplyPolicy makes a text the policy in force, as a new version. A text with an error is refused with its line, and the
+	// policy in force stays.
+	ApplyPolicy(context.Context, *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error)
+	// ListPolicies returns the kept versions, the one in force first.
+	ListPolicies(context.Context, *connect.Request[watariv1.ListPoliciesRequest]) (*connect.Response[watariv1.ListPoliciesResponse], error)
+	// TestPolicy replays what hosts have measured, and says what a policy would have done with the present guests.
+	TestPolicy(context.Context, *connect.Request[watariv1.TestPolicyRequest]) (*connect.Response[watariv1.TestPolicyResponse], error)
+	// Explain says why a guest is where it is, or what policies make of a host.
+	Explain(context.Context, *connect.Request[watariv1.ExplainRequest]) (*connect.Response[watariv1.ExplainResponse], error)
 	Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error
@@ -926,6 +1003,30 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Usage")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceApplyPolicyHandler := connect.NewUnaryHandler(
+		ControlServiceApplyPolicyProcedure,
+		svc.ApplyPolicy,
+		connect.WithSchema(controlServiceMethods.ByName("ApplyPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListPoliciesHandler := connect.NewUnaryHandler(
+		ControlServiceListPoliciesProcedure,
+		svc.ListPolicies,
+		connect.WithSchema(controlServiceMethods.ByName("ListPolicies")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceTestPolicyHandler := connect.NewUnaryHandler(
+		ControlServiceTestPolicyProcedure,
+		svc.TestPolicy,
+		connect.WithSchema(controlServiceMethods.ByName("TestPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceExplainHandler := connect.NewUnaryHandler(
+		ControlServiceExplainProcedure,
+		svc.Explain,
+		connect.WithSchema(controlServiceMethods.ByName("Explain")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceEventsHandler := connect.NewServerStreamHandler(
 		ControlServiceEventsProcedure,
 		svc.Events,
@@ -1010,6 +1111,14 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceRecoverHandler.ServeHTTP(w, r)
 		case ControlServiceUsageProcedure:
 			controlServiceUsageHandler.ServeHTTP(w, r)
+		case ControlServiceApplyPolicyProcedure:
+			controlServiceApplyPolicyHandler.ServeHTTP(w, r)
+		case ControlServiceListPoliciesProcedure:
+			controlServiceListPoliciesHandler.ServeHTTP(w, r)
+		case ControlServiceTestPolicyProcedure:
+			controlServiceTestPolicyHandler.ServeHTTP(w, r)
+		case ControlServiceExplainProcedure:
+			controlServiceExplainHandler.ServeHTTP(w, r)
 		case ControlServiceEventsProcedure:
 			controlServiceEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWatchProcedure:
@@ -1161,6 +1270,22 @@ func (UnimplementedControlServiceHandler) Recover(context.Context, *connect.Requ
 
 func (UnimplementedControlServiceHandler) Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Usage is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ApplyPolicy(context.Context, *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ApplyPolicy is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListPolicies(context.Context, *connect.Request[watariv1.ListPoliciesRequest]) (*connect.Response[watariv1.ListPoliciesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListPolicies is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) TestPolicy(context.Context, *connect.Request[watariv1.TestPolicyRequest]) (*connect.Response[watariv1.TestPolicyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.TestPolicy is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Explain(context.Context, *connect.Request[watariv1.ExplainRequest]) (*connect.Response[watariv1.ExplainResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Explain is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error {
