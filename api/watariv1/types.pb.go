@@ -1101,6 +1101,7 @@ type HostInfo struct {
 	CpuShare    float64      `protobuf:"fixed64,18,opt,name=cpu_share,json=cpuShare,proto3" json:"cpu_share,omitempty"` // processors' worth of time that it may use, where that is limited; 0: all cores
 	// guest_support is unset for an agent that does not report it, and empty until libvirt has answered the agent.
 	GuestSupport  *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
+	Lent          bool          `protobuf:"varint,20,opt,name=lent,proto3" json:"lent,omitempty"` // the host's owner has lent it out, and uses it now and then
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1266,6 +1267,13 @@ func (x *HostInfo) GetGuestSupport() *GuestSupport {
 		return x.GuestSupport
 	}
 	return nil
+}
+
+func (x *HostInfo) GetLent() bool {
+	if x != nil {
+		return x.Lent
+	}
+	return false
 }
 
 // Confinement says what keeps a guest's QEMU from the host.
@@ -4283,7 +4291,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
 	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
 	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
-	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xd8\x05\n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xec\x05\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -4307,7 +4315,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x03mtu\x18\x10 \x01(\rR\x03mtu\x128\n" +
 	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\x12\x1b\n" +
 	"\tcpu_share\x18\x12 \x01(\x01R\bcpuShare\x12<\n" +
-	"\rguest_support\x18\x13 \x01(\v2\x17.watari.v1.GuestSupportR\fguestSupport\"w\n" +
+	"\rguest_support\x18\x13 \x01(\v2\x17.watari.v1.GuestSupportR\fguestSupport\x12\x12\n" +
+	"\x04lent\x18\x14 \x01(\bR\x04lent\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +

@@ -1,0 +1,139 @@
+package policy
+
+// conditions.go - expressions over what hosts have measured, in the Common Expression Language (cel.dev).
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"cel.dev/cel-go/cel"
+	"cel.dev/cel-go/common/types"
+
+	v1 "watari/api/watariv1"
+)
+
+// Variable is a variable of expressions.
+type Variable struct {
+	Name  string
+	Means string // for people, with the unit
+	// Measured: it is known of a sample only, so that `match` cannot use it.
+	Measured bool
+	kind     *cel.Type
+}
+
+// Variables are all of them.
+var Variables = []Variable{
+	{"host.name", "the host's name", false, cel.StringType},
+	{"host.site", "the host's site", false, cel.StringType},
+	{"host.lent", "whether the host was lent out by its owner (`watari up --lent`)", false, cel.BoolType},
+	{"host.cores", "the host's logical CPUs", false, cel.DoubleType},
+	{"host.memory", "memory that the host offers to guests, in bytes", false, cel.DoubleType},
+	{"host.owner_cpu", "processor time that programs of people use, in cores", true, cel.DoubleType},
+	{"host.guests_cpu", "processor time that guests use, in cores", true, cel.DoubleType},
+	{"host.system_cpu", "processor time that everything else uses, in cores", true, cel.DoubleType},
+	{"host.memory_available", "memory that is free, or could be, in bytes", true, cel.DoubleType},
+	{"host.cpu_pressure", "share of time in which some task waited for a processor, 0 to 1 (the kernel's PSI)", true, cel.DoubleType},
+	{"host.memory_pressure", "the same of memory", true, cel.DoubleType},
+	{"host.io_pressure", "the same of disks", true, cel.DoubleType},
+	{"host.users", "names of the people who are logged in", true, cel.ListType(cel.StringType)},
+	{"host.input_idle", "time since the last key or movement of the mouse; 10 years if that is not known", true, cel.DurationType},
+	{"host.terminal_idle", "time since somebody typed on a terminal; 10 years if that is not known", true, cel.DurationType},
+}
+
+// never is the idle time of a device that the host does not have, or on which nobody was seen.
+const never = 10 * 365 * 24 * time.Hour
+
+// costLimit bounds the evaluation of an expression, in CEL's units: a comparison costs about one.
+const costLimit = 10_000
+
+// Expression is a compiled expression that is true or false.
+type Expression struct {
+	Text    string
+	program cel.Program
+}
+
+var (
+	matching  = environment(func(v Variable) bool { return !v.Measured })
+	measuring = environment(func(Variable) bool { return true })
+)
+
+func environment(has func(Variable) bool) *cel.Env {
+	var options []cel.EnvOption
+	for _, v := range Variables {
+		if has(v) {
+			options = append(options, cel.Variable(v.Name, v.kind))
+		}
+	}
+	env, err := cel.NewEnv(options...)
+	if err != nil {
+		panic(fmt.Sprintf("policy: variables: %v", err))
+	}
+	return env
+}
+
+// compile compiles an expression.
+func compile(env *cel.Env, text string) (*Expression, error) {
+	ast, issues := env.Compile(text)
+	if issues.Err() != nil {
+		first := issues.Errors()[0]
+		message := first.Message
+		if strings.HasPrefix(message, "undeclared reference") {
+			message += "; the variables are " + strings.Join(names(), ", ")
+		}
+		return nil, fmt.Errorf("column %d of the expression: %s", first.Location.Column()+1, message)
+	}
+	if !ast.OutputType().IsExactType(cel.BoolType) {
+		return nil, fmt.Errorf("the expression is a %s, and must be true or false", ast.OutputType())
+	}
+	program, err := env.Program(ast, cel.CostLimit(costLimit), cel.EvalOptions(cel.OptOptimize))
+	if err != nil {
+		return nil, fmt.Errorf("the expression cannot be evaluated: %w", err)
+	}
+	return &Expression{Text: text, program: program}, nil
+}
+
+func names() (list []string) {
+	for _, v := range Variables {
+		list = append(list, v.Name)
+	}
+	return list
+}
+
+// True evaluates an expression.
+func (e *Expression) True(variables map[string]any) (bool, error) {
+	result, _, err := e.program.Eval(variables)
+	if err != nil {
+		return false, fmt.Errorf("evaluate %q: %w", e.Text, err)
+	}
+	return result == types.True, nil
+}
+
+// hostVariables returns the variables that are known of a host without a sample.
+func hostVariables(h *v1.Host) map[string]any {
+	return map[string]any{
+		"host.name": h.GetMeta().GetName(), "host.site": h.GetInfo().GetSite(), "host.lent": h.GetInfo().GetLent(),
+		"host.cores": float64(h.GetInfo().GetCores()), "host.memory": float64(h.GetInfo().GetMemoryBytes()),
+	}
+}
+
+// variables returns all variables.
+func variables(h *v1.Host, s *v1.HostSample) map[string]any {
+	all := hostVariables(h)
+	all["host.owner_cpu"], all["host.guests_cpu"], all["host.system_cpu"] = s.GetCpuOwner(), s.GetCpuGuests(), s.GetCpuSystem()
+	all["host.memory_available"] = float64(s.GetMemoryAvailableBytes())
+	all["host.cpu_pressure"], all["host.memory_pressure"], all["host.io_pressure"] =
+		s.GetCpuPressure().GetSome(), s.GetMemoryPressure().GetSome(), s.GetIoPressure().GetSome()
+	owner := s.GetOwner()
+	all["host.users"] = append([]string{}, owner.GetUsers()...)
+	all["host.input_idle"], all["host.terminal_idle"] = idle(owner != nil && owner.InputIdle != nil, owner.GetInputIdle()),
+		idle(owner != nil && owner.TerminalIdle != nil, owner.GetTerminalIdle())
+	return all
+}
+
+func idle(known bool, seconds float64) time.Duration {
+	if !known || !(seconds < never.Seconds()) {
+		return never
+	}
+	return time.Duration(max(0, seconds) * float64(time.Second))
+}

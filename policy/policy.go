@@ -1,0 +1,158 @@
+// Package policy decides which hosts guests have to leave without anybody asking, and how. It reads the policy file, and
+// evaluates its conditions on what hosts have measured. It is pure: text, samples and times go in, decisions come out.
+package policy
+
+import (
+	_ "embed"
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// Default is the text of the policy that new installations have.
+//
+//go:embed default.yaml
+var Default string
+
+// The policies, as Withdrawal.policy and Migration.policy name them.
+const (
+	HarvestName     = "harvest"
+	MaintenanceName = "maintenance"
+)
+
+// Policy is a policy file that was read and checked. It never changes.
+type Policy struct {
+	Owners      []*OwnerRule
+	Harvest     *Harvest     // nil: it is off
+	Maintenance *Maintenance // nil: it is off
+	Exempt      Exempt
+}
+
+// OwnerRule says how the owner's presence shows on the hosts that it matches. The first rule that matches a host is the
+// host's.
+type OwnerRule struct {
+	Match *Expression
+	Busy  []Condition // the owner is back if one of them holds
+	Idle  Condition   // the owner is away
+}
+
+// Condition is an expression that counts once it has held for a time without a break.
+type Condition struct {
+	When *Expression
+	For  time.Duration
+}
+
+// Harvest moves guests away from hosts whose owner is back.
+type Harvest struct {
+	Limits
+	Throttle Throttle
+}
+
+// Throttle bounds the guests that are still on a host whose owner is back.
+type Throttle struct {
+	Weight    uint32        // against 100 of everything else; 0: as usual
+	Permille  uint32        // of each virtual CPU's time; 0: no limit
+	StopAfter time.Duration // from then on guests are stopped; negative: they never are
+}
+
+// Maintenance empties hosts before and during windows.
+type Maintenance struct {
+	Limits
+	Windows []MaintenanceWindow
+}
+
+// MaintenanceWindow is a time in which the hosts that it matches have no guests.
+type MaintenanceWindow struct {
+	Match *Expression
+	Lead  time.Duration // guests begin to leave so long before
+	Window
+}
+
+// Limits bound a policy.
+type Limits struct {
+	CoolDown     time.Duration // least time between two moves of one guest by policies; 0: none
+	MovesPerHour int           // of all guests together; 0: no bound
+	Bandwidth    uint64        // of a move, bytes per second; 0: no bound
+	QuietHours   []Window      // without moves
+	Exempt       Exempt
+}
+
+// Exempt names what policies never move.
+type Exempt struct {
+	Clusters []string // patterns of path.Match
+	Guests   []string
+}
+
+// Has reports whether a guest must not be moved.
+func (e Exempt) Has(g *v1.Guest) bool {
+	matches := func(name string) func(string) bool {
+		return func(pattern string) bool {
+			is, err := path.Match(pattern, name)
+			return err == nil && is
+		}
+	}
+	return slices.ContainsFunc(e.Clusters, matches(g.Cluster)) || slices.ContainsFunc(e.Guests, matches(g.Meta.Name))
+}
+
+// Rule returns the index of the rule of a host, and the rule; -1: no rule matches it.
+func (p *Policy) Rule(h *v1.Host) (int, *OwnerRule) {
+	if p == nil {
+		return -1, nil
+	}
+	for i, r := range p.Owners {
+		if ok, err := r.Match.True(hostVariables(h)); err == nil && ok {
+			return i, r
+		}
+	}
+	return -1, nil
+}
+
+// Withdrawn returns the withdrawal of a host by a policy; nil: there is none.
+func Withdrawn(h *v1.Host, policy string) *v1.Withdrawal {
+	for _, w := range h.GetWithdrawn() {
+		if w.Policy == policy {
+			return w
+		}
+	}
+	return nil
+}
+
+// Why says why policies keep guests from a host; empty: they do not.
+func Why(h *v1.Host) string {
+	switch w := h.GetWithdrawn(); {
+	case len(w) == 0:
+		return ""
+	case w[0].Policy == HarvestName:
+		return "its owner uses it: " + w[0].Reason
+	default:
+		return fmt.Sprintf("%s: %s", w[0].Policy, w[0].Reason)
+	}
+}
+
+// Limits returns the limits of the guests on a host; nil: they have none.
+func (p *Policy) Limits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, again time.Time) {
+	w := Withdrawn(h, HarvestName)
+	if w == nil || p == nil || p.Harvest == nil {
+		return nil, time.Time{}
+	}
+	t := p.Harvest.Throttle
+	limits = &v1.GuestLimits{CpuWeight: t.Weight, CpuPermille: t.Permille}
+	if t.StopAfter >= 0 {
+		if stop := w.Since.AsTime().Add(t.StopAfter); now.Before(stop) {
+			again = stop
+		} else {
+			limits.CpuPermille = stopped
+		}
+	}
+	if limits.CpuWeight == 0 && limits.CpuPermille == 0 {
+		return nil, again
+	}
+	return limits, again
+}
+
+// stopped is the least share of time that a guest can have. Its virtual CPUs stand still for practical purposes, while QEMU
+// itself goes on to send the guest's memory.
+const stopped = 1
