@@ -54,6 +54,7 @@ type World struct {
 	*Objects
 	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
+	Signals Signals
 	Now     time.Time
 }
 
@@ -104,14 +105,16 @@ const (
 // is not safe for concurrent use.
 type Core struct {
 	Config
-	index   *index
-	orders  orderBook
-	shared  shareMemory
-	inState map[string]stateSince // by the move's uid
-	avoid   map[string][]string   // hosts that could not start a guest, by guest uid
-	memory  map[string]memoryTold // what people were told of guests' memory, by guest uid
-	due     map[string]time.Time  // guests that are decided about again at a time, by name
-	rest    map[string]time.Time  // objects that are not decided about before, by Change.Key
+	index    *index
+	orders   orderBook
+	shared   shareMemory
+	inState  map[string]stateSince // by the move's uid
+	avoid    map[string][]string   // hosts that could not start a guest, by guest uid
+	memory   map[string]memoryTold // what people were told of guests' memory, by guest uid
+	due      map[string]time.Time  // guests that are decided about again at a time, by name
+	dueHost  map[string]time.Time  // the same of hosts' orders
+	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
+	policies policyMemory
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }
@@ -125,7 +128,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -134,6 +137,7 @@ func (c *Core) Fresh() *Core {
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
+	fresh.dueHost, fresh.policies = maps.Clone(c.dueHost), c.policies.clone()
 	return &fresh
 }
 
@@ -153,12 +157,22 @@ func (c *Core) Decide(w World) Decision {
 		}
 		return due
 	})
+	maps.DeleteFunc(c.dueHost, func(name string, at time.Time) bool {
+		due := !w.Now.Before(at)
+		if due {
+			c.index.hosts[name] = true
+		}
+		return due
+	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), statuses: map[string]ClusterStatus{}}
 	p.again = w.Now.Add(idlePass)
+	p.inForce()
 	p.makeOrders()
 	p.hosts()
+	p.withdraw()
 	p.moves()
+	p.cancelArrivals()
 	p.guests()
 	p.clusters()
 	p.outOfMemory()
@@ -172,6 +186,9 @@ func (c *Core) Decide(w World) Decision {
 		p.again = earlier(p.again, until)
 	}
 	for _, at := range c.due {
+		p.again = earlier(p.again, at)
+	}
+	for _, at := range c.dueHost {
 		p.again = earlier(p.again, at)
 	}
 	return Decision{Orders: p.orders, Changes: p.changes, Runs: p.runOrders, Notes: p.notes, Again: p.again}

@@ -1,6 +1,6 @@
 package core
 
-// drain.go - moves guests away from draining hosts.
+// drain.go - moves guests away from hosts that they have to leave: those that are drained, and those that a policy withdraws.
 
 import (
 	"maps"
@@ -12,10 +12,11 @@ import (
 // retryMove is the pause before a guest whose move failed is moved again. An earlier move would probably fail again.
 const retryMove = 10 * time.Second
 
-// drain moves guests away from draining hosts, if other hosts have room.
+// drain moves guests away from hosts that they have to leave, if other hosts have room.
 func (p *pass) drain() {
 	for _, host := range sortedKeys(p.Hosts) {
-		if !p.Hosts[host].Draining {
+		h := p.Hosts[host]
+		if !h.Draining && len(h.Withdrawn) == 0 {
 			continue
 		}
 		byName := map[string]*v1.Guest{}
@@ -26,18 +27,22 @@ func (p *pass) drain() {
 			if p.full() {
 				return
 			}
-			p.moveAway(byName[name])
+			p.moveAway(byName[name], h)
 		}
 	}
 }
 
-// moveAway begins to move a guest away from its draining host, if that is possible now. Later decisions try again.
-func (p *pass) moveAway(g *v1.Guest) {
+// moveAway begins to move a guest away from its host, if that is possible and permitted now. Later decisions try again.
+func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return
 	}
 	if wait := p.failedLately(g); wait > 0 {
 		p.again = earlier(p.again, p.Now.Add(wait))
+		return
+	}
+	order := p.leaves(g, h)
+	if order == nil {
 		return
 	}
 	if p.room == nil {
@@ -50,14 +55,16 @@ func (p *pass) moveAway(g *v1.Guest) {
 	if err != nil {
 		return
 	}
-	m.Reason = "host " + g.Host + " is drained"
+	m.Reason, m.Policy, m.BandwidthBytes = order.reason, order.policy, order.bandwidth
 	var c Change
 	c.write(Create, m)
+	c.write(Expect, h)
 	c.write(Expect, p.Hosts[m.Target])
 	c.write(Expect, g)
 	p.propose("guest/"+g.Meta.Name, c)
 	p.room.take(m.Target, g.Shape)
 	p.planned[g.Meta.Uid] = m
+	p.policies.began(m, p.Now)
 }
 
 // runsUnderGrant reports whether the guest's host reports it running under the present grant.

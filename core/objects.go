@@ -30,6 +30,7 @@ type Objects struct {
 	Removed    map[string]*v1.RemovedHost // by uid
 	Holds      map[string]*v1.Hold        // see Hold
 	Terms      map[string]*v1.Term        // every term that began since terms have ids, by id
+	Policies   map[string]*v1.Policy      // the kept versions
 	// Unreadable are objects whose stored value cannot be read, by key. Their earlier values stay in force.
 	Unreadable map[string]error
 }
@@ -40,7 +41,7 @@ func NoObjects() *Objects {
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
-		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{},
+		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{},
 	}
 }
 
@@ -132,6 +133,8 @@ func (w *working) apply(c Change) {
 			applyTo(w, "removed", &w.Removed, op.Kind, o)
 		case *v1.Hold:
 			applyTo(w, "hold", &w.Holds, op.Kind, o)
+		case *v1.Policy:
+			applyTo(w, "policy", &w.Policies, op.Kind, o)
 		default:
 			panic(fmt.Sprintf("core: a decision writes a %T", o))
 		}

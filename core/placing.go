@@ -14,6 +14,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/compatibility"
 	"watari/placement"
+	"watari/policy"
 )
 
 // ExpectedWithin is how long guests wait for a disconnected host, after the connection was lost or after the manager
@@ -44,7 +45,7 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 		_, _, connected := r.Observed(name)
 		room.at[name] = len(room.hosts)
 		room.hosts = append(room.hosts, placement.Host{
-			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining,
+			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining, Withdrawn: policy.Why(h),
 			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
 			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), Info: h.GetInfo(),
 		})

@@ -23,6 +23,7 @@ import (
 // loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca.
 func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
 	certificate, key, err := m.store.Authority(ctx, func() ([]byte, []byte, error) {
+		m.fresh = true
 		a, err := ca.New("watari")
 		if err != nil {
 			return nil, nil, err

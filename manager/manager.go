@@ -80,6 +80,8 @@ type Manager struct {
 	stamps    *view.Stamps
 	sessions  *session.Sessions
 	history   *history.History
+	watch     *watch
+	fresh     bool // this process has begun a new installation
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool
@@ -185,8 +187,9 @@ func (m *Manager) open(ctx context.Context) error {
 	if err := m.history.Load(m.historyFile()); err != nil {
 		m.Log.Warn("what hosts and guests have used before is not known; their history begins anew", "error", err)
 	}
+	m.watch = newWatch()
 	m.sessions.Sampled = m.sampled
-	m.api.History = m.history
+	m.api.History, m.api.Signals = m.history, m.watch.now
 	return nil
 }
 

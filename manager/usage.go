@@ -15,7 +15,9 @@ func (m *Manager) historyFile() string { return filepath.Join(m.State, "history"
 
 // sampled takes a host's sample. The host can speak for the guests that it has been granted only.
 func (m *Manager) sampled(host string, sample *v1.HostSample) {
-	guests := m.store.Snapshot().Guests
+	s := m.store.Snapshot()
+	guests := s.Guests
+	m.watch.see(s, host, sample, time.Now())
 	m.history.Add(host, sample, func(s *v1.GuestSample) bool {
 		g := guests[s.Name]
 		return g != nil && g.Meta.Uid == s.Uid && g.Host == host

@@ -20,6 +20,7 @@ type Host struct {
 	Name, Site   string
 	Connected    bool
 	Draining     bool
+	Withdrawn    string // why policies keep guests from it; empty: they do not
 	Cores        uint32
 	MemoryBytes  uint64 // offered to guests
 	MemoryUsed   uint64 // of its guests, including incoming ones
@@ -70,6 +71,9 @@ var Filters = []Filter{
 	}},
 	{"draining", func(_ *Request, h *Host) string {
 		return refuse(h.Draining, "it is being drained")
+	}},
+	{"withdrawn", func(_ *Request, h *Host) string {
+		return h.Withdrawn
 	}},
 	{"confinement", func(_ *Request, h *Host) string {
 		return Unconfined(h.Confinement)

@@ -131,7 +131,7 @@ func Parse(text string) (*Policy, error) {
 	if f.TimeZone != nil {
 		r.readZone(f.TimeZone)
 	}
-	p := &Policy{Exempt: r.exempt(f.Exempt)}
+	p := &Policy{Text: text, Exempt: r.exempt(f.Exempt)}
 	r.bound("owners", len(f.Owners))
 	for _, o := range f.Owners {
 		p.Owners = append(p.Owners, r.owner(o))

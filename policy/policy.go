@@ -25,6 +25,7 @@ const (
 
 // Policy is a policy file that was read and checked. It never changes.
 type Policy struct {
+	Text        string
 	Owners      []*OwnerRule
 	Harvest     *Harvest     // nil: it is off
 	Maintenance *Maintenance // nil: it is off
@@ -108,6 +109,36 @@ func (p *Policy) Rule(h *v1.Host) (int, *OwnerRule) {
 		}
 	}
 	return -1, nil
+}
+
+// GetMaintenance returns the maintenance policy; nil: it is off.
+func (p *Policy) GetMaintenance() *Maintenance {
+	if p == nil {
+		return nil
+	}
+	return p.Maintenance
+}
+
+// For returns the windows that match a host.
+func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
+	for _, w := range m.Windows {
+		if ok, err := w.Match.True(hostVariables(h)); err == nil && ok {
+			windows = append(windows, w)
+		}
+	}
+	return windows
+}
+
+// LimitsOf returns the limits of a policy, and why it moves guests; nil: it is off.
+func (p *Policy) LimitsOf(name string) (limits *Limits, why string) {
+	switch {
+	case p == nil:
+	case name == HarvestName && p.Harvest != nil:
+		return &p.Harvest.Limits, "the owner is back"
+	case name == MaintenanceName && p.Maintenance != nil:
+		return &p.Maintenance.Limits, "maintenance"
+	}
+	return nil, ""
 }
 
 // Withdrawn returns the withdrawal of a host by a policy; nil: there is none.

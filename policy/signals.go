@@ -20,10 +20,10 @@ type Signal struct {
 
 // Signals are what the samples of a host say. They never change: a new sample that says something else makes new ones.
 type Signals struct {
-	Policy *Policy
-	Rule   *OwnerRule // of the host; nil: none matches it
-	Busy   []Signal   // by Rule.Busy
-	Idle   Signal
+	Text string     // of the policy whose conditions these are
+	Rule *OwnerRule // of the host; nil: none matches it
+	Busy []Signal   // by Rule.Busy
+	Idle Signal
 }
 
 // Watcher keeps the signals of all hosts. It is not safe for concurrent use.
@@ -55,19 +55,19 @@ func (w *Watcher) See(p *Policy, h *v1.Host, sample *v1.HostSample, now time.Tim
 	name := h.Meta.Name
 	seen := w.hosts[name]
 	if seen == nil {
-		seen = &watched{signals: &Signals{Policy: p}}
+		seen = &watched{signals: &Signals{Text: p.Text}}
 		w.hosts[name] = seen
 	}
 	before := seen.signals
 	if seen.host != h {
 		_, rule := p.Rule(h)
 		if rule != before.Rule {
-			before = &Signals{Policy: p, Rule: rule}
+			before = &Signals{Text: p.Text, Rule: rule}
 		}
 		seen.host = h
 	}
 	if age := now.Sub(seen.at); age < 0 || age > staleAfter {
-		before = &Signals{Policy: p, Rule: before.Rule}
+		before = &Signals{Text: p.Text, Rule: before.Rule}
 	}
 	seen.at = now
 	next := before
@@ -94,7 +94,7 @@ func (w *watched) rates(sample *v1.HostSample) *v1.HostSample {
 
 // after returns the signals after a sample: s itself if nothing has changed.
 func (s *Signals) after(variables map[string]any, now time.Time) *Signals {
-	next := &Signals{Policy: s.Policy, Rule: s.Rule, Busy: make([]Signal, len(s.Rule.Busy))}
+	next := &Signals{Text: s.Text, Rule: s.Rule, Busy: make([]Signal, len(s.Rule.Busy))}
 	same := len(s.Busy) == len(next.Busy)
 	for i, c := range s.Rule.Busy {
 		var before Signal
@@ -131,6 +131,17 @@ func (w *Watcher) Signals(host string, now time.Time) *Signals {
 		return nil
 	}
 	return seen.signals
+}
+
+// All returns the signals of all hosts of which something is known now.
+func (w *Watcher) All(now time.Time) map[string]*Signals {
+	all := make(map[string]*Signals, len(w.hosts))
+	for name, seen := range w.hosts {
+		if now.Sub(seen.at) <= staleAfter {
+			all[name] = seen.signals
+		}
+	}
+	return all
 }
 
 // Forget forgets hosts for which has is false.

@@ -14,6 +14,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/core"
 	"watari/migration"
+	"watari/policy"
 )
 
 // violate notes that something does not hold. The run ends.
@@ -112,6 +113,11 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		addresses[g.Address] = name
 		if was := before.Guests[name]; was != g {
 			s.checkGrant(now, was, g)
+		}
+	}
+	for name, m := range now.Migrations {
+		if before.Migrations[name] == nil {
+			s.checkMove(now, m)
 		}
 	}
 	for name, c := range now.Clusters {
@@ -286,6 +292,11 @@ func (s *Sim) unsettled() string {
 	for name, g := range o.Guests {
 		if why := s.unsettledGuest(g); why != "" {
 			return fmt.Sprintf("guest %s: %s", name, why)
+		}
+	}
+	for name, h := range o.Hosts {
+		if why := policy.Why(h); why != "" {
+			return fmt.Sprintf("host %s takes no guests, though its owner is away: %s", name, why)
 		}
 	}
 	for _, name := range s.names {

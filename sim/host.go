@@ -56,6 +56,7 @@ type host struct {
 	prefers   *manager             // the manager that it dials as long as that lives; nil: any
 	lateNext  bool                 // the next orders that end a guest come late, in a connection that breaks
 	finishing map[string]time.Time // until when libvirt is still at the end of a transfer, by guest uid
+	owner     time.Time            // when its owner last pressed a key; in the future: works on it until then
 	vouched   bool                 // a person has said that it is lost, and it was not
 }
 
@@ -257,7 +258,7 @@ func (h *host) observed() *v1.HostObserved {
 	}
 	machine.SeeProcesses(o, pids, err)
 	o.Protocol = protocol.Version
-	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071}
+	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true}
 	o.NetworkGeneration = h.network
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})

@@ -76,6 +76,7 @@ func (h *host) dial() {
 	h.link, h.evicted = c, false
 	s.tell(h.name, "connects to %s", m.name)
 	h.report()
+	h.sample(c)
 }
 
 func (m *manager) objects() *core.Objects {

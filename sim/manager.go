@@ -10,6 +10,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/core"
+	"watari/policy"
 )
 
 // manager is one manager process.
@@ -28,12 +29,13 @@ type manager struct {
 	busy    bool // changes are being written
 	wake    time.Time
 	seen    map[string]core.Seen
+	signals signals
 }
 
 // lead starts a manager, which leads at once.
 func (s *Sim) lead() {
 	s.managers++
-	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}}
+	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}}
 	m.began = s.beginTerm(m.name)
 	m.term = m.began.Number
 	m.core = core.New(core.Config{Term: m.term, Began: m.now(), Identify: identify})
@@ -84,12 +86,14 @@ func (m *manager) pass() {
 		return
 	}
 	w := core.World{Objects: objects, Reports: reports, Now: m.now()}
+	w.Signals = m.signals.watcher.All(w.Now)
 	d := m.sim.decide(m, w)
 	for _, host := range slices.Sorted(maps.Keys(d.Orders)) {
 		w := d.Orders[host]
 		if w.Stamp == nil {
 			w.Stamp = &v1.Stamp{Term: m.term, Id: m.began.Id, Revision: objects.Revision}
 		}
+		m.sim.checkLimits(objects, host, w)
 		if c := m.hosts[host]; c != nil {
 			c.order(w)
 		}

@@ -34,7 +34,7 @@ var kinds = []struct {
 	{"create", 8}, {"delete", 3}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
-	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4},
+	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
 }
 
 // requests are the kinds of steps that users ask a manager for.
@@ -110,6 +110,8 @@ func (s *Sim) perform(step Step) {
 		s.admit(func(a *core.Admission) (core.Change, error) { return a.DrainHost(step.On, true) })
 	case "undrain":
 		s.undrain(step.On)
+	case "owner comes back":
+		h.comeBack(step.For)
 	case "kill agent":
 		h.killAgent()
 		later(h.startAgent)

@@ -154,6 +154,9 @@ func (s *Sim) begin(seed uint64) {
 	}
 	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
 	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
+	if hasPolicy(seed) {
+		s.commit(0, create(core.NewPolicy(1, simPolicy, "", user)))
+	}
 	s.lead()
 	for _, name := range s.names {
 		s.hosts[name].power()
@@ -205,6 +208,7 @@ func (s *Sim) heal() {
 	for _, name := range s.names {
 		h := s.hosts[name]
 		h.full, h.cut, h.setAside = false, false, ballast
+		h.owner = s.now
 		for _, c := range h.live() {
 			c.hidden = false
 		}

@@ -94,6 +94,8 @@ func stored(o *core.Objects, object core.Object) core.Object {
 		return orNil(o.Removed[name])
 	case *v1.Hold:
 		return orNil(o.Holds[name])
+	case *v1.Policy:
+		return orNil(o.Policies[name])
 	}
 	panic(fmt.Sprintf("sim: a %T is stored", object))
 }

@@ -89,6 +89,7 @@ type options struct {
 	wireguardPort uint
 	memory        uint64 // MiB; 0: all
 	unconfined    bool
+	lent          bool
 	cgroup        string
 	bandwidth     uint64 // of images and templates, bytes per second; 0: no limit
 	metrics       string
@@ -133,6 +134,7 @@ func (o *options) flags() *flag.FlagSet {
 	flags.UintVar(&o.tunnelPort, "tunnel-port", 7071, "TCP port for migrations that come in")
 	flags.UintVar(&o.wireguardPort, "wireguard-port", overlay.DefaultWireGuardPort, "UDP port of WireGuard")
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
+	flags.BoolVar(&o.lent, "lent", false, "the host's owner has lent it out, and uses it now and then")
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
 	flags.StringVar(&o.cgroup, "cgroup", "", "`path` of the control group whose processes are this host: load and processors are its own, not the machine's")
 	flags.Uint64Var(&o.bandwidth, "image-bandwidth", 0, "most `bytes` per second to fetch of images and templates, and to pass on; 0: no limit")

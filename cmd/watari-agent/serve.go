@@ -32,7 +32,7 @@ import (
 
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
-	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress,
+	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent,
 		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
 		GuestSupport: &v1.GuestSupport{}} // filled in when libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}

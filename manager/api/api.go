@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/core"
 	"watari/manager/blob"
 	"watari/manager/history"
 	"watari/manager/session"
@@ -44,6 +45,8 @@ type Options struct {
 	Leading func() bool
 	// Began returns when this manager began to lead, last; nil: long ago.
 	Began func() time.Time
+	// Signals returns what policies know of hosts now; nil: nothing.
+	Signals func(now time.Time) core.Signals
 	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.
 	Prefix netip.Prefix
 	// Version of the manager, for GetStatus.

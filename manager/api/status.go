@@ -12,6 +12,7 @@ import (
 	"watari/manager/store"
 	"watari/manager/view"
 	"watari/migration"
+	"watari/policy"
 
 	v1 "watari/api/watariv1"
 
@@ -21,7 +22,8 @@ import (
 // GetStatus counts what there is and says what is wrong. A user is told of own clusters only.
 func (s *Server) GetStatus(ctx context.Context, _ *connect.Request[v1.GetStatusRequest]) (*connect.Response[v1.GetStatusResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
-	resp := &v1.GetStatusResponse{Version: s.Version, Leader: snap.Leader, Clusters: uint32(len(own(c, snap.Clusters)))}
+	resp := &v1.GetStatusResponse{Version: s.Version, Leader: snap.Leader, Clusters: uint32(len(own(c, snap.Clusters))),
+		PolicyVersion: core.InForce(snap).GetVersion()}
 	if c.admin {
 		resp.Problems = s.Store.Problems(ctx)
 	}
@@ -99,7 +101,8 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 
 // stuck says which guests of a host that is being drained have nowhere to go, and why.
 func (s *Server) stuck(c caller, snap *store.Snapshot, h *v1.Host) (problems []string) {
-	if h.State != v1.HostState_HOST_STATE_DRAINING {
+	draining := h.State == v1.HostState_HOST_STATE_DRAINING
+	if !draining && h.State != v1.HostState_HOST_STATE_WITHDRAWN {
 		return nil
 	}
 	for _, name := range h.Guests {
@@ -108,8 +111,12 @@ func (s *Server) stuck(c caller, snap *store.Snapshot, h *v1.Host) (problems []s
 			continue
 		}
 		if _, _, err := core.PlanMove(snap, s.Sessions, g, "", ""); err != nil {
-			problems = append(problems, fmt.Sprintf("host %s is being drained, but %v; make room, or take it back with `watari host drain --undo %s`",
-				h.Meta.Name, err, h.Meta.Name))
+			if draining {
+				problems = append(problems, fmt.Sprintf("host %s is being drained, but %v; make room, or take it back with `watari host drain --undo %s`",
+					h.Meta.Name, err, h.Meta.Name))
+				continue
+			}
+			problems = append(problems, fmt.Sprintf("guests have to leave host %s (%s), but %v; `watari explain guest %s` says more", h.Meta.Name, policy.Why(h), err, name))
 		}
 	}
 	return problems

@@ -36,6 +36,10 @@ type Deps struct {
 	Sessions Sessions
 	// SessionChanges holds a token when an agent reported, connected or disconnected.
 	SessionChanges <-chan struct{}
+	// Signals returns what is known of hosts now; nil: nothing ever is.
+	Signals func(now time.Time) core.Signals
+	// SignalChanges holds a token when signals have changed.
+	SignalChanges <-chan struct{}
 	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
 	RunsDir string
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
@@ -95,6 +99,7 @@ func Run(ctx context.Context, d Deps) error {
 			return ctx.Err()
 		case <-changes:
 		case <-d.SessionChanges:
+		case <-d.SignalChanges:
 		case <-c.changed:
 		case <-timer.C:
 		}
@@ -126,7 +131,11 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	if held, err := c.held(ctx, s, reports); held || err != nil {
 		return time.Now().Add(heldPass), err
 	}
-	d := c.core.Decide(core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()})
+	w := core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()}
+	if c.Signals != nil {
+		w.Signals = c.Signals(w.Now)
+	}
+	d := c.core.Decide(w)
 	for _, note := range d.Notes {
 		c.Log.Info(note)
 	}

@@ -37,6 +37,7 @@ var (
 	Users      = Kind[*v1.User]{"user", root + "users/", func() *v1.User { return new(v1.User) }}
 	Tokens     = Kind[*v1.Token]{"token", root + "tokens/", func() *v1.Token { return new(v1.Token) }}
 	Removed    = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
+	Policies   = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
 	Holds      = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
 
@@ -64,6 +65,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Removed.name, Removed.dir
 	case *v1.Hold:
 		kind, dir = Holds.name, Holds.dir
+	case *v1.Policy:
+		kind, dir = Policies.name, Policies.dir
 	default:
 		return "", "", fmt.Errorf("store: %T is not kept", o)
 	}

@@ -71,6 +71,8 @@ func hostState(h *v1.Host, connected bool) v1.HostState {
 		return v1.HostState_HOST_STATE_DRAINING
 	case h.Draining:
 		return v1.HostState_HOST_STATE_DRAINED
+	case len(h.Withdrawn) > 0:
+		return v1.HostState_HOST_STATE_WITHDRAWN
 	}
 	return v1.HostState_HOST_STATE_READY
 }

@@ -14,6 +14,15 @@ type edit struct {
 }
 
 var mutants = []mutant{
+	// Policies.
+	{"policies move guests to hosts that take none", []edit{{"placement/placement.go", "		return h.Withdrawn\n", "		return \"\"\n"}}},
+	{"a host never is its owner's no more", []edit{{"policy/signals.go",
+		`return false, s.Rule.Idle.When.Text + s.Rule.Idle.hold(), time.Time{}`, `return true, "", time.Time{}`}}},
+	{"guests are slowed down where the owner is away", []edit{{"policy/policy.go",
+		"	w := Withdrawn(h, HarvestName)\n", "	w := Withdrawn(h, HarvestName)\n	if w == nil {\n		w = &v1.Withdrawal{}\n	}\n"}}},
+	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
+	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
+		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
 		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},

@@ -39,12 +39,14 @@ type options struct {
 	// ImageBandwidth limits how fast the agent fetches images and templates, as in 200mbit; empty: no limit.
 	ImageBandwidth string `json:"image_bandwidth,omitempty"`
 	// AllowUnconfined accepts guests whose QEMU runs as root or without a security driver.
-	AllowUnconfined bool   `json:"allow_unconfined,omitempty"`
-	Listen          string `json:"listen,omitempty"`
-	NoAgent         bool   `json:"no_agent,omitempty"`
-	NoSharing       bool   `json:"no_sharing,omitempty"`
-	Metrics         bool   `json:"metrics,omitempty"`
-	Outside         store  `json:"store"`
+	AllowUnconfined bool `json:"allow_unconfined,omitempty"`
+	// Lent says that the machine's owner has lent it out.
+	Lent      bool   `json:"lent,omitempty"`
+	Listen    string `json:"listen,omitempty"`
+	NoAgent   bool   `json:"no_agent,omitempty"`
+	NoSharing bool   `json:"no_sharing,omitempty"`
+	Metrics   bool   `json:"metrics,omitempty"`
+	Outside   store  `json:"store"`
 }
 
 // ofManager returns the manager's options.
@@ -55,7 +57,7 @@ func (o options) ofManager() options {
 // ofAgent returns the agent's options.
 func (o options) ofAgent() options {
 	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory,
-		AllowUnconfined: o.AllowUnconfined, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
+		AllowUnconfined: o.AllowUnconfined, Lent: o.Lent, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
 }
 
 // memoryMiB returns how much memory guests may use, in MiB; 0: all.

@@ -1,0 +1,187 @@
+package core
+
+// explain.go - says for people why guests are where they are, and what policies make of hosts.
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/migration"
+	"watari/policy"
+)
+
+// Explainer explains the present state.
+type Explainer struct {
+	*Objects
+	Reports Reports
+	Signals Signals
+	Now     time.Time
+}
+
+// lines collects what is said.
+type lines []string
+
+func (l *lines) add(format string, a ...any) { *l = append(*l, fmt.Sprintf(format, a...)) }
+
+// policy returns the policy in force, and says which it is.
+func (e *Explainer) policy(l *lines) *policy.Policy {
+	stored := InForce(e.Objects)
+	if stored == nil {
+		l.add("no policy is in force: guests move only if somebody asks")
+		return nil
+	}
+	p, err := policy.Parse(stored.Text)
+	if err != nil {
+		l.add("policy version %d is in force, but this manager cannot read it: %v", stored.Version, err)
+		return nil
+	}
+	return p
+}
+
+// Guest explains a guest.
+func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
+	var l lines
+	if g.Host == "" {
+		l.add("guest %s has no host: %s", g.Meta.Name, orElse(g.Message, "it was not placed yet"))
+		return &v1.ExplainResponse{Lines: l}
+	}
+	l.add("guest %s is on host %s, which was granted it with epoch %d", g.Meta.Name, g.Host, g.Epoch)
+	p := e.policy(&l)
+	h := e.Hosts[g.Host]
+	e.host(&l, h)
+	if limits, _ := p.Limits(h, e.Now); limits != nil {
+		l.add("until it has left, %s", limited(limits))
+	}
+	if m := MoveOf(e.Objects, g.Meta.Uid); m != nil {
+		l.add("it is moving to host %s: %s (%s)", m.Target, m.Reason, StateName(m.State.String()))
+	} else if h.GetDraining() || len(h.GetWithdrawn()) > 0 {
+		e.leaving(&l, p, g, h)
+	} else {
+		l.add("nothing asks it to move")
+	}
+	e.past(&l, g)
+	return &v1.ExplainResponse{Lines: l, Conditions: e.conditions(p, h)}
+}
+
+// leaving says what keeps a guest on a host that it has to leave.
+func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host) {
+	if !h.Draining {
+		for _, w := range h.Withdrawn {
+			limits, _ := p.LimitsOf(w.Policy)
+			if limits == nil {
+				continue
+			}
+			if why, _ := mustStay(p, limits, g, e.ended(g), e.Now); why != "" {
+				l.add("%s does not move it: %s", w.Policy, why)
+			}
+		}
+	}
+	_, explanation, err := PlanMove(e.Objects, e.Reports, g, "", "")
+	if err != nil {
+		l.add("no host has room for it:")
+	} else {
+		l.add("these hosts were considered:")
+	}
+	for _, line := range explanation {
+		l.add("  %s", line)
+	}
+}
+
+// ended returns a guest's ended moves, oldest first.
+func (e *Explainer) ended(g *v1.Guest) (moves []*v1.Migration) {
+	for _, m := range e.Migrations {
+		if m.GuestUid == g.Meta.Uid && migration.Ended(m.State) {
+			moves = append(moves, m)
+		}
+	}
+	oldestFirst(moves)
+	return moves
+}
+
+// past tells of a guest's last moves, newest first.
+func (e *Explainer) past(l *lines, g *v1.Guest) {
+	moves := e.ended(g)
+	slices.Reverse(moves)
+	for _, m := range moves[:min(3, len(moves))] {
+		l.add("%s: %s, from %s to %s: %s", m.Ended.AsTime().UTC().Format("2006-01-02 15:04:05 MST"), StateName(m.State.String()), m.Source, m.Target, orElse(m.Reason, "somebody asked"))
+	}
+}
+
+// Host explains a host.
+func (e *Explainer) Host(h *v1.Host) *v1.ExplainResponse {
+	var l lines
+	p := e.policy(&l)
+	e.host(&l, h)
+	if limits, _ := p.Limits(h, e.Now); limits != nil {
+		l.add("of its guests, %s", limited(limits))
+	}
+	if rule, _ := p.Rule(h); p != nil && rule < 0 {
+		l.add("no entry of `owners` matches it: it is never its owner's")
+	} else if p != nil && p.Harvest == nil {
+		l.add("the policy has no `harvest`: guests stay when its owner is back")
+	} else if p != nil && e.Signals[h.Meta.Name] == nil {
+		l.add("nothing is known of its owner now: its agent sends no samples")
+	}
+	return &v1.ExplainResponse{Lines: l, Conditions: e.conditions(p, h)}
+}
+
+func (e *Explainer) host(l *lines, h *v1.Host) {
+	name := h.GetMeta().GetName()
+	if h.GetDraining() {
+		l.add("host %s is drained: an administrator has asked for that", name)
+	}
+	for _, w := range h.GetWithdrawn() {
+		l.add("host %s takes no guests since %s, by %s: %s", name, w.Since.AsTime().UTC().Format("2006-01-02 15:04:05 MST"), w.Policy, w.Reason)
+	}
+	if h != nil && !h.Draining && len(h.Withdrawn) == 0 {
+		l.add("host %s takes guests", name)
+	}
+}
+
+// limited says what limits do.
+func limited(l *v1.GuestLimits) string {
+	text := "vCPUs have all the time that is left"
+	if l.CpuPermille > 0 {
+		text = fmt.Sprintf("each vCPU has at most %.1f %% of a processor's time", float64(l.CpuPermille)/10)
+	}
+	if l.CpuWeight > 0 {
+		text += fmt.Sprintf(", with weight %d against 100 of everything else", l.CpuWeight)
+	}
+	return text
+}
+
+// conditions returns the conditions of a host, as they are now.
+func (e *Explainer) conditions(p *policy.Policy, h *v1.Host) (list []*v1.PolicyCondition) {
+	s := e.Signals[h.GetMeta().GetName()]
+	if p == nil || s == nil || s.Rule == nil || s.Text != p.Text {
+		return nil
+	}
+	add := func(c policy.Condition, now policy.Signal, busy bool) {
+		made := &v1.PolicyCondition{Expression: c.When.Text, Busy: busy, Holds: !now.Since.IsZero(), Wait: durationpb.New(c.For), Error: now.Error}
+		if made.Holds {
+			made.Since = timestamppb.New(now.Since)
+		}
+		list = append(list, made)
+	}
+	for i, c := range s.Rule.Busy {
+		if i < len(s.Busy) {
+			add(c, s.Busy[i], true)
+		}
+	}
+	if s.Rule.Idle.When != nil {
+		add(s.Rule.Idle, s.Idle, false)
+	}
+	return list
+}
+
+func orElse(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}

@@ -1,0 +1,293 @@
+package core
+
+// policies.go - keeps guests from hosts as the policy in force says, and bounds the moves that policies ask for.
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/migration"
+	"watari/policy"
+)
+
+// Signals are what is known of hosts now, by host. Signals of another policy than the one in force say nothing.
+type Signals map[string]*policy.Signals
+
+// InForce returns the stored policy that is in force; nil: there is none.
+func InForce(s *Objects) (latest *v1.Policy) {
+	for _, stored := range s.Policies {
+		if stored.Version > latest.GetVersion() {
+			latest = stored
+		}
+	}
+	return latest
+}
+
+// policyMemory is what a Core remembers for policies.
+type policyMemory struct {
+	stored  *v1.Policy     // in force
+	policy  *policy.Policy // the same; nil: there is none, or it cannot be read
+	matches map[string]hostMatch
+	begun   []begunMove // within the last hour, oldest first
+}
+
+// hostMatch says which entries of the policy match a host. Expressions are evaluated again only if the host has changed.
+type hostMatch struct {
+	host    *v1.Host
+	owned   bool
+	windows []policy.MaintenanceWindow
+}
+
+// begunMove is a move that a policy has begun.
+type begunMove struct {
+	policy string
+	at     time.Time
+}
+
+func (m policyMemory) clone() policyMemory {
+	m.matches, m.begun = maps.Clone(m.matches), slices.Clone(m.begun)
+	return m
+}
+
+// began notes a move for the budgets. After a change of manager the budgets begin anew.
+func (m *policyMemory) began(move *v1.Migration, now time.Time) {
+	if move.Policy != "" {
+		m.begun = append(m.begun, begunMove{move.Policy, now})
+	}
+}
+
+// inForce finds the policy in force. A policy that this version cannot read withdraws no host.
+func (p *pass) inForce() {
+	stored := InForce(p.Objects)
+	memory := &p.Core.policies
+	if stored == memory.stored && memory.matches != nil {
+		return
+	}
+	*memory = policyMemory{stored: stored, matches: map[string]hostMatch{}, begun: memory.begun}
+	p.index.everything = true
+	if stored == nil {
+		return
+	}
+	var err error
+	if memory.policy, err = policy.Parse(stored.Text); err != nil {
+		p.notes = append(p.notes, fmt.Sprintf("policy version %d cannot be read, so that no policy is in force: %v", stored.Version, err))
+	}
+}
+
+// match returns what of the policy matches a host.
+func (p *pass) match(h *v1.Host) hostMatch {
+	memory := &p.Core.policies
+	m, known := memory.matches[h.Meta.Name]
+	if known && m.host == h {
+		return m
+	}
+	m = hostMatch{host: h}
+	_, rule := memory.policy.Rule(h)
+	m.owned = rule != nil
+	if maintenance := memory.policy.GetMaintenance(); maintenance != nil {
+		m.windows = maintenance.For(h)
+	}
+	memory.matches[h.Meta.Name] = m
+	return m
+}
+
+// withdraw withdraws hosts that policies keep guests from, and gives them back.
+func (p *pass) withdraw() {
+	if matches := p.Core.policies.matches; len(matches) > len(p.Hosts) {
+		maps.DeleteFunc(matches, func(host string, _ hostMatch) bool { return p.Hosts[host] == nil })
+	}
+	for _, name := range sortedKeys(p.Hosts) {
+		h := p.Hosts[name]
+		if h.Meta.Deleting != nil || p.changed(h) {
+			continue
+		}
+		if p.full() {
+			return
+		}
+		owner, maintained := p.owner(h), p.maintained(h)
+		if !differs(h, policy.HarvestName, owner) && !differs(h, policy.MaintenanceName, maintained) {
+			continue
+		}
+		update := proto.CloneOf(h)
+		update.Withdrawn = nil
+		var c Change
+		for _, w := range []*v1.Withdrawal{owner, maintained} {
+			if w != nil {
+				update.Withdrawn = append(update.Withdrawn, w)
+			}
+		}
+		withdrawalEvents(&c, h, update)
+		c.write(Update, update)
+		p.propose("host/"+name, c)
+	}
+}
+
+// differs reports whether a host is withdrawn by a policy and should not be, or the other way round. A withdrawal keeps the
+// time and the reason with which it began.
+func differs(h *v1.Host, name string, wanted *v1.Withdrawal) bool {
+	return (policy.Withdrawn(h, name) == nil) != (wanted == nil)
+}
+
+func withdrawalEvents(c *Change, before, now *v1.Host) {
+	for _, w := range now.Withdrawn {
+		if policy.Withdrawn(before, w.Policy) != nil {
+			continue
+		}
+		what := "its owner is back"
+		if w.Policy == policy.MaintenanceName {
+			what = "it is maintained"
+		}
+		c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "%s (%s): its guests move away, and it takes none", what, w.Reason)
+	}
+	for _, w := range before.Withdrawn {
+		if policy.Withdrawn(now, w.Policy) == nil {
+			c.event(v1.Severity_SEVERITY_INFO, "host", now.Meta.Name, "takes guests again, as far as %s is concerned", w.Policy)
+		}
+	}
+}
+
+// owner returns the withdrawal of a host because of its owner; nil: there is none.
+func (p *pass) owner(h *v1.Host) *v1.Withdrawal {
+	memory := &p.Core.policies
+	if memory.policy == nil || memory.policy.Harvest == nil || !p.match(h).owned {
+		return nil
+	}
+	before := policy.Withdrawn(h, policy.HarvestName)
+	signals := p.Signals[h.Meta.Name]
+	if signals == nil || signals.Text != memory.stored.Text {
+		return before // nothing is known of it now
+	}
+	back, reason, again := signals.Owner(before != nil, p.Now)
+	if !again.IsZero() {
+		p.again = earlier(p.again, again)
+	}
+	switch {
+	case !back:
+		return nil
+	case before != nil:
+		return before
+	}
+	return &v1.Withdrawal{Policy: policy.HarvestName, Since: timestamppb.New(p.Now), Reason: reason}
+}
+
+// maintained returns the withdrawal of a host because of a maintenance window; nil: there is none.
+func (p *pass) maintained(h *v1.Host) *v1.Withdrawal {
+	for _, w := range p.match(h).windows {
+		if _, _, found := w.Around(p.Now, w.Lead); found {
+			if before := policy.Withdrawn(h, policy.MaintenanceName); before != nil {
+				return before
+			}
+			return &v1.Withdrawal{Policy: policy.MaintenanceName, Since: timestamppb.New(p.Now), Reason: w.String()}
+		}
+	}
+	return nil
+}
+
+// limits returns the limits of the guests on a host.
+func (p *pass) limits(host string) *v1.GuestLimits {
+	limits, again := p.Core.policies.policy.Limits(p.Hosts[host], p.Now)
+	if !again.IsZero() {
+		p.dueHost[host] = again
+	}
+	return limits
+}
+
+// leave is how a guest leaves a host.
+type leave struct {
+	policy    string // empty: a drain
+	reason    string
+	bandwidth uint64
+}
+
+// leaves returns how a guest leaves a host that it has to leave; nil: a policy that wants it must not move it now.
+func (p *pass) leaves(g *v1.Guest, h *v1.Host) *leave {
+	if h.Draining {
+		return &leave{reason: "host " + g.Host + " is drained"}
+	}
+	for _, w := range h.Withdrawn {
+		limits, why := p.Core.policies.policy.LimitsOf(w.Policy)
+		if limits == nil || p.forbidden(g, w.Policy, limits) != "" {
+			continue
+		}
+		return &leave{policy: w.Policy, reason: fmt.Sprintf("%s of host %s: %s", why, g.Host, w.Reason), bandwidth: limits.Bandwidth}
+	}
+	return nil
+}
+
+// forbidden says why a policy must not move a guest now; empty: it may.
+func (p *pass) forbidden(g *v1.Guest, name string, l *policy.Limits) string {
+	memory := &p.Core.policies
+	if why, until := mustStay(memory.policy, l, g, p.index.ended[g.Meta.Uid], p.Now); why != "" {
+		if !until.IsZero() {
+			p.again = earlier(p.again, until)
+		}
+		return why
+	}
+	if l.MovesPerHour == 0 {
+		return ""
+	}
+	memory.begun = slices.DeleteFunc(memory.begun, func(b begunMove) bool { return p.Now.Sub(b.at) >= time.Hour || b.at.After(p.Now) })
+	begun := 0
+	for _, b := range memory.begun {
+		if b.policy == name {
+			begun++
+		}
+	}
+	if begun >= l.MovesPerHour {
+		return fmt.Sprintf("%s has begun %d moves within the last hour, as many as it may", name, begun)
+	}
+	return ""
+}
+
+// mustStay says why a policy with limits l must not move a guest now, whatever else it has moved; empty: it may. ended are
+// the guest's ended moves. until is when the reason ends, if that is known.
+func mustStay(whole *policy.Policy, l *policy.Limits, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
+	if whole.Exempt.Has(g) || l.Exempt.Has(g) {
+		return "the policy exempts it", time.Time{}
+	}
+	for _, w := range l.QuietHours {
+		if w.Has(now) {
+			return "these are quiet hours: " + w.String(), time.Time{}
+		}
+	}
+	for _, m := range ended {
+		if end := m.Ended.AsTime().Add(l.CoolDown); m.Policy != "" && now.Before(end) && end.After(until) {
+			until = end
+		}
+	}
+	if !until.IsZero() {
+		return "a policy has moved it lately, and it cools down until " + until.UTC().Format("15:04:05 MST"), until
+	}
+	return "", until
+}
+
+// cancelArrivals cancels moves to hosts that their owners have come back to, unless the guest has arrived.
+func (p *pass) cancelArrivals() {
+	for _, host := range sortedKeys(p.Hosts) {
+		if policy.Withdrawn(p.Hosts[host], policy.HarvestName) == nil {
+			continue
+		}
+		arriving := slices.Collect(maps.Keys(p.index.movesAt[host]))
+		oldestFirst(arriving)
+		for _, m := range arriving {
+			if p.full() {
+				return
+			}
+			if m.Target != host || m.Cancel || passing(m.State) || p.changed(m) || migration.Ended(m.State) {
+				continue
+			}
+			update := proto.CloneOf(m)
+			update.Cancel = true
+			var c Change
+			c.write(Update, update)
+			c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "its move from %s to %s is cancelled: the owner of %s is back", m.Source, m.Target, m.Target)
+			p.propose("migration/"+m.Meta.Name, c)
+		}
+	}
+}

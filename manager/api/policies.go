@@ -1,0 +1,77 @@
+package api
+
+// policies.go - applying and listing policies.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/policy"
+)
+
+// ApplyPolicy makes a text the policy in force.
+func (s *Server) ApplyPolicy(ctx context.Context, r *connect.Request[v1.ApplyPolicyRequest]) (*connect.Response[v1.ApplyPolicyResponse], error) {
+	unchanged := false
+	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
+		change, err := a.ApplyPolicy(r.Msg)
+		unchanged = len(change.Ops) == 0
+		return change, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ApplyPolicyResponse{Policy: core.InForce(s.Store.Snapshot()), Unchanged: unchanged}), nil
+}
+
+// ListPolicies returns the kept versions, the one in force first.
+func (s *Server) ListPolicies(_ context.Context, r *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error) {
+	if r.Msg.UseDefault {
+		return connect.NewResponse(&v1.ListPoliciesResponse{Policies: []*v1.Policy{{Text: policy.Default, Note: "the default of new installations"}}}), nil
+	}
+	all := core.Policies(s.Store.Snapshot())
+	if r.Msg.Version == 0 {
+		return connect.NewResponse(&v1.ListPoliciesResponse{Policies: all}), nil
+	}
+	for _, stored := range all {
+		if stored.Version == r.Msg.Version {
+			return connect.NewResponse(&v1.ListPoliciesResponse{Policies: []*v1.Policy{stored}}), nil
+		}
+	}
+	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no policy version %d; `watari policy history` lists those that are kept", r.Msg.Version))
+}
+
+// Explain says why a guest is where it is, or what policies make of a host.
+func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error) {
+	snap, c := s.Store.Snapshot(), callerOf(ctx)
+	e := core.Explainer{Objects: snap, Reports: s.Sessions, Now: time.Now()}
+	if s.Signals != nil {
+		e.Signals = s.Signals(e.Now)
+	}
+	var resp *v1.ExplainResponse
+	switch r.Msg.Kind {
+	case "guest":
+		g, err := find(c, "guest", r.Msg.Name, snap.Guests)
+		if err != nil {
+			return nil, err
+		}
+		resp = e.Guest(g)
+	case "host":
+		h := snap.Hosts[r.Msg.Name]
+		if h == nil {
+			return nil, missing("host", r.Msg.Name, snap.Hosts)
+		}
+		resp = e.Host(h)
+	default:
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("explained are guests and hosts"))
+	}
+	if !c.admin {
+		resp.Conditions = nil // they tell what the owner does
+	}
+	return connect.NewResponse(resp), nil
+}

@@ -1,0 +1,109 @@
+package sim
+
+// owners.go - people who lent out hosts and come back, and the samples in which managers see them.
+
+import (
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/policy"
+)
+
+// simPolicy is the policy of the seeds that have one. Its times are short, so that much happens in a minute.
+const simPolicy = `
+owners:
+- match: host.lent
+  busy:
+  - when: host.input_idle < duration("2s")
+  - when: host.owner_cpu > 1.0
+    for: 3s
+  idle:
+    when: host.input_idle > duration("4s") && host.owner_cpu < 0.5
+    for: 3s
+harvest:
+  throttle: {weight: 1, cpu: 20%, stop_after: 3s}
+`
+
+// hasPolicy tells whether a seed has a policy.
+func hasPolicy(seed uint64) bool { return seed%3 != 0 }
+
+// signals is what a manager knows of owners.
+type signals struct {
+	watcher *policy.Watcher
+	stored  *v1.Policy
+	policy  *policy.Policy
+}
+
+// sample shows the host to its manager every second, as long as its agent is connected.
+func (h *host) sample(c *connection) {
+	h.sim.after(time.Second, func() {
+		if c.broken || h.link != c || h.agent == nil {
+			return
+		}
+		h.showOwner(c)
+		h.sample(c)
+	})
+}
+
+// showOwner shows the owner's present activity to the manager.
+func (h *host) showOwner(c *connection) {
+	s := h.sim
+	sample := &v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{}}
+	if h.owner.Before(s.now) { // the time of the last key
+		idle := s.now.Sub(h.owner).Seconds()
+		sample.Owner.InputIdle = &idle
+	} else {
+		idle := 0.0
+		sample.Owner.InputIdle = &idle
+		sample.CpuOwner = 2
+	}
+	s.after(s.latency(2*time.Millisecond), func() {
+		m := c.manager
+		stored := m.objects().Hosts[h.name]
+		if c.broken || m.dead || stored == nil {
+			return
+		}
+		if latest := core.InForce(m.objects()); latest != m.signals.stored {
+			m.signals.stored, m.signals.policy = latest, nil
+			if latest != nil {
+				m.signals.policy, _ = policy.Parse(latest.Text)
+			}
+		}
+		if m.signals.watcher.See(m.signals.policy, stored, sample, m.now()) {
+			m.poke()
+		}
+	})
+}
+
+// comeBack has the owner of a host use it for a while.
+func (h *host) comeBack(d time.Duration) {
+	h.owner = h.sim.now.Add(d)
+	if h.link != nil && h.agent != nil {
+		h.showOwner(h.link)
+	}
+}
+
+// checkMove looks at a move that a policy begins: away from a host that guests have to leave, to one that takes guests.
+func (s *Sim) checkMove(now *core.Objects, m *v1.Migration) {
+	if m.Policy == "" || m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
+		return
+	}
+	if w := policy.Withdrawn(now.Hosts[m.Source], m.Policy); w == nil {
+		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)
+	}
+	if h := now.Hosts[m.Target]; len(h.GetWithdrawn()) > 0 || h.GetDraining() {
+		s.violate("move %s of policy %s goes to host %s, which takes no guests", m.Meta.Name, m.Policy, m.Target)
+	}
+}
+
+// checkLimits looks at the orders about a guest: it is slowed down where its host's owner is back, and only there.
+func (s *Sim) checkLimits(o *core.Objects, host string, w *v1.HostWanted) {
+	withdrawn := policy.Withdrawn(o.Hosts[host], policy.HarvestName) != nil && core.InForce(o) != nil
+	for _, g := range w.Guests {
+		here := g.Role == v1.GuestRole_GUEST_ROLE_RUN || g.Role == v1.GuestRole_GUEST_ROLE_OUTGOING
+		if here && withdrawn != (g.Limits != nil) {
+			s.violate("host %s is ordered to run guest %s with limits %v, and is withdrawn by harvest: %v", host, g.Name, g.Limits, withdrawn)
+		}
+	}
+}
