@@ -5,6 +5,7 @@ package core
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -90,6 +91,13 @@ func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host)
 	for _, line := range explanation {
 		l.add("  %s", line)
 	}
+}
+
+// Stays says why a guest stays on a host that it has to leave.
+func (e *Explainer) Stays(g *v1.Guest) string {
+	var l, policies lines
+	e.leaving(&l, e.policy(&policies), g, e.Hosts[g.Host])
+	return strings.Join(l, " ")
 }
 
 // ended returns a guest's ended moves, oldest first.

@@ -9,7 +9,7 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// staleAfter is the time without a sample after which nothing is known of a host. Conditions that held before begin anew.
+// staleAfter is the usual Watcher.Stale. Conditions that held before begin anew after it.
 const staleAfter = 5 * time.Second
 
 // Signal is since when a condition holds.
@@ -28,6 +28,8 @@ type Signals struct {
 
 // Watcher keeps the signals of all hosts. It is not safe for concurrent use.
 type Watcher struct {
+	// Stale is the time without a sample after which nothing is known of a host.
+	Stale  time.Duration
 	policy *Policy
 	hosts  map[string]*watched
 }
@@ -41,7 +43,7 @@ type watched struct {
 }
 
 // NewWatcher returns a Watcher that has seen nothing.
-func NewWatcher() *Watcher { return &Watcher{hosts: map[string]*watched{}} }
+func NewWatcher() *Watcher { return &Watcher{Stale: staleAfter, hosts: map[string]*watched{}} }
 
 // See takes a sample of a host, and reports whether the host's signals have changed. A sample without rates keeps those of
 // the sample before it.
@@ -66,7 +68,7 @@ func (w *Watcher) See(p *Policy, h *v1.Host, sample *v1.HostSample, now time.Tim
 		}
 		seen.host = h
 	}
-	if age := now.Sub(seen.at); age < 0 || age > staleAfter {
+	if age := now.Sub(seen.at); age < 0 || age > w.Stale {
 		before = &Signals{Text: p.Text, Rule: before.Rule}
 	}
 	seen.at = now
@@ -127,7 +129,7 @@ func (s Signal) after(e *Expression, variables map[string]any, now time.Time) Si
 // Signals returns the signals of a host; nil: nothing is known of it now.
 func (w *Watcher) Signals(host string, now time.Time) *Signals {
 	seen := w.hosts[host]
-	if seen == nil || now.Sub(seen.at) > staleAfter {
+	if seen == nil || now.Sub(seen.at) > w.Stale {
 		return nil
 	}
 	return seen.signals
@@ -137,7 +139,7 @@ func (w *Watcher) Signals(host string, now time.Time) *Signals {
 func (w *Watcher) All(now time.Time) map[string]*Signals {
 	all := make(map[string]*Signals, len(w.hosts))
 	for name, seen := range w.hosts {
-		if now.Sub(seen.at) <= staleAfter {
+		if now.Sub(seen.at) <= w.Stale {
 			all[name] = seen.signals
 		}
 	}

@@ -19,7 +19,7 @@ import (
 
 // violate notes that something does not hold. The run ends.
 func (s *Sim) violate(format string, a ...any) {
-	if s.violation == "" {
+	if s.violation == "" && s.foresight == nil {
 		s.violation = fmt.Sprintf(format, a...)
 		s.tell("VIOLATED", "%s", s.violation)
 	}

@@ -25,6 +25,7 @@ type host struct {
 
 	up     bool
 	boots  int
+	info   *v1.HostInfo // of a host that exists; nil: it is made up
 	boot   string
 	powers int           // how often it was switched on
 	offset time.Duration // of its clock
@@ -167,6 +168,9 @@ func (h *host) killAgent() {
 
 // heartbeat reports every few seconds.
 func (h *host) heartbeat(life int) {
+	if h.sim.foresight != nil {
+		return // what changes is reported at once, and nothing else matters in a replay
+	}
 	h.sim.after(5*time.Second, func() {
 		if h.life == life && h.agent != nil {
 			h.report()
@@ -259,6 +263,9 @@ func (h *host) observed() *v1.HostObserved {
 	machine.SeeProcesses(o, pids, err)
 	o.Protocol = protocol.Version
 	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true}
+	if h.info != nil {
+		o.Info = h.info
+	}
 	o.NetworkGeneration = h.network
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})

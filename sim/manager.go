@@ -36,6 +36,9 @@ type manager struct {
 func (s *Sim) lead() {
 	s.managers++
 	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}}
+	if s.foresight != nil && s.foresight.stale > 0 {
+		m.signals.watcher.Stale = s.foresight.stale
+	}
 	m.began = s.beginTerm(m.name)
 	m.term = m.began.Number
 	m.core = core.New(core.Config{Term: m.term, Began: m.now(), Identify: identify})

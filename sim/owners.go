@@ -37,6 +37,9 @@ type signals struct {
 
 // sample shows the host to its manager every second, as long as its agent is connected.
 func (h *host) sample(c *connection) {
+	if h.sim.foresight != nil {
+		return
+	}
 	h.sim.after(time.Second, func() {
 		if c.broken || h.link != c || h.agent == nil {
 			return
@@ -58,7 +61,12 @@ func (h *host) showOwner(c *connection) {
 		sample.Owner.InputIdle = &idle
 		sample.CpuOwner = 2
 	}
-	s.after(s.latency(2*time.Millisecond), func() {
+	h.show(c, sample, s.latency(2*time.Millisecond))
+}
+
+// show shows a sample to the manager, after a while.
+func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
+	h.sim.after(later, func() {
 		m := c.manager
 		stored := m.objects().Hosts[h.name]
 		if c.broken || m.dead || stored == nil {

@@ -72,6 +72,7 @@ type Sim struct {
 	recovered bool          // since then
 	calmUntil time.Time     // nothing is cut or switched off before
 	clusters  int
+	foresight *foresight // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string

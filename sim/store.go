@@ -72,6 +72,10 @@ func (s *Sim) commit(term uint64, change core.Change) error {
 	for _, e := range change.Events {
 		s.tell("store", "%s %s: %s", e.Kind, e.Name, e.Message)
 	}
+	if s.foresight != nil {
+		s.foresight.see(s, o, next)
+		return nil
+	}
 	s.checkCommit(o, next)
 	return nil
 }

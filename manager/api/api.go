@@ -58,9 +58,10 @@ type Options struct {
 type Server struct {
 	watariv1connect.UnimplementedControlServiceHandler
 	Options
-	execs    callers    // of GuestExec
-	changing sync.Mutex // held from a decision to the snapshot that shows it
-	unknown  unknownHosts
+	execs     callers    // of GuestExec
+	changing  sync.Mutex // held from a decision to the snapshot that shows it
+	unknown   unknownHosts
+	replaying sync.Mutex // held while a policy is tested
 }
 
 // New makes the server.

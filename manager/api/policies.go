@@ -13,6 +13,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/core"
 	"watari/policy"
+	"watari/sim"
 )
 
 // ApplyPolicy makes a text the policy in force.
@@ -74,4 +75,45 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 		resp.Conditions = nil // they tell what the owner does
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// maxReplay bounds the time of a replay. The whole machine's users wait for it no longer than that.
+const maxReplay = 30 * time.Second
+
+// TestPolicy replays what hosts have measured.
+func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolicyRequest]) (*connect.Response[v1.TestPolicyResponse], error) {
+	snap, now := s.Store.Snapshot(), time.Now()
+	text := r.Msg.Text
+	if text == "" {
+		stored := core.InForce(snap)
+		if stored == nil {
+			return nil, fail(connect.CodeFailedPrecondition, "no policy is in force; name a file to test")
+		}
+		text = stored.Text
+	}
+	if _, err := policy.Parse(text); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	since, until := r.Msg.Since.AsTime(), now
+	if r.Msg.Until != nil {
+		until = r.Msg.Until.AsTime()
+	}
+	if r.Msg.Since == nil || !since.Before(until) || until.After(now.Add(time.Minute)) {
+		return nil, fail(connect.CodeInvalidArgument, "what is tested is a time in the past: from %s to %s is none", since.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))
+	}
+	samples := map[string][]*v1.HostSample{}
+	for name := range snap.Hosts {
+		for _, sample := range s.History.Host(name, since) {
+			if sample.At.AsTime().Before(until) {
+				samples[name] = append(samples[name], sample)
+			}
+		}
+	}
+	if !s.replaying.TryLock() {
+		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
+	}
+	defer s.replaying.Unlock()
+	steps, notes := sim.Foresee(sim.Past{Objects: snap, Policy: text, Samples: samples, Since: since, Until: until,
+		Go: func() bool { return ctx.Err() == nil && time.Since(now) < maxReplay }})
+	return connect.NewResponse(&v1.TestPolicyResponse{Steps: steps, Notes: notes}), nil
 }

@@ -1,0 +1,96 @@
+package sim
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/policy"
+)
+
+// pastOf makes a past of two hosts with a guest on the first, on which its owner is active from 10 to 20 minutes after the
+// beginning.
+func pastOf(text string, step time.Duration) Past {
+	since := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+	o := core.NoObjects()
+	p := Past{Objects: o, Policy: text, Samples: map[string][]*v1.HostSample{}, Since: since, Until: since.Add(time.Hour)}
+	for _, name := range []string{"a1", "a2"} {
+		o.Hosts[name] = &v1.Host{Meta: &v1.Meta{Name: name, Uid: "uid-" + name}, Info: &v1.HostInfo{BootId: "boot-" + name, Site: "a", Cores: 4, MemoryBytes: 4 << 30, Lent: true}}
+		for at := since; at.Before(p.Until); at = at.Add(step) {
+			idle := 1e6
+			if name == "a1" && at.Sub(since) >= 10*time.Minute && at.Sub(since) < 20*time.Minute {
+				idle = 1
+			}
+			p.Samples[name] = append(p.Samples[name], &v1.HostSample{At: timestamppb.New(at), Seconds: step.Seconds(), Owner: &v1.OwnerActivity{InputIdle: &idle}})
+		}
+	}
+	o.Images["img"] = &v1.Image{Meta: &v1.Meta{Name: "img"}, Digest: "sha256:img"}
+	o.Clusters["md"] = &v1.Cluster{Meta: &v1.Meta{Name: "md", Uid: "uid-md"}, Spec: &v1.ClusterSpec{Guests: 1}, Prefix: "10.0.0.0/24"}
+	o.Guests["md-0"] = &v1.Guest{Meta: &v1.Meta{Name: "md-0", Uid: "00000000-0000-4000-8000-000000000001"}, Cluster: "md", Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: 1 << 30},
+		ImageDigest: "sha256:img", Host: "a1", Epoch: 3, LastEpoch: 3, StartedEpoch: 1, BootId: "boot-a1", Address: "10.0.0.1"}
+	return p
+}
+
+func messages(steps []*v1.PolicyStep, since time.Time) (list []string) {
+	for _, s := range steps {
+		list = append(list, s.At.AsTime().Sub(since).Round(time.Second).String()+" "+s.Message)
+	}
+	return list
+}
+
+func TestForesee(t *testing.T) {
+	p := pastOf(policy.Default, 5*time.Second)
+	steps, notes := Foresee(p)
+	// The owner is away from 20 minutes on, which the samples show 5 s later; that has to hold for 3 minutes.
+	want := []string{
+		`10m5s host a1 takes no guests: host.input_idle < duration("10s")`,
+		`10m5s guest md-0 moves from a1 to a2: the owner is back of host a1: host.input_idle < duration("10s")`,
+		"23m5s host a1 takes guests again",
+	}
+	if got := messages(steps, p.Since); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if len(notes) != 1 {
+		t.Errorf("notes: %q", notes)
+	}
+	again, _ := Foresee(p)
+	if !slices.Equal(messages(again, p.Since), messages(steps, p.Since)) {
+		t.Error("two replays of one past differ")
+	}
+}
+
+func TestForeseeWithoutRoom(t *testing.T) {
+	p := pastOf(policy.Default, 5*time.Second)
+	p.Objects.Hosts["a2"].Info.MemoryBytes = 1 << 20
+	steps, _ := Foresee(p)
+	if got := messages(steps, p.Since); len(got) != 3 || !strings.Contains(got[1], "guest md-0 stays on host a1") || !strings.Contains(got[1], "are free") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestForeseeCoarsely(t *testing.T) {
+	p := pastOf(policy.Default, 10*time.Minute)
+	steps, notes := Foresee(p)
+	if got := messages(steps, p.Since); len(got) != 3 || !strings.HasPrefix(got[1], "20m0s guest md-0 moves") || !strings.Contains(strings.Join(notes, " "), "rough") {
+		t.Errorf("got %q, notes %q", got, notes)
+	}
+}
+
+func TestForeseeEndsEarly(t *testing.T) {
+	p := pastOf(policy.Default, 5*time.Second)
+	p.Go = func() bool { return false }
+	if steps, notes := Foresee(p); len(steps) != 0 || !strings.Contains(strings.Join(notes, " "), "took too long") {
+		t.Errorf("got %v, notes %q", steps, notes)
+	}
+}
+
+func BenchmarkForesee(b *testing.B) {
+	for b.Loop() {
+		Foresee(pastOf(policy.Default, 5*time.Second))
+	}
+}
