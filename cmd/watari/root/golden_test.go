@@ -110,6 +110,14 @@ func answers(_ context.Context, request any) (any, error) {
 		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("image mpi is admin's"))
 	case *v1.MigrateRequest:
 		return &v1.MigrateResponse{Migration: migrations[1], Explanation: []string{"a1: chosen: 12 GiB free", "b2: refused: 100 MiB free, 512 MiB wanted"}}, nil
+	case *v1.ListPoliciesRequest:
+		return listPolicies(r), nil
+	case *v1.ApplyPolicyRequest:
+		return applyPolicy(r)
+	case *v1.TestPolicyRequest:
+		return testPolicy(r)
+	case *v1.ExplainRequest:
+		return explain(r)
 	case *v1.RecoverRequest:
 		return recovery(r)
 	case *v1.CreateRunRequest:
