@@ -206,8 +206,11 @@ func TestASlowReplaySaysThatItIsUnderWay(t *testing.T) {
 
 func TestWithoutAPolicyTheNextStepIsSaid(t *testing.T) {
 	manager := (&stub.Manager{Unary: func(ctx context.Context, request any) (any, error) {
-		if _, ok := request.(*v1.ListPoliciesRequest); ok {
+		switch request.(type) {
+		case *v1.ListPoliciesRequest:
 			return &v1.ListPoliciesResponse{}, nil
+		case *v1.GetStatusRequest:
+			return &v1.GetStatusResponse{}, nil
 		}
 		return answers(ctx, request)
 	}}).Start(t)
@@ -222,6 +225,27 @@ func TestWithoutAPolicyTheNextStepIsSaid(t *testing.T) {
 	}
 	for _, words := range []string{"policy diff testdata/files/policy.yaml", "policy rollback"} {
 		if result := manager.Run(t, strings.Fields(words)...); result.Status != 1 || !strings.Contains(result.Err, "no policy is in force") || !strings.Contains(result.Err, "`watari policy apply`") {
+			t.Errorf("%s: %+v", words, result)
+		}
+	}
+	if result := manager.Run(t, "status"); !strings.Contains(result.Out, "policy:     none; guests move only if somebody asks\n") {
+		t.Errorf("%+v", result)
+	}
+}
+
+func TestAWithdrawnHostIsMarked(t *testing.T) {
+	manager := (&stub.Manager{Unary: func(ctx context.Context, request any) (any, error) {
+		if _, ok := request.(*v1.ListHostsRequest); ok {
+			return &v1.ListHostsResponse{Hosts: []*v1.Host{{Meta: meta("b1"), State: v1.HostState_HOST_STATE_WITHDRAWN, Withdrawn: hosts[1].Withdrawn}}}, nil
+		}
+		return answers(ctx, request)
+	}}).Start(t)
+	for words, want := range map[string]string{
+		"host list":    "withdrawn",
+		"host show b1": "withdrawn: harvest since 11:55:00: the owner is back:",
+		"top --once":   "withdrawn by harvest for 5m0s, maintenance for 14h0m",
+	} {
+		if result := manager.Run(t, strings.Fields(words)...); !strings.Contains(strings.Join(strings.Fields(result.Out), " "), want) {
 			t.Errorf("%s: %+v", words, result)
 		}
 	}
