@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,6 +35,14 @@ func (e *Env) CompleteFlag(command *cobra.Command, flag string, names Names) {
 	_ = command.RegisterFlagCompletionFunc(flag, func(command *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 		return e.complete(command.Context(), names, begun), cobra.ShellCompDirectiveNoFileComp
 	})
+}
+
+// CompleteFile completes a command's first argument with files, and no other argument.
+func CompleteFile(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault
 }
 
 // CompleteFiles completes flags with files.
@@ -157,4 +166,14 @@ func Migrations(ctx context.Context, c *client.Client) ([]string, error) {
 // Users lists the users' names.
 func Users(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers))
+}
+
+// PolicyVersions lists the numbers of the policy's versions that are kept.
+func PolicyVersions(ctx context.Context, c *client.Client) ([]string, error) {
+	policies, err := client.List(ctx, c.ListPolicies, &v1.ListPoliciesRequest{}, (*v1.ListPoliciesResponse).GetPolicies)
+	var versions []string
+	for _, p := range policies {
+		versions = append(versions, strconv.FormatUint(p.GetVersion(), 10))
+	}
+	return versions, err
 }

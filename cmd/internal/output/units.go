@@ -86,6 +86,18 @@ func Short(d time.Duration) string {
 	return fmt.Sprintf("%dd", seconds/86400)
 }
 
+// Time formats a time in the time zone of now, with the day if it is not today's: "14:05:12", "2026-03-01 14:05:12".
+func Time(now time.Time, at *timestamppb.Timestamp) string {
+	if at == nil {
+		return ""
+	}
+	here := at.AsTime().In(now.Location())
+	if here.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return here.Format(time.TimeOnly)
+	}
+	return here.Format(time.DateTime)
+}
+
 // Milliseconds formats a duration, with milliseconds if it is short: "69 ms", "4.5 s".
 func Milliseconds(ms uint32) string {
 	if ms < 1000 {

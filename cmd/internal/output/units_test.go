@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
 	"watari/cmd/internal/output"
@@ -42,6 +43,18 @@ func TestWholeSizesReadAsTheyAreWritten(t *testing.T) {
 			t.Fatalf("%d is written %q and read as %d, %v", bytes, output.Size(bytes), got, err)
 		}
 	})
+}
+
+func TestTimeHasTheDayIfItIsNotTodays(t *testing.T) {
+	now := time.Date(2026, 3, 1, 1, 0, 0, 0, time.FixedZone("east", 2*3600))
+	for at, want := range map[time.Time]string{now.Add(-30 * time.Minute): "00:30:00", now.Add(-2 * time.Hour): "2026-02-28 23:00:00"} {
+		if got := output.Time(now, timestamppb.New(at)); got != want {
+			t.Errorf("%v: %q, not %q", at, got, want)
+		}
+	}
+	if got := output.Time(now, nil); got != "" {
+		t.Errorf("no time: %q", got)
+	}
 }
 
 func TestShort(t *testing.T) {

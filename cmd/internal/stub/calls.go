@@ -175,6 +175,26 @@ func (m *Manager) Recover(ctx context.Context, r *connect.Request[v1.RecoverRequ
 	return answer[v1.RecoverRequest, v1.RecoverResponse](ctx, m, r)
 }
 
+// ApplyPolicy implements the service.
+func (m *Manager) ApplyPolicy(ctx context.Context, r *connect.Request[v1.ApplyPolicyRequest]) (*connect.Response[v1.ApplyPolicyResponse], error) {
+	return answer[v1.ApplyPolicyRequest, v1.ApplyPolicyResponse](ctx, m, r)
+}
+
+// ListPolicies implements the service.
+func (m *Manager) ListPolicies(ctx context.Context, r *connect.Request[v1.ListPoliciesRequest]) (*connect.Response[v1.ListPoliciesResponse], error) {
+	return answer[v1.ListPoliciesRequest, v1.ListPoliciesResponse](ctx, m, r)
+}
+
+// TestPolicy implements the service.
+func (m *Manager) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolicyRequest]) (*connect.Response[v1.TestPolicyResponse], error) {
+	return answer[v1.TestPolicyRequest, v1.TestPolicyResponse](ctx, m, r)
+}
+
+// Explain implements the service.
+func (m *Manager) Explain(ctx context.Context, r *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error) {
+	return answer[v1.ExplainRequest, v1.ExplainResponse](ctx, m, r)
+}
+
 // Join implements the service.
 func (m *Manager) Join(ctx context.Context, r *connect.Request[v1.JoinRequest]) (*connect.Response[v1.JoinResponse], error) {
 	return answer[v1.JoinRequest, v1.JoinResponse](ctx, m, r)

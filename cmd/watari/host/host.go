@@ -18,7 +18,7 @@ func New(env *cli.Env) *cobra.Command {
 		Aliases: []string{"hosts"},
 		Short:   "Hosts, the machines that run guests: list, show, drain, trust, remove",
 		Long: "A host is a machine that runs guests. It joins with `watari up --manager URL --token TOKEN`, for which " +
-			"`watari token create --host` makes a token.",
+			"`watari token create --host` makes a token. A host that a policy keeps guests from is withdrawn; `watari explain host` says why.",
 		Example: "  watari host list\n  watari host drain a1 --wait",
 	}, newList(env), newShow(env), newDrain(env), newTrust(env), newRemove(env))
 }

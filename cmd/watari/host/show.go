@@ -5,18 +5,23 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	v1 "watari/api/watariv1"
 	"watari/cmd/internal/cli"
 	"watari/cmd/internal/output"
+	"watari/internal/printable"
 )
 
 func newShow(env *cli.Env) *cobra.Command {
-	return cli.Show[*v1.Host]{Word: "HOST", Short: "Show a host: problems, cores, memory nodes, acceleration and why, load, guests, trust group",
+	return cli.Show[*v1.Host]{Word: "HOST", Short: "Show a host: problems, why a policy keeps guests from it, cores, memory nodes, acceleration and why, load, guests, trust group",
 		Example: "  watari host show a1", Names: cli.Hosts, Get: get, Describe: describe}.Command(env)
 }
+
+// reasonLimit is the longest reason of a withdrawal that is shown, in characters.
+const reasonLimit = 500
 
 func cores(info *v1.HostInfo) string {
 	text := fmt.Sprintf("%d, %s", info.GetCores(), info.GetCpuModel())
@@ -46,6 +51,7 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"name", h.GetMeta().GetName()},
 		[2]string{"site", info.GetSite()},
 		[2]string{"state", output.State(h.GetState())},
+		[2]string{"withdrawn", withdrawn(env.Now(), h.GetWithdrawn())},
 		[2]string{"agent seen", seen},
 		[2]string{"problems", strings.Join(h.GetProblems(), "\n")},
 		[2]string{"cores", cores(info)},
@@ -62,6 +68,15 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"trust group", cmp.Or(h.GetTrustGroup(), "none: it makes all its templates itself")},
 		[2]string{"boot", info.GetBootId()},
 	)
+}
+
+// withdrawn returns which policies keep guests from the host, one per line: "harvest since 14:05:12: the owner is back".
+func withdrawn(now time.Time, all []*v1.Withdrawal) string {
+	var lines []string
+	for _, w := range all {
+		lines = append(lines, fmt.Sprintf("%s since %s: %s", w.GetPolicy(), output.Time(now, w.GetSince()), printable.Line(w.GetReason(), reasonLimit)))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // confinement returns QEMU's user and security driver: "as libvirt-qemu, confined by apparmor".

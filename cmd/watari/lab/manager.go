@@ -88,7 +88,7 @@ func find(ctx context.Context, c *client.Client, name string) (*v1.Host, error) 
 // prefix, but no existing lab has it.
 func leftOver(known *v1.Host) bool {
 	names, err := lab.List()
-	if err != nil || known.State == v1.HostState_HOST_STATE_READY || !maybeLabHost(known) {
+	if err != nil || known.State == v1.HostState_HOST_STATE_READY || known.State == v1.HostState_HOST_STATE_WITHDRAWN || !maybeLabHost(known) {
 		return false
 	}
 	for _, name := range names {

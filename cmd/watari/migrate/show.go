@@ -32,6 +32,7 @@ func describe(w io.Writer, env *cli.Env, m *v1.Migration) {
 		[2]string{"state", output.State(m.GetState())},
 		[2]string{"message", m.GetMessage()},
 		[2]string{"reason", m.GetReason()},
+		[2]string{"policy", m.GetPolicy()},
 		[2]string{"bandwidth limit", limit},
 		[2]string{"memory", output.Size(m.GetProgress().GetTotalBytes())},
 		[2]string{"remaining", output.Size(m.GetProgress().GetRemainingBytes())},

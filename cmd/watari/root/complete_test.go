@@ -27,6 +27,12 @@ func TestCompletion(t *testing.T) {
 		"image build |":                "mpi :4",
 		"image build x --tree |":       folders,
 		"version -o j|":                "json :4",
+		"policy apply |":               files,
+		"policy apply x |":             nothing,
+		"policy show --version |":      "4 3 :4",
+		"policy rollback |":            "4 3 :4",
+		"explain guest |":              "md-0 md-1 :4",
+		"explain host b|":              "b1 :4",
 	} {
 		words := strings.Split(strings.TrimSuffix(line, "|"), " ")
 		result := manager.Run(t, append([]string{"__complete"}, words...)...)

@@ -39,6 +39,8 @@ var (
 				AgentVersion: "v1", LibvirtVersion: "9.0.0", QemuVersion: "7.2.9", KernelVersion: "6.1", BootId: "b00t"},
 			Load: &v1.HostLoad{CpuBusy: 1.25, MemoryAvailableBytes: 12 << 30, DiskAvailableBytes: 100 << 30}, LastSeen: ago(2 * time.Second)},
 		{Meta: meta("b1"), State: v1.HostState_HOST_STATE_UNREACHABLE, LastSeen: ago(90 * time.Second),
+			Withdrawn: []*v1.Withdrawal{{Policy: "harvest", Since: ago(5 * time.Minute), Reason: "the owner is back: host.input_idle < duration(\"10s\")"},
+				{Policy: "maintenance", Since: ago(14 * time.Hour), Reason: "the window begins at 13:00"}},
 			Info: &v1.HostInfo{Site: "b", Cores: 2, CpuShare: 1.5, MemoryBytes: 4 << 30, Acceleration: &v1.Acceleration{Kind: v1.AccelerationKind_ACCELERATION_KIND_KVM}}},
 	}
 	clusters = []*v1.Cluster{{Meta: meta("md"), State: v1.ClusterState_CLUSTER_STATE_DEGRADED, ReadyGuests: 1, Prefix: "10.77.3.0/24", Mtu: 1420,
@@ -60,6 +62,7 @@ var (
 		{Meta: meta("md-0-m1"), Guest: "md-0", Source: "a2", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_DONE, TotalMs: 4510, DowntimeMs: 69,
 			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, TransferredBytes: 213 << 20}, SourceEpoch: 2, TargetEpoch: 3},
 		{Meta: meta("md-1-m1"), Guest: "md-1", Source: "b1", Target: "a1", State: v1.MigrationState_MIGRATION_STATE_TRANSFERRING,
+			Reason: "the owner of b1 is back", Policy: "harvest",
 			Progress: &v1.MigrationProgress{TotalBytes: 512 << 20, ProcessedBytes: 128 << 20, RemainingBytes: 384 << 20}},
 	}
 	runs = []*v1.Run{{Meta: meta("md-run-1"), State: v1.RunState_RUN_STATE_EXITED, ExitCode: 3, Started: ago(2 * time.Minute), Ended: ago(112 * time.Second),
@@ -71,7 +74,7 @@ var (
 func answers(_ context.Context, request any) (any, error) {
 	switch r := request.(type) {
 	case *v1.GetStatusRequest:
-		return &v1.GetStatusResponse{Version: "v1", Leader: "https://192.0.2.1:7070", Hosts: 2, HostsReady: 1, Clusters: 1, Guests: 2, GuestsRunning: 1, MigrationsActive: 1,
+		return &v1.GetStatusResponse{Version: "v1", Leader: "https://192.0.2.1:7070", Hosts: 2, HostsReady: 1, Clusters: 1, Guests: 2, GuestsRunning: 1, MigrationsActive: 1, PolicyVersion: 4,
 			Problems: []string{"host b1 has been unreachable for 90 s; guest md-1 may well run on there"}}, nil
 	case *v1.WhoAmIRequest:
 		return &v1.WhoAmIResponse{User: users[0]}, nil
@@ -110,6 +113,14 @@ func answers(_ context.Context, request any) (any, error) {
 		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("image mpi is admin's"))
 	case *v1.MigrateRequest:
 		return &v1.MigrateResponse{Migration: migrations[1], Explanation: []string{"a1: chosen: 12 GiB free", "b2: refused: 100 MiB free, 512 MiB wanted"}}, nil
+	case *v1.ListPoliciesRequest:
+		return listPolicies(r), nil
+	case *v1.ApplyPolicyRequest:
+		return applyPolicy(r)
+	case *v1.TestPolicyRequest:
+		return testPolicy(r)
+	case *v1.ExplainRequest:
+		return explain(r)
 	case *v1.RecoverRequest:
 		return recovery(r)
 	case *v1.CreateRunRequest:

@@ -13,6 +13,7 @@ import (
 	"watari/cmd/internal/output"
 	"watari/cmd/watari/cluster"
 	"watari/cmd/watari/doctor"
+	"watari/cmd/watari/explain"
 	"watari/cmd/watari/guest"
 	"watari/cmd/watari/host"
 	"watari/cmd/watari/image"
@@ -20,6 +21,7 @@ import (
 	"watari/cmd/watari/local"
 	"watari/cmd/watari/manager"
 	"watari/cmd/watari/migrate"
+	"watari/cmd/watari/policy"
 	"watari/cmd/watari/quota"
 	"watari/cmd/watari/run"
 	"watari/cmd/watari/token"
@@ -77,8 +79,8 @@ func New(env *cli.Env) *cobra.Command {
 	root.AddGroup(&cobra.Group{ID: groupWork, Title: "Clusters and programs:"},
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env))
-	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), token.New(env), lab.New(env))
-	group(root, groupAdmin, newStatus(env), top.New(env), newRecover(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
+	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), policy.New(env), token.New(env), lab.New(env))
+	group(root, groupAdmin, newStatus(env), top.New(env), explain.New(env), newRecover(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	root.AddCommand(manager.Command()) // started by `watari up`
 	cli.CompleteFiles(root, "config")
 	cli.CompleteNothingElse(root)

@@ -18,7 +18,7 @@ func newStatus(env *cli.Env) *cobra.Command {
 	return &cobra.Command{
 		Use:               "status",
 		Short:             "Show the state of the manager, hosts and guests, and problems",
-		Long:              "Show the state of the manager, the hosts, guests, migrations and runs, as which user the manager knows you, and problems.",
+		Long:              "Show the state of the manager, the hosts, guests, migrations and runs, which version of the policy is in force, as which user the manager knows you, and problems.",
 		Example:           "  watari status\n  watari status -o json | jq .problems",
 		Args:              cli.Args(),
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -36,6 +36,14 @@ func newStatus(env *cli.Env) *cobra.Command {
 	}
 }
 
+// byPolicy says which version of the policy is in force.
+func byPolicy(version uint64) string {
+	if version == 0 {
+		return "none; guests move only if somebody asks"
+	}
+	return fmt.Sprintf("version %d", version)
+}
+
 func describe(w io.Writer, s *v1.GetStatusResponse, who *v1.User) {
 	output.Fields(w,
 		[2]string{"manager", fmt.Sprintf("%s leads, version %s", s.GetLeader(), s.GetVersion())},
@@ -45,6 +53,7 @@ func describe(w io.Writer, s *v1.GetStatusResponse, who *v1.User) {
 		[2]string{"guests", fmt.Sprintf("%d of %d running", s.GetGuestsRunning(), s.GetGuests())},
 		[2]string{"migrations", fmt.Sprintf("%d under way", s.GetMigrationsActive())},
 		[2]string{"runs", fmt.Sprintf("%d under way", s.GetRunsActive())},
+		[2]string{"policy", byPolicy(s.GetPolicyVersion())},
 	)
 	if len(s.GetProblems()) == 0 {
 		fmt.Fprintln(w, "\nAll is well.")

@@ -134,10 +134,10 @@ func draw(p *picture, s strips, width int) string {
 	for _, h := range p.hosts {
 		name, site, sample := h.Meta.Name, printable.Line(h.GetInfo().GetSite(), 40), h.GetSample()
 		if sample == nil {
-			add("%-14s %-8s %-12s %7s %7s %7s %7.4g  %s%9s", name, site, output.State(h.State), "-", "-", "-", capacity(h), strip("/"+name), "-")
+			add("%-14s %-8s %-12s %7s %7s %7s %7.4g  %s%9s  %s", name, site, output.State(h.State), "-", "-", "-", capacity(h), strip("/"+name), "-", withdrawn(p.at, h))
 		} else {
 			add("%-14s %-8s %-12s %7.2f %7.2f %7.2f %7.4g  %s%9s  %s", name, site, output.State(h.State), sample.CpuGuests, sample.CpuOwner, sample.CpuSystem,
-				capacity(h), strip("/"+name), output.Size(sample.MemoryAvailableBytes), activity(sample.GetOwner()))
+				capacity(h), strip("/"+name), output.Size(sample.MemoryAvailableBytes), joined("; ", withdrawn(p.at, h), activity(sample.GetOwner())))
 		}
 		for _, g := range p.on[name] {
 			use := p.samples[g.Meta.Uid]
@@ -165,6 +165,23 @@ func (p *picture) move(g *v1.Guest) string {
 		text += fmt.Sprintf(", %d %%", 100*(total-min(total, m.Progress.RemainingBytes))/total)
 	}
 	return text
+}
+
+// withdrawn says which policies keep guests from a host: "withdrawn by harvest for 2m5s".
+func withdrawn(now time.Time, h *v1.Host) string {
+	var parts []string
+	for _, w := range h.GetWithdrawn() {
+		parts = append(parts, w.GetPolicy()+" for "+output.Age(now, w.GetSince()))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "withdrawn by " + strings.Join(parts, ", ")
+}
+
+// joined joins the parts that are not empty.
+func joined(separator string, parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), separator)
 }
 
 // activity says when the owner was there: "ann, typed 3 s ago".

@@ -23,7 +23,8 @@ func New(env *cli.Env) *cobra.Command {
 		Use:   "top",
 		Short: "Show who uses the hosts, as it happens: guests, owners, the system",
 		Long: "Show for each host what guests, the owner and the system use of its processors, and when the owner was last there; for\n" +
-			"each guest its processor time, memory and traffic, and moves under way. The picture is renewed every second.\n\n" +
+			"each guest its processor time, memory and traffic, and moves under way. Behind a host that a policy\n" +
+			"keeps guests from stands which policy does so, and for how long. The picture is renewed every second.\n\n" +
 			"Keys: up, down, page up, page down to scroll; g hides and shows guests; q ends.\n\n" +
 			"If the output is not a terminal, or with --once, the picture is printed once.",
 		Example:           "  watari top\n  watari top --once\n  watari host list -o json | jq '.[].sample'",

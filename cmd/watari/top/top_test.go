@@ -9,6 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 )
@@ -47,6 +48,19 @@ b1             b        ready              -       -       -       2          -
 `
 	if got := draw(&p, nil, 0); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestAWithdrawnHostSaysByWhichPolicyBeforeItsOwnersActivity(t *testing.T) {
+	p := example()
+	for _, h := range p.hosts {
+		h.Withdrawn = []*v1.Withdrawal{{Policy: "harvest", Since: timestamppb.New(now.Add(-125 * time.Second))}}
+	}
+	text := draw(&p, nil, 0)
+	for _, want := range []string{"12 GiB  withdrawn by harvest for 2m5s; ann, typed 3s ago\n", "-  withdrawn by harvest for 2m5s\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
 	}
 }
 
