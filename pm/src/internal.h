@@ -241,6 +241,7 @@ struct pm_endpoint {
 	unsigned turns;                    /* counts calls of pm_receive, for what is done only now and then */
 	bool busy;                         /* there are operations, services, or peers to help */
 	_Atomic bool attention;            /* the keeper has news */
+	_Atomic bool unconfirmed;          /* the verbs rail may have sent what has not arrived */
 	_Atomic uintptr_t inside;          /* the owner is in one of the functions, or holds a message (seize.c) */
 	_Atomic uint32_t seized;           /* it has to stay outside */
 	struct pm_statistics *statistics;
@@ -297,6 +298,8 @@ struct pm_context {
 	bool stopping;
 	_Atomic bool ticking;              /* the keeper looks after the udp rail's endpoints */
 	_Atomic bool pacing;               /* and has been told to look after rails that are left or joined */
+	_Atomic bool confirming;           /* and whether what the verbs rail has sent has arrived */
+	uint64_t confirm_at_ns;            /* when it looks for that next, or 0; the keeper's */
 	struct pm_endpoint *endpoints[SHARED_ENDPOINTS];
 	uint32_t serial;                   /* of the last endpoint */
 	STAILQ_HEAD(, outbound) connecting;
@@ -334,6 +337,7 @@ void keeper_connect(struct pm_context *context, struct outbound *outbound);
 void keeper_forget(struct pm_context *context, struct socket *socket);
 void keeper_tick(struct pm_context *context);
 void keeper_pace(struct pm_context *context);
+void keeper_confirm(struct pm_context *context);
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind);
 void keeper_watch_again(struct pm_context *context, struct socket *socket);
 void endpoint_notice(struct pm_endpoint *endpoint);

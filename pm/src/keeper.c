@@ -12,6 +12,7 @@
 
 #include "link.h"
 #include "udp.h"
+#include "verbs.h"
 
 /* Where a listener has too many to answer, it is tried again after so many milliseconds. */
 #define RETRY_MS 2
@@ -19,6 +20,8 @@
 #define TICK_MS 2
 /* And so often while rails are being left or joined. */
 #define SWITCH_MS 1
+/* And so often while the verbs rail has sent what is not known to have arrived. A device takes longer to give up. */
+#define CONFIRM_MS 50
 
 /* Watches a descriptor, which is closed when it is forgotten; under the lock. */
 struct socket *keeper_watch(struct pm_context *context, int fd, enum socket_kind kind)
@@ -93,6 +96,14 @@ void keeper_pace(struct pm_context *context)
 		keeper_wake(context);
 }
 
+/* Has it look whether what the verbs rail has sent arrives. The owner may not look again, and only who looks learns that a
+ * queue pair has failed. */
+void keeper_confirm(struct pm_context *context)
+{
+	if (!atomic_exchange(&context->confirming, true))
+		keeper_wake(context);
+}
+
 /* What comes now is for who computes and does not look. */
 static void watch_packets(struct pm_context *context)
 {
@@ -121,6 +132,46 @@ static bool look_after(struct pm_context *context)
 		endpoint_give_back(endpoint);
 	}
 	return more;
+}
+
+/* Whether an endpoint may have sent by the verbs rail what has not arrived. The owner sets the flag again if it sends
+ * meanwhile, or is inside now. */
+static bool confirm(struct pm_context *context, int number)
+{
+	pthread_mutex_lock(&context->lock);
+	struct pm_endpoint *endpoint = context->endpoints[number];
+	bool wanted = endpoint && atomic_exchange(&endpoint->unconfirmed, false), seized = wanted && endpoint_seize(endpoint);
+	if (wanted && !seized)
+		atomic_store(&endpoint->unconfirmed, true);
+	pthread_mutex_unlock(&context->lock);
+	if (!seized)
+		return wanted;
+	bool arrived = verbs_confirm(endpoint);
+	if (!arrived)
+		atomic_store(&endpoint->unconfirmed, true);
+	endpoint_give_back(endpoint);
+	return !arrived;
+}
+
+/* Looks, where it is time for that, whether what the verbs rail has sent has arrived; milliseconds until the next time, -1:
+ * all has. */
+static int confirm_all(struct pm_context *context)
+{
+	uint64_t now_ns = clock_ns();
+	if (!atomic_load(&context->confirming))
+		return -1;
+	if (!context->confirm_at_ns)
+		context->confirm_at_ns = now_ns + CONFIRM_MS * 1000000ull;
+	if (now_ns < context->confirm_at_ns)
+		return (context->confirm_at_ns - now_ns) / 1000000 + 1;
+	bool more = false;
+	atomic_store(&context->confirming, false);
+	for (int i = 0; i < SHARED_ENDPOINTS; i++)
+		more |= confirm(context, i);
+	context->confirm_at_ns = more ? now_ns + CONFIRM_MS * 1000000ull : 0;
+	if (more)
+		atomic_store(&context->confirming, true);
+	return more ? CONFIRM_MS : -1;
 }
 
 /* Milliseconds until the next time; -1: nothing is on its way. */
@@ -279,7 +330,10 @@ static bool keep_once(struct pm_context *context, struct epoll_event *events, in
 		free(socket);
 	}
 	pthread_mutex_unlock(&context->lock);
+	int confirm_ms = stop ? -1 : confirm_all(context);
 	bool switching = !stop && look_after(context);
+	if (confirm_ms >= 0 && (*wait_ms < 0 || *wait_ms > confirm_ms))
+		*wait_ms = confirm_ms;
 	pthread_mutex_lock(&context->lock);
 	if (order_progress(context) || switching)
 		*wait_ms = SWITCH_MS;

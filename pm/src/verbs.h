@@ -50,6 +50,7 @@ int verbs_descriptor(const struct pm_endpoint *endpoint);
 void verbs_arm(struct pm_endpoint *endpoint);
 void verbs_woken(struct pm_endpoint *endpoint);
 bool verbs_quiet(struct pm_endpoint *endpoint);
+bool verbs_confirm(struct pm_endpoint *endpoint);
 void verbs_linger(struct pm_endpoint *endpoint);
 
 /* verbs_access.c */

@@ -27,6 +27,12 @@ bool verbs_answers(const struct service *service)
 	return false;
 }
 
+bool verbs_confirm(struct pm_endpoint *endpoint)
+{
+	(void)endpoint;
+	return true;
+}
+
 bool verbs_quiet(struct pm_endpoint *endpoint)
 {
 	(void)endpoint;

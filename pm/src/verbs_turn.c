@@ -77,6 +77,11 @@ bool verbs_send(struct verbs_ring *ring, struct ibv_send_wr *work, struct verbs_
 	}
 	ring->used++;
 	ring->unsignaled++;
+	struct pm_endpoint *endpoint = ring->peer->endpoint;
+	if (unlikely(!atomic_load_explicit(&endpoint->unconfirmed, memory_order_relaxed))) {
+		atomic_store(&endpoint->unconfirmed, true);
+		keeper_confirm(endpoint->context);
+	}
 	if (signal) {
 		asked.slots = ring->unsignaled;
 		ring->unsignaled = 0;
@@ -265,6 +270,41 @@ void verbs_woken(struct pm_endpoint *endpoint)
 		verbs_library.ack_cq_events(cq, 1);
 }
 
+/* No completion tells of the last ones, so something is sent that one tells of: by a writer no bytes, written into the
+ * ring, as that takes no receive from a reader that does not look. */
+static void send_signaled(struct verbs_ring *ring)
+{
+	struct ibv_send_wr work = {.opcode = IBV_WR_RDMA_WRITE, .wr.rdma = {.remote_addr = ring->far_address, .rkey = ring->far_key}};
+	if (ring->outbound)
+		verbs_send(ring, &work, (struct verbs_sent){.slots = 1});
+	else
+		send_credits(ring, 0, 0, true);
+}
+
+/* Whether all that was sent by a ring has arrived. */
+static bool all_arrived(struct verbs_ring *ring)
+{
+	verbs_poll_sent(ring);
+	if (ring->outbound && atomic_load(&ring->outbound->ready))
+		verbs_post(ring->outbound);
+	if (ring->unsignaled)
+		send_signaled(ring);
+	return !ring->used && (!ring->outbound || ring->cell == ring->outbound->ring.cell);
+}
+
+/* For an owner that may not look: whether all that was sent has arrived. What was not by a ring that has failed goes another
+ * way when that is left. */
+bool verbs_confirm(struct pm_endpoint *endpoint)
+{
+	struct verbs_ring *ring, *next;
+	bool arrived = true;
+	if (!endpoint->verbs)
+		return true;
+	HASH_ITER(hh, endpoint->verbs->rings, ring, next)
+		arrived &= all_arrived(ring) || ring->failed;
+	return arrived;
+}
+
 /* Whether all that was sent has arrived. */
 bool verbs_quiet(struct pm_endpoint *endpoint)
 {
@@ -273,13 +313,8 @@ bool verbs_quiet(struct pm_endpoint *endpoint)
 	if (!endpoint->verbs)
 		return true;
 	HASH_ITER(hh, endpoint->verbs->rings, ring, next) {
-		verbs_poll_sent(ring);
-		if (ring->outbound && atomic_load(&ring->outbound->ready))
-			verbs_post(ring->outbound);
-		/* No completion tells of the last ones, so something is sent that one tells of. */
-		if (ring->unsignaled)
-			send_credits(ring, 0, 0, true);
-		quiet &= ring->outbound ? !ring->failed && !ring->used && ring->cell == ring->outbound->ring.cell : ring->failed || !ring->used;
+		bool arrived = all_arrived(ring);
+		quiet &= ring->outbound ? arrived && !ring->failed : arrived || ring->failed;
 	}
 	return quiet;
 }

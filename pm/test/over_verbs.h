@@ -88,7 +88,7 @@ static inline void learn(struct side *side, uint64_t *address, uint64_t *key)
 	*key = receive_number(side);
 }
 
-/* Meets the other side, and looks meanwhile: what a failed connection did not bring goes on its way then. */
+/* Meets the other side, and looks meanwhile: what a failed connection did not bring goes on its way at once then. */
 static inline void meet_looking(struct side *side)
 {
 	struct pollfd other = {.fd = side->in, .events = POLLIN};

@@ -31,6 +31,19 @@ static void fails_unseen(struct side *side)
 	meet_looking(side);
 }
 
+/* The sender does not look again after its last message. What the failure has lost arrives all the same. */
+static void fails_unlooked(struct side *side)
+{
+	warm_up(side);
+	if (side->number == 1)
+		for (uint64_t i = 1; i <= 60; i++)
+			await_number(side, i);
+	else
+		for (int i = 1; i <= 60; i++)
+			send_number(side, i);
+	meet(side);
+}
+
 /* More than the device moves at once. */
 static void large(struct side *side)
 {
@@ -226,6 +239,7 @@ int main(void)
 	setenv("PM_PATIENCE", "3", 1);
 	setenv("STUB_VERBS_BREAK", "4", 1);
 	run(fails_unseen);
+	run(fails_unlooked);
 	unsetenv("STUB_VERBS_BREAK");
 	run(large);
 	run(of_the_same_memory);
