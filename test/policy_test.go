@@ -1,0 +1,209 @@
+package test
+
+// policy_test.go - guests that move because a policy says so.
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// harvestPolicy gives hosts that match back to their owners.
+const harvestPolicy = `
+owners:
+- match: %s
+  busy:
+  - when: host.terminal_idle < duration("10s")
+  - when: host.owner_cpu > 0.3
+    for: 2s
+  idle:
+    when: host.terminal_idle > duration("10s") && host.owner_cpu < 0.2
+    for: 3s
+harvest:
+  throttle: {weight: 1, cpu: 20%%, stop_after: 30s}
+`
+
+// applyPolicy puts a policy in force until the test ends.
+func applyPolicy(t *testing.T, text string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	must(t, "policy", "apply", file)
+	t.Cleanup(func() {
+		must(t, "policy", "apply", "--default")
+		hostsReady(t) // hosts that were withdrawn are given back
+	})
+}
+
+// owner plays the owner of a host until the test ends, or until the result is called.
+func owner(t *testing.T, host, does string) (leave func()) {
+	t.Helper()
+	must(t, "lab", "owner", "--name", labName, host, does)
+	leave = func() { must(t, "lab", "owner", "--name", labName, host, "away") }
+	t.Cleanup(leave)
+	return leave
+}
+
+// withdrawn waits until a host is withdrawn, or given back.
+func withdrawn(t *testing.T, host string, want bool) {
+	t.Helper()
+	until(t, time.Minute, fmt.Sprintf("host %s is withdrawn: %v", host, want), func() (bool, string) {
+		h := decoded[struct {
+			Withdrawn []struct{ Policy, Reason string }
+		}](t, "host", "show", host)
+		return len(h.Withdrawn) > 0 == want, fmt.Sprintf("%+v", h)
+	})
+}
+
+// left waits until a guest has left a host.
+func left(t *testing.T, name, host string) {
+	t.Helper()
+	until(t, settle, "guest "+name+" leaves host "+host, func() (bool, string) {
+		g := guestNamed(t, name)
+		return g.Host != host && strings.HasSuffix(g.State, "_RUNNING"), fmt.Sprintf("%+v", g)
+	})
+}
+
+const ticking = "echo begun; for i in $(seq 40); do echo tick $i; sleep 1; done"
+
+// The owner of a machine comes back: the guests leave, the programs in them go on, and the machine takes guests again once
+// the owner is away.
+func TestTheOwnerComesBack(t *testing.T) {
+	newCluster(t, "lent", 2, "--site", "a", "--spread", "host")
+	settled(t, "lent", 2)
+	host := guestNamed(t, "lent-0").Host
+	unmarked := mark(t, "lent-0", "lent-1")
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, fmt.Sprintf("host.name == %q", host)))
+	must(t, "run", "lent", "--name", "lent-run", "--detach", "--", "sh", "-c", ticking)
+	started(t, "lent-run")
+	leave := owner(t, host, "types")
+	withdrawn(t, host, true)
+	left(t, "lent-0", host)
+	refused(t, []string{"its owner uses it", "host.terminal_idle"}, "migrate", "lent-0", "--to", host)
+	for _, want := range []string{"the owner is back of host " + host, "nothing asks it to move"} {
+		if out := must(t, "explain", "guest", "lent-0"); !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if out := must(t, "explain", "host", host); !strings.Contains(out, "host.terminal_idle") || !strings.Contains(out, "takes no guests since") {
+		t.Errorf("host %s is explained so:\n%s", host, out)
+	}
+	leave()
+	withdrawn(t, host, false)
+	if out := must(t, "run", "logs", "--follow", "lent-run"); strings.Count(out, "tick") != 2*40 {
+		t.Errorf("%d lines of output, want 80", strings.Count(out, "tick"))
+	}
+	settled(t, "lent", 2)
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+	// What has happened is found again in what was measured.
+	out := must(t, "policy", "test", "--since", "10m")
+	if !strings.Contains(out, "host "+host+" takes no guests") {
+		t.Errorf("a test of the policy finds no return of the owner:\n%s", out)
+	}
+}
+
+// All owners come back at once: no host has room, so guests are slowed down where they are, and go on afterwards.
+func TestAllOwnersComeBack(t *testing.T) {
+	newCluster(t, "all", 1)
+	settled(t, "all", 1)
+	host := guestNamed(t, "all-0").Host
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, "true"))
+	var away []func()
+	for _, h := range hosts {
+		if h != host {
+			away = append(away, owner(t, h, "types"))
+		}
+	}
+	for _, h := range hosts {
+		if h != host {
+			withdrawn(t, h, true)
+		}
+	}
+	must(t, "run", "all", "--name", "all-run", "--detach", "--", "sh", "-c", ticking)
+	started(t, "all-run")
+	away = append(away, owner(t, host, "types"))
+	withdrawn(t, host, true)
+	until(t, time.Minute, "status and explain say that the guest cannot leave", func() (bool, string) {
+		status, _ := shared.watari(20*time.Second, "status")
+		explained := must(t, "explain", "guest", "all-0")
+		return strings.Contains(status, "guests have to leave host "+host) && strings.Contains(explained, "no host has room for it") && strings.Contains(explained, "of a processor's time"), status + explained
+	})
+	refused(t, []string{"no host for guest 1 of 1", "its owner uses it"}, "cluster", "create", "none", "--guests", "1", "--memory", "256M", "--image", imageName)
+	for _, leave := range away {
+		leave()
+	}
+	for _, h := range hosts {
+		withdrawn(t, h, false)
+	}
+	if out := must(t, "run", "logs", "--follow", "all-run"); strings.Count(out, "tick") != 40 {
+		t.Errorf("%d lines of output, want 40", strings.Count(out, "tick"))
+	}
+	settled(t, "all", 1)
+}
+
+// The manager is killed in the midst of an evacuation, and started again.
+func TestManagerKilledWhileGuestsLeave(t *testing.T) {
+	newCluster(t, "mid", 2, "--site", "a", "--spread", "host")
+	settled(t, "mid", 2)
+	unmarked := mark(t, "mid-0", "mid-1")
+	host := guestNamed(t, "mid-0").Host
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, fmt.Sprintf("host.name == %q", host)))
+	owner(t, host, "types")
+	until(t, time.Minute, "guest mid-0 begins to move", func() (bool, string) {
+		out := must(t, "migrate", "list", "-o", "json")
+		return strings.Contains(out, `"mid-0"`), out
+	})
+	killManager(t)
+	startManager(t)
+	left(t, "mid-0", host)
+	settled(t, "mid", 2)
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+}
+
+// Before a maintenance window guests leave a host, and it takes guests again afterwards.
+func TestMaintenance(t *testing.T) {
+	newCluster(t, "care", 1, "--site", "a")
+	settled(t, "care", 1)
+	host := guestNamed(t, "care-0").Host
+	begin := time.Now().Add(10 * time.Second)
+	applyPolicy(t, fmt.Sprintf("maintenance:\n  windows:\n  - match: host.name == %q\n    begin: %s\n    end: %s\n    lead: 5s\n", host,
+		begin.Format(time.RFC3339), begin.Add(25*time.Second).Format(time.RFC3339)))
+	withdrawn(t, host, true)
+	left(t, "care-0", host)
+	if now := time.Now(); now.Before(begin.Add(-5 * time.Second)) {
+		t.Errorf("the guest had left %v before the window", begin.Sub(now))
+	}
+	withdrawn(t, host, false)
+	settled(t, "care", 1)
+}
+
+// A policy with an error is refused with its line, and the one in force stays.
+func TestPolicyWithAnError(t *testing.T) {
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, "host.lent"))
+	before := must(t, "policy", "show")
+	file := filepath.Join(t.TempDir(), "wrong.yaml")
+	if err := os.WriteFile(file, []byte("owners:\n- busy:\n  - when: host.owner_cpuu > 1.0\n  idle: {when: 'true'}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, []string{"wrong.yaml:3:", "undeclared reference", "host.owner_cpu"}, "policy", "apply", file)
+	refused(t, []string{"wrong.yaml:3:"}, "policy", "test", file)
+	if after := must(t, "policy", "show"); after != before {
+		t.Errorf("the policy in force was\n%s\nand is\n%s", before, after)
+	}
+	if out := must(t, "status"); !strings.Contains(out, "policy") {
+		t.Errorf("the status does not tell of the policy:\n%s", out)
+	}
+	must(t, "policy", "rollback")
+	if after := must(t, "policy", "show"); after == before {
+		t.Error("the policy was not rolled back")
+	}
+}
