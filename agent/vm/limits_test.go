@@ -1,0 +1,93 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"watari/agent/throttle"
+	v1 "watari/api/watariv1"
+)
+
+// emulator returns the pid of a guest's QEMU on a host.
+func (h *testHost) emulator(t *testing.T, spec Spec) int {
+	t.Helper()
+	return h.processOf(t, "/run/libvirt/qemu/"+NamePrefix+spec.Name+".pid")
+}
+
+// busy returns the share of a processor that a process uses.
+func busy(t *testing.T, pid int, during time.Duration) float64 {
+	t.Helper()
+	used := func() (ticks float64) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := strings.Fields(string(text[strings.LastIndex(string(text), ")")+1:]))
+		for _, field := range fields[11:13] { // in user space, in the kernel
+			var n float64
+			fmt.Sscan(field, &n)
+			ticks += n
+		}
+		return ticks
+	}
+	first, begun := used(), time.Now()
+	time.Sleep(during)
+	return (used() - first) / 100 / time.Since(begun).Seconds()
+}
+
+func TestAGuestIsSlowedDownAndMovesOnAtFullSpeed(t *testing.T) {
+	p := newPair(t, "slow", "test.check=16")
+	limiter := throttle.New()
+	source := p.source.emulator(t, p.spec)
+	free := busy(t, source, time.Second)
+	limit := func(limits *v1.GuestLimits) {
+		t.Helper()
+		if err := limiter.Limit(source, limits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { limiter.Limit(source, nil) }) // removes the groups
+	slow := &v1.GuestLimits{CpuWeight: 1, CpuPermille: 5}
+	limit(slow)
+	limited := busy(t, source, 3*time.Second)
+	limit(nil)
+	again := 0.0
+	eventually(t, 20*time.Second, "the guest runs at full speed again", func() bool {
+		again = busy(t, source, time.Second)
+		return again > free/2
+	})
+	t.Logf("free %.3f, limited %.3f, free again %.3f", free, limited, again)
+	if limited > 0.05 {
+		t.Errorf("limited to 5 thousandths it used %.3f of a processor", limited)
+	}
+
+	p.source.killDaemon(t) // libvirt does not know of limits, and a new daemon changes none
+	waitEvent(t, p.source.driver, "")
+	limit(slow)
+	p.connect(t, copyStream)
+	begun := time.Now()
+	ended := make(chan error, 1)
+	go func() { ended <- p.source.driver.Migrate(context.Background(), p.spec.UID, p.options) }()
+	time.Sleep(200 * time.Millisecond)
+	limit(&v1.GuestLimits{CpuWeight: 1, CpuPermille: 1}) // while libvirt migrates it
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("moved in %v", time.Since(begun))
+	if err := p.target.driver.Resume(context.Background(), p.spec.UID); err != nil {
+		t.Fatal(err)
+	}
+	target := p.target.emulator(t, p.spec)
+	eventually(t, 20*time.Second, "the guest runs at full speed at the target", func() bool { return busy(t, target, time.Second) > free/2 })
+	if err := limiter.Limit(target, nil); err != nil {
+		t.Error(err)
+	}
+	limiter.Limit(source, nil)
+	if limiter.Leftovers() {
+		t.Error("control groups are left")
+	}
+}
