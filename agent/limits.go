@@ -20,8 +20,8 @@ type Limiter interface {
 	// Limit brings the limits of a guest's QEMU process into force; nil: none. It may be repeated. A process that has ended is
 	// no error.
 	Limit(pid int, limits *v1.GuestLimits) error
-	// Leftovers reports whether something is left of ended guests that a later Limit removes.
-	Leftovers() bool
+	// Sweep removes what is left of guests that have ended, and reports whether it is to be called again.
+	Sweep() (again bool)
 }
 
 const (
@@ -106,8 +106,8 @@ func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
 	wanted := k.wanted()
 	maps.DeleteFunc(k.free, func(uid string, _ bool) bool { limits, here := wanted[uid]; return !here || limits != nil })
 	maps.DeleteFunc(wanted, func(uid string, _ *v1.GuestLimits) bool { return k.free[uid] })
-	if len(wanted) == 0 && !k.limiter.Leftovers() {
-		return false, nil
+	if len(wanted) == 0 {
+		return k.limiter.Sweep(), nil
 	}
 	pids, listErr := k.processes(ctx)
 	if listErr != nil {
@@ -128,7 +128,7 @@ func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
 			again = true
 		}
 	}
-	return again || k.limiter.Leftovers(), err
+	return k.limiter.Sweep() || again, err
 }
 
 // tell makes the report say why guests' limits are not in force.

@@ -27,7 +27,7 @@ func (l stubLimiter) Limit(pid int, limits *v1.GuestLimits) error {
 	return nil
 }
 
-func (l stubLimiter) Leftovers() bool { return false }
+func (l stubLimiter) Sweep() bool { return false }
 
 // limited waits until the last limits that were set are these.
 func (o *outside) limited(want *v1.GuestLimits) {

@@ -38,7 +38,6 @@ func New() *Throttle { return &Throttle{proc: "/proc", made: map[string]bool{}} 
 func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	defer t.sweep()
 	if limits.GetCpuWeight() == 0 && limits.GetCpuPermille() == 0 {
 		limits = nil
 	}
@@ -59,10 +58,16 @@ func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	return failed
 }
 
-// Leftovers reports whether control groups that were made here may still exist. Limit removes those of ended guests.
-func (t *Throttle) Leftovers() bool {
+// Sweep removes the control groups of guests that have ended, and reports whether others, which were made here, are left. The
+// kernel refuses to remove a group with threads.
+func (t *Throttle) Sweep() (left bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	for dir := range t.made {
+		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
+			delete(t.made, dir)
+		}
+	}
 	return len(t.made) > 0
 }
 
@@ -141,15 +146,6 @@ func (t *Throttle) find(parent group) {
 	left, _ := filepath.Glob(filepath.Join(parent.dir, ownPrefix+"*"))
 	for _, dir := range left {
 		t.made[dir] = true
-	}
-}
-
-// sweep removes the groups in which no thread is any more. The kernel refuses the others.
-func (t *Throttle) sweep() {
-	for dir := range t.made {
-		if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) {
-			delete(t.made, dir)
-		}
 	}
 }
 

@@ -224,8 +224,27 @@ func TestAVCPUIsSlowedDownAndGoesOn(t *testing.T) {
 	if now, err := h.groupOf(thread); err != nil || now != before {
 		t.Errorf("it is in group %v (%v), and was in %v", now, err, before)
 	}
-	limiter.Limit(os.Getpid(), nil)
-	if limiter.Leftovers() || again.Leftovers() {
-		t.Error("control groups are left")
+	if left, _ := filepath.Glob(filepath.Join(before.dir, ownPrefix+strconv.Itoa(id))); len(left) > 0 {
+		t.Errorf("control groups are left: %v", left)
+	}
+}
+
+// What an ended guest or agent has left is removed.
+func TestGroupsOfEndedGuestsAreRemoved(t *testing.T) {
+	p := newPretend(t, "/ @/cg rw,relatime - cgroup2 cgroup2 rw")
+	pid := p.vcpu("0::/host")
+	for _, name := range []string{"cg/host/watari-vcpu-1", "cg/host/other"} {
+		if err := os.MkdirAll(filepath.Join(p.root, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.write("cg/host/watari-vcpu-2/a thread", "")
+	if err := p.Limit(pid, nil); err != nil {
+		t.Fatal(err)
+	}
+	again := p.Sweep()
+	left, _ := filepath.Glob(filepath.Join(p.root, "cg/host/*"))
+	if !again || len(left) != 2 || filepath.Base(left[1]) != "watari-vcpu-2" {
+		t.Errorf("left: %v; sweep again: %v", left, again)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +52,7 @@ func TestAGuestIsSlowedDownAndMovesOnAtFullSpeed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { limiter.Limit(source, nil) }) // removes the groups
+	t.Cleanup(func() { limiter.Sweep() })
 	slow := &v1.GuestLimits{CpuWeight: 1, CpuPermille: 5}
 	limit(slow)
 	limited := busy(t, source, 3*time.Second)
@@ -83,11 +85,65 @@ func TestAGuestIsSlowedDownAndMovesOnAtFullSpeed(t *testing.T) {
 	}
 	target := p.target.emulator(t, p.spec)
 	eventually(t, 20*time.Second, "the guest runs at full speed at the target", func() bool { return busy(t, target, time.Second) > free/2 })
+	eventually(t, 10*time.Second, "no control groups are left", func() bool { return !limiter.Sweep() })
 	if err := limiter.Limit(target, nil); err != nil {
 		t.Error(err)
 	}
-	limiter.Limit(source, nil)
-	if limiter.Leftovers() {
-		t.Error("control groups are left")
+}
+
+// cpuGroups is where control groups of version 1 for processor time are mounted.
+const cpuGroups = "/sys/fs/cgroup/cpu"
+
+// Where libvirt has a control group for each vCPU, it is used, and no other is made.
+func TestLibvirtsOwnGroupsLimitAGuest(t *testing.T) {
+	need(t)
+	if _, err := os.Stat(filepath.Join(cpuGroups, "cpu.cfs_quota_us")); err != nil {
+		t.Skipf("needs control groups of version 1: %v", err)
+	}
+	dir, err := os.MkdirTemp(cpuGroups, "wvm")
+	if err != nil {
+		t.Skipf("needs to make control groups: %v", err)
+	}
+	t.Cleanup(func() { // runs after the host has ended
+		eventually(t, 10*time.Second, "no control group is left", func() bool {
+			exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
+			_, err := os.Stat(dir)
+			return err != nil
+		})
+	})
+	h, spec := startHostIn(t, "h1", filepath.Base(dir)), newSpec("own", "test.check=16")
+	h.prepare(t, spec)
+	if err := h.driver.Boot(context.Background(), spec); err != nil {
+		t.Fatal(err)
+	}
+	h.counts(t, spec, 3)
+	found, _ := filepath.Glob(filepath.Join(dir, "machine", "qemu-*-watari-own.*", "vcpu0"))
+	if len(found) != 1 {
+		t.Fatalf("libvirt's groups of vCPUs: %v", found)
+	}
+	value := func(name string) string {
+		text, _ := os.ReadFile(filepath.Join(found[0], name))
+		return strings.TrimSpace(string(text))
+	}
+	limiter, pid := throttle.New(), h.emulator(t, spec)
+	if err := limiter.Limit(pid, &v1.GuestLimits{CpuWeight: 10, CpuPermille: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if q, p, w := value("cpu.cfs_quota_us"), value("cpu.cfs_period_us"), value("../cpu.shares"); q != "1000" || p != "200000" || w != "102" {
+		t.Errorf("limited: quota %s of %s, shares %s", q, p, w)
+	}
+	if limited := busy(t, pid, 3*time.Second); limited > 0.05 {
+		t.Errorf("limited to 5 thousandths it used %.3f of a processor", limited)
+	}
+	h.killDaemon(t)
+	waitEvent(t, h.driver, "")
+	if q := value("cpu.cfs_quota_us"); q != "1000" {
+		t.Errorf("a new daemon has set the quota to %s", q)
+	}
+	if err := limiter.Limit(pid, nil); err != nil {
+		t.Fatal(err)
+	}
+	if q, w := value("cpu.cfs_quota_us"), value("../cpu.shares"); q != "-1" || w != "1024" || limiter.Sweep() {
+		t.Errorf("afterwards: quota %s, shares %s", q, w)
 	}
 }
