@@ -43,6 +43,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	case machine.Route:
 		err = a.route(ctx, g)
 	case machine.Start:
+		defer poke(a.limits.wake)
 		return a.start(context.WithoutCancel(ctx), g, act)
 	case machine.Send:
 		err = a.send(ctx, g, act.Wanted)
@@ -53,6 +54,7 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 		if err = a.hypervisor.Resume(ctx, g.uid); err == nil {
 			g.identity.resumed()
 		}
+		poke(a.limits.wake)
 	case machine.Destroy:
 		err = a.destroy(ctx, g)
 	case machine.Confirm:

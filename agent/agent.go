@@ -47,6 +47,7 @@ type Config struct {
 	Network    Network
 	Images     Images
 	Tunnels    Tunnels
+	Limiter    Limiter // nil: guests are never limited
 	Dial       GuestDialer
 }
 
@@ -62,6 +63,7 @@ type Agent struct {
 	records    *RecordStore
 	consoles   *consoles
 	networks   *networkKeeper
+	limits     *limitKeeper
 	templates  *templates
 	acting     sync.WaitGroup // the acts under way
 	answered   chan struct{}  // closed when a listing has succeeded
@@ -94,6 +96,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.records = NewRecordStore(filepath.Join(config.StateDir, "guests"))
 	a.consoles = &consoles{dir: a.records.Dir, now: a.records.Now, log: a.log}
 	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
+	a.limits = newLimitKeeper(a)
 	a.templates = newTemplates(a)
 	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -168,6 +171,7 @@ const shutdownWait = 3 * time.Second
 func (a *Agent) Run() {
 	ctx := a.ctx
 	go a.networks.run(ctx)
+	go a.limits.run(ctx)
 	go a.sample(ctx)
 	go func() {
 		select {
@@ -270,6 +274,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 	if w.Network != nil {
 		a.networks.want(w.Network)
 	}
+	poke(a.limits.wake)
 	a.wantedImages = w.Images
 	go a.pruneImages()
 }

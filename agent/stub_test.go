@@ -50,6 +50,9 @@ type outside struct {
 	creating        bool            // a create is under way, whoever waits for it
 	confinement     *v1.Confinement // nil: a stock host's
 	applied         [][]string      // the local guests of each Apply
+	limiter         Limiter
+	limits          []*v1.GuestLimits // as they were set, one after the other
+	limitErr        error
 
 	// What the acts do; nil: they succeed.
 	boot      func(ctx context.Context, s domain.Spec) error
@@ -82,7 +85,7 @@ func (o *outside) start() (stop func()) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{BootId: o.bootID}, Load: load,
 		FreeMemory: func() uint64 { return o.free },
 		Processes:  o.processes,
-		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Dial: o.dial})
+		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Limiter: o.limiter, Dial: o.dial})
 	if err != nil {
 		cancel()
 		o.t.Fatal(err)

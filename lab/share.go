@@ -170,9 +170,14 @@ func (h hierarchies) remove(ctx context.Context, lab string) (removed int, err e
 	return removed, err
 }
 
-// removeGroup retries until the kernel allows it: a group stays busy for a moment after its last process has ended.
+// removeGroup retries until the kernel allows it: a group stays busy for a moment after its last process has ended. It removes
+// the groups below, too: a host's agent has made one for each vCPU of a guest that it slowed down.
 func removeGroup(ctx context.Context, dir string) error {
 	return waitFor(ctx, 10*time.Second, "control group "+dir+" to be empty", func() bool {
+		below, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
+		for _, file := range below {
+			_ = os.Remove(filepath.Dir(file))
+		}
 		err := os.Remove(dir)
 		return err == nil || errors.Is(err, fs.ErrNotExist)
 	})

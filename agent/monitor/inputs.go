@@ -18,7 +18,8 @@ const lookEvery = 10 * time.Second
 
 // inputs are the keyboards and mice of a host.
 type inputs struct {
-	root string
+	root    string
+	arrived chan struct{} // gets a token when something comes after awayFor without
 
 	mu     sync.Mutex
 	open   map[string]*os.File
@@ -69,7 +70,7 @@ func (in *inputs) follow(name string, file *os.File) {
 		clear(events) // which keys it were is nobody's business
 		in.mu.Lock()
 		if n > 0 {
-			in.came = time.Now()
+			in.noteLocked(time.Now())
 		}
 		if err != nil {
 			if in.open[name] == file {
@@ -83,6 +84,17 @@ func (in *inputs) follow(name string, file *os.File) {
 		}
 		in.mu.Unlock()
 	}
+}
+
+// noteLocked notes that something came. in.mu is held.
+func (in *inputs) noteLocked(now time.Time) {
+	if now.Sub(in.came) >= awayFor {
+		select {
+		case in.arrived <- struct{}{}:
+		default:
+		}
+	}
+	in.came = now
 }
 
 // repeats is the kind of event that a device with keys for typing has, and a power button or a speaker has not (EV_REP in

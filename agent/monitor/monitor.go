@@ -63,32 +63,77 @@ func New(config Config) (*Monitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Monitor{config: config, fs: fs, inputs: inputs{root: config.Root}, next: make(chan struct{})}, nil
+	return &Monitor{config: config, fs: fs, inputs: inputs{root: config.Root, arrived: make(chan struct{}, 1)}, next: make(chan struct{})}, nil
 }
 
 // Close closes what the monitor keeps open.
 func (m *Monitor) Close() { m.inputs.close() }
 
-// every is the time between two samples; where one takes long, at least ten times as long passes until the next.
-const every = time.Second
+const (
+	// every is the time between two samples; where one takes long, at least ten times as long passes until the next.
+	every = time.Second
+	// atLeast is the shortest time over which rates are measured: the kernel counts processor time in hundredths of a second.
+	atLeast = 500 * time.Millisecond
+)
 
-// Run measures the host every second until ctx ends.
+// Run measures the host every second until ctx ends, and at once when the owner comes back.
 func (m *Monitor) Run(ctx context.Context) {
 	defer m.Close()
-	for {
+	owner := &watch{root: m.config.Root, inputs: &m.inputs}
+	look := time.NewTicker(lookForOwnerEvery)
+	defer look.Stop()
+	for ctx.Err() == nil {
 		begun := time.Now()
-		s := m.Sample(begun)
-		m.mu.Lock()
-		m.latest = s
-		close(m.next)
-		m.next = make(chan struct{})
-		m.mu.Unlock()
+		m.publish(m.Sample(begun))
+		took := time.Since(begun)
+		m.wait(ctx, owner, look.C, begun.Add(max(atLeast, 11*took)), begun.Add(max(every, 11*took)))
+	}
+}
+
+// wait returns when the next sample is due, or when the owner has come back and it is not too early to measure. If it is, wait
+// publishes a sample without rates.
+func (m *Monitor) wait(ctx context.Context, owner *watch, look <-chan time.Time, early, due time.Time) {
+	end := time.NewTimer(time.Until(due))
+	defer end.Stop()
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(max(every-time.Since(begun), 10*time.Since(begun))):
+		case <-end.C:
+			return
+		case <-look:
+		case <-m.inputs.arrived:
 		}
+		now := time.Now()
+		if !owner.returned(now) {
+			continue
+		}
+		if now.After(early) {
+			return
+		}
+		m.publish(m.glance(now))
 	}
+}
+
+// publish makes a sample the latest.
+func (m *Monitor) publish(s *v1.HostSample) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.latest = s
+	close(m.next)
+	m.next = make(chan struct{})
+}
+
+// glance returns a sample of what the owner does, without rates, and with the guests of the sample before. The next sample
+// measures since the last one that measured.
+func (m *Monitor) glance(now time.Time) *v1.HostSample {
+	s := &v1.HostSample{At: timestamppb.New(now), MemoryAvailableBytes: m.config.Host.MemoryAvailable(), Owner: m.activity(now)}
+	last, _ := m.Latest()
+	s.MemoryGuestsBytes = last.GetMemoryGuestsBytes()
+	for _, g := range last.GetGuests() {
+		s.Guests = append(s.Guests, &v1.GuestSample{Uid: g.Uid, Name: g.Name, MemoryBytes: g.MemoryBytes})
+	}
+	return s
 }
 
 // Latest returns the latest sample of Run, nil before the first one, and a channel that is closed at the next one. The sample

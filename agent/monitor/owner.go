@@ -6,7 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
+	"strconv"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -20,8 +20,8 @@ func (m *Monitor) activity(now time.Time) *v1.OwnerActivity {
 		if !slices.Contains(a.Users, l.User) {
 			a.Users = append(a.Users, l.User)
 		}
-		if idle, known := m.terminalIdle(l.Line, now); known {
-			a.TerminalIdle = sooner(a.TerminalIdle, idle)
+		if read, known := terminalRead(m.config.Root, l.Line); known {
+			a.TerminalIdle = sooner(a.TerminalIdle, now.Sub(read))
 		}
 	}
 	slices.Sort(a.Users)
@@ -44,20 +44,12 @@ func sooner(known *float64, idle time.Duration) *float64 {
 func (m *Monitor) logins() (all []utmp.Entry) {
 	data, _ := os.ReadFile(filepath.Join(m.config.Root, "run/utmp"))
 	for _, entry := range utmp.Parse(data) {
-		if _, alive := m.processes[entry.PID]; entry.Kind == utmp.UserProcess && alive {
+		if entry.Kind != utmp.UserProcess {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(m.config.Root, "proc", strconv.Itoa(entry.PID))); err == nil {
 			all = append(all, entry)
 		}
 	}
 	return all
-}
-
-// terminalIdle returns for how long nobody has typed on a terminal, by its access time, which the kernel notes to 8 seconds
-// (drivers/tty/tty_io.c, tty_update_time).
-func (m *Monitor) terminalIdle(name string, now time.Time) (time.Duration, bool) {
-	info, err := os.Stat(filepath.Join(m.config.Root, "dev", filepath.Clean("/"+name)))
-	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
-		return 0, false
-	}
-	read := info.Sys().(*syscall.Stat_t).Atim
-	return now.Sub(time.Unix(read.Sec, read.Nsec)), true
 }

@@ -21,7 +21,8 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// hostScript is run in new namespaces as: bash -c hostScript host FOLDER NAME. It starts libvirtd again when it ends.
+// hostScript is run in new namespaces as: bash -c hostScript host FOLDER NAME [GROUP]. It starts libvirtd again when it ends.
+// With GROUP, libvirt has the controller cpu of control groups of version 1, of which it sees only that group.
 const hostScript = `
 set -e
 d=$1
@@ -33,6 +34,12 @@ for pair in run:/run etc:/etc/libvirt lib:/var/lib/libvirt log:/var/log/libvirt 
 done
 mkdir -p /run/libvirt /run/guests /run/tunnel /etc/libvirt/qemu
 mount -t tmpfs tmpfs /dev/shm
+controllers=
+if [ "$3" ]; then
+	mount --bind /sys/fs/cgroup/cpu/$3 /sys/fs/cgroup/cpu
+	umount /sys/fs/cgroup/unified 2>/dev/null || true # libvirt cannot do with a version 2 that has no controllers
+	controllers='"cpu"'
+fi
 cat > /etc/libvirt/libvirtd.conf <<X
 host_uuid = "$(cat /proc/sys/kernel/random/uuid)"
 auth_unix_rw = "none"
@@ -42,7 +49,7 @@ cat > /etc/libvirt/qemu.conf <<X
 user = "root"
 group = "root"
 security_driver = "none"
-cgroup_controllers = []
+cgroup_controllers = [ $controllers ]
 namespaces = []
 stdio_handler = "file"
 remember_owner = 0
@@ -131,13 +138,19 @@ rm -r "$work"
 // startHost makes a host and waits until its daemon answers.
 func startHost(t *testing.T, name string) *testHost {
 	t.Helper()
+	return startHostIn(t, name, "")
+}
+
+// startHostIn is startHost with a control group of version 1 for processor time; "": libvirt has none.
+func startHostIn(t *testing.T, name, group string) *testHost {
+	t.Helper()
 	folder, err := os.MkdirTemp("/var/tmp", "wvm") // short: Unix sockets' paths are at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &testHost{folder: folder}
 	h.init = exec.Command("unshare", "-m", "-n", "-u", "-i", "-p", "--propagation", "private", "--fork",
-		"--kill-child=SIGKILL", "--mount-proc", "bash", "-c", hostScript, "host", folder, name)
+		"--kill-child=SIGKILL", "--mount-proc", "bash", "-c", hostScript, "host", folder, name, group)
 	log, err := os.Create(filepath.Join(folder, "init.log"))
 	if err != nil {
 		t.Fatal(err)

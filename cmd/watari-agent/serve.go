@@ -19,6 +19,7 @@ import (
 	"watari/agent/cache"
 	"watari/agent/load"
 	"watari/agent/monitor"
+	"watari/agent/throttle"
 	"watari/agent/tunnel"
 	"watari/agent/uplink"
 	"watari/agent/vm"
@@ -90,7 +91,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: link.PEM().CA,
 		Load: reader.Sample, Samples: usage.Latest, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
-		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Dial: dialGuest})
+		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Limiter: throttle.New(), Dial: dialGuest})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/time/rate"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -215,16 +216,19 @@ func (s *Sessions) sync(ctx context.Context, ses *session) error {
 }
 
 const (
-	// samplePause is the least time between two samples that are taken from a host, whatever it sends.
+	// samplePause is the least time between two samples that are taken from a host in the long run, whatever it sends. A host
+	// sends one a second, and one more at once when its owner comes back: sampleBurst are taken without a pause.
 	samplePause = 500 * time.Millisecond
+	sampleBurst = 2
 	// sampleAgain is the time after which a host whose samples have ended is asked again.
 	sampleAgain = 10 * time.Second
 )
 
 // followSamples passes the host's samples on until the connection ends. An agent of an earlier version has none.
 func (s *Sessions) followSamples(ctx context.Context, ses *session) {
+	pace := rate.NewLimiter(rate.Every(samplePause), sampleBurst)
 	for ctx.Err() == nil {
-		err := s.takeSamples(ctx, ses)
+		err := s.takeSamples(ctx, ses, pace)
 		if connect.CodeOf(err) == connect.CodeUnimplemented {
 			return
 		}
@@ -232,17 +236,16 @@ func (s *Sessions) followSamples(ctx context.Context, ses *session) {
 	}
 }
 
-func (s *Sessions) takeSamples(ctx context.Context, ses *session) error {
+func (s *Sessions) takeSamples(ctx context.Context, ses *session, pace *rate.Limiter) error {
 	stream, err := s.agents.Samples(withSession(ctx, ses), connect.NewRequest(&v1.SamplesRequest{}))
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
-	for stream.Receive() {
+	for pace.Wait(ctx) == nil && stream.Receive() {
 		sample := stream.Msg()
 		boundMessage(sample.ProtoReflect(), maxName, maxFacts)
 		s.Sampled(ses.name, sample)
-		pause(ctx, samplePause)
 	}
 	return stream.Err()
 }

@@ -177,6 +177,29 @@ func TestAgentConnectsReportsAndIsTold(t *testing.T) {
 	}
 }
 
+// A sample that comes early, since an owner has come back, is taken at once; but a host cannot flood the manager.
+func TestSamplesAreTakenAtAPace(t *testing.T) {
+	l := newLab(t, nil)
+	times := make(chan time.Time, 100)
+	l.sessions.Sampled = func(string, *v1.HostSample) { times <- time.Now() }
+	f := newFakeAgent()
+	for range 100 {
+		f.samples = append(f.samples, &v1.HostSample{})
+	}
+	go hostlink.Dial(t.Context(), l.url, l.tls(ca.Identity{Kind: ca.KindHost, Name: "a1"}), f.handler())
+	l.await("a1 connects", l.connected("a1"))
+	first := <-times
+	if early := (<-times).Sub(first); early >= samplePause {
+		t.Errorf("the second sample was taken after %v", early)
+	}
+	for range 3 {
+		<-times
+	}
+	if all := time.Since(first); all < 3*samplePause-50*time.Millisecond {
+		t.Errorf("five samples were taken in %v", all)
+	}
+}
+
 func (f *fakeAgent) Samples(ctx context.Context, _ *connect.Request[v1.SamplesRequest], stream *connect.ServerStream[v1.HostSample]) error {
 	for _, sample := range f.samples {
 		if err := stream.Send(sample); err != nil {

@@ -1,0 +1,157 @@
+package agent
+
+// limits.go - keeps the limits of guests' processor time as the orders want them. Nothing that must be right depends on it, so
+// it is no part of the machine, and no act waits for it.
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// Limiter bounds guests' use of processors; package throttle does it.
+type Limiter interface {
+	// Limit brings the limits of a guest's QEMU process into force; nil: none. It may be repeated. A process that has ended is
+	// no error.
+	Limit(pid int, limits *v1.GuestLimits) error
+	// Sweep removes what is left of guests that have ended, and reports whether it is to be called again.
+	Sweep() (again bool)
+}
+
+const (
+	// limitsCheckEvery is how often limits are looked at while there are any: a guest's process may have begun meanwhile, and
+	// libvirt may have moved its threads.
+	limitsCheckEvery = time.Second
+	// limitsRetryFirst and limitsRetryMost are the pauses after a failure.
+	limitsRetryFirst, limitsRetryMost = 100 * time.Millisecond, 5 * time.Second
+)
+
+// limitKeeper keeps limits as they are wanted.
+type limitKeeper struct {
+	limiter   Limiter
+	wanted    func() map[string]*v1.GuestLimits // of the guests that are to run here, by uid; nil: none
+	processes func(context.Context) (map[string][]int, error)
+	changed   func() // called when the report changes
+	log       *slog.Logger
+	wake      chan struct{}
+
+	// free has the guests of which it is known that no limit is in force. An agent that has just started knows of none: an
+	// earlier one may have left limits. A new process has none.
+	free map[string]bool
+
+	mu      sync.Mutex
+	problem string
+}
+
+func newLimitKeeper(a *Agent) *limitKeeper {
+	return &limitKeeper{limiter: a.config.Limiter, wanted: a.wantedLimits, processes: a.config.Processes, changed: a.publish,
+		log: a.log, wake: make(chan struct{}, 1), free: map[string]bool{}}
+}
+
+// wantedLimits returns the limits of the guests that the orders want to run here. Of other guests nothing is touched.
+func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wanted := map[string]*v1.GuestLimits{}
+	for _, g := range a.machine.Guests() {
+		if role := g.Wanted.GetRole(); role != v1.GuestRole_GUEST_ROLE_RUN && role != v1.GuestRole_GUEST_ROLE_OUTGOING {
+			continue
+		}
+		wanted[g.UID] = nil
+		if l := g.Wanted.Limits; l.GetCpuWeight() != 0 || l.GetCpuPermille() != 0 {
+			wanted[g.UID] = l
+		}
+	}
+	return wanted
+}
+
+// run keeps the limits until ctx ends. They stay in force at the end.
+func (k *limitKeeper) run(ctx context.Context) {
+	if k.limiter == nil {
+		return
+	}
+	next := time.NewTimer(time.Hour)
+	retry := limitsRetryFirst
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.wake:
+		case <-next.C:
+		}
+		again, err := k.apply(ctx)
+		k.tell(err)
+		switch {
+		case err != nil:
+			next.Reset(retry)
+			retry = min(2*retry, limitsRetryMost)
+		case again:
+			next.Reset(limitsCheckEvery)
+			retry = limitsRetryFirst
+		default:
+			next.Reset(time.Hour)
+			retry = limitsRetryFirst
+		}
+	}
+}
+
+// apply brings the limits into force; again: they are to be looked at again soon. A guest whose limit fails holds up no other.
+func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
+	wanted := k.wanted()
+	maps.DeleteFunc(k.free, func(uid string, _ bool) bool { limits, here := wanted[uid]; return !here || limits != nil })
+	maps.DeleteFunc(wanted, func(uid string, _ *v1.GuestLimits) bool { return k.free[uid] })
+	if len(wanted) == 0 {
+		return k.limiter.Sweep(), nil
+	}
+	pids, listErr := k.processes(ctx)
+	if listErr != nil {
+		listErr = fmt.Errorf("limits of guests' processor time are perhaps not in force; trying again: %w", listErr)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(wanted)) {
+		failed := listErr
+		for _, pid := range pids[uid] {
+			if limitErr := k.limiter.Limit(pid, wanted[uid]); limitErr != nil {
+				failed = limitErr
+			}
+		}
+		if failed != nil {
+			err = failed
+		} else if wanted[uid] == nil {
+			k.free[uid] = true
+		} else {
+			again = true
+		}
+	}
+	return k.limiter.Sweep() || again, err
+}
+
+// tell makes the report say why guests' limits are not in force.
+func (k *limitKeeper) tell(err error) {
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	k.mu.Lock()
+	changed := problem != k.problem
+	k.problem = problem
+	k.mu.Unlock()
+	if changed {
+		k.changed()
+	}
+}
+
+// problems returns what the report says of it.
+func (k *limitKeeper) problems() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.problem == "" {
+		return nil
+	}
+	return []string{k.problem}
+}

@@ -1,0 +1,149 @@
+package monitor
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "watari/api/watariv1"
+	"watari/internal/utmp"
+)
+
+// terminal makes a terminal that was read so long before a time.
+func (f *fake) terminal(name string, read time.Time) {
+	f.t.Helper()
+	path := filepath.Join(f.root, "dev", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil && !os.IsExist(err) {
+		f.t.Skipf("needs root, to make a terminal: %v", err)
+	}
+	if err := os.Chtimes(path, read, f.now); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func TestTheOwnersReturnIsTold(t *testing.T) {
+	f := newFake(t)
+	w := &watch{root: f.root, inputs: &f.monitor.inputs}
+	look := func(what string, after time.Duration, want bool) {
+		t.Helper()
+		f.now = f.now.Add(after)
+		if got := w.returned(f.now); got != want {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	f.terminal("pts/3", f.now)
+	f.write("run/utmp", utmpEntry(utmp.UserProcess, 61, "pts/3", "ann"))
+	look("who is there at the beginning", 0, false)
+	look("nothing", time.Minute, false)
+
+	f.terminal("pts/3", f.now)
+	look("a key on a terminal", 200*time.Millisecond, true)
+	look("nothing more", 200*time.Millisecond, false)
+	f.terminal("pts/3", f.now)
+	look("another key soon after", time.Second, false)
+	f.terminal("pts/3", f.now)
+	look("a key after a while", 5*time.Second, true)
+
+	f.terminal("pts/4", f.now)
+	entries := utmpEntry(utmp.UserProcess, 61, "pts/3", "ann") + utmpEntry(utmp.UserProcess, 62, "pts/4", "ben")
+	f.write("run/utmp", entries)
+	look("a login", 6*time.Second, true)
+	f.write("run/utmp", utmpEntry(utmp.UserProcess, 61, "pts/3", "ann"))
+	look("a logout", 6*time.Second, false)
+
+	f.monitor.inputs.mu.Lock()
+	f.monitor.inputs.noteLocked(f.now.Add(time.Second))
+	f.monitor.inputs.mu.Unlock()
+	look("the mouse", 2*time.Second, true)
+	look("the mouse stands still", 10*time.Second, false)
+	if err := os.Chtimes(filepath.Join(f.root, "dev/pts/3"), time.Time{}, f.now); err != nil {
+		t.Fatal(err)
+	}
+	look("a program writes to the terminal", 10*time.Second, false)
+}
+
+// The first key is told at once, what follows is not.
+func TestAKeyWakes(t *testing.T) {
+	f := newFake(t)
+	in := &f.monitor.inputs
+	woken := func() bool {
+		select {
+		case <-in.arrived:
+			return true
+		default:
+			return false
+		}
+	}
+	in.noteLocked(f.now)
+	first := woken()
+	in.noteLocked(f.now.Add(time.Second))
+	second := woken()
+	in.noteLocked(f.now.Add(time.Minute))
+	if third := woken(); !first || second || !third {
+		t.Errorf("woken: %v %v %v", first, second, third)
+	}
+}
+
+// An early sample shows what the owner does. It has no rates, and takes nothing from those of the next one.
+func TestASampleAtAGlanceLeavesRatesAlone(t *testing.T) {
+	f := newFake(t)
+	f.run(qemu(70, uidA, "md-0", 0))
+	f.sample(0)
+	f.monitor.publish(f.monitor.Sample(f.now.Add(time.Millisecond)))
+	f.now = f.now.Add(time.Millisecond)
+	f.run(qemu(70, uidA, "md-0", time.Second))
+	f.run(program{pid: 61, name: "bash", user: 1000})
+	f.terminal("pts/3", f.now.Add(-time.Second))
+	f.write("run/utmp", utmpEntry(utmp.UserProcess, 61, "pts/3", "ann"))
+	s := f.monitor.glance(f.now.Add(200 * time.Millisecond))
+	cpu(t, s, 0, 0, 0)
+	if s.Seconds != 0 || !slices.Equal(s.Owner.Users, []string{"ann"}) || s.Owner.TerminalIdle == nil || len(s.Guests) != 1 || s.Guests[0].Cpu != 0 {
+		t.Errorf("sample: %v", s)
+	}
+	cpu(t, f.sample(time.Second), 1, 0, 0)
+}
+
+// While it runs, the owner's return makes a sample within 200 ms.
+func TestTheOwnersReturnIsSampledAtOnce(t *testing.T) {
+	f := newFake(t)
+	f.now = time.Now()
+	f.run(program{pid: 61, name: "bash", user: 1000})
+	f.terminal("pts/3", f.now.Add(-time.Hour))
+	f.write("run/utmp", utmpEntry(utmp.UserProcess, 61, "pts/3", "ann"))
+	go f.monitor.Run(t.Context())
+	await := func(limit time.Duration, is func(*v1.HostSample) bool) time.Duration {
+		t.Helper()
+		begun := time.Now()
+		for {
+			s, next := f.monitor.Latest()
+			if s != nil && is(s) {
+				return time.Since(begun)
+			}
+			select {
+			case <-next:
+			case <-time.After(limit):
+				t.Fatalf("not within %v: %v", limit, s)
+			}
+		}
+	}
+	await(10*time.Second, func(s *v1.HostSample) bool { return s.Owner.GetTerminalIdle() > 3000 })
+	time.Sleep(awayFor + 500*time.Millisecond)
+	s, _ := f.monitor.Latest()
+	f.terminal("pts/3", time.Now())
+	took := await(3*time.Second, func(s *v1.HostSample) bool { return s.Owner.GetTerminalIdle() < 3000 })
+	now, _ := f.monitor.Latest()
+	t.Logf("seen after %v, %v after the sample before, with rates over %.3f s", took, now.At.AsTime().Sub(s.At.AsTime()), now.Seconds)
+	if took > 500*time.Millisecond { // 200 ms on a machine that is not busy
+		t.Errorf("seen after %v", took)
+	}
+	if now.Seconds != 0 && now.Seconds < atLeast.Seconds() {
+		t.Errorf("rates over %v s", now.Seconds)
+	}
+}

@@ -1,0 +1,262 @@
+package throttle
+
+// group.go - control groups with the controller cpu, of version 1 or 2.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	v1 "watari/api/watariv1"
+)
+
+// Names of groups of one vCPU: those that are made here have the thread's id in them, libvirt's the vCPU's number.
+const ownPrefix = "watari-vcpu-"
+
+var (
+	ownGroup      = regexp.MustCompile(`^` + ownPrefix + `\d+$`)
+	libvirtsGroup = regexp.MustCompile(`^vcpu\d+$`)
+)
+
+// What the kernel takes for a quota's period, microseconds, and its least quota. A short period has short pauses: a vCPU that
+// is stopped may hold a lock of QEMU's, which then waits until the period ends.
+const (
+	leastPeriod = 10_000
+	mostPeriod  = 1_000_000
+	leastQuota  = 1000
+)
+
+// Usual values.
+const (
+	usualWeight = 100
+	usualShares = 1024 // version 1's counterpart
+	leastShares = 2
+)
+
+var errNoController = errors.New("the kernel has no control groups for processor time at /sys/fs/cgroup")
+
+// hierarchy is where control groups for processor time are mounted.
+type hierarchy struct {
+	mount, root string // mount point; path of the group that is mounted there
+	v2          bool
+}
+
+// hierarchy finds it. A machine may have version 2 mounted beside version 1, without this controller.
+func (t *Throttle) hierarchy() (found hierarchy, err error) {
+	proc, err := procfs.NewFS(t.proc)
+	if err != nil {
+		return found, err
+	}
+	mounts, err := proc.GetMounts()
+	if err != nil {
+		return found, fmt.Errorf("slow a guest down: find the control groups: %w", err)
+	}
+	for _, m := range mounts {
+		_, cpu := m.SuperOptions["cpu"]
+		switch {
+		case m.FSType == "cgroup" && cpu:
+			return hierarchy{m.MountPoint, m.Root, false}, nil
+		case m.FSType == "cgroup2":
+			found = hierarchy{m.MountPoint, m.Root, true}
+		}
+	}
+	return found, nil
+}
+
+// group is a control group.
+type group struct {
+	dir string
+	v2  bool
+}
+
+// groupOf returns the group of a thread.
+func (h hierarchy) groupOf(thread procfs.Proc) (group, error) {
+	groups, err := thread.Cgroups()
+	if err != nil {
+		return group{}, err
+	}
+	if h.mount == "" {
+		return group{}, errNoController
+	}
+	for _, g := range groups {
+		if h.v2 && g.HierarchyID != 0 || !h.v2 && !slices.Contains(g.Controllers, "cpu") {
+			continue
+		}
+		// Both paths are seen from the namespace of control groups in which this process is.
+		inside, ok := strings.CutPrefix(g.Path, strings.TrimSuffix(h.root, "/"))
+		if !ok || strings.HasPrefix(inside, "/..") {
+			break
+		}
+		found := group{filepath.Join(h.mount, inside), h.v2}
+		if _, err := os.Stat(found.dir); err != nil {
+			return group{}, fmt.Errorf("the control group of thread %d: %w", thread.PID, err)
+		}
+		return found, nil
+	}
+	return group{}, fmt.Errorf("the control group of thread %d is not mounted here: %w", thread.PID, errNoController)
+}
+
+// domain returns the group of the whole guest, of one of libvirt's groups of a vCPU. Under systemd there is one more between.
+func (g group) domain() group {
+	parent := filepath.Dir(g.dir)
+	if filepath.Base(parent) == "libvirt" {
+		parent = filepath.Dir(parent)
+	}
+	return group{parent, g.v2}
+}
+
+// bounds reports whether the group can bound processor time: libvirt makes groups also for other controllers.
+func (g group) bounds() bool {
+	_, err := os.Stat(filepath.Join(g.dir, g.quotaFile()))
+	return err == nil
+}
+
+func (g group) quotaFile() string {
+	if g.v2 {
+		return "cpu.max"
+	}
+	return "cpu.cfs_quota_us"
+}
+
+// set bounds the time of a vCPU's group, and gives the group of the weight its weight. It writes only what is to change.
+func (g group) set(limits *v1.GuestLimits, weighed group) error {
+	if err := weighed.setWeight(limits.GetCpuWeight()); err != nil {
+		return err
+	}
+	quota, period := quotaOf(limits.GetCpuPermille())
+	if g.v2 {
+		text := fmt.Sprintf("%d %d", quota, period)
+		if quota < 0 {
+			text = "max"
+		}
+		if have := g.read("cpu.max"); have == text || quota < 0 && strings.HasPrefix(have, "max") {
+			return nil
+		}
+		return g.write("cpu.max", text)
+	}
+	if have := g.read("cpu.cfs_quota_us"); have == strconv.Itoa(quota) && (quota < 0 || g.read("cpu.cfs_period_us") == strconv.Itoa(period)) {
+		return nil
+	}
+	// Without a quota first: the old one with the new period may be more than the group above has, which the kernel refuses.
+	if err := g.write("cpu.cfs_quota_us", "-1"); err != nil || quota < 0 {
+		return err
+	}
+	if err := g.write("cpu.cfs_period_us", strconv.Itoa(period)); err != nil {
+		return err
+	}
+	err := g.write("cpu.cfs_quota_us", strconv.Itoa(quota))
+	if errors.Is(err, unix.EINVAL) {
+		return nil // the group above has less
+	}
+	return err
+}
+
+// quotaOf returns the quota and its period, microseconds, of so many thousandths of a processor; a quota of -1 is none.
+func quotaOf(permille uint32) (quota, period int) {
+	if permille == 0 || permille >= 1000 {
+		return -1, 100_000
+	}
+	period = min(max(leastQuota*1000/int(permille), leastPeriod), mostPeriod)
+	return max(period*int(permille)/1000, leastQuota), period
+}
+
+func (g group) setWeight(weight uint32) error {
+	name, value := "cpu.weight", min(max(int(weight), 1), 10_000)
+	if weight == 0 {
+		value = usualWeight
+	}
+	if !g.v2 {
+		name, value = "cpu.shares", max(value*usualShares/usualWeight, leastShares)
+	}
+	have := g.read(name)
+	if have == "" && weight == 0 || have == strconv.Itoa(value) {
+		return nil
+	}
+	return g.write(name, strconv.Itoa(value))
+}
+
+// make makes a group for a vCPU below this one. In version 2 it is one of threads: its processes stay in this group.
+func (g group) make(tid int) (group, error) {
+	own := group{filepath.Join(g.dir, ownPrefix+strconv.Itoa(tid)), g.v2}
+	if err := os.Mkdir(own.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return own, err
+	}
+	if g.v2 {
+		if err := errors.Join(own.write("cgroup.type", "threaded"), g.write("cgroup.subtree_control", "+cpu")); err != nil {
+			_ = os.Remove(own.dir)
+			return own, err
+		}
+	}
+	if !own.bounds() {
+		_ = os.Remove(own.dir)
+		return own, fmt.Errorf("the control group %s has no controller for processor time", g.dir)
+	}
+	return own, nil
+}
+
+// enter moves a thread into the group.
+func (g group) enter(tid int) error {
+	if g.v2 {
+		return g.write("cgroup.threads", strconv.Itoa(tid))
+	}
+	return g.write("tasks", strconv.Itoa(tid))
+}
+
+// dissolve moves a thread out of a group that was made for it, and removes the group.
+func (g group) dissolve(tid int) error {
+	parent := group{filepath.Dir(g.dir), g.v2}
+	if err := parent.enter(tid); err != nil {
+		return err
+	}
+	if err := os.Remove(g.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove control group %s: %w", g.dir, err)
+	}
+	return nil
+}
+
+// read returns a file's line; empty: there is none.
+func (g group) read(name string) string {
+	text, _ := os.ReadFile(filepath.Join(g.dir, name))
+	return strings.TrimSpace(string(text))
+}
+
+// write writes to a file that the kernel has made.
+func (g group) write(name, value string) error {
+	file, err := os.OpenFile(filepath.Join(g.dir, name), os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := file.WriteString(value); err != nil {
+		return fmt.Errorf("write %s: %w", value, err)
+	}
+	return nil
+}
+
+// setIdle lets a thread run only when nothing else wants its processor, or ends that.
+func setIdle(tid int, idle bool) error {
+	have, err := unix.SchedGetAttr(tid, 0)
+	if err != nil {
+		return fmt.Errorf("ask for the priority of thread %d: %w", tid, err)
+	}
+	if (have.Policy == unix.SCHED_IDLE) == idle {
+		return nil
+	}
+	policy := uint32(unix.SCHED_NORMAL)
+	if idle {
+		policy = unix.SCHED_IDLE
+	}
+	if err := unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: policy}, 0); err != nil {
+		return fmt.Errorf("set the priority of thread %d: %w", tid, err)
+	}
+	return nil
+}
