@@ -37,3 +37,8 @@ bench-pm: build ## PM, alone and under MPI, against other transports of three MP
 bench-scale: build ## a manager with up to 3,000 simulated hosts and 30,000 guests: placing, filling, draining, CPU, memory; and up to 64 real guests (root). SCALE="-only real" for these alone
 	@scripts/setup.sh build demo
 	@$(GO) run ./bench/scale $(SCALE)
+
+.PHONY: bench-harvest
+bench-harvest: build ## what the owner of a lent machine feels of guests (root)
+	@scripts/setup.sh build demo
+	@$(GO) build -o $(BIN)/bench-harvest ./bench/harvest && $(BIN)/bench-harvest $(HARVEST)
