@@ -153,7 +153,7 @@ func TestGuestsLeaveAHostWhoseOwnerIsBack(t *testing.T) {
 	if orders = h.pass(9 * time.Second); limitsIn(orders, "a1", "md-0").GetCpuPermille() != 300 {
 		t.Errorf("limits after 9 s: %v", limitsIn(orders, "a1", "md-0"))
 	}
-	if orders = h.pass(time.Second); limitsIn(orders, "a1", "md-0").GetCpuPermille() != 1 {
+	if orders = h.pass(time.Second); limitsIn(orders, "a1", "md-0").GetCpuPermille() != 5 {
 		t.Errorf("limits after 10 s: %v", limitsIn(orders, "a1", "md-0"))
 	}
 	h.arrive()

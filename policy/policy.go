@@ -184,6 +184,6 @@ func (p *Policy) Limits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, agai
 	return limits, again
 }
 
-// stopped is the least share of time that a guest can have. Its virtual CPUs stand still for practical purposes, while QEMU
-// itself goes on to send the guest's memory.
-const stopped = 1
+// stopped is the share of time of a guest that is stopped, in thousandths. Its virtual CPUs stand still for practical
+// purposes. With less, a virtual CPU may hold a lock of QEMU's for so long that the guest's own move takes longer.
+const stopped = 5

@@ -205,7 +205,7 @@ func TestLimits(t *testing.T) {
 	if limits.GetCpuWeight() != 1 || limits.GetCpuPermille() != 200 || !again.Equal(since.Add(10*time.Second)) {
 		t.Errorf("got %v, again %v", limits, again)
 	}
-	if limits, again = p.Limits(h, since.Add(10*time.Second)); limits.GetCpuPermille() != 1 || !again.IsZero() {
+	if limits, again = p.Limits(h, since.Add(10*time.Second)); limits.GetCpuPermille() != 5 || !again.IsZero() {
 		t.Errorf("got %v, again %v", limits, again)
 	}
 	for name, want := range map[string]bool{"md-x/md-x-0": true, "md/md-0": false, "x/x-1": true, "x/x-2": false} {

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -250,8 +249,8 @@ func leave(s *system.System, r *result) error {
 		return err
 	}
 	go func() {
-		out, _ := exec.Command("nsenter", "--net=/run/watari/lab/"+lab+"/ns/"+lent, self, "-watch").Output()
-		sent <- string(out)
+		out, _ := s.OnHost(lent, "exec "+self+" -watch")
+		sent <- out
 	}()
 	time.Sleep(time.Second)
 	go func() {
@@ -291,7 +290,7 @@ func leave(s *system.System, r *result) error {
 	counts := pairs(<-sent)
 	r.first = firstPage(counts, back)
 	if math.IsNaN(r.first) {
-		return fmt.Errorf("nothing was sent")
+		return fmt.Errorf("nothing was sent: %d looks at the interface, the guests were gone after %.1f s", len(counts), r.gone)
 	}
 	r.leaving, err = p99(slices.DeleteFunc(<-loop, func(p pair) bool { return p.at.Before(back) }), left)
 	return err
