@@ -3,6 +3,7 @@ package core
 // drain.go - moves guests away from hosts that they have to leave: those that are drained, and those that a policy withdraws.
 
 import (
+	"fmt"
 	"maps"
 	"time"
 
@@ -34,7 +35,7 @@ func (p *pass) drain() {
 
 // moveAway begins to move a guest away from its host, if that is possible and permitted now. Later decisions try again.
 func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
-	if p.changed(g) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
+	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
 		return
 	}
 	if wait := p.failedLately(g); wait > 0 {
@@ -45,6 +46,10 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if order == nil {
 		return
 	}
+	kind := stuckKind(g)
+	if p.stuck[kind] {
+		return
+	}
 	if p.room == nil {
 		p.room = newRoom(p.Objects, p, p.index.moves)
 	}
@@ -53,6 +58,10 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	}
 	m, _, err := planMove(p.working.Objects, p, p.room, p.planned, p.index.guestsOf(g.Cluster), g, "", "", false)
 	if err != nil {
+		if p.stuck == nil {
+			p.stuck = map[string]bool{}
+		}
+		p.stuck[kind] = true
 		return
 	}
 	m.Reason, m.Policy, m.BandwidthBytes = order.reason, order.policy, order.bandwidth
@@ -64,7 +73,15 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	p.propose("guest/"+g.Meta.Name, c)
 	p.room.take(m.Target, g.Shape)
 	p.planned[g.Meta.Uid] = m
-	p.policies.began(m, p.Now)
+	if m.Policy != "" {
+		p.begunLately()[m.Policy]++
+	}
+}
+
+// stuckKind is equal for guests of which either all can leave their host or none can: for a large cluster that cannot leave, one
+// answer is enough.
+func stuckKind(g *v1.Guest) string {
+	return fmt.Sprint(g.Cluster, "/", g.Host, "/", g.Shape.GetVcpus(), "/", g.Shape.GetMemoryBytes(), "/", g.ImageDigest, "/", g.Platform)
 }
 
 // runsUnderGrant reports whether the guest's host reports it running under the present grant.
@@ -77,8 +94,9 @@ func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 // failedLately returns how long a guest must wait after a failed move; 0: it may move.
 func (p *pass) failedLately(g *v1.Guest) (wait time.Duration) {
 	for _, m := range p.index.ended[g.Meta.Uid] {
-		if m.State != v1.MigrationState_MIGRATION_STATE_DONE {
-			wait = max(wait, retryMove-p.Now.Sub(m.Ended.AsTime()))
+		age := p.Now.Sub(m.Ended.AsTime()) // negative: the clock was set back
+		if m.State != v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 {
+			wait = max(wait, retryMove-age)
 		}
 	}
 	return wait

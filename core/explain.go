@@ -22,6 +22,10 @@ type Explainer struct {
 	Reports Reports
 	Signals Signals
 	Now     time.Time
+	// Policy is the policy in force, if the caller has read it already.
+	Policy *policy.Policy
+	// Admin tells by which condition an owner is back.
+	Admin bool
 }
 
 // lines collects what is said.
@@ -35,6 +39,9 @@ func (e *Explainer) policy(l *lines) *policy.Policy {
 	if stored == nil {
 		l.add("no policy is in force: guests move only if somebody asks")
 		return nil
+	}
+	if e.Policy != nil && e.Policy.Text == stored.Text {
+		return e.Policy
 	}
 	p, err := policy.Parse(stored.Text)
 	if err != nil {
@@ -144,7 +151,11 @@ func (e *Explainer) host(l *lines, h *v1.Host) {
 		l.add("host %s is drained: an administrator has asked for that", name)
 	}
 	for _, w := range h.GetWithdrawn() {
-		l.add("host %s takes no guests since %s, by %s: %s", name, w.Since.AsTime().UTC().Format("2006-01-02 15:04:05 MST"), w.Policy, w.Reason)
+		reason := w.Reason
+		if w.Policy == policy.HarvestName && !e.Admin {
+			reason = policy.OwnerUses
+		}
+		l.add("host %s takes no guests since %s, by %s: %s", name, w.Since.AsTime().UTC().Format("2006-01-02 15:04:05 MST"), w.Policy, reason)
 	}
 	if h != nil && !h.Draining && len(h.Withdrawn) == 0 {
 		l.add("host %s takes guests", name)

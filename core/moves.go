@@ -42,6 +42,14 @@ func (p *pass) moves() {
 			p.endMove("migration/"+m.Meta.Name, m, v1.MigrationState_MIGRATION_STATE_FAILED, fmt.Sprintf("host %s has no memory left for the guest", m.Target))
 			continue
 		}
+		if pending && turn {
+			if g := p.working.Guests[m.Guest]; g.GetMeta().GetUid() == m.GuestUid && !p.changed(g) {
+				if why := p.lapsed(m, g); why != "" {
+					p.endMove("migration/"+m.Meta.Name, m, v1.MigrationState_MIGRATION_STATE_CANCELLED, why)
+					continue
+				}
+			}
+		}
 		if p.move(m, turn) && pending {
 			busy[m.Source]++
 			busy[m.Target]++
@@ -106,6 +114,9 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 	c.write(Update, update)
 	if grant != nil {
 		c.write(Update, grant)
+	}
+	if source := p.Hosts[m.Source]; m.Policy != "" && d.State == v1.MigrationState_MIGRATION_STATE_RESERVING && source != nil {
+		c.write(Expect, source) // its withdrawal is the reason of the move
 	}
 	if d.State != m.State {
 		moveEvent(&c, update)

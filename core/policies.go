@@ -34,7 +34,6 @@ type policyMemory struct {
 	stored  *v1.Policy     // in force
 	policy  *policy.Policy // the same; nil: there is none, or it cannot be read
 	matches map[string]hostMatch
-	begun   []begunMove // within the last hour, oldest first
 }
 
 // hostMatch says which entries of the policy match a host. Expressions are evaluated again only if the host has changed.
@@ -44,22 +43,9 @@ type hostMatch struct {
 	windows []policy.MaintenanceWindow
 }
 
-// begunMove is a move that a policy has begun.
-type begunMove struct {
-	policy string
-	at     time.Time
-}
-
 func (m policyMemory) clone() policyMemory {
-	m.matches, m.begun = maps.Clone(m.matches), slices.Clone(m.begun)
+	m.matches = maps.Clone(m.matches)
 	return m
-}
-
-// began notes a move for the budgets. After a change of manager the budgets begin anew.
-func (m *policyMemory) began(move *v1.Migration, now time.Time) {
-	if move.Policy != "" {
-		m.begun = append(m.begun, begunMove{move.Policy, now})
-	}
 }
 
 // inForce finds the policy in force. A policy that this version cannot read withdraws no host.
@@ -69,7 +55,7 @@ func (p *pass) inForce() {
 	if stored == memory.stored && memory.matches != nil {
 		return
 	}
-	*memory = policyMemory{stored: stored, matches: map[string]hostMatch{}, begun: memory.begun}
+	*memory = policyMemory{stored: stored, matches: map[string]hostMatch{}}
 	p.index.everything = true
 	if stored == nil {
 		return
@@ -89,7 +75,7 @@ func (p *pass) match(h *v1.Host) hostMatch {
 	}
 	m = hostMatch{host: h}
 	_, rule := memory.policy.Rule(h)
-	m.owned = rule != nil
+	m.owned = rule.HasOwner()
 	if maintenance := memory.policy.GetMaintenance(); maintenance != nil {
 		m.windows = maintenance.For(h)
 	}
@@ -152,6 +138,9 @@ func withdrawalEvents(c *Change, before, now *v1.Host) {
 	}
 }
 
+// leastWithdrawal is the least time for which a host is withdrawn because of its owner.
+const leastWithdrawal = 10 * time.Second
+
 // owner returns the withdrawal of a host because of its owner; nil: there is none.
 func (p *pass) owner(h *v1.Host) *v1.Withdrawal {
 	memory := &p.Core.policies
@@ -166,6 +155,13 @@ func (p *pass) owner(h *v1.Host) *v1.Withdrawal {
 	back, reason, again := signals.Owner(before != nil, p.Now)
 	if !again.IsZero() {
 		p.again = earlier(p.again, again)
+	}
+	if !back && before != nil {
+		// An owner who comes and goes must not fill the store.
+		if until := before.Since.AsTime().Add(leastWithdrawal); p.Now.Before(until) && until.Sub(p.Now) <= leastWithdrawal {
+			p.again = earlier(p.again, until)
+			return before
+		}
 	}
 	switch {
 	case !back:
@@ -215,7 +211,7 @@ func (p *pass) leaves(g *v1.Guest, h *v1.Host) *leave {
 		if limits == nil || p.forbidden(g, w.Policy, limits) != "" {
 			continue
 		}
-		return &leave{policy: w.Policy, reason: fmt.Sprintf("%s of host %s: %s", why, g.Host, w.Reason), bandwidth: limits.Bandwidth}
+		return &leave{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: limits.Bandwidth}
 	}
 	return nil
 }
@@ -232,17 +228,36 @@ func (p *pass) forbidden(g *v1.Guest, name string, l *policy.Limits) string {
 	if l.MovesPerHour == 0 {
 		return ""
 	}
-	memory.begun = slices.DeleteFunc(memory.begun, func(b begunMove) bool { return p.Now.Sub(b.at) >= time.Hour || b.at.After(p.Now) })
-	begun := 0
-	for _, b := range memory.begun {
-		if b.policy == name {
-			begun++
-		}
-	}
-	if begun >= l.MovesPerHour {
+	if begun := p.begunLately()[name]; begun >= l.MovesPerHour {
 		return fmt.Sprintf("%s has begun %d moves within the last hour, as many as it may", name, begun)
 	}
 	return ""
+}
+
+// begunLately returns how many moves each policy has begun within the last hour, with those of this decision.
+func (p *pass) begunLately() map[string]int {
+	if p.begun == nil {
+		p.begun = map[string]int{}
+		for _, m := range p.Migrations {
+			if age := p.Now.Sub(m.Meta.Created.AsTime()); m.Policy != "" && age >= 0 && age < time.Hour {
+				p.begun[m.Policy]++
+			}
+		}
+	}
+	return p.begun
+}
+
+// lapsed says why a policy's move that waits for its turn must not begin any more; empty: it may.
+func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
+	if m.Policy == "" {
+		return ""
+	}
+	limits, _ := p.Core.policies.policy.LimitsOf(m.Policy)
+	if limits == nil || policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
+		return "its reason has ended"
+	}
+	why, _ := mustStay(p.Core.policies.policy, limits, g, p.index.ended[g.Meta.Uid], p.Now)
+	return why
 }
 
 // mustStay says why a policy with limits l must not move a guest now, whatever else it has moved; empty: it may. ended are
@@ -257,7 +272,8 @@ func mustStay(whole *policy.Policy, l *policy.Limits, g *v1.Guest, ended []*v1.M
 		}
 	}
 	for _, m := range ended {
-		if end := m.Ended.AsTime().Add(l.CoolDown); m.Policy != "" && now.Before(end) && end.After(until) {
+		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back
+		if end := m.Ended.AsTime().Add(l.CoolDown); m.Policy != "" && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < l.CoolDown && end.After(until) {
 			until = end
 		}
 	}
@@ -267,12 +283,15 @@ func mustStay(whole *policy.Policy, l *policy.Limits, g *v1.Guest, ended []*v1.M
 	return "", until
 }
 
-// cancelArrivals cancels moves to hosts that their owners have come back to, unless the guest has arrived.
+// cancelArrivals cancels moves to hosts that policies have withdrawn meanwhile: those that have not begun to transfer memory, and
+// if the host's owner is back, all that have not passed on the grant.
 func (p *pass) cancelArrivals() {
 	for _, host := range sortedKeys(p.Hosts) {
-		if policy.Withdrawn(p.Hosts[host], policy.HarvestName) == nil {
+		h := p.Hosts[host]
+		if len(h.Withdrawn) == 0 {
 			continue
 		}
+		owner := policy.Withdrawn(h, policy.HarvestName) != nil
 		arriving := slices.Collect(maps.Keys(p.index.movesAt[host]))
 		oldestFirst(arriving)
 		for _, m := range arriving {
@@ -282,11 +301,15 @@ func (p *pass) cancelArrivals() {
 			if m.Target != host || m.Cancel || passing(m.State) || p.changed(m) || migration.Ended(m.State) {
 				continue
 			}
+			early := m.State == v1.MigrationState_MIGRATION_STATE_PENDING || m.State == v1.MigrationState_MIGRATION_STATE_RESERVING
+			if !early && !owner {
+				continue
+			}
 			update := proto.CloneOf(m)
 			update.Cancel = true
 			var c Change
 			c.write(Update, update)
-			c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "its move from %s to %s is cancelled: the owner of %s is back", m.Source, m.Target, m.Target)
+			c.event(v1.Severity_SEVERITY_INFO, "guest", m.Guest, "its move from %s to %s is cancelled: %s takes no guests any more (%s)", m.Source, m.Target, m.Target, policy.Why(h))
 			p.propose("migration/"+m.Meta.Name, c)
 		}
 	}

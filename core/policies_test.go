@@ -143,7 +143,7 @@ func TestGuestsLeaveAHostWhoseOwnerIsBack(t *testing.T) {
 		t.Errorf("moves %q", h.moves())
 	}
 	m := h.objects.Migrations["md-0-m2"]
-	if m.GetPolicy() != "harvest" || m.GetBandwidthBytes() != 10<<20 || !strings.Contains(m.GetReason(), "the owner is back of host a1: host.input_idle") {
+	if m.GetPolicy() != "harvest" || m.GetBandwidthBytes() != 10<<20 || !strings.Contains(m.GetReason(), "the owner of host a1 is back") {
 		t.Errorf("the move is %v", m)
 	}
 	if l := limitsIn(orders, "a1", "md-0"); l.GetCpuWeight() != 2 || l.GetCpuPermille() != 300 {
@@ -180,7 +180,7 @@ func TestAMoveToAHostWhoseOwnerComesBackIsCancelled(t *testing.T) {
 	}
 	h.idle["a2"] = 0.1
 	h.pass(time.Second)
-	if m := h.objects.Migrations["md-0-m2"]; !m.Cancel || !strings.Contains(strings.Join(h.events, "\n"), "the owner of a2 is back") {
+	if m := h.objects.Migrations["md-0-m2"]; !m.Cancel || !strings.Contains(strings.Join(h.events, "\n"), "a2 takes no guests any more") {
 		t.Errorf("the move is %v; %q", m, h.events)
 	}
 }
@@ -306,5 +306,98 @@ func TestAPolicyThatCannotBeRead(t *testing.T) {
 	h.objects.Hosts["a1"].Withdrawn = []*v1.Withdrawal{{Policy: "harvest", Since: timestamppb.New(h.now)}}
 	if h.pass(time.Second); len(h.objects.Hosts["a1"].Withdrawn) != 0 {
 		t.Error("the host stays withdrawn")
+	}
+}
+
+// A rule without conditions exempts its hosts from later rules, also those that are withdrawn.
+func TestARuleWithoutConditionsExemptsItsHosts(t *testing.T) {
+	h := newHousehold(t, ownersOfAll+"harvest: {}\n", 1)
+	h.idle["a1"] = 0.1
+	h.pass(time.Second)
+	if len(h.objects.Hosts["a1"].Withdrawn) != 1 {
+		t.Fatal("the host is not withdrawn")
+	}
+	h.apply("owners:\n- match: host.name == \"a1\"\n- match: 'true'\n  busy:\n  - when: host.input_idle < duration(\"2s\")\n  idle: {when: 'host.input_idle > duration(\"10s\")'}\nharvest: {}\n")
+	if h.pass(time.Second); len(h.objects.Hosts["a1"].Withdrawn) != 0 {
+		t.Error("the exempt host stays withdrawn")
+	}
+}
+
+// apply puts another policy in force.
+func (h *household) apply(text string) {
+	h.t.Helper()
+	version := InForce(h.objects).GetVersion() + 1
+	var err error
+	if h.policy, err = policy.Parse(text); err != nil {
+		h.t.Fatal(err)
+	}
+	var c Change
+	c.write(Create, NewPolicy(version, text, "", "admin"))
+	h.objects = h.objects.Apply(c)
+}
+
+// end ends all moves under way in a state, at a time.
+func (h *household) end(state v1.MigrationState, at time.Time) {
+	var c Change
+	for _, m := range h.objects.Migrations {
+		if !migration.Ended(m.State) {
+			c.write(Update, &v1.Migration{Meta: m.Meta, Guest: m.Guest, GuestUid: m.GuestUid, Source: m.Source, Target: m.Target, Policy: m.Policy, State: state, Ended: timestamppb.New(at)})
+		}
+	}
+	h.objects = h.objects.Apply(c)
+}
+
+// Only a move that was made starts the cool-down, and a clock that was ahead keeps no guest.
+func TestMovesThatWereNotMadeKeepNoGuest(t *testing.T) {
+	for _, c := range []struct {
+		state v1.MigrationState
+		ahead time.Duration
+	}{
+		{v1.MigrationState_MIGRATION_STATE_CANCELLED, 0},
+		{v1.MigrationState_MIGRATION_STATE_FAILED, 24 * time.Hour},
+		{v1.MigrationState_MIGRATION_STATE_DONE, 24 * time.Hour},
+	} {
+		h := newHousehold(t, ownersOfAll+"harvest: {cool_down: 30m}\n", 1)
+		h.idle["a1"] = 0.1
+		h.pass(time.Second)
+		h.end(c.state, h.now.Add(c.ahead))
+		for range 4 {
+			h.pass(3 * time.Second)
+		}
+		if h.moves() == "" {
+			t.Errorf("after a move that ended %v, %v ahead, the guest does not move", c.state, c.ahead)
+		}
+	}
+}
+
+// A move of a policy that waits for its turn does not begin once its reason has ended.
+func TestMovesThatWaitEndWithTheirReason(t *testing.T) {
+	h := newHousehold(t, ownersOfAll+"harvest: {}\n", 4)
+	h.idle["a1"] = 0.1
+	h.pass(time.Second)
+	waiting := 0
+	for _, m := range h.objects.Migrations {
+		if m.State == v1.MigrationState_MIGRATION_STATE_PENDING {
+			waiting++
+		}
+	}
+	if waiting != 2 {
+		t.Fatalf("%d moves wait", waiting)
+	}
+	h.apply("harvest: {}\n") // no host has an owner any more
+	h.pass(time.Second)
+	for _, m := range h.objects.Migrations { // those under way make room
+		if m.State == v1.MigrationState_MIGRATION_STATE_RESERVING {
+			var c Change
+			done := &v1.Migration{Meta: m.Meta, Guest: m.Guest, GuestUid: m.GuestUid, Source: m.Source, Target: m.Target, State: v1.MigrationState_MIGRATION_STATE_DONE, Ended: timestamppb.New(h.now)}
+			c.write(Update, done)
+			h.objects = h.objects.Apply(c)
+		}
+	}
+	h.pass(time.Second)
+	for name, m := range h.objects.Migrations {
+		if m.State == v1.MigrationState_MIGRATION_STATE_PENDING || m.State == v1.MigrationState_MIGRATION_STATE_RESERVING {
+			t.Errorf("move %s is %s", name, StateName(m.State.String()))
+		}
 	}
 }

@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"watari/ca"
+	"watari/core"
 	"watari/internal/durable"
 	"watari/internal/lan"
 	"watari/manager/api"
 	"watari/manager/store"
+	"watari/policy"
 
 	v1 "watari/api/watariv1"
 )
@@ -23,13 +25,12 @@ import (
 // loadAuthority loads the authority, or makes it at the first start, and writes its certificate to State/ca.
 func (m *Manager) loadAuthority(ctx context.Context) (*ca.Authority, error) {
 	certificate, key, err := m.store.Authority(ctx, func() ([]byte, []byte, error) {
-		m.fresh = true
 		a, err := ca.New("watari")
 		if err != nil {
 			return nil, nil, err
 		}
 		return a.CertificatePEM(), a.KeyPEM(), nil
-	})
+	}, core.NewPolicy(1, policy.Default, "the default of new installations", ""))
 	if err != nil {
 		return nil, err
 	}

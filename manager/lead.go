@@ -54,9 +54,6 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	if err := m.ensureAdmin(ctx); err != nil {
 		return err
 	}
-	if err := m.ensurePolicy(ctx); err != nil {
-		return err
-	}
 	m.Log.Info("this manager leads", "term", term)
 	begun := time.Now()
 	m.led.Store(&begun)
@@ -67,7 +64,7 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 		m.tidy(ctx)
 	}()
 	err = m.RunController(ctx, controller.Deps{
-		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), Signals: m.watch.now, SignalChanges: m.watch.changed,
+		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), Signals: m.watch.signals, SignalChanges: m.watch.changed,
 		RunsDir: m.runsDir(), NoSharing: m.NoSharing,
 		Term: term, TermID: m.store.Led().GetId(), Stamps: m.stamps, Authority: m.authority, Log: m.Log,
 	})

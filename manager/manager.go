@@ -81,7 +81,6 @@ type Manager struct {
 	sessions  *session.Sessions
 	history   *history.History
 	watch     *watch
-	fresh     bool // this process has begun a new installation
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool

@@ -1,11 +1,8 @@
 package manager
 
-// watch.go - watches the samples of hosts for the policy in force, and puts the first policy in force.
+// watch.go - watches the samples of hosts for the policy in force.
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -43,6 +40,7 @@ func (w *watch) see(s *store.Snapshot, host string, sample *v1.HostSample, now t
 			w.policy, _ = policy.Parse(stored.Text) // core notes an error
 		}
 	}
+	w.watcher.Forget(s.Hosts)
 	if !w.watcher.See(w.policy, h, sample, now) {
 		return
 	}
@@ -52,23 +50,15 @@ func (w *watch) see(s *store.Snapshot, host string, sample *v1.HostSample, now t
 	}
 }
 
-// now returns what is known of hosts now.
-func (w *watch) now(now time.Time) core.Signals {
+// now returns what is known of hosts now, and the policy in force; nil: there is none.
+func (w *watch) now(now time.Time) (core.Signals, *policy.Policy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.watcher.All(now)
+	return w.watcher.All(now), w.policy
 }
 
-// ensurePolicy puts the default policy in force in an installation that this process has begun. Other installations keep
-// what they have, perhaps none.
-func (m *Manager) ensurePolicy(ctx context.Context) error {
-	if !m.fresh || core.InForce(m.store.Snapshot()) != nil {
-		return nil
-	}
-	err := store.Policies.Create(ctx, m.store, core.NewPolicy(1, policy.Default, "the default", ""))
-	if err != nil && !errors.Is(err, store.ErrExists) {
-		return fmt.Errorf("put the default policy in force: %w", err)
-	}
-	m.fresh = false
-	return nil
+// signals is now without the policy.
+func (w *watch) signals(now time.Time) core.Signals {
+	signals, _ := w.now(now)
+	return signals
 }

@@ -120,10 +120,12 @@ func hostVariables(h *v1.Host) map[string]any {
 // variables returns all variables.
 func variables(h *v1.Host, s *v1.HostSample) map[string]any {
 	all := hostVariables(h)
-	all["host.owner_cpu"], all["host.guests_cpu"], all["host.system_cpu"] = s.GetCpuOwner(), s.GetCpuGuests(), s.GetCpuSystem()
 	all["host.memory_available"] = float64(s.GetMemoryAvailableBytes())
-	all["host.cpu_pressure"], all["host.memory_pressure"], all["host.io_pressure"] =
-		s.GetCpuPressure().GetSome(), s.GetMemoryPressure().GetSome(), s.GetIoPressure().GetSome()
+	if s.GetSeconds() > 0 { // without rates, a condition on them cannot be evaluated, so that it does not hold
+		all["host.owner_cpu"], all["host.guests_cpu"], all["host.system_cpu"] = s.GetCpuOwner(), s.GetCpuGuests(), s.GetCpuSystem()
+		all["host.cpu_pressure"], all["host.memory_pressure"], all["host.io_pressure"] =
+			s.GetCpuPressure().GetSome(), s.GetMemoryPressure().GetSome(), s.GetIoPressure().GetSome()
+	}
 	owner := s.GetOwner()
 	all["host.users"] = append([]string{}, owner.GetUsers()...)
 	all["host.input_idle"], all["host.terminal_idle"] = idle(owner != nil && owner.InputIdle != nil, owner.GetInputIdle()),

@@ -40,6 +40,9 @@ type OwnerRule struct {
 	Idle  Condition   // the owner is away
 }
 
+// HasOwner reports whether hosts of the rule can be their owner's. A rule without conditions exempts its hosts from later rules.
+func (r *OwnerRule) HasOwner() bool { return r != nil && len(r.Busy) > 0 }
+
 // Condition is an expression that counts once it has held for a time without a break.
 type Condition struct {
 	When *Expression
@@ -129,14 +132,14 @@ func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
 	return windows
 }
 
-// LimitsOf returns the limits of a policy, and why it moves guests; nil: it is off.
+// LimitsOf returns the limits of a policy, and why it moves guests, with %s for the host; nil: it is off.
 func (p *Policy) LimitsOf(name string) (limits *Limits, why string) {
 	switch {
 	case p == nil:
 	case name == HarvestName && p.Harvest != nil:
-		return &p.Harvest.Limits, "the owner is back"
+		return &p.Harvest.Limits, "the owner of host %s is back"
 	case name == MaintenanceName && p.Maintenance != nil:
-		return &p.Maintenance.Limits, "maintenance"
+		return &p.Maintenance.Limits, "host %s is maintained"
 	}
 	return nil, ""
 }
@@ -151,13 +154,16 @@ func Withdrawn(h *v1.Host, policy string) *v1.Withdrawal {
 	return nil
 }
 
+// OwnerUses is what users are told of a host that is withdrawn because of its owner.
+const OwnerUses = "its owner uses it"
+
 // Why says why policies keep guests from a host; empty: they do not.
 func Why(h *v1.Host) string {
 	switch w := h.GetWithdrawn(); {
 	case len(w) == 0:
 		return ""
 	case w[0].Policy == HarvestName:
-		return "its owner uses it: " + w[0].Reason
+		return OwnerUses // by which condition is for administrators
 	default:
 		return fmt.Sprintf("%s: %s", w[0].Policy, w[0].Reason)
 	}

@@ -159,6 +159,32 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// Rates from before a gap say nothing of now.
+func TestRatesBeforeAGap(t *testing.T) {
+	p := parse(t, "owners:\n- busy:\n  - when: host.owner_cpu > 1.0\n  - when: host.input_idle < duration(\"1s\")\n  idle: {when: host.owner_cpu < 0.5}\n")
+	start := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+	h, w := host("a", false), NewWatcher()
+	w.See(p, h, &v1.HostSample{Seconds: 1, CpuOwner: 2}, start)
+	later := start.Add(time.Hour)
+	w.See(p, h, &v1.HostSample{}, later)
+	s := w.Signals("a", later)
+	if back, _, _ := s.Owner(false, later); back {
+		t.Error("the owner is back, by rates of an hour ago")
+	}
+	if back, _, _ := s.Owner(true, later); !back {
+		t.Error("the owner is away, though nothing is known of the rates")
+	}
+	// What is known counts all the same.
+	w.See(p, h, &v1.HostSample{Owner: &v1.OwnerActivity{InputIdle: number(0)}}, later.Add(time.Second))
+	if back, _, _ := w.Signals("a", later.Add(time.Second)).Owner(false, later.Add(time.Second)); !back {
+		t.Error("a key is not noticed without rates")
+	}
+	w.Forget(map[string]*v1.Host{})
+	if len(w.hosts) != 0 {
+		t.Error("a host that is gone is not forgotten")
+	}
+}
+
 func TestWindows(t *testing.T) {
 	tokyo, err := time.LoadLocation("Asia/Tokyo")
 	if err != nil {

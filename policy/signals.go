@@ -4,6 +4,7 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -69,11 +70,12 @@ func (w *Watcher) See(p *Policy, h *v1.Host, sample *v1.HostSample, now time.Tim
 		seen.host = h
 	}
 	if age := now.Sub(seen.at); age < 0 || age > w.Stale {
+		seen.sample = nil // its rates are out of date
 		before = &Signals{Text: p.Text, Rule: before.Rule}
 	}
 	seen.at = now
 	next := before
-	if before.Rule != nil {
+	if before.Rule.HasOwner() {
 		next = before.after(variables(h, seen.rates(sample)), now)
 	}
 	changed := next != seen.signals
@@ -81,10 +83,12 @@ func (w *Watcher) See(p *Policy, h *v1.Host, sample *v1.HostSample, now time.Tim
 	return changed
 }
 
-// rates returns the sample with the rates of the one before it if it has none.
+// rates returns the sample with the rates of the one before it if it has none. If neither has, the result has none.
 func (w *watched) rates(sample *v1.HostSample) *v1.HostSample {
-	if sample.Seconds > 0 || w.sample == nil {
+	if sample.Seconds > 0 {
 		w.sample = sample
+	}
+	if sample.Seconds > 0 || w.sample == nil {
 		return sample
 	}
 	return &v1.HostSample{
@@ -146,13 +150,12 @@ func (w *Watcher) All(now time.Time) map[string]*Signals {
 	return all
 }
 
-// Forget forgets hosts for which has is false.
-func (w *Watcher) Forget(has func(host string) bool) {
-	for name := range w.hosts {
-		if !has(name) {
-			delete(w.hosts, name)
-		}
+// Forget forgets hosts that do not exist any more.
+func (w *Watcher) Forget(there map[string]*v1.Host) {
+	if len(w.hosts) <= len(there) {
+		return // perhaps some are forgotten later
 	}
+	maps.DeleteFunc(w.hosts, func(name string, _ *watched) bool { return there[name] == nil })
 }
 
 // Owner decides whether a host is its owner's, as it was before, from its signals. again is when the answer may change without

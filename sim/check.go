@@ -116,9 +116,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		}
 	}
 	for name, m := range now.Migrations {
-		if before.Migrations[name] == nil {
-			s.checkMove(now, m)
-		}
+		s.checkMove(now, before.Migrations[name], m)
 	}
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)

@@ -23,7 +23,7 @@ import (
 type Past struct {
 	// Objects are those of now: what hosts and guests there were in the past is not kept.
 	Objects *core.Objects
-	Policy  string
+	Policy  *policy.Policy
 	// Samples are the hosts' usage in the past, oldest first, by host. Seconds is the length of a step.
 	Samples      map[string][]*v1.HostSample
 	Since, Until time.Time
@@ -33,8 +33,11 @@ type Past struct {
 
 // foresight collects what a policy does in a replay.
 type foresight struct {
-	steps []*v1.PolicyStep
-	stale time.Duration
+	steps  []*v1.PolicyStep
+	stale  time.Duration
+	policy *policy.Policy
+	goOn   func() bool
+	ended  bool // because goOn said so
 }
 
 // maxSteps bounds what a replay finds.
@@ -44,9 +47,9 @@ const maxSteps = 10_000
 // Foresee replays the past under a policy, with the real core and the real agents' machine. Nothing breaks. The second
 // result says what limits the answer.
 func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
-	s := &Sim{engine: engine{now: p.Since, rng: rand.New(rand.NewPCG(1, 1))}, store: newStore(), hosts: map[string]*host{},
+	s := &Sim{engine: engine{now: p.begin(), rng: rand.New(rand.NewPCG(1, 1))}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, foresight: &foresight{}}
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, foresight: &foresight{policy: p.Policy, goOn: p.Go}}
 	s.install(p)
 	for _, samples := range p.Samples {
 		for _, sample := range samples {
@@ -76,7 +79,7 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 		notes = append(notes, "of times more than an hour ago only steps of ten minutes are kept, so that these times are rough")
 	}
 	for s.now.Before(p.Until) && len(s.foresight.steps) < maxSteps {
-		if p.Go != nil && !p.Go() {
+		if s.foresight.stop(); s.foresight.ended {
 			notes = append(notes, fmt.Sprintf("the replay took too long, and ended at %s", s.now.UTC().Format("2006-01-02 15:04 MST")))
 			break
 		}
@@ -86,6 +89,20 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 		notes = append(notes, fmt.Sprintf("there is more: only the first %d steps are shown", maxSteps))
 	}
 	return s.foresight.steps, notes
+}
+
+// begin returns when the replay begins: shortly before anything was measured.
+func (p Past) begin() time.Time {
+	first := p.Until
+	for _, samples := range p.Samples {
+		if len(samples) > 0 {
+			first = earliest(first, samples[0].At.AsTime())
+		}
+	}
+	if first = first.Add(-time.Minute); first.Before(p.Since) {
+		return p.Since
+	}
+	return first
 }
 
 func earliest(a, b time.Time) time.Time {
@@ -100,7 +117,7 @@ func (s *Sim) install(p Past) {
 	o := *p.Objects
 	o.Term, o.TermID, o.Leader = 0, "", ""
 	o.Migrations, o.Runs, o.Holds, o.Terms = map[string]*v1.Migration{}, map[string]*v1.Run{}, map[string]*v1.Hold{}, map[string]*v1.Term{}
-	o.Policies = map[string]*v1.Policy{"v1": core.NewPolicy(1, p.Policy, "", "")}
+	o.Policies = map[string]*v1.Policy{"v1": core.NewPolicy(1, p.Policy.Text, "", "")}
 	o.Hosts, o.Guests = map[string]*v1.Host{}, maps.Clone(o.Guests)
 	for name, h := range p.Objects.Hosts {
 		if h.Info == nil || h.Meta.Deleting != nil {
@@ -126,6 +143,9 @@ func (s *Sim) install(p Past) {
 	}
 	s.store.objects = &o
 }
+
+// stop ends the replay if it is to go on no longer.
+func (f *foresight) stop() { f.ended = f.ended || f.goOn != nil && !f.goOn() }
 
 // see notes what a policy has done by a change.
 func (f *foresight) see(s *Sim, before, now *core.Objects) {
@@ -170,7 +190,7 @@ func (f *foresight) seeStaying(s *Sim, host, policyName string, add func(*v1.Pol
 		if g.Host != host || core.MoveOf(o, g.Meta.Uid) != nil || policy.Withdrawn(o.Hosts[host], policyName) == nil {
 			continue
 		}
-		e := core.Explainer{Objects: o, Reports: s.manager, Now: s.now}
+		e := core.Explainer{Objects: o, Reports: s.manager, Now: s.now, Policy: f.policy, Admin: true}
 		add(&v1.PolicyStep{Policy: policyName, Host: host, Guest: name, Message: fmt.Sprintf("guest %s stays on host %s: %s", name, host, e.Stays(g))})
 	}
 }

@@ -92,15 +92,17 @@ func (h *host) comeBack(d time.Duration) {
 	}
 }
 
-// checkMove looks at a move that a policy begins: away from a host that guests have to leave, to one that takes guests.
-func (s *Sim) checkMove(now *core.Objects, m *v1.Migration) {
-	if m.Policy == "" || m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
+// checkMove looks at a move that a policy asks for, and again when it begins after it has waited: it leaves a host that guests
+// have to leave. When it was asked for, its target took guests.
+func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
+	begins := was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_RESERVING
+	if m.Policy == "" || was != nil && !begins {
 		return
 	}
 	if w := policy.Withdrawn(now.Hosts[m.Source], m.Policy); w == nil {
 		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)
 	}
-	if h := now.Hosts[m.Target]; len(h.GetWithdrawn()) > 0 || h.GetDraining() {
+	if h := now.Hosts[m.Target]; was == nil && len(h.GetWithdrawn()) > 0 || was == nil && h.GetDraining() {
 		s.violate("move %s of policy %s goes to host %s, which takes no guests", m.Meta.Name, m.Policy, m.Target)
 	}
 }

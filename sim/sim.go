@@ -133,6 +133,11 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 func (s *Sim) until(t time.Time) {
 	for s.violation == "" && len(s.queue) > 0 && !s.queue[0].at.After(t) {
 		s.step()
+		if s.foresight != nil && s.serial%100 == 0 {
+			if s.foresight.stop(); s.foresight.ended {
+				return
+			}
+		}
 		if s.serial > maxEvents {
 			s.violate("it goes round in circles: %d events", s.serial)
 		}

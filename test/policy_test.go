@@ -84,8 +84,8 @@ func TestTheOwnerComesBack(t *testing.T) {
 	leave := owner(t, host, "types")
 	withdrawn(t, host, true)
 	left(t, "lent-0", host)
-	refused(t, []string{"its owner uses it", "host.terminal_idle"}, "migrate", "lent-0", "--to", host)
-	for _, want := range []string{"the owner is back of host " + host, "nothing asks it to move"} {
+	refused(t, []string{"its owner uses it"}, "migrate", "lent-0", "--to", host)
+	for _, want := range []string{"the owner of host " + host + " is back", "nothing asks it to move"} {
 		if out := must(t, "explain", "guest", "lent-0"); !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}

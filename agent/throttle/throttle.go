@@ -1,5 +1,6 @@
-// Package throttle bounds the processor time of guests: of the threads of their QEMU that run guest code (vCPUs), and of no
-// others. The others carry migrations, which are to go on at full speed.
+// Package throttle makes guests give way to other programs of their host. All threads of a bounded guest's QEMU run only when
+// nothing else wants the processor (SCHED_IDLE). The threads that run guest code (vCPUs) have a bounded share of time besides;
+// the others carry migrations, which use whatever time is left.
 //
 // It writes to the control groups of these threads by itself, and not through libvirt, for three reasons. libvirt changes no
 // domain that it migrates, and guests have to be slowed down above all while they leave. What libvirt knows of it would travel
@@ -7,6 +8,7 @@
 package throttle
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,8 +35,8 @@ type Throttle struct {
 func New() *Throttle { return &Throttle{proc: "/proc", made: map[string]bool{}} }
 
 // Limit brings the limits of a guest's process into force; nil: none, as usual. It may be repeated. A process that has ended,
-// or has no vCPU yet, is no error. If the host cannot bound processor time, the guest's vCPUs run only when nothing else does,
-// and Limit returns an *IncapableError.
+// or has no vCPU yet, is no error. If the host cannot bound processor time, Limit returns an *IncapableError; the guest gives
+// way all the same.
 func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -45,13 +47,17 @@ func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	if err != nil {
 		return err
 	}
-	threads, err := t.vcpus(pid)
+	threads, err := t.threads(pid)
 	if err != nil {
 		return fmt.Errorf("slow a guest down: %w", err)
 	}
 	var failed error
 	for _, thread := range threads {
-		if err := t.limitThread(hierarchy, thread, limits); err != nil && !t.ended(thread.PID) {
+		err := setIdle(thread.PID, limits != nil)
+		if t.isVCPU(pid, thread.PID) {
+			err = cmp.Or(t.limitVCPU(hierarchy, thread, limits), err)
+		}
+		if err != nil && !t.ended(thread.PID) {
 			failed = err // the host's reason is the same for all threads
 		}
 	}
@@ -83,17 +89,11 @@ func (e *IncapableError) Error() string {
 // Unwrap returns the reason.
 func (e *IncapableError) Unwrap() error { return e.Reason }
 
-// limitThread brings the limits of one vCPU into force.
-func (t *Throttle) limitThread(h hierarchy, thread procfs.Proc, limits *v1.GuestLimits) error {
+// limitVCPU brings the limits of one vCPU into force.
+func (t *Throttle) limitVCPU(h hierarchy, thread procfs.Proc, limits *v1.GuestLimits) error {
 	err := t.limitGroup(h, thread, limits)
-	if err == nil {
+	if err == nil || limits == nil && errors.Is(err, errNoController) {
 		return nil
-	}
-	if limits == nil && errors.Is(err, errNoController) { // nothing but the priority can be in force
-		return setIdle(thread.PID, false)
-	}
-	if idleErr := setIdle(thread.PID, limits != nil); idleErr != nil {
-		err = errors.Join(err, idleErr)
 	}
 	return &IncapableError{err}
 }
@@ -113,13 +113,10 @@ func (t *Throttle) limitGroup(h hierarchy, thread procfs.Proc, limits *v1.GuestL
 		t.made[group.dir] = true
 		return group.set(limits, group)
 	case libvirtsGroup.MatchString(base) && group.bounds():
-		if err := setIdle(thread.PID, false); err != nil {
-			return err
-		}
 		return group.set(limits, group.domain())
 	case limits == nil:
 		t.find(group)
-		return setIdle(thread.PID, false)
+		return nil
 	}
 	own, err := group.make(thread.PID)
 	if err != nil {
@@ -129,10 +126,7 @@ func (t *Throttle) limitGroup(h hierarchy, thread procfs.Proc, limits *v1.GuestL
 	if err := own.set(limits, own); err != nil {
 		return err
 	}
-	if err := own.enter(thread.PID); err != nil {
-		return err
-	}
-	return setIdle(thread.PID, false)
+	return own.enter(thread.PID)
 }
 
 // ended reports whether a process or a thread has ended.
@@ -149,9 +143,8 @@ func (t *Throttle) find(parent group) {
 	}
 }
 
-// vcpus returns the threads of a QEMU process that run guest code, by the names that QEMU gives them. Under TCG one thread may
-// run all vCPUs.
-func (t *Throttle) vcpus(pid int) (threads []procfs.Proc, err error) {
+// threads returns the threads of a process; none: it has ended.
+func (t *Throttle) threads(pid int) ([]procfs.Proc, error) {
 	proc, err := procfs.NewFS(t.proc)
 	if err != nil {
 		return nil, err
@@ -163,14 +156,12 @@ func (t *Throttle) vcpus(pid int) (threads []procfs.Proc, err error) {
 		}
 		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
 	}
-	for _, thread := range all {
-		name, err := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "task", strconv.Itoa(thread.PID), "comm"))
-		if err != nil {
-			continue // it has ended
-		}
-		if strings.HasPrefix(string(name), "CPU ") || strings.HasPrefix(string(name), "ALL CPUs") {
-			threads = append(threads, thread)
-		}
-	}
-	return threads, nil
+	return all, nil
+}
+
+// isVCPU reports whether a thread of a QEMU process runs guest code, by the name that QEMU gives it. Under TCG one thread may
+// run all vCPUs.
+func (t *Throttle) isVCPU(pid, tid int) bool {
+	name, err := os.ReadFile(filepath.Join(t.proc, strconv.Itoa(pid), "task", strconv.Itoa(tid), "comm"))
+	return err == nil && (strings.HasPrefix(string(name), "CPU ") || strings.HasPrefix(string(name), "ALL CPUs"))
 }

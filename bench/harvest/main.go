@@ -3,7 +3,7 @@
 // without guests. It writes build/reports/bench-harvest.json.
 //
 // All hosts of a lab are on one machine. So that the host of the owner does not wait for the others, all its processes are
-// pinned to one processor, and those of the other host and of the manager to the others.
+// pinned to one processor, and those of the other host, of the manager and of this program to the others.
 package main
 
 import (
@@ -271,7 +271,7 @@ func leave(s *system.System, r *result) error {
 	}
 	back := time.Unix(0, int64(seconds*1e9))
 	var left time.Time
-	for deadline := time.Now().Add(3 * time.Minute); left.IsZero(); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); left.IsZero(); time.Sleep(200 * time.Millisecond) {
 		var list []struct{ Host, State string }
 		if err := s.JSON(&list, "guest", "list", "bh"); err != nil {
 			return err
@@ -325,9 +325,10 @@ func ownersLoop(s *system.System) ([]pair, error) {
 	return pairs(out), nil
 }
 
-// pin keeps all processes of the lent host on the first processor, and those of the other host and of the manager on the
-// others, until ctx ends.
+// pin keeps all processes of the lent host on the first processor, and those of the other host, of the manager and of this
+// program on the others, until ctx ends.
 func pin(ctx context.Context) {
+	self := strconv.Itoa(os.Getpid())
 	for ctx.Err() == nil {
 		threads, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
 		for _, thread := range threads {
@@ -341,7 +342,8 @@ func pin(ctx context.Context) {
 			switch {
 			case strings.Contains(string(groups), "/watari-lab/"+lab+"/"+lent):
 				want.Set(0)
-			case strings.Contains(string(groups), "/watari-lab/"+lab+"/"), strings.Contains(string(command), "/watari-"+lab+"/"):
+			case strings.Contains(string(groups), "/watari-lab/"+lab+"/"), strings.Contains(string(command), "/watari-"+lab+"/"),
+				filepath.Base(filepath.Dir(filepath.Dir(thread))) == self: // whose children inherit it
 				for cpu := 1; cpu < runtime.NumCPU(); cpu++ {
 					want.Set(cpu)
 				}

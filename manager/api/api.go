@@ -20,6 +20,7 @@ import (
 	"watari/manager/session"
 	"watari/manager/store"
 	"watari/manager/view"
+	"watari/policy"
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
@@ -45,8 +46,8 @@ type Options struct {
 	Leading func() bool
 	// Began returns when this manager began to lead, last; nil: long ago.
 	Began func() time.Time
-	// Signals returns what policies know of hosts now; nil: nothing.
-	Signals func(now time.Time) core.Signals
+	// Signals returns what policies know of hosts now, and the policy in force, which may be nil. Unset: nothing.
+	Signals func(now time.Time) (core.Signals, *policy.Policy)
 	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.
 	Prefix netip.Prefix
 	// Version of the manager, for GetStatus.

@@ -12,6 +12,7 @@ import (
 	"watari/core"
 	"watari/manager/store"
 	"watari/manager/view"
+	"watari/policy"
 
 	v1 "watari/api/watariv1"
 
@@ -52,9 +53,19 @@ func (s *Server) shown(c caller, snap *store.Snapshot, h *v1.Host) *v1.Host {
 		h.Guests = slices.DeleteFunc(h.Guests, func(g string) bool { return !c.owns(snap.Guests[g].GetMeta()) })
 		if !c.admin {
 			h.Problems = nil // they may name guests of others
+			hideOwner(h)
 		}
 	}
 	return h
+}
+
+// hideOwner takes from a copy of a host by which condition its owner is back.
+func hideOwner(h *v1.Host) {
+	for _, w := range h.Withdrawn {
+		if w.Policy == policy.HarvestName {
+			w.Reason = policy.OwnerUses
+		}
+	}
 }
 
 // shownSample is a sample, which may be nil, as the caller may see it. What owners do on their machines is for administrators.

@@ -50,9 +50,9 @@ func (s *Server) ListPolicies(_ context.Context, r *connect.Request[v1.ListPolic
 // Explain says why a guest is where it is, or what policies make of a host.
 func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainRequest]) (*connect.Response[v1.ExplainResponse], error) {
 	snap, c := s.Store.Snapshot(), callerOf(ctx)
-	e := core.Explainer{Objects: snap, Reports: s.Sessions, Now: time.Now()}
+	e := core.Explainer{Objects: snap, Reports: s.Sessions, Now: time.Now(), Admin: c.admin}
 	if s.Signals != nil {
-		e.Signals = s.Signals(e.Now)
+		e.Signals, e.Policy = s.Signals(e.Now)
 	}
 	var resp *v1.ExplainResponse
 	switch r.Msg.Kind {
@@ -91,7 +91,8 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 		}
 		text = stored.Text
 	}
-	if _, err := policy.Parse(text); err != nil {
+	parsed, err := policy.Parse(text)
+	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	since, until := r.Msg.Since.AsTime(), now
@@ -113,7 +114,7 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
 	}
 	defer s.replaying.Unlock()
-	steps, notes := sim.Foresee(sim.Past{Objects: snap, Policy: text, Samples: samples, Since: since, Until: until,
+	steps, notes := sim.Foresee(sim.Past{Objects: snap, Policy: parsed, Samples: samples, Since: since, Until: until,
 		Go: func() bool { return ctx.Err() == nil && time.Since(now) < maxReplay }})
 	return connect.NewResponse(&v1.TestPolicyResponse{Steps: steps, Notes: notes}), nil
 }

@@ -105,12 +105,15 @@ func (s *Server) stuck(c caller, snap *store.Snapshot, h *v1.Host) (problems []s
 	if !draining && h.State != v1.HostState_HOST_STATE_WITHDRAWN {
 		return nil
 	}
+	// One guest of each cluster is explained: for a large cluster the answers would be many and alike.
+	explained := map[string]bool{}
 	for _, name := range h.Guests {
 		g := snap.Guests[name]
-		if !c.owns(g.Meta) || core.MoveOf(snap, g.Meta.Uid) != nil {
+		if !c.owns(g.Meta) || explained[g.Cluster] || core.MoveOf(snap, g.Meta.Uid) != nil {
 			continue
 		}
 		if _, _, err := core.PlanMove(snap, s.Sessions, g, "", ""); err != nil {
+			explained[g.Cluster] = true
 			if draining {
 				problems = append(problems, fmt.Sprintf("host %s is being drained, but %v; make room, or take it back with `watari host drain --undo %s`",
 					h.Meta.Name, err, h.Meta.Name))

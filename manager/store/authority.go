@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 const authorityKey = root + "authority"
@@ -18,8 +19,9 @@ type authorityRecord struct {
 	Key         []byte `json:"key"`
 }
 
-// Authority returns the authority's certificate and key, PEM. The first manager that calls it makes and stores them.
-func (s *Store) Authority(ctx context.Context, make func() (certificate, key []byte, err error)) (certificate, key []byte, err error) {
+// Authority returns the authority's certificate and key, PEM. The first manager that calls it makes and stores them, together
+// with the objects that a new installation has from the beginning.
+func (s *Store) Authority(ctx context.Context, make func() (certificate, key []byte, err error), first ...Object) (certificate, key []byte, err error) {
 	for {
 		got, err := s.client.Get(ctx, authorityKey)
 		if err != nil {
@@ -44,7 +46,20 @@ func (s *Store) Authority(ctx context.Context, make func() (certificate, key []b
 			return nil, nil, err
 		}
 		missing := clientv3.Compare(clientv3.CreateRevision(authorityKey), "=", 0)
-		if _, err := s.client.Txn(ctx).If(missing).Then(clientv3.OpPut(authorityKey, string(value))).Commit(); err != nil {
+		puts := []clientv3.Op{clientv3.OpPut(authorityKey, string(value))}
+		for _, o := range first {
+			o.GetMeta().Uid, o.GetMeta().Created = NewUID(), timestamppb.Now()
+			_, key, err := kindOf(o)
+			if err != nil {
+				return nil, nil, err
+			}
+			value, err := encode(o)
+			if err != nil {
+				return nil, nil, err
+			}
+			puts = append(puts, clientv3.OpPut(key, string(value)))
+		}
+		if _, err := s.client.Txn(ctx).If(missing).Then(puts...).Commit(); err != nil {
 			return nil, nil, fmt.Errorf("keep the authority: %w", err)
 		}
 	}
