@@ -3,6 +3,7 @@ package policy
 // conditions.go - expressions over what hosts have measured, in the Common Expression Language (cel.dev).
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -47,6 +48,18 @@ const never = 10 * 365 * 24 * time.Hour
 // costLimit bounds the evaluation of an expression, in CEL's units: a comparison costs about one.
 const costLimit = 10_000
 
+// Bounds of an expression.
+const (
+	// maxExpression is the largest size of an expression, in bytes.
+	maxExpression = 1 << 10
+	// maxExpressionDepth bounds brackets and calls in each other.
+	maxExpressionDepth = 40
+	// maxPattern is the largest size of a regular expression, in bytes, and maxPatternSteps that of its program: "a{100}" has
+	// about 100 steps.
+	maxPattern      = 200
+	maxPatternSteps = 150
+)
+
 // Expression is a compiled expression that is true or false.
 type Expression struct {
 	Text    string
@@ -56,10 +69,11 @@ type Expression struct {
 var (
 	matching  = environment(func(v Variable) bool { return !v.Measured })
 	measuring = environment(func(Variable) bool { return true })
+	everyHost = must(compile(matching, "true"))
 )
 
 func environment(has func(Variable) bool) *cel.Env {
-	var options []cel.EnvOption
+	options := []cel.EnvOption{cel.ParserRecursionLimit(maxExpressionDepth), cel.ExpressionNodeLimit(2 * maxExpression)}
 	for _, v := range Variables {
 		if has(v) {
 			options = append(options, cel.Variable(v.Name, v.kind))
@@ -72,8 +86,21 @@ func environment(has func(Variable) bool) *cel.Env {
 	return env
 }
 
+func must(e *Expression, err error) *Expression {
+	if err != nil {
+		panic(fmt.Sprintf("policy: %v", err))
+	}
+	return e
+}
+
 // compile compiles an expression.
 func compile(env *cel.Env, text string) (*Expression, error) {
+	switch {
+	case text == "":
+		return nil, errors.New("the expression is empty; write one such as host.lent")
+	case len(text) > maxExpression:
+		return nil, fmt.Errorf("the expression has %d bytes, and may have %d; shorten it, or spread it over several entries", len(text), maxExpression)
+	}
 	ast, issues := env.Compile(text)
 	if issues.Err() != nil {
 		first := issues.Errors()[0]
@@ -81,10 +108,16 @@ func compile(env *cel.Env, text string) (*Expression, error) {
 		if strings.HasPrefix(message, "undeclared reference") {
 			message += "; the variables are " + strings.Join(names(), ", ")
 		}
+		if first.Location.Column() < 0 {
+			return nil, fmt.Errorf("the expression is not read: %s; write a simpler one", message)
+		}
 		return nil, fmt.Errorf("column %d of the expression: %s", first.Location.Column()+1, message)
 	}
 	if !ast.OutputType().IsExactType(cel.BoolType) {
 		return nil, fmt.Errorf("the expression is a %s, and must be true or false", ast.OutputType())
+	}
+	if err := checkPatterns(ast); err != nil {
+		return nil, err
 	}
 	program, err := env.Program(ast, cel.CostLimit(costLimit), cel.EvalOptions(cel.OptOptimize))
 	if err != nil {
@@ -92,6 +125,52 @@ func compile(env *cel.Env, text string) (*Expression, error) {
 	}
 	return &Expression{Text: text, program: program}, nil
 }
+
+// checkPatterns bounds the regular expressions of an expression. They have to be known now: CEL would compile others each time.
+func checkPatterns(checked *cel.Ast) error {
+	// The types of nodes have no names in the packages that this one may import.
+	all := listOf(checked.NativeRep().Expr())
+	for i := 0; i < len(all); i++ {
+		node := all[i]
+		if node.Kind() == 0 {
+			continue // of a call without a target, for example
+		}
+		call, loop := node.AsCall(), node.AsComprehension()
+		if call.FunctionName() == "matches" {
+			args := call.Args()
+			var pattern string
+			known := false
+			if value := args[len(args)-1].AsLiteral(); value != nil {
+				pattern, known = value.Value().(string)
+			}
+			if !known {
+				return errors.New("matches: the pattern has to be a text in quotation marks")
+			}
+			if len(pattern) > maxPattern {
+				return fmt.Errorf("matches: the pattern has %d bytes, and may have %d; shorten it, or use startsWith, endsWith or contains", len(pattern), maxPattern)
+			}
+			steps, err := types.RegexProgramSize(pattern)
+			if err != nil {
+				return fmt.Errorf("matches: %w", err)
+			}
+			if steps > maxPatternSteps {
+				return fmt.Errorf("matches: the pattern %q takes %d steps, and may take %d; use smaller repetition counts", pattern, steps, maxPatternSteps)
+			}
+		}
+		all = append(append(all, call.Args()...), call.Target(), node.AsSelect().Operand())
+		all = append(all, node.AsList().Elements()...)
+		for _, e := range node.AsMap().Entries() {
+			all = append(all, e.AsMapEntry().Key(), e.AsMapEntry().Value())
+		}
+		for _, field := range node.AsStruct().Fields() {
+			all = append(all, field.AsStructField().Value())
+		}
+		all = append(all, loop.IterRange(), loop.AccuInit(), loop.LoopCondition(), loop.LoopStep(), loop.Result())
+	}
+	return nil
+}
+
+func listOf[T any](e T) []T { return []T{e} }
 
 func names() (list []string) {
 	for _, v := range Variables {

@@ -10,9 +10,13 @@ import (
 	"strings"
 	"time"
 
+	"cel.dev/cel-go/cel"
 	"github.com/dustin/go-humanize"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 )
 
 // Bounds of a policy file.
@@ -23,6 +27,17 @@ const (
 	maxList = 1000
 	// maxWait bounds the times in the file.
 	maxWait = 7 * 24 * time.Hour
+	// maxExpressions bounds the expressions of the file, and maxExpressionsText their bytes together.
+	maxExpressions     = 200
+	maxExpressionsText = 16 << 10
+	// maxDepth bounds how deep lists and groups of keys lie in each other. The YAML parser's work grows with its square.
+	maxDepth = 20
+	// maxEmptyLines, maxKeys (of a group) and maxKey (bytes) bound what else costs the YAML parser the square of its number.
+	maxEmptyLines = 1000
+	maxKeys       = 50
+	maxKey        = 64
+	// maxTokens bounds words and punctuation marks.
+	maxTokens = 16_000
 )
 
 // LineError is an error in a line of the file.
@@ -46,27 +61,46 @@ func (s *scalar) UnmarshalYAML(node ast.Node) error {
 	if !is {
 		return s.errorf("a single value is wanted here, not a list or a group of keys")
 	}
+	if block, is := node.(*ast.LiteralNode); is {
+		value = block.Value // without its | or >
+	}
 	s.text = strings.TrimSpace(fmt.Sprint(value.GetValue()))
 	return nil
 }
 
-func (s *scalar) errorf(format string, a ...any) error {
+func (s scalar) errorf(format string, a ...any) error {
 	return &LineError{s.line, fmt.Sprintf(format, a...)}
+}
+
+// entry is a list or a group of keys of the file, with its line.
+type entry[T any] struct {
+	value T
+	line  int
+}
+
+// UnmarshalYAML takes the value from a node.
+func (e *entry[T]) UnmarshalYAML(node ast.Node) error {
+	e.line = node.GetToken().Position.Line
+	return yaml.NodeToValue(node, &e.value, yaml.Strict())
+}
+
+func (e entry[T]) errorf(format string, a ...any) error {
+	return &LineError{e.line, fmt.Sprintf(format, a...)}
 }
 
 // The file as it is written.
 type (
 	file struct {
-		TimeZone    *scalar          `yaml:"time_zone"`
-		Owners      []ownerText      `yaml:"owners"`
-		Harvest     *harvestText     `yaml:"harvest"`
-		Maintenance *maintenanceText `yaml:"maintenance"`
-		Exempt      exemptText       `yaml:"exempt"`
+		TimeZone    *scalar            `yaml:"time_zone"`
+		Owners      []entry[ownerText] `yaml:"owners"`
+		Harvest     *harvestText       `yaml:"harvest"`
+		Maintenance *maintenanceText   `yaml:"maintenance"`
+		Exempt      exemptText         `yaml:"exempt"`
 	}
 	ownerText struct {
-		Match *scalar         `yaml:"match"`
-		Busy  []conditionText `yaml:"busy"`
-		Idle  *conditionText  `yaml:"idle"`
+		Match *scalar                `yaml:"match"`
+		Busy  []entry[conditionText] `yaml:"busy"`
+		Idle  *entry[conditionText]  `yaml:"idle"`
 	}
 	conditionText struct {
 		When *scalar `yaml:"when"`
@@ -82,8 +116,8 @@ type (
 		StopAfter *scalar `yaml:"stop_after"`
 	}
 	maintenanceText struct {
-		Limits  limitsText              `yaml:",inline"`
-		Windows []maintenanceWindowText `yaml:"windows"`
+		Limits  limitsText                     `yaml:",inline"`
+		Windows []entry[maintenanceWindowText] `yaml:"windows"`
 	}
 	maintenanceWindowText struct {
 		Match  *scalar    `yaml:"match"`
@@ -98,11 +132,11 @@ type (
 		To    *scalar  `yaml:"to"`
 	}
 	limitsText struct {
-		CoolDown     *scalar      `yaml:"cool_down"`
-		MovesPerHour *scalar      `yaml:"moves_per_hour"`
-		Bandwidth    *scalar      `yaml:"bandwidth"`
-		QuietHours   []windowText `yaml:"quiet_hours"`
-		Exempt       exemptText   `yaml:"exempt"`
+		CoolDown     *scalar             `yaml:"cool_down"`
+		MovesPerHour *scalar             `yaml:"moves_per_hour"`
+		Bandwidth    *scalar             `yaml:"bandwidth"`
+		QuietHours   []entry[windowText] `yaml:"quiet_hours"`
+		Exempt       exemptText          `yaml:"exempt"`
 	}
 	exemptText struct {
 		Clusters []scalar `yaml:"clusters"`
@@ -116,12 +150,18 @@ func Parse(text string) (*Policy, error) {
 		return nil, fmt.Errorf("the policy has %d bytes; it may have %d", len(text), MaxText)
 	}
 	var f file
-	if err := yaml.UnmarshalWithOptions([]byte(text), &f, yaml.Strict()); err != nil {
+	if err := decode(text, &f); err != nil {
 		var line *LineError
+		var kind *yaml.TypeError
+		var node *yaml.UnexpectedNodeTypeError
 		var at yaml.Error
 		switch {
 		case errors.As(err, &line):
 			return nil, line
+		case errors.As(err, &kind) && kind.Token != nil:
+			return nil, &LineError{kind.Token.Position.Line, wanted(kind.DstType.Kind().String() == "slice")}
+		case errors.As(err, &node) && node.Token != nil:
+			return nil, &LineError{node.Token.Position.Line, wanted(node.Expected == ast.SequenceType)}
 		case errors.As(err, &at) && at.GetToken() != nil:
 			return nil, &LineError{at.GetToken().Position.Line, at.GetMessage()}
 		}
@@ -132,8 +172,11 @@ func Parse(text string) (*Policy, error) {
 		r.readZone(f.TimeZone)
 	}
 	p := &Policy{Text: text, Exempt: r.exempt(f.Exempt)}
-	r.bound("owners", len(f.Owners))
+	bound(&r, "owners", f.Owners)
 	for _, o := range f.Owners {
+		if r.err != nil {
+			break
+		}
 		p.Owners = append(p.Owners, r.owner(o))
 	}
 	if f.Harvest != nil {
@@ -148,10 +191,169 @@ func Parse(text string) (*Policy, error) {
 	return p, nil
 }
 
-// reader checks values, and keeps the first error.
+// decode reads the YAML of a policy. It checks the words before it parses them, since some small texts cost the parser minutes.
+func decode(text string, f *file) error {
+	text = strings.ReplaceAll(text, "\r\n", "\n")
+	if before, _, found := strings.Cut(text, "\r"); found {
+		return &LineError{1 + strings.Count(before, "\n"), `a carriage return stands within the line; end lines with \n or \r\n`}
+	}
+	line, empty := 0, 0
+	for content := range strings.Lines(text) {
+		line++
+		if strings.TrimSpace(content) == "" {
+			empty++
+		}
+		if empty > maxEmptyLines {
+			return &LineError{line, fmt.Sprintf("the file has more than %d empty lines; remove some", maxEmptyLines)}
+		}
+	}
+	tokens := lexer.Tokenize(text)
+	if err := check(tokens); err != nil {
+		return err
+	}
+	parsed, err := parser.Parse(tokens, 0)
+	if err != nil {
+		return err
+	}
+	for i, document := range parsed.Docs {
+		if document.Body == nil {
+			continue
+		}
+		if i > 0 {
+			return &LineError{document.Body.GetToken().Position.Line, "a second document begins here; a policy is one document"}
+		}
+		var missing nulls
+		ast.Walk(&missing, document.Body)
+		if missing.err != nil {
+			return missing.err
+		}
+		if err := yaml.NodeToValue(document.Body, f, yaml.Strict()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused are the parts of YAML that a policy does not have.
+var refused = map[token.Type]string{
+	token.AnchorType:     "a policy has no anchors (&); write the value where it is used, or in quotation marks if it begins with &",
+	token.AliasType:      "a policy has no aliases (*); repeat the value, or write it in quotation marks if it begins with *",
+	token.MergeKeyType:   "a policy has no merge keys (<<); repeat the keys",
+	token.TagType:        "a policy has no tags (!); write a value that begins with ! in quotation marks",
+	token.DirectiveType:  "a policy has no directives (%); remove the line",
+	token.MappingKeyType: "a policy has no keys with ?; write `key: value`",
+}
+
+// block is a list or a group of keys that is written with indentation.
+type block struct {
+	column int
+	list   bool
+	keys   int
+}
+
+// check refuses what a policy does not have, and whatever costs the parser more than its size.
+func check(tokens token.Tokens) error {
+	var (
+		open    []block // by column
+		flow    int     // open brackets
+		content bool    // something was there before
+		ended   bool    // by ...
+	)
+	enter := func(column int, list bool) *block {
+		for len(open) > 0 {
+			last := open[len(open)-1]
+			if last.column < column || last.column == column && (list || !last.list) {
+				break
+			}
+			open = open[:len(open)-1]
+		}
+		if n := len(open); n == 0 || open[n-1].column < column || open[n-1].list != list {
+			open = append(open, block{column: column, list: list})
+		}
+		return &open[len(open)-1]
+	}
+	for i, t := range tokens {
+		fail := func(format string, a ...any) error { return &LineError{t.Position.Line, fmt.Sprintf(format, a...)} }
+		if i >= maxTokens {
+			return fail("the file has more than %d words and punctuation marks; shorten it with patterns", maxTokens)
+		}
+		if reason, is := refused[t.Type]; is {
+			return fail("%s", reason)
+		}
+		switch t.Type {
+		case token.CommentType:
+			continue
+		case token.DocumentHeaderType:
+			if content {
+				return fail("a second document begins here; a policy is one document: remove the line ---")
+			}
+		case token.DocumentEndType:
+			ended = true
+			continue
+		case token.SequenceStartType, token.MappingStartType:
+			flow++
+		case token.SequenceEndType, token.MappingEndType:
+			flow = max(0, flow-1)
+		case token.SequenceEntryType:
+			if flow == 0 {
+				enter(t.Position.Column, true)
+			}
+		case token.MappingValueType:
+			if i == 0 || tokens[i-1].Type == token.SequenceEndType || tokens[i-1].Type == token.MappingEndType || len(tokens[i-1].Value) > maxKey {
+				return fail("the text before the colon is not a key; write `key: value`, and quotation marks around a value with a colon")
+			}
+			if flow > 0 {
+				break
+			}
+			group := enter(tokens[i-1].Position.Column, false)
+			if group.keys++; group.keys > maxKeys {
+				return fail("the group has more than %d keys; a policy knows fewer", maxKeys)
+			}
+		}
+		if ended {
+			return fail("the document has ended with ...; remove that line")
+		}
+		content = true
+		if len(open)+flow > maxDepth {
+			return fail("lists and groups of keys lie in each other more than %d deep; a policy needs fewer", maxDepth)
+		}
+	}
+	return nil
+}
+
+// nulls finds the first key or entry without a value.
+type nulls struct{ err error }
+
+// Visit looks at a node, and lets Walk go on below it.
+func (n *nulls) Visit(node ast.Node) ast.Visitor {
+	if n.err != nil {
+		return nil
+	}
+	switch v := node.(type) {
+	case *ast.MappingValueNode:
+		if v.Value.Type() == ast.NullType {
+			n.err = &LineError{v.Key.GetToken().Position.Line, fmt.Sprintf("%s: it has no value; write one, or remove the key", v.Key.GetToken().Value)}
+		}
+	case *ast.NullNode:
+		n.err = &LineError{v.GetToken().Position.Line, "an entry has no value; write one, or remove the entry"}
+	}
+	return n
+}
+
+// wanted says what has to stand where something else does.
+func wanted(list bool) string {
+	if list {
+		return "a list is wanted here, such as [a, b]"
+	}
+	return "a group of keys is wanted here, such as {key: value}"
+}
+
+// reader checks values, and keeps the first error. It compiles nothing after an error.
 type reader struct {
-	zone *time.Location
-	err  error
+	zone        *time.Location
+	expressions int // that were compiled
+	text        int // their bytes
+	err         error
 }
 
 func (r *reader) fail(err error) {
@@ -160,9 +362,10 @@ func (r *reader) fail(err error) {
 	}
 }
 
-func (r *reader) bound(what string, n int) {
-	if n > maxList {
-		r.fail(fmt.Errorf("%s: there are %d, and may be %d", what, n, maxList))
+// bound bounds the entries of a list.
+func bound[T interface{ errorf(string, ...any) error }](r *reader, what string, list []T) {
+	if len(list) > maxList {
+		r.fail(list[maxList].errorf("%s: there are %d, and may be %d; a pattern or an expression can stand for many", what, len(list), maxList))
 	}
 }
 
@@ -201,48 +404,60 @@ func (r *reader) number(s *scalar, key string, low, high int) int {
 	return n
 }
 
+// expression compiles an expression.
+func (r *reader) expression(env *cel.Env, s *scalar, key string) *Expression {
+	r.expressions, r.text = r.expressions+1, r.text+len(s.text)
+	switch {
+	case r.err != nil:
+	case r.expressions > maxExpressions:
+		r.fail(s.errorf("%s: this is one more than the %d expressions that a policy may have; one entry can stand for many hosts", key, maxExpressions))
+	case r.text > maxExpressionsText && len(s.text) <= maxExpression:
+		r.fail(s.errorf("%s: the expressions of the policy have more than %d bytes together, up to here; shorten them", key, maxExpressionsText))
+	default:
+		e, err := compile(env, s.text)
+		if err != nil {
+			if _, measured := compile(measuring, s.text); measured == nil {
+				err = errors.New("it uses what is measured of a host; only `when` can")
+			}
+			r.fail(s.errorf("%s: %v", key, err))
+		}
+		return e
+	}
+	return nil
+}
+
 // match reads the expression that chooses hosts; missing: all of them.
 func (r *reader) match(s *scalar) *Expression {
 	if s == nil {
-		s = &scalar{text: "true"}
+		return everyHost
 	}
-	e, err := compile(matching, s.text)
-	if err != nil {
-		if _, measured := compile(measuring, s.text); measured == nil {
-			err = errors.New("it uses what is measured of a host; only `when` can")
-		}
-		r.fail(s.errorf("match: %v", err))
-	}
-	return e
+	return r.expression(matching, s, "match")
 }
 
-func (r *reader) owner(o ownerText) *OwnerRule {
-	rule := &OwnerRule{Match: r.match(o.Match)}
-	r.bound("busy", len(o.Busy))
-	for _, c := range o.Busy {
+func (r *reader) owner(o entry[ownerText]) *OwnerRule {
+	rule := &OwnerRule{Match: r.match(o.value.Match)}
+	busy, idle := o.value.Busy, o.value.Idle
+	bound(r, "busy", busy)
+	for _, c := range busy {
 		rule.Busy = append(rule.Busy, r.condition(c, "busy"))
 	}
 	switch {
-	case len(o.Busy) == 0 && o.Idle != nil:
-		r.fail(errors.New("owners: an entry has `idle` without `busy`: nothing would ever withdraw its hosts"))
-	case len(o.Busy) > 0 && o.Idle == nil:
-		r.fail(errors.New("owners: an entry has `busy` without `idle`: its hosts would never take guests again"))
-	case o.Idle != nil:
-		rule.Idle = r.condition(*o.Idle, "idle")
+	case len(busy) == 0 && idle != nil:
+		r.fail(o.errorf("owners: the entry has `idle` without `busy`: nothing would ever withdraw its hosts; add `busy`, or remove `idle` to exempt them"))
+	case len(busy) > 0 && idle == nil:
+		r.fail(o.errorf("owners: the entry has `busy` without `idle`: its hosts would never take guests again; add `idle`"))
+	case idle != nil:
+		rule.Idle = r.condition(*idle, "idle")
 	}
 	return rule
 }
 
-func (r *reader) condition(c conditionText, key string) Condition {
-	if c.When == nil {
-		r.fail(fmt.Errorf("%s: a condition has no `when`", key))
+func (r *reader) condition(c entry[conditionText], key string) Condition {
+	if c.value.When == nil {
+		r.fail(c.errorf("%s: the condition has no `when`; add an expression", key))
 		return Condition{}
 	}
-	e, err := compile(measuring, c.When.text)
-	if err != nil {
-		r.fail(c.When.errorf("%s: %v", key, err))
-	}
-	return Condition{When: e, For: r.wait(c.For, "for", 0)}
+	return Condition{When: r.expression(measuring, c.value.When, key), For: r.wait(c.value.For, "for", 0)}
 }
 
 func (r *reader) harvest(h *harvestText) *Harvest {
@@ -270,9 +485,13 @@ func (r *reader) permille(s *scalar) uint32 {
 
 func (r *reader) maintenance(m *maintenanceText) *Maintenance {
 	made := &Maintenance{Limits: r.limits(m.Limits)}
-	r.bound("windows", len(m.Windows))
+	bound(r, "windows", m.Windows)
 	for _, w := range m.Windows {
-		made.Windows = append(made.Windows, MaintenanceWindow{Match: r.match(w.Match), Lead: r.wait(w.Lead, "lead", 0), Window: r.window(w.Window, "windows")})
+		if r.err != nil {
+			break
+		}
+		made.Windows = append(made.Windows, MaintenanceWindow{Match: r.match(w.value.Match), Lead: r.wait(w.value.Lead, "lead", 0),
+			Window: r.window(w.value.Window, w.line, "windows")})
 	}
 	return made
 }
@@ -282,9 +501,9 @@ func (r *reader) limits(l limitsText) Limits {
 	if l.Bandwidth != nil {
 		made.Bandwidth = r.bandwidth(l.Bandwidth)
 	}
-	r.bound("quiet_hours", len(l.QuietHours))
+	bound(r, "quiet_hours", l.QuietHours)
 	for _, w := range l.QuietHours {
-		made.QuietHours = append(made.QuietHours, r.window(w, "quiet_hours"))
+		made.QuietHours = append(made.QuietHours, r.window(w.value, w.line, "quiet_hours"))
 	}
 	return made
 }
@@ -300,7 +519,7 @@ func (r *reader) bandwidth(s *scalar) uint64 {
 
 func (r *reader) exempt(e exemptText) (made Exempt) {
 	patterns := func(list []scalar, what string) (texts []string) {
-		r.bound(what, len(list))
+		bound(r, what, list)
 		for _, s := range list {
 			if _, err := path.Match(s.text, ""); err != nil || s.text == "" {
 				r.fail(s.errorf("%s: %q is not a name, nor a pattern as md-*", what, s.text))
@@ -312,11 +531,11 @@ func (r *reader) exempt(e exemptText) (made Exempt) {
 	return Exempt{Clusters: patterns(e.Clusters, "clusters"), Guests: patterns(e.Guests, "guests")}
 }
 
-func (r *reader) window(w windowText, key string) (made Window) {
+func (r *reader) window(w windowText, line int, key string) (made Window) {
 	once, weekly := w.Begin != nil || w.End != nil, w.From != nil || w.To != nil || len(w.Days) > 0
 	switch {
 	case once == weekly || once && (w.Begin == nil || w.End == nil) || weekly && (w.From == nil || w.To == nil):
-		r.fail(r.near(w, "%s: a window has `begin` and `end`, or `from` and `to` and perhaps `days`", key))
+		r.fail(&LineError{line, key + ": a window has `begin` and `end`, or `from` and `to` and perhaps `days`"})
 	case once:
 		made.Begin, made.End = r.instant(w.Begin), r.instant(w.End)
 		if r.err == nil && !made.Begin.Before(made.End) {
@@ -324,25 +543,12 @@ func (r *reader) window(w windowText, key string) (made Window) {
 		}
 	default:
 		made.Zone, made.From, made.To = r.zone, r.hour(w.From), r.hour(w.To)
-		r.bound("days", len(w.Days))
+		bound(r, "days", w.Days)
 		for _, d := range w.Days {
 			made.Days = append(made.Days, r.day(d))
 		}
 	}
 	return made
-}
-
-// near makes an error at the first line of a window that has one.
-func (r *reader) near(w windowText, format string, a ...any) error {
-	for _, s := range []*scalar{w.Begin, w.End, w.From, w.To} {
-		if s != nil {
-			return s.errorf(format, a...)
-		}
-	}
-	if len(w.Days) > 0 {
-		return w.Days[0].errorf(format, a...)
-	}
-	return fmt.Errorf(format, a...)
 }
 
 // instant reads a time with its zone, or of the file's zone.

@@ -1,10 +1,13 @@
 package policy
 
 import (
-	"google.golang.org/protobuf/types/known/timestamppb"
+	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 )
@@ -47,7 +50,54 @@ func TestErrorsNameTheirLine(t *testing.T) {
 		{"zone", "time_zone: Mars/Olympus\n", "line 1: time_zone"},
 		{"pattern", "exempt:\n  clusters: ['[']\n", "line 2: clusters"},
 		{"bandwidth", "harvest:\n  bandwidth: fast\n", "line 2: bandwidth"},
-		{"not a group", "hello", "line 1: "},
+		{"not a group", "hello", "line 1: a group of keys is wanted"},
+		{"value for a list", "owners:\n- busy: 5\n", "line 2: a list is wanted"},
+		{"value for a group", "harvest:\n  throttle: 5\n", "line 2: a group of keys is wanted"},
+		{"unknown key of an entry", "owners:\n- busy:\n  - wen: 'true'\n", `line 3: unknown field "wen"`},
+		{"no when", "owners:\n- busy:\n  - for: 5s\n", "line 3: busy: the condition has no `when`"},
+		{"idle without busy", "owners:\n- match: host.lent\n- idle: {when: 'true'}\n", "line 3: owners: the entry has `idle` without `busy`"},
+		{"empty window", "maintenance:\n  windows:\n  - {}\n", "line 3: windows: a window has"},
+		{"anchor", "owners:\n- &a\n  match: host.lent\n", "line 2: a policy has no anchors"},
+		{"alias", "owners:\n- match: host.lent\n- *a\n", "line 3: a policy has no aliases"},
+		{"alias for a pattern", "exempt:\n  guests: [*-licence]\n", "line 2: a policy has no aliases"},
+		{"merge key", "owners:\n- match: host.lent\n  <<: {}\n", "line 3: a policy has no merge keys"},
+		{"tag", "owners:\n- match: !host.lent\n", "line 2: a policy has no tags"},
+		{"directive", "%YAML 1.2\n---\nharvest: {}\n", "line 1: a policy has no directives"},
+		{"key with ?", "harvest: {}\n? owners\n: []\n", "line 2: a policy has no keys with ?"},
+		{"group for a key", "harvest: {}\n{a: 1}: 1\n", "line 2: "},
+		{"long key", "harvest: {}\n" + strings.Repeat("k", 65) + ": 1\n", "line 2: the text before the colon is not a key"},
+		{"many keys", "owners:\n- a: 1\n" + keys(50), "line 52: the group has more than 50 keys"},
+		{"second document", "harvest: {}\n---\nowners: []\n", "line 2: a second document begins here"},
+		{"second document at once", "# none\n---\n---\nowners: []\n", "line 3: a second document begins here"},
+		{"after the end", "harvest: {}\n...\nowners: []\n", "line 3: the document has ended"},
+		{"carriage return", "harvest: {}\n# a\rowners: []\n", "line 2: a carriage return"},
+		{"brackets", "owners: []\nharvest: " + strings.Repeat("[", 60_000), "line 2: lists and groups of keys lie in each other more than 20 deep"},
+		{"indentation", "owners:\n" + strings.Repeat("- ", 21) + "a\n", "line 2: lists and groups of keys lie in each other more than 20 deep"},
+		{"indented keys", staircase(22), "line 21: lists and groups of keys lie in each other more than 20 deep"},
+		{"words", "exempt:\n  guests:\n" + strings.Repeat("  - a\n", 9000), "line 8001: the file has more than 16000 words"},
+		{"empty lines", "owners: []\na: |" + strings.Repeat("\n", 5000), "line 1003: the file has more than 1000 empty lines"},
+		{"lines of spaces", "owners: []\na: |\n" + strings.Repeat("   \n", 5000), "line 1003: the file has more than 1000 empty lines"},
+		{"no match", "owners:\n- match:\n  busy: []\n", "line 2: match: it has no value; write one, or remove the key"},
+		{"match null", "owners:\n- {busy: [],\n  match: ~}\n", "line 3: match: it has no value"},
+		{"empty match", "owners:\n- match: ''\n", "line 2: match: the expression is empty"},
+		{"no harvest", "owners: []\nharvest: # off?\nmaintenance: {}\n", "line 2: harvest: it has no value"},
+		{"null day", "maintenance:\n  windows:\n  - from: '10:00'\n    to: '11:00'\n    days: [~]\n", "line 5: an entry has no value"},
+		{"null owner", "owners:\n- match: host.lent\n-\n- match: 'true'\n", "line 3: an entry has no value"},
+		{"null condition", "owners:\n- idle: {when: 'true'}\n  busy:\n  - when: 'true'\n  -\n", "line 5: an entry has no value"},
+		{"null policy", "# none\n~\n", "line 2: an entry has no value"},
+		{"entries", "exempt:\n  guests:\n" + strings.Repeat("  - a\n", 1001), "line 1003: guests: there are 1001, and may be 1000"},
+		{"expressions", "owners:\n" + strings.Repeat("- match: host.lent\n", 201), "line 202: match: this is one more than the 200 expressions"},
+		{"expressions of all kinds", "owners:\n" + strings.Repeat("- {match: host.lent, busy: [{when: host.lent}], idle: {when: host.lent}}\n", 66) +
+			"maintenance:\n  windows:\n" + strings.Repeat("  - {match: host.lent, from: '10:00', to: '11:00'}\n", 3), "line 72: match: this is one more than the 200"},
+		{"expressions' text", "owners:\n" + strings.Repeat("- match: "+long(1000)+"\n", 17), "line 18: match: the expressions of the policy have more than 16384 bytes"},
+		{"long expression", "owners:\n- match: " + long(1025) + "\n", "line 2: match: the expression has 1025 bytes, and may have 1024"},
+		{"deep expression", "owners:\n- match: " + strings.Repeat("(", 41) + "true" + strings.Repeat(")", 41) + "\n", "line 2: match: the expression is not read: expression recursion limit"},
+		{"pattern that is not constant", "owners:\n- match: host.name.matches(host.site)\n", "line 2: match: matches: the pattern has to be a text in quotation marks"},
+		{"pattern in a loop", "owners:\n- match: '[host.name].exists(n, {1: [!n.matches(n)]}[1][0])'\n", "line 2: match: matches: the pattern has to be"},
+		{"pattern of the function", "owners:\n- match: matches(host.name, 'a' + 'b')\n", "line 2: match: matches: the pattern has to be"},
+		{"long pattern", "owners:\n- match: host.name.matches('" + long(201) + "')\n", "line 2: match: matches: the pattern has 201 bytes, and may have 200"},
+		{"large pattern", "owners:\n- match: host.name.matches('(a{1000})(a{1000})')\n", "line 2: match: matches: the pattern \"(a{1000})(a{1000})\" takes"},
+		{"wrong pattern", "owners:\n- match: host.name.matches('(')\n", "line 2: match: matches: error parsing regexp"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse(c.text)
@@ -61,12 +111,112 @@ func TestErrorsNameTheirLine(t *testing.T) {
 	}
 }
 
+// keys returns lines with n keys.
+func keys(n int) (text string) {
+	for i := range n {
+		text += fmt.Sprintf("  k%d: 1\n", i)
+	}
+	return text
+}
+
+// staircase returns n groups of keys in each other.
+func staircase(n int) (text string) {
+	for i := range n {
+		text += strings.Repeat(" ", i) + "a:\n"
+	}
+	return text
+}
+
+// long returns an expression, or a pattern, of n bytes.
+func long(n int) string { return strings.Repeat("host.lent||", n/11+1)[:n-n%11] + "true||true"[:n%11] }
+
+// TestWhatIsAllowed reads what lies within the bounds.
+func TestWhatIsAllowed(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "comment": "# none\n", "header": "# none\n---\nharvest: {}\n", "end": "harvest: {}\n...\n", "nothing": "---\n",
+		"exempt hosts":     "owners:\n- match: host.lent\n- {}\n",
+		"lines of Windows": "owners:\r\n- match: host.lent\r\n",
+		"pattern":          `owners: [{match: 'host.name.matches("^k[0-9]{1,3}$") || matches(host.site, "a*")'}]`,
+		"folded":           "owners:\n- match: >\n    host.lent &&\n\n    host.cores > 4.0\n",
+		"quoted":           "exempt:\n  guests: ['*-licence', '!x', '&y', '~']\n",
+		"deep":             "maintenance:\n        windows:\n                -       days:\n                                - sat\n                        from: '10:00'\n                        to: '11:00'\n",
+	} {
+		if _, err := Parse(text); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, rule := parse(t, "owners:\n- {}\n").Rule(host("a", false)); rule == nil {
+		t.Error("an entry without match matches no host")
+	}
+}
+
+// TestWork bounds the work of Parse, which the memory that it takes from the heap shows, for the most costly files.
+func TestWork(t *testing.T) {
+	fill := func(before, text, after string, n int) string {
+		return before + strings.Repeat(text, n/len(text)) + after
+	}
+	for name, text := range map[string]string{
+		"brackets":         fill("", "[", "", MaxText),
+		"braces":           fill("", "{a: ", "", MaxText),
+		"lists":            fill("", "- ", "", MaxText),
+		"empty lines":      fill("a: |\n", "\n", "", MaxText-10),
+		"lines of spaces":  fill("a: |\n", " \n", "", MaxText-10),
+		"carriage returns": fill("a: |\n", "\r", "", MaxText-10),
+		"entries":          fill("exempt:\n  guests:\n", "  - a\n", "", 6000) + fill("  clusters: [", "b,", "]\n", 2000),
+		"null entries":     fill("{", "a,", "}", MaxText-10),
+		"anchors":          "owners:\n" + fill("- &a {busy: [", "{when: 'true'},", "], idle: {when: 'true'}}\n", 4500) + fill("", "- *a\n", "", 4500),
+		"windows":          fill("maintenance:\n  windows:\n", "  - {begin: 2026-12-01 08:00, end: 2026-12-02 08:00}\n", "", MaxText-100),
+		"expressions":      fill("owners:\n", "- {match: 'true'}\n", "", MaxText-10),
+		"lists in CEL":     fill("owners:\n", fill("- match: 1 in [", "1,", "1]\n", 1000), "", 16_000),
+		"loops in CEL":     fill("owners:\n", fill("- match: '", "[1].map(x,x).all(x,x==1)&&", "true'\n", 990), "", 16_000),
+		"patterns":         fill("owners:\n", fill("- match: \"", "''.matches('a{140}')||", "true\"\n", 1000), "", 16_000),
+		"large pattern":    fill("owners:\n- match: host.name.matches('", "(a{1000})", "')\n", 27_000),
+		"signs in CEL":     fill("owners:\n- match: '", "-", "'\n", MaxText-100),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Parse(text)
+		runtime.ReadMemStats(&after)
+		taken := (after.TotalAlloc - before.TotalAlloc) >> 20
+		t.Logf("%s: %d KiB take %d MiB: %.80v", name, len(text)>>10, taken, err)
+		if taken > 50 {
+			t.Errorf("%s: %d KiB take %d MiB", name, len(text)>>10, taken)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add(Default)
 	f.Add("maintenance:\n  windows:\n  - days: [sat]\n    from: '22:00'\n    to: '06:00'\n")
+	f.Add("owners:\n- match: host.name == \"b\"\nmaintenance:\n  windows:\n  - begin: 2026-12-01 08:00\n    end: 2026-12-02 08:00\n    lead: 1h\n")
+	f.Add("owners:\n- busy: [{when: '\"a\" in host.users', for: 5s}]\n  idle: {when: 'host.name.matches(\"a*\")'}\nharvest: {quiet_hours: [{from: '1:00', to: '2:00'}]}\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		if p, err := Parse(text); (p == nil) == (err == nil) {
+		p, err := Parse(text)
+		if (p == nil) == (err == nil) {
 			t.Errorf("got %v and %v", p, err)
+		}
+		if err != nil {
+			return
+		}
+		// What was read can be used.
+		h, now := host("a", true), time.Date(2026, 11, 28, 23, 0, 0, 0, time.UTC)
+		p.Rule(h)
+		w := NewWatcher()
+		w.See(p, h, &v1.HostSample{Seconds: 1, CpuOwner: 2}, now)
+		w.Signals("a", now).Owner(false, now)
+		w.See(p, h, &v1.HostSample{Owner: &v1.OwnerActivity{InputIdle: number(1), Users: []string{"a"}}}, now.Add(time.Second))
+		w.Signals("a", now.Add(time.Second)).Owner(true, now.Add(time.Second))
+		if m := p.GetMaintenance(); m != nil {
+			for _, window := range m.For(h) {
+				window.Around(now, window.Lead)
+			}
+		}
+		for _, name := range []string{HarvestName, MaintenanceName} {
+			if limits, _ := p.LimitsOf(name); limits != nil {
+				for _, window := range limits.QuietHours {
+					window.Has(now)
+				}
+			}
 		}
 	})
 }
