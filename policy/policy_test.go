@@ -187,6 +187,7 @@ func TestWork(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(Default)
+	f.Add("owners:\n- {}\n")
 	f.Add("maintenance:\n  windows:\n  - days: [sat]\n    from: '22:00'\n    to: '06:00'\n")
 	f.Add("owners:\n- match: host.name == \"b\"\nmaintenance:\n  windows:\n  - begin: 2026-12-01 08:00\n    end: 2026-12-02 08:00\n    lead: 1h\n")
 	f.Add("owners:\n- busy: [{when: '\"a\" in host.users', for: 5s}]\n  idle: {when: 'host.name.matches(\"a*\")'}\nharvest: {quiet_hours: [{from: '1:00', to: '2:00'}]}\n")
