@@ -44,11 +44,15 @@ func (l *Lab) setUpAgent(ctx context.Context, o Options, host Host, token string
 	if manager == "" { // the agent has joined before, and its arguments stay as they are
 		return agentSetup{}, nil
 	}
-	return agentSetup{token: token, arguments: []string{
+	arguments := []string{
 		"--manager", manager, "--token-file", "/var/lib/watari/agent/token",
 		"--state", "/var/lib/watari/agent", "--run", "/run/watari",
 		"--name", host.Name, "--site", host.Site, "--lan-address", host.Address.String(),
-	}}, nil
+	}
+	if o.Lent {
+		arguments = append(arguments, "--lent")
+	}
+	return agentSetup{token: token, arguments: arguments}, nil
 }
 
 // memoryShare returns how much memory each host made of namespaces offers to guests, in MiB. These hosts share three

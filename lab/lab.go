@@ -46,6 +46,7 @@ type Options struct {
 	// Agent starts an agent on each host. A host that has not joined yet needs a token, from Tokens (one for each host,
 	// in the order of Hosts) or from TokenFunc.
 	Agent   bool
+	Lent    bool   // hosts that join are lent out: policies heed their owners
 	Manager string // URL that agents dial; empty: the lab's root end with the port that TokenFunc gives
 	Tokens  []string
 	// TokenFunc makes a join token for a host of that site and returns the manager's port, as "7070" or ":7070".

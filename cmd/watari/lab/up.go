@@ -40,6 +40,7 @@ hosts whole hosts. --suite=trixie gives all of them Debian 13, --suite=b=trixie 
 	flags.IntVar(&o.Hosts, "hosts", 2, "number of hosts on each site")
 	flags.StringVar(&wan, "wan", "", "round trip, bandwidth and loss between sites, as in 20ms,200mbit,1% (each is optional); none: unshaped")
 	flags.StringVar(&cpus, "cpus", "", "limits of hosts' CPU time in CPUs, as in a1=0.7,b1=1.5; none: no limits")
+	flags.BoolVar(&o.Lent, "lent", false, "hosts that join are lent out: guests leave when the owner comes back (watari lab owner)")
 	flags.BoolVar(&o.Agent, "agent", true, "start an agent on each host")
 	flags.StringVar(&o.Manager, "manager", "", "URL at which the hosts reach the manager (default: the client config's manager, on this machine)")
 	flags.StringSliceVar(&o.Tokens, "token", nil, "join tokens, one for each host")
