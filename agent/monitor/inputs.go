@@ -26,16 +26,25 @@ type inputs struct {
 	closed bool
 	looked time.Time
 	came   time.Time // the last event; zero: none since the agent began
+	opened time.Time // when the first device was opened
 	said   bool      // that a device could not be opened
 }
 
-// last returns when a key was pressed or a mouse was moved last; false: not since the agent began.
+// silence is how long nothing has to come after an agent began before that counts as idle time. At once, each start of an agent
+// would look like the owner's return; never, and the owner of a host whose agent was upgraded would count as away for years.
+const silence = time.Minute
+
+// last returns when a key was pressed or a mouse was moved last, or the beginning of the silence since the agent began; false:
+// neither is known.
 func (in *inputs) last() (time.Time, bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if now := time.Now(); !in.closed && now.Sub(in.looked) >= lookEvery {
 		in.looked = now
 		in.look()
+	}
+	if in.came.IsZero() && len(in.open) > 0 && time.Since(in.opened) >= silence {
+		return in.opened, true
 	}
 	return in.came, !in.came.IsZero()
 }
@@ -56,6 +65,9 @@ func (in *inputs) look() {
 		}
 		if in.open == nil {
 			in.open = map[string]*os.File{}
+		}
+		if in.opened.IsZero() {
+			in.opened = time.Now()
 		}
 		in.open[name] = file
 		go in.follow(name, file)

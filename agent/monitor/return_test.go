@@ -147,3 +147,18 @@ func TestTheOwnersReturnIsSampledAtOnce(t *testing.T) {
 		t.Errorf("rates over %v s", now.Seconds)
 	}
 }
+
+func TestSilenceSinceTheAgentBegan(t *testing.T) {
+	in := &inputs{root: t.TempDir(), open: map[string]*os.File{"event0": nil}, opened: time.Now().Add(-silence / 2)}
+	if at, known := in.last(); known {
+		t.Errorf("half a minute after the agent began, the last key was at %v", at)
+	}
+	in.opened = time.Now().Add(-2 * silence)
+	if at, known := in.last(); !known || !at.Equal(in.opened) {
+		t.Errorf("two minutes after the agent began: %v, %v", at, known)
+	}
+	in.came = time.Now()
+	if at, known := in.last(); !known || !at.Equal(in.came) {
+		t.Errorf("after a key: %v, %v", at, known)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"watari/core"
 	"watari/manager/store"
@@ -75,6 +76,10 @@ func (s *Server) holdStatus(c caller, snap *store.Snapshot) (problems []string) 
 }
 
 func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusResponse) {
+	var signals core.Signals
+	if s.Signals != nil {
+		signals, _ = s.Signals(time.Now())
+	}
 	for _, h := range s.viewHosts(c, snap) {
 		name := h.Meta.Name
 		resp.Hosts++
@@ -90,6 +95,9 @@ func (s *Server) hostStatus(c caller, snap *store.Snapshot, resp *v1.GetStatusRe
 			continue
 		}
 		resp.Problems = append(resp.Problems, s.stuck(c, snap, h)...)
+		if signal := signals[name]; c.admin && signal != nil && signal.Idle.Error != "" && len(h.Withdrawn) > 0 {
+			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s is withdrawn, and the policy cannot tell whether its owner is away: %s", name, signal.Idle.Error))
+		}
 		for _, p := range h.Problems {
 			resp.Problems = append(resp.Problems, fmt.Sprintf("host %s: %s", name, p))
 		}
