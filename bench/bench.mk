@@ -42,3 +42,7 @@ bench-scale: build ## a manager with up to 3,000 simulated hosts and 30,000 gues
 bench-harvest: build ## what the owner of a lent machine feels of guests (root)
 	@scripts/setup.sh build demo
 	@$(GO) build -o $(BIN)/bench-harvest ./bench/harvest && $(BIN)/bench-harvest $(HARVEST)
+
+.PHONY: bench-grid
+bench-grid: setup ## the policies' decisions over 250 to 2,000 hosts with ten guests each
+	@$(GO) run ./bench/grid

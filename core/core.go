@@ -212,9 +212,8 @@ type pass struct {
 	notes     []string
 	again     time.Time
 	room      *room
-	stuck     map[string]bool          // kinds of guests for which no host has room in this decision; see stuckKind
+	leaving   *leavingView             // of the last guest that had to leave its host; nil: none had
 	begun     map[string]int           // moves that each policy has begun within the last hour; nil: not counted yet
-	planned   Moves                    // moves under way and moves that this decision begins; nil: it has begun none
 	statuses  map[string]ClusterStatus // by cluster
 }
 

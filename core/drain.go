@@ -3,11 +3,13 @@ package core
 // drain.go - moves guests away from hosts that they have to leave: those that are drained, and those that a policy withdraws.
 
 import (
-	"fmt"
-	"maps"
+	"cmp"
+	"slices"
+	"strings"
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/placement"
 )
 
 // retryMove is the pause before a guest whose move failed is moved again. An earlier move would probably fail again.
@@ -15,21 +17,24 @@ const retryMove = 10 * time.Second
 
 // drain moves guests away from hosts that they have to leave, if other hosts have room.
 func (p *pass) drain() {
-	for _, host := range sortedKeys(p.Hosts) {
-		h := p.Hosts[host]
+	var leaving []*v1.Guest
+	for _, h := range p.Hosts {
 		if !h.Draining && len(h.Withdrawn) == 0 {
 			continue
 		}
-		byName := map[string]*v1.Guest{}
-		for g := range p.index.onHost[host] {
-			byName[g.Meta.Name] = g
+		for g := range p.index.onHost[h.Meta.Name] {
+			leaving = append(leaving, g)
 		}
-		for _, name := range sortedKeys(byName) {
-			if p.full() {
-				return
-			}
-			p.moveAway(byName[name], h)
+	}
+	// The guests of a cluster one after the other, so that they share a view of the hosts.
+	slices.SortFunc(leaving, func(a, b *v1.Guest) int {
+		return cmp.Or(strings.Compare(a.Cluster, b.Cluster), strings.Compare(a.Meta.Name, b.Meta.Name))
+	})
+	for _, g := range leaving {
+		if p.full() {
+			return
 		}
+		p.moveAway(g, p.Hosts[g.Host])
 	}
 }
 
@@ -46,24 +51,12 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if order == nil {
 		return
 	}
-	kind := stuckKind(g)
-	if p.stuck[kind] {
+	view := p.viewFor(g)
+	target := view.pick(p.Objects, g)
+	if target < 0 {
 		return
 	}
-	if p.room == nil {
-		p.room = newRoom(p.Objects, p, p.index.moves)
-	}
-	if p.planned == nil {
-		p.planned = maps.Clone(p.index.moves)
-	}
-	m, _, err := planMove(p.working.Objects, p, p.room, p.planned, p.index.guestsOf(g.Cluster), g, "", "", false)
-	if err != nil {
-		if p.stuck == nil {
-			p.stuck = map[string]bool{}
-		}
-		p.stuck[kind] = true
-		return
-	}
+	m := newMove(p.working.Objects, g, view.hosts[target].Name)
 	m.Reason, m.Policy, m.BandwidthBytes = order.reason, order.policy, order.bandwidth
 	var c Change
 	c.write(Create, m)
@@ -72,16 +65,78 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	c.write(Expect, g)
 	p.propose("guest/"+g.Meta.Name, c)
 	p.room.take(m.Target, g.Shape)
-	p.planned[g.Meta.Uid] = m
+	view.hosts[target].Place(g.Shape)
 	if m.Policy != "" {
 		p.begunLately()[m.Policy]++
 	}
 }
 
-// stuckKind is equal for guests of which either all can leave their host or none can: for a large cluster that cannot leave, one
-// answer is enough.
-func stuckKind(g *v1.Guest) string {
-	return fmt.Sprint(g.Cluster, "/", g.Host, "/", g.Shape.GetVcpus(), "/", g.Shape.GetMemoryBytes(), "/", g.ImageDigest, "/", g.Platform)
+// leavingView is the hosts as the leaving guests of one cluster see them: those that take guests, and those with guests of the
+// cluster, which count for its spread.
+type leavingView struct {
+	cluster, image string
+	hosts          []placement.Host
+	at             map[string]int // indexes in hosts, by name
+	open           bool           // some host takes guests
+}
+
+// viewFor returns the view for a guest. The last one is kept, with the guests that were placed in it.
+func (p *pass) viewFor(g *v1.Guest) *leavingView {
+	if p.room == nil {
+		p.room = newRoom(p.Objects, p, p.index.moves)
+	}
+	if v := p.leaving; v != nil && v.cluster == g.Cluster && v.image == g.ImageDigest {
+		return v
+	}
+	v := &leavingView{cluster: g.Cluster, image: g.ImageDigest, at: map[string]int{}}
+	open := p.room.takers()
+	for _, i := range open {
+		h := p.room.hosts[i]
+		report, _, _ := p.Observed(h.Name)
+		h.HasImage = slices.Contains(report.GetImages(), g.ImageDigest)
+		v.add(h)
+	}
+	v.open = len(open) > 0
+	for _, other := range p.index.guestsOf(g.Cluster) {
+		v.count(p.room, other.Host)
+		if m := p.index.moves[other.Meta.Uid]; m != nil && m.Target != other.Host {
+			v.count(p.room, m.Target)
+		}
+	}
+	p.leaving = v
+	return v
+}
+
+func (v *leavingView) add(h placement.Host) {
+	v.at[h.Name] = len(v.hosts)
+	v.hosts = append(v.hosts, h)
+}
+
+// count counts a guest of the cluster on a host.
+func (v *leavingView) count(r *room, host string) {
+	i, is := v.at[host]
+	if !is {
+		known, exists := r.at[host]
+		if !exists {
+			return
+		}
+		v.add(r.hosts[known])
+		i = v.at[host]
+	}
+	v.hosts[i].ClusterGuests++
+}
+
+// pick returns the index of the host to which a guest moves; -1: none can take it.
+func (v *leavingView) pick(s *Objects, g *v1.Guest) int {
+	if !v.open {
+		return -1
+	}
+	// Leave the guest out of its host's count, so that scores describe the cluster after the move.
+	if i, is := v.at[g.Host]; is && v.hosts[i].ClusterGuests > 0 {
+		v.hosts[i].ClusterGuests--
+		defer func() { v.hosts[i].ClusterGuests++ }()
+	}
+	return placement.Pick(moveRequest(s, g), v.hosts)
 }
 
 // runsUnderGrant reports whether the guest's host reports it running under the present grant.

@@ -29,6 +29,7 @@ type room struct {
 	// The fields below are of the last cluster.
 	cluster string
 	image   string
+	open    []int // hosts that take guests, by index; nil: not known yet
 	view    []placement.Host
 	refused string // why its guests fit nowhere; empty: they fit, or this is not known yet
 	request *placement.Request
@@ -58,6 +59,19 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 		}
 	}
 	return room
+}
+
+// takers returns the indexes of the hosts that take guests, whatever guests these are.
+func (r *room) takers() []int {
+	if r.open == nil {
+		r.open = []int{}
+		for i, h := range r.hosts {
+			if h.Connected && !h.Draining && h.Withdrawn == "" && placement.Unconfined(h.Confinement) == "" {
+				r.open = append(r.open, i)
+			}
+		}
+	}
+	return r.open
 }
 
 func (r *room) take(host string, shape *v1.GuestShape) {
@@ -255,12 +269,6 @@ func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, n
 // PlanMove chooses the target of a guest's move and makes the move's record, which it does not store. The explanation
 // has a line for each host. The error says why the guest cannot be moved.
 func PlanMove(s *Objects, r Reports, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {
-	moves := ActiveMoves(s)
-	return planMove(s, r, newRoom(s, r, moves), moves, GuestsOf(s, g.Cluster), g, toHost, toSite, true)
-}
-
-// planMove is PlanMove in a given room. It explains each host only if explain is set.
-func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1.Guest, g *v1.Guest, toHost, toSite string, explain bool) (*v1.Migration, []string, error) {
 	if g.Host == "" {
 		return nil, nil, fmt.Errorf("guest %s does not run", g.Meta.Name)
 	}
@@ -270,18 +278,15 @@ func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1
 	if toHost != "" && s.Hosts[toHost] == nil {
 		return nil, nil, fmt.Errorf("there is no host %s; there are %s", toHost, strings.Join(sortedKeys(s.Hosts), ", "))
 	}
-	cluster := s.Clusters[g.Cluster]
-	source := s.Hosts[g.Host].GetInfo()
-	req := &placement.Request{
-		Shape: g.Shape, Spread: cluster.GetSpec().GetSpread(), Exclude: []string{g.Host},
-		Compatible: func(target *v1.HostInfo) string { return compatibility.RefuseMove(g, source, target) },
-	}
+	req := moveRequest(s, g)
 	if toSite != "" {
 		req.Sites = []string{toSite}
-	} else if toHost == "" {
-		req.Sites = cluster.GetSpec().GetSites()
+	} else if toHost != "" {
+		req.Sites = nil
 	}
-	hosts := room.forCluster(reports, moves, guests, g.ImageDigest)
+	moves := ActiveMoves(s)
+	room := newRoom(s, r, moves)
+	hosts := room.forCluster(r, moves, GuestsOf(s, g.Cluster), g.ImageDigest)
 	// Leave the guest out of its host's count, so that scores describe the cluster after the move.
 	if i, is := room.at[g.Host]; is && hosts[i].ClusterGuests > 0 {
 		hosts[i].ClusterGuests--
@@ -289,26 +294,34 @@ func planMove(s *Objects, reports Reports, room *room, moves Moves, guests []*v1
 	if toHost != "" {
 		hosts = slices.DeleteFunc(hosts, func(h placement.Host) bool { return h.Name != toHost })
 	}
-	var chosen string
 	var explanation []string
-	if explain {
-		var verdicts []placement.Verdict
-		chosen, verdicts = placement.Choose(req, hosts)
-		for _, v := range verdicts {
-			explanation = append(explanation, v.String())
-		}
-	} else if i := placement.Pick(req, hosts); i >= 0 {
-		chosen = hosts[i].Name
+	chosen, verdicts := placement.Choose(req, hosts)
+	for _, v := range verdicts {
+		explanation = append(explanation, v.String())
 	}
 	if chosen == "" {
 		return nil, explanation, fmt.Errorf("guest %s cannot be moved: %s", g.Meta.Name, strings.Join(explanation, "; "))
 	}
+	return newMove(s, g, chosen), explanation, nil
+}
+
+// moveRequest returns the request for a host to which a guest moves.
+func moveRequest(s *Objects, g *v1.Guest) *placement.Request {
+	spec, source := s.Clusters[g.Cluster].GetSpec(), s.Hosts[g.Host].GetInfo()
+	return &placement.Request{
+		Shape: g.Shape, Spread: spec.GetSpread(), Sites: spec.GetSites(), Exclude: []string{g.Host},
+		Compatible: func(target *v1.HostInfo) string { return compatibility.RefuseMove(g, source, target) },
+	}
+}
+
+// newMove returns the record of a move that has not begun.
+func newMove(s *Objects, g *v1.Guest, target string) *v1.Migration {
 	return &v1.Migration{
 		Meta:  &v1.Meta{Name: freeMoveName(s, g), Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid},
-		Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Source: g.Host, Target: chosen,
-		SourceBootId: g.BootId, TargetBootId: s.Hosts[chosen].GetInfo().GetBootId(),
+		Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Source: g.Host, Target: target,
+		SourceBootId: g.BootId, TargetBootId: s.Hosts[target].GetInfo().GetBootId(),
 		SourceEpoch: g.Epoch, State: v1.MigrationState_MIGRATION_STATE_PENDING,
-	}, explanation, nil
+	}
 }
 
 // freeMoveName returns <guest>-m<n>. n is the epoch that the move would have. It is higher if a move that never left
