@@ -33,6 +33,8 @@ type index struct {
 	moved       bool                   // a move was stored or changed
 	ordered     map[string][]*v1.Guest // ofCluster by index, made on demand
 	networks    map[string]*clusterNetwork
+	former      map[string]*clusterNetwork // networks that have to be made again
+	peers       map[string]peerHosts
 	imageDigest map[string]*v1.Image
 }
 
@@ -42,7 +44,7 @@ func newIndex() *index {
 	return &index{objects: NoObjects(), reports: map[string]Seen{}, onHost: map[string]set[*v1.Guest]{}, ofCluster: map[string]set[*v1.Guest]{},
 		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, movesByUID: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
 		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
-		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}}
+		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{}}
 }
 
 func add[T comparable](m map[string]set[T], key string, v T) {
@@ -232,6 +234,7 @@ func (x *index) markNetwork(cluster string) {
 			x.hosts[host] = true
 		}
 		delete(x.networks, cluster)
+		x.former[cluster] = n
 	}
 	for g := range x.ofCluster[cluster] {
 		x.hosts[g.Host] = true

@@ -57,8 +57,26 @@ func (p *pass) network(cluster string) *clusterNetwork {
 	if len(guests) > 0 {
 		n.homeServer = guests[0].Address
 	}
+	n.reuse(x.former[cluster])
+	delete(x.former, cluster)
 	x.networks[cluster] = n
 	return n
+}
+
+// reuse takes lists that have not changed from the network before, which may be nil. It is seen faster that two orders have the
+// same list than that they have equal ones.
+func (n *clusterNetwork) reuse(before *clusterNetwork) {
+	if before == nil {
+		return
+	}
+	if slices.EqualFunc(n.routes, before.routes, func(a, b *v1.GuestRoute) bool { return a.Address == b.Address && a.Host == b.Host }) {
+		n.routes = before.routes
+	}
+	if slices.EqualFunc(n.identities, before.identities, func(a, b *v1.Peer) bool {
+		return a.Name == b.Name && a.Address == b.Address && a.Slots == b.Slots
+	}) {
+		n.identities = before.identities
+	}
 }
 
 // networkOrder returns the network part of a host's orders: all routes of the clusters that have a part on the host,
@@ -87,7 +105,7 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 		}
 	}
 	for _, name := range sortedKeys(peers) {
-		if peer := peerHost(p.Objects, name, host); peer != nil {
+		if peer := p.peerHost(name, host); peer != nil {
 			w.Peers = append(w.Peers, peer)
 		}
 	}
@@ -95,13 +113,31 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 	return w
 }
 
-func peerHost(s *Objects, name, host string) *v1.PeerHost {
-	info := s.Hosts[name].GetInfo()
+// peerHosts are the descriptions of a host for other hosts.
+type peerHosts struct {
+	info      *v1.HostInfo // from which they were made
+	near, far *v1.PeerHost // for hosts of its site, and for others
+}
+
+// peerHost returns the description of a host for another; nil: nothing is known of it.
+func (p *pass) peerHost(name, host string) *v1.PeerHost {
+	info := p.Hosts[name].GetInfo()
 	if info == nil {
 		return nil
 	}
-	return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: info.Site == s.Hosts[host].GetInfo().GetSite(),
-		WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort}
+	known := p.index.peers[name]
+	if known.info != info {
+		describe := func(sameSite bool) *v1.PeerHost {
+			return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: sameSite,
+				WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort}
+		}
+		known = peerHosts{info, describe(true), describe(false)}
+		p.index.peers[name] = known
+	}
+	if info.Site == p.Hosts[host].GetInfo().GetSite() {
+		return known.near
+	}
+	return known.far
 }
 
 // routesSet reports whether every connected host with a part in the cluster's network has the present routes in force.

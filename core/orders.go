@@ -86,20 +86,42 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, s.blobs, s.templates
 	}
 	_, since, _ := p.Observed(host)
-	if last.wanted != nil && proto.Equal(w, last.wanted) {
+	network := last.wanted != nil && sameNetwork(w.Network, last.wanted.Network)
+	if network && sameRest(w, last.wanted) {
 		if !since.Equal(last.since) {
 			book.sent[host] = sentOrders{last.wanted, since}
 			p.orders[host] = last.wanted
 		}
 		return
 	}
-	if last.wanted == nil || !proto.Equal(w.Network, last.wanted.Network) {
+	if !network {
 		w.Network.Generation++
 	}
 	w.Generation++
 	w.Stamp = nil // the caller signs what is new
 	book.sent[host] = sentOrders{w, since}
 	p.orders[host] = w
+}
+
+// sameNetwork reports whether two orders have the same network. Most elements of the lists are the same objects.
+func sameNetwork(a, b *v1.NetworkWanted) bool {
+	return a.Generation == b.Generation && a.Mtu == b.Mtu && sameList(a.Routes, b.Routes) && sameList(a.Peers, b.Peers) &&
+		slices.EqualFunc(a.Clusters, b.Clusters, func(a, b *v1.ClusterNetwork) bool {
+			return a.Name == b.Name && a.Prefix == b.Prefix && a.HomeServer == b.HomeServer && sameList(a.Peers, b.Peers)
+		})
+}
+
+// sameRest reports whether two orders of one term and generation are the same but for the network and the stamp.
+func sameRest(a, b *v1.HostWanted) bool {
+	return a.BootId == b.BootId && a.Protocol == b.Protocol && a.Sharing == b.Sharing && a.TrustGroup == b.TrustGroup &&
+		sameList(a.Guests, b.Guests) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
+}
+
+func sameList[T interface {
+	comparable
+	proto.Message
+}](a, b []T) bool {
+	return slices.EqualFunc(a, b, func(a, b T) bool { return a == b || proto.Equal(a, b) })
 }
 
 // baseOrders returns a host's orders without term, generations and the part that package sharing decides.

@@ -1,0 +1,36 @@
+package core
+
+import (
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	v1 "watari/api/watariv1"
+)
+
+// sameNetwork and sameRest look at each field by itself, so a new field has to be added there.
+func TestAllFieldsOfOrdersAreCompared(t *testing.T) {
+	for _, c := range []struct {
+		message proto.Message
+		fields  []string
+	}{
+		{&v1.HostWanted{}, []string{"term", "generation", "guests", "network", "images", "sharing", "blobs", "templates", "trust_group", "boot_id",
+			"protocol", "stamp", "base_generation", "dropped"}}, // the last two are only in changes
+		{&v1.NetworkWanted{}, []string{"generation", "routes", "peers", "clusters", "mtu"}},
+		{&v1.ClusterNetwork{}, []string{"name", "prefix", "peers", "home_server"}},
+		{&v1.GuestRoute{}, []string{"address", "host"}}, // clusterNetwork.reuse
+		{&v1.Peer{}, []string{"name", "address", "slots"}},
+	} {
+		var fields []string
+		all := c.message.ProtoReflect().Descriptor().Fields()
+		for i := range all.Len() {
+			fields = append(fields, string(all.Get(i).Name()))
+		}
+		slices.Sort(fields)
+		slices.Sort(c.fields)
+		if !slices.Equal(fields, c.fields) {
+			t.Errorf("%T has the fields %q; compared are %q", c.message, fields, c.fields)
+		}
+	}
+}
