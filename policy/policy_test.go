@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -404,3 +405,25 @@ func BenchmarkSee(b *testing.B) {
 	}
 }
 func stamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }
+
+// The guide's example can be applied.
+func TestTheGuidesExample(t *testing.T) {
+	guide, err := os.ReadFile("../docs/guide/policies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(guide), "```yaml\n")
+	text, _, closed := strings.Cut(rest, "```")
+	if !found || !closed {
+		t.Fatal("the guide has no example")
+	}
+	p := parse(t, text)
+	if len(p.Owners) == 0 || p.Harvest == nil || len(p.Maintenance.Windows) == 0 || len(p.Exempt.Clusters) == 0 {
+		t.Errorf("the example has no %+v", p)
+	}
+	for _, v := range Variables {
+		if !strings.Contains(string(guide), "`"+v.Name+"`") {
+			t.Errorf("the guide does not describe %s", v.Name)
+		}
+	}
+}
