@@ -62,7 +62,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 	p := e.policy(&l)
 	h := e.Hosts[g.Host]
 	e.host(&l, h)
-	if limits, _ := p.Limits(h, e.Now); limits != nil {
+	if limits, _ := p.GuestLimits(h, e.Now); limits != nil {
 		l.add("until it has left, %s", limited(limits))
 	}
 	if m := MoveOf(e.Objects, g.Meta.Uid); m != nil {
@@ -80,11 +80,15 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host) {
 	if !h.Draining {
 		for _, w := range h.Withdrawn {
-			limits, _ := p.LimitsOf(w.Policy)
-			if limits == nil {
+			bounds, _ := p.BoundsOf(w.Policy)
+			if bounds == nil {
 				continue
 			}
-			if why, _ := mustStay(p, limits, g, e.ended(g), e.Now); why != "" {
+			why, _ := mustStay(p, bounds, g, e.ended(g), e.Now)
+			if why == "" {
+				why = spent(w.Policy, bounds, begunLately(e.Migrations, e.Now))
+			}
+			if why != "" {
 				l.add("%s does not move it: %s", w.Policy, why)
 			}
 		}
@@ -132,7 +136,7 @@ func (e *Explainer) Host(h *v1.Host) *v1.ExplainResponse {
 	var l lines
 	p := e.policy(&l)
 	e.host(&l, h)
-	if limits, _ := p.Limits(h, e.Now); limits != nil {
+	if limits, _ := p.GuestLimits(h, e.Now); limits != nil {
 		l.add("of its guests, %s", limited(limits))
 	}
 	if rule, _ := p.Rule(h); p != nil && rule < 0 {
@@ -169,7 +173,7 @@ func limited(l *v1.GuestLimits) string {
 		text = fmt.Sprintf("each vCPU has at most %.1f %% of a processor's time", float64(l.CpuPermille)/10)
 	}
 	if l.CpuWeight > 0 {
-		text += fmt.Sprintf(", with weight %d against 100 of everything else", l.CpuWeight)
+		text += fmt.Sprintf(", with weight %d against 100 of each other machine of the host", l.CpuWeight)
 	}
 	return text
 }

@@ -187,7 +187,7 @@ func (p *pass) maintained(h *v1.Host) *v1.Withdrawal {
 
 // limits returns the limits of the guests on a host.
 func (p *pass) limits(host string) *v1.GuestLimits {
-	limits, again := p.Core.policies.policy.Limits(p.Hosts[host], p.Now)
+	limits, again := p.Core.policies.policy.GuestLimits(p.Hosts[host], p.Now)
 	if !again.IsZero() {
 		p.dueHost[host] = again
 	}
@@ -207,44 +207,49 @@ func (p *pass) leaves(g *v1.Guest, h *v1.Host) *leave {
 		return &leave{reason: "host " + g.Host + " is drained"}
 	}
 	for _, w := range h.Withdrawn {
-		limits, why := p.Core.policies.policy.LimitsOf(w.Policy)
-		if limits == nil || p.forbidden(g, w.Policy, limits) != "" {
+		bounds, why := p.Core.policies.policy.BoundsOf(w.Policy)
+		if bounds == nil || p.forbidden(g, w.Policy, bounds) {
 			continue
 		}
-		return &leave{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: limits.Bandwidth}
+		return &leave{policy: w.Policy, reason: fmt.Sprintf(why, g.Host), bandwidth: bounds.Bandwidth}
 	}
 	return nil
 }
 
-// forbidden says why a policy must not move a guest now; empty: it may.
-func (p *pass) forbidden(g *v1.Guest, name string, l *policy.Limits) string {
-	memory := &p.Core.policies
-	if why, until := mustStay(memory.policy, l, g, p.index.ended[g.Meta.Uid], p.Now); why != "" {
-		if !until.IsZero() {
-			p.again = earlier(p.again, until)
-		}
-		return why
+// forbidden reports whether a policy must not move a guest now.
+func (p *pass) forbidden(g *v1.Guest, name string, bounds *policy.Bounds) bool {
+	why, until := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
+	if !until.IsZero() {
+		p.again = earlier(p.again, until)
 	}
-	if l.MovesPerHour == 0 {
-		return ""
-	}
-	if begun := p.begunLately()[name]; begun >= l.MovesPerHour {
-		return fmt.Sprintf("%s has begun %d moves within the last hour, as many as it may", name, begun)
-	}
-	return ""
+	return why != "" || spent(name, bounds, p.begunLately()) != ""
 }
 
 // begunLately returns how many moves each policy has begun within the last hour, with those of this decision.
 func (p *pass) begunLately() map[string]int {
 	if p.begun == nil {
-		p.begun = map[string]int{}
-		for _, m := range p.Migrations {
-			if age := p.Now.Sub(m.Meta.Created.AsTime()); m.Policy != "" && age >= 0 && age < time.Hour {
-				p.begun[m.Policy]++
-			}
-		}
+		p.begun = begunLately(p.Migrations, p.Now)
 	}
 	return p.begun
+}
+
+// begunLately returns how many of the stored moves each policy has begun within the last hour.
+func begunLately(moves map[string]*v1.Migration, now time.Time) map[string]int {
+	begun := map[string]int{}
+	for _, m := range moves {
+		if age := now.Sub(m.Meta.Created.AsTime()); m.Policy != "" && age >= 0 && age < time.Hour {
+			begun[m.Policy]++
+		}
+	}
+	return begun
+}
+
+// spent says that a policy has begun as many moves as it may; empty: it has not.
+func spent(name string, bounds *policy.Bounds, begun map[string]int) string {
+	if bounds.MovesPerHour == 0 || begun[name] < bounds.MovesPerHour {
+		return ""
+	}
+	return fmt.Sprintf("%s has begun %d moves within the last hour, as many as it may", name, begun[name])
 }
 
 // lapsed says why a policy's move that waits for its turn must not begin any more; empty: it may.
@@ -252,28 +257,31 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	if m.Policy == "" {
 		return ""
 	}
-	limits, _ := p.Core.policies.policy.LimitsOf(m.Policy)
-	if limits == nil || policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
+	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
+	if bounds == nil || policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
 		return "its reason has ended"
 	}
-	why, _ := mustStay(p.Core.policies.policy, limits, g, p.index.ended[g.Meta.Uid], p.Now)
+	why, _ := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
 	return why
 }
 
-// mustStay says why a policy with limits l must not move a guest now, whatever else it has moved; empty: it may. ended are
+// mustStay says why a policy with these bounds must not move a guest now, whatever else it has moved; empty: it may. ended are
 // the guest's ended moves. until is when the reason ends, if that is known.
-func mustStay(whole *policy.Policy, l *policy.Limits, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
-	if whole.Exempt.Has(g) || l.Exempt.Has(g) {
+func mustStay(whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
+	if whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
 		return "the policy exempts it", time.Time{}
 	}
-	for _, w := range l.QuietHours {
+	for _, w := range bounds.QuietHours {
 		if w.Has(now) {
 			return "these are quiet hours: " + w.String(), time.Time{}
 		}
 	}
 	for _, m := range ended {
+		if m.Policy == "" || m.State != v1.MigrationState_MIGRATION_STATE_DONE {
+			continue
+		}
 		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back
-		if end := m.Ended.AsTime().Add(l.CoolDown); m.Policy != "" && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < l.CoolDown && end.After(until) {
+		if end := m.Ended.AsTime().Add(bounds.CoolDown); age >= 0 && now.Before(end) && end.After(until) {
 			until = end
 		}
 	}

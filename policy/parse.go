@@ -107,7 +107,7 @@ type (
 		For  *scalar `yaml:"for"`
 	}
 	harvestText struct {
-		Limits   limitsText    `yaml:",inline"`
+		Bounds   boundsText    `yaml:",inline"`
 		Throttle *throttleText `yaml:"throttle"`
 	}
 	throttleText struct {
@@ -116,7 +116,7 @@ type (
 		StopAfter *scalar `yaml:"stop_after"`
 	}
 	maintenanceText struct {
-		Limits  limitsText                     `yaml:",inline"`
+		Bounds  boundsText                     `yaml:",inline"`
 		Windows []entry[maintenanceWindowText] `yaml:"windows"`
 	}
 	maintenanceWindowText struct {
@@ -131,7 +131,7 @@ type (
 		From  *scalar  `yaml:"from"`
 		To    *scalar  `yaml:"to"`
 	}
-	limitsText struct {
+	boundsText struct {
 		CoolDown     *scalar             `yaml:"cool_down"`
 		MovesPerHour *scalar             `yaml:"moves_per_hour"`
 		Bandwidth    *scalar             `yaml:"bandwidth"`
@@ -372,7 +372,7 @@ func bound[T interface{ errorf(string, ...any) error }](r *reader, what string, 
 func (r *reader) readZone(s *scalar) {
 	zone, err := time.LoadLocation(s.text)
 	if err != nil || s.text == "" {
-		r.fail(s.errorf("time_zone: %q is not known; it is a name as Asia/Tokyo", s.text))
+		r.fail(s.errorf("time_zone: %q is not known; it is a name such as Asia/Tokyo", s.text))
 		return
 	}
 	r.zone = zone
@@ -461,7 +461,7 @@ func (r *reader) condition(c entry[conditionText], key string) Condition {
 }
 
 func (r *reader) harvest(h *harvestText) *Harvest {
-	made := &Harvest{Limits: r.limits(h.Limits), Throttle: Throttle{StopAfter: -1}}
+	made := &Harvest{Bounds: r.bounds(h.Bounds), Throttle: Throttle{StopAfter: -1}}
 	if t := h.Throttle; t != nil {
 		made.Throttle.Weight = uint32(r.number(t.Weight, "weight", 1, 10000))
 		made.Throttle.Permille = r.permille(t.CPU)
@@ -484,7 +484,7 @@ func (r *reader) permille(s *scalar) uint32 {
 }
 
 func (r *reader) maintenance(m *maintenanceText) *Maintenance {
-	made := &Maintenance{Limits: r.limits(m.Limits)}
+	made := &Maintenance{Bounds: r.bounds(m.Bounds)}
 	bound(r, "windows", m.Windows)
 	for _, w := range m.Windows {
 		if r.err != nil {
@@ -496,8 +496,8 @@ func (r *reader) maintenance(m *maintenanceText) *Maintenance {
 	return made
 }
 
-func (r *reader) limits(l limitsText) Limits {
-	made := Limits{CoolDown: r.wait(l.CoolDown, "cool_down", 0), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}
+func (r *reader) bounds(l boundsText) Bounds {
+	made := Bounds{CoolDown: r.wait(l.CoolDown, "cool_down", 0), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}
 	if l.Bandwidth != nil {
 		made.Bandwidth = r.bandwidth(l.Bandwidth)
 	}
@@ -522,7 +522,7 @@ func (r *reader) exempt(e exemptText) (made Exempt) {
 		bound(r, what, list)
 		for _, s := range list {
 			if _, err := path.Match(s.text, ""); err != nil || s.text == "" {
-				r.fail(s.errorf("%s: %q is not a name, nor a pattern as md-*", what, s.text))
+				r.fail(s.errorf("%s: %q is not a name, nor a pattern such as md-*", what, s.text))
 			}
 			texts = append(texts, s.text)
 		}
@@ -563,7 +563,7 @@ func (r *reader) instant(s *scalar) time.Time {
 			return at
 		}
 	}
-	r.fail(s.errorf("%q is not a time as 2026-12-01 08:00", s.text))
+	r.fail(s.errorf("%q is not a time such as 2026-12-01 08:00", s.text))
 	return time.Time{}
 }
 
@@ -575,7 +575,7 @@ func (r *reader) hour(s *scalar) time.Duration {
 	if s.text == "24:00" {
 		return 24 * time.Hour
 	}
-	r.fail(s.errorf("%q is not a time of day as 22:30; write it in quotation marks", s.text))
+	r.fail(s.errorf("%q is not a time of day such as 22:30; write it in quotation marks", s.text))
 	return 0
 }
 
@@ -585,6 +585,6 @@ func (r *reader) day(s scalar) time.Weekday {
 			return d
 		}
 	}
-	r.fail(s.errorf("days: %q is not a day as mon or monday", s.text))
+	r.fail(s.errorf("days: %q is not a day such as mon or monday", s.text))
 	return 0
 }

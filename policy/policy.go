@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"path"
@@ -51,20 +52,20 @@ type Condition struct {
 
 // Harvest moves guests away from hosts whose owner is back.
 type Harvest struct {
-	Limits
+	Bounds
 	Throttle Throttle
 }
 
 // Throttle bounds the guests that are still on a host whose owner is back.
 type Throttle struct {
-	Weight    uint32        // against 100 of everything else; 0: as usual
+	Weight    uint32        // against 100 of each other machine of the host; 0: as usual
 	Permille  uint32        // of each virtual CPU's time; 0: no limit
 	StopAfter time.Duration // from then on guests are stopped; negative: they never are
 }
 
 // Maintenance empties hosts before and during windows.
 type Maintenance struct {
-	Limits
+	Bounds
 	Windows []MaintenanceWindow
 }
 
@@ -75,8 +76,8 @@ type MaintenanceWindow struct {
 	Window
 }
 
-// Limits bound a policy.
-type Limits struct {
+// Bounds bound the moves of a policy.
+type Bounds struct {
 	CoolDown     time.Duration // least time between two moves of one guest by policies; 0: none
 	MovesPerHour int           // of all guests together; 0: no bound
 	Bandwidth    uint64        // of a move, bytes per second; 0: no bound
@@ -132,14 +133,14 @@ func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
 	return windows
 }
 
-// LimitsOf returns the limits of a policy, and why it moves guests, with %s for the host; nil: it is off.
-func (p *Policy) LimitsOf(name string) (limits *Limits, why string) {
+// BoundsOf returns the bounds of a policy, and why it moves guests, with %s for the host; nil: it is off.
+func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 	switch {
 	case p == nil:
 	case name == HarvestName && p.Harvest != nil:
-		return &p.Harvest.Limits, "the owner of host %s is back"
+		return &p.Harvest.Bounds, "the owner of host %s is back"
 	case name == MaintenanceName && p.Maintenance != nil:
-		return &p.Maintenance.Limits, "host %s is maintained"
+		return &p.Maintenance.Bounds, "host %s is maintained"
 	}
 	return nil, ""
 }
@@ -169,8 +170,8 @@ func Why(h *v1.Host) string {
 	}
 }
 
-// Limits returns the limits of the guests on a host; nil: they have none.
-func (p *Policy) Limits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, again time.Time) {
+// GuestLimits returns the limits of the guests on a host; nil: they have none.
+func (p *Policy) GuestLimits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, again time.Time) {
 	w := Withdrawn(h, HarvestName)
 	if w == nil || p == nil || p.Harvest == nil {
 		return nil, time.Time{}
@@ -181,7 +182,7 @@ func (p *Policy) Limits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, agai
 		if stop := w.Since.AsTime().Add(t.StopAfter); now.Before(stop) {
 			again = stop
 		} else {
-			limits.CpuPermille = stopped
+			limits.CpuPermille = min(cmp.Or(t.Permille, stopped), stopped)
 		}
 	}
 	if limits.CpuWeight == 0 && limits.CpuPermille == 0 {
@@ -192,4 +193,4 @@ func (p *Policy) Limits(h *v1.Host, now time.Time) (limits *v1.GuestLimits, agai
 
 // stopped is the share of time of a guest that is stopped, in thousandths. Its virtual CPUs stand still for practical
 // purposes. With less, a virtual CPU may hold a lock of QEMU's for so long that the guest's own move takes longer.
-const stopped = 5
+const stopped uint32 = 5

@@ -214,8 +214,8 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		for _, name := range []string{HarvestName, MaintenanceName} {
-			if limits, _ := p.LimitsOf(name); limits != nil {
-				for _, window := range limits.QuietHours {
+			if bounds, _ := p.BoundsOf(name); bounds != nil {
+				for _, window := range bounds.QuietHours {
 					window.Has(now)
 				}
 			}
@@ -375,15 +375,15 @@ func TestLimits(t *testing.T) {
 	p := parse(t, "harvest:\n  throttle: {weight: 1, cpu: 20%, stop_after: 10s}\nexempt: {clusters: [md-*], guests: [x-1]}\n")
 	h := host("a", true)
 	since := time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
-	if limits, _ := p.Limits(h, since); limits != nil {
+	if limits, _ := p.GuestLimits(h, since); limits != nil {
 		t.Errorf("a host that takes guests has limits: %v", limits)
 	}
 	h.Withdrawn = []*v1.Withdrawal{{Policy: HarvestName, Since: stamp(since)}}
-	limits, again := p.Limits(h, since.Add(9*time.Second))
+	limits, again := p.GuestLimits(h, since.Add(9*time.Second))
 	if limits.GetCpuWeight() != 1 || limits.GetCpuPermille() != 200 || !again.Equal(since.Add(10*time.Second)) {
 		t.Errorf("got %v, again %v", limits, again)
 	}
-	if limits, again = p.Limits(h, since.Add(10*time.Second)); limits.GetCpuPermille() != 5 || !again.IsZero() {
+	if limits, again = p.GuestLimits(h, since.Add(10*time.Second)); limits.GetCpuPermille() != 5 || !again.IsZero() {
 		t.Errorf("got %v, again %v", limits, again)
 	}
 	for name, want := range map[string]bool{"md-x/md-x-0": true, "md/md-0": false, "x/x-1": true, "x/x-2": false} {

@@ -79,7 +79,7 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 		notes = append(notes, "of times more than an hour ago only steps of ten minutes are kept, so that these times are rough")
 	}
 	for s.now.Before(p.Until) && len(s.foresight.steps) < maxSteps {
-		if s.foresight.stop(); s.foresight.ended {
+		if s.foresight.over() {
 			notes = append(notes, fmt.Sprintf("the replay took too long, and ended at %s", s.now.UTC().Format("2006-01-02 15:04 MST")))
 			break
 		}
@@ -112,7 +112,7 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// install makes the objects of the past, and the hosts and guests that they describe.
+// install makes hosts and guests as they are now.
 func (s *Sim) install(p Past) {
 	o := *p.Objects
 	o.Term, o.TermID, o.Leader = 0, "", ""
@@ -144,8 +144,11 @@ func (s *Sim) install(p Past) {
 	s.store.objects = &o
 }
 
-// stop ends the replay if it is to go on no longer.
-func (f *foresight) stop() { f.ended = f.ended || f.goOn != nil && !f.goOn() }
+// over reports whether the replay is to go on no longer.
+func (f *foresight) over() bool {
+	f.ended = f.ended || f.goOn != nil && !f.goOn()
+	return f.ended
+}
 
 // see notes what a policy has done by a change.
 func (f *foresight) see(s *Sim, before, now *core.Objects) {
@@ -175,9 +178,9 @@ func (f *foresight) see(s *Sim, before, now *core.Objects) {
 		case was == nil && m.Policy != "":
 			add(&v1.PolicyStep{Policy: m.Policy, Host: m.Source, Guest: m.Guest, Target: m.Target,
 				Message: fmt.Sprintf("guest %s moves from %s to %s: %s", m.Guest, m.Source, m.Target, m.Reason)})
-		case was != nil && !was.Cancel && m.Cancel:
+		case was != nil && m.Policy != "" && !was.Cancel && m.Cancel:
 			add(&v1.PolicyStep{Policy: m.Policy, Host: m.Source, Guest: m.Guest, Target: m.Target,
-				Message: fmt.Sprintf("the move of guest %s to %s is cancelled: the owner of %s is back", m.Guest, m.Target, m.Target)})
+				Message: fmt.Sprintf("the move of guest %s to %s is cancelled: %s takes no guests any more (%s)", m.Guest, m.Target, m.Target, policy.Why(now.Hosts[m.Target]))})
 		}
 	}
 }

@@ -134,7 +134,7 @@ func (s *Sim) until(t time.Time) {
 	for s.violation == "" && len(s.queue) > 0 && !s.queue[0].at.After(t) {
 		s.step()
 		if s.foresight != nil && s.serial%100 == 0 {
-			if s.foresight.stop(); s.foresight.ended {
+			if s.foresight.over() {
 				return
 			}
 		}

@@ -1,5 +1,5 @@
-// Package throttle makes guests give way to other programs of their host. All threads of a bounded guest's QEMU run only when
-// nothing else wants the processor (SCHED_IDLE). The threads that run guest code (vCPUs) have a bounded share of time besides;
+// Package throttle makes guests give way to other programs of their host. All threads of a bounded guest's QEMU run last among
+// the threads of their control group (SCHED_IDLE). The threads that run guest code (vCPUs) have a bounded share of time besides;
 // the others carry migrations, which use whatever time is left.
 //
 // It writes to the control groups of these threads by itself, and not through libvirt, for three reasons. libvirt changes no

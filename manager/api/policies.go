@@ -1,6 +1,6 @@
 package api
 
-// policies.go - applying and listing policies.
+// policies.go - requests about policies: apply, list, explain, test.
 
 import (
 	"context"
@@ -77,7 +77,7 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 	return connect.NewResponse(resp), nil
 }
 
-// maxReplay bounds the time of a replay. The whole machine's users wait for it no longer than that.
+// maxReplay bounds a replay, which uses a processor of the manager's machine.
 const maxReplay = 30 * time.Second
 
 // TestPolicy replays what hosts have measured.
