@@ -20,6 +20,8 @@ type Limiter interface {
 	// Limit brings the limits of a guest's QEMU process into force; nil: none. It may be repeated. A process that has ended is
 	// no error.
 	Limit(pid int, limits *v1.GuestLimits) error
+	// GiveWay lets this agent itself, which carries the guests' memory, give way to other programs, or ends that.
+	GiveWay(giveWay bool) error
 	// Sweep removes what is left of guests that have ended, and reports whether it is to be called again.
 	Sweep() (again bool)
 }
@@ -44,6 +46,8 @@ type limitKeeper struct {
 	// free has the guests of which it is known that no limit is in force. An agent that has just started knows of none: an
 	// earlier one may have left limits. A new process has none.
 	free map[string]bool
+	// limited: some guest was limited when limits were looked at last.
+	limited bool
 
 	mu      sync.Mutex
 	problem string
@@ -104,6 +108,13 @@ func (k *limitKeeper) run(ctx context.Context) {
 // apply brings the limits into force; again: they are to be looked at again soon. A guest whose limit fails holds up no other.
 func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
 	wanted := k.wanted()
+	limited := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(l *v1.GuestLimits) bool { return l != nil })
+	if limited || k.limited {
+		k.limited = limited
+		if err := k.limiter.GiveWay(limited); err != nil {
+			k.log.Warn("the agent does not give way to the owner's programs", "error", err)
+		}
+	}
 	maps.DeleteFunc(k.free, func(uid string, _ bool) bool { limits, here := wanted[uid]; return !here || limits != nil })
 	maps.DeleteFunc(wanted, func(uid string, _ *v1.GuestLimits) bool { return k.free[uid] })
 	if len(wanted) == 0 {

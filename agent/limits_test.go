@@ -27,7 +27,8 @@ func (l stubLimiter) Limit(pid int, limits *v1.GuestLimits) error {
 	return nil
 }
 
-func (l stubLimiter) Sweep() bool { return false }
+func (l stubLimiter) Sweep() bool        { return false }
+func (l stubLimiter) GiveWay(bool) error { return nil }
 
 // limited waits until the last limits that were set are these.
 func (o *outside) limited(want *v1.GuestLimits) {

@@ -19,6 +19,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
 	v1 "watari/api/watariv1"
 )
@@ -62,6 +63,25 @@ func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 		}
 	}
 	return failed
+}
+
+// behind is how nice this process is while it gives way: others have nine times its weight. It has to go on, so that guests can
+// leave also if the owner's programs use all processors.
+const behind = 10
+
+// GiveWay lets this process give way to others, or ends that. New threads are like those that make them.
+func (t *Throttle) GiveWay(giveWay bool) error {
+	nice := 0
+	if giveWay {
+		nice = behind
+	}
+	threads, err := t.threads(os.Getpid())
+	for _, thread := range threads {
+		if setErr := unix.Setpriority(unix.PRIO_PROCESS, thread.PID, nice); setErr != nil && !errors.Is(setErr, unix.ESRCH) {
+			err = fmt.Errorf("set the priority of thread %d of this process: %w", thread.PID, setErr)
+		}
+	}
+	return err
 }
 
 // Sweep removes the control groups of guests that have ended, and reports whether others, which were made here, are left. The

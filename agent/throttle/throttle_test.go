@@ -248,3 +248,23 @@ func TestGroupsOfEndedGuestsAreRemoved(t *testing.T) {
 		t.Errorf("left: %v; sweep again: %v", left, again)
 	}
 }
+
+func TestThisProcessGivesWay(t *testing.T) {
+	throttle := New()
+	nice := func() int {
+		have, err := unix.Getpriority(unix.PRIO_PROCESS, os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return 20 - have // as the system call counts
+	}
+	if nice() != 0 {
+		t.Skipf("this process is %d nice already", nice())
+	}
+	if err := throttle.GiveWay(true); err != nil || nice() != behind {
+		t.Errorf("nice %d, %v", nice(), err)
+	}
+	if err := throttle.GiveWay(false); err != nil && os.Getuid() == 0 || err == nil && nice() != 0 {
+		t.Errorf("afterwards: nice %d, %v", nice(), err)
+	}
+}

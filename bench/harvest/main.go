@@ -205,7 +205,7 @@ func measure(s *system.System) (r result, err error) {
 		{"host", "drain", other},
 		{"cluster", "create", "bh", "--guests", strconv.Itoa(guests), "--memory", "256M", "--image", s.Image, "--wait"},
 		{"host", "drain", other, "--undo"},
-		{"run", "bh", "--detach", "--name", "burn", "--", "sh", "-c", "while :; do :; done"},
+		{"run", "bh", "--detach", "--", "sh", "-c", "while :; do :; done"},
 	}
 	for _, step := range steps {
 		if _, err := s.Watari(step...); err != nil {
