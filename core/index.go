@@ -31,6 +31,7 @@ type index struct {
 	hosts       map[string]bool // names: their orders, and what their agents say of them
 	shareAgain  bool
 	moved       bool                   // a move was stored or changed
+	hostChanged bool                   // a host was stored or changed, since policies looked at the hosts
 	ordered     map[string][]*v1.Guest // ofCluster by index, made on demand
 	networks    map[string]*clusterNetwork
 	former      map[string]*clusterNetwork // networks that have to be made again
@@ -186,6 +187,7 @@ func (x *index) seeMove(_ string, before, now *v1.Migration) {
 }
 
 func (x *index) seeHost(name string, before, now *v1.Host) {
+	x.hostChanged = true
 	x.hosts[name] = true
 	x.markGuestsAt(name)
 	x.shareAgain = true

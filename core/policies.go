@@ -34,6 +34,8 @@ type policyMemory struct {
 	stored  *v1.Policy     // in force
 	policy  *policy.Policy // the same; nil: there is none, or it cannot be read
 	matches map[string]hostMatch
+	// concerned are the hosts that the policy matches, and those that are withdrawn, sorted.
+	concerned []string
 }
 
 // hostMatch says which entries of the policy match a host. Expressions are evaluated again only if the host has changed.
@@ -83,12 +85,26 @@ func (p *pass) match(h *v1.Host) hostMatch {
 	return m
 }
 
+// concerned returns the hosts that policies concern now, sorted.
+func (p *pass) concerned() []string {
+	memory := &p.Core.policies
+	if !p.index.hostChanged && memory.concerned != nil {
+		return memory.concerned
+	}
+	p.index.hostChanged, memory.concerned = false, []string{}
+	maps.DeleteFunc(memory.matches, func(host string, _ hostMatch) bool { return p.Hosts[host] == nil })
+	for name, h := range p.Hosts {
+		if m := p.match(h); m.owned || len(m.windows) > 0 || len(h.Withdrawn) > 0 {
+			memory.concerned = append(memory.concerned, name)
+		}
+	}
+	slices.Sort(memory.concerned)
+	return memory.concerned
+}
+
 // withdraw withdraws hosts that policies keep guests from, and gives them back.
 func (p *pass) withdraw() {
-	if matches := p.Core.policies.matches; len(matches) > len(p.Hosts) {
-		maps.DeleteFunc(matches, func(host string, _ hostMatch) bool { return p.Hosts[host] == nil })
-	}
-	for _, name := range sortedKeys(p.Hosts) {
+	for _, name := range p.concerned() {
 		h := p.Hosts[name]
 		if h.Meta.Deleting != nil || p.changed(h) {
 			continue
@@ -294,7 +310,7 @@ func mustStay(whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []
 // cancelArrivals cancels moves to hosts that policies have withdrawn meanwhile: those that have not begun to transfer memory, and
 // if the host's owner is back, all that have not passed on the grant.
 func (p *pass) cancelArrivals() {
-	for _, host := range sortedKeys(p.Hosts) {
+	for _, host := range p.concerned() {
 		h := p.Hosts[host]
 		if len(h.Withdrawn) == 0 {
 			continue
