@@ -31,6 +31,16 @@ func Policies(s *Objects) []*v1.Policy {
 	return slices.SortedFunc(maps.Values(s.Policies), func(a, b *v1.Policy) int { return cmp.Compare(b.Version, a.Version) })
 }
 
+// PolicyVersion returns a kept version.
+func PolicyVersion(s *Objects, version uint64) (*v1.Policy, error) {
+	for _, stored := range s.Policies {
+		if stored.Version == version {
+			return stored, nil
+		}
+	}
+	return nil, refuse(NotFound, "there is no policy version %d; `watari policy history` lists those that are kept", version)
+}
+
 // ApplyPolicy puts a text in force, as a new version. The change has no operations if the text is in force already.
 func (a *Admission) ApplyPolicy(r *v1.ApplyPolicyRequest) (change Change, err error) {
 	text, err := a.policyText(r)
@@ -84,12 +94,8 @@ func (a *Admission) policyText(r *v1.ApplyPolicyRequest) (string, error) {
 	case r.UseDefault:
 		return policy.Default, nil
 	case r.Version != 0:
-		for _, stored := range a.Policies {
-			if stored.Version == r.Version {
-				return stored.Text, nil
-			}
-		}
-		return "", refuse(NotFound, "there is no policy version %d; `watari policy history` lists those that are kept", r.Version)
+		stored, err := PolicyVersion(a.Objects, r.Version)
+		return stored.GetText(), err
 	}
 	return r.Text, nil
 }

@@ -47,8 +47,8 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		p.again = earlier(p.again, p.Now.Add(wait))
 		return
 	}
-	order := p.leaves(g, h)
-	if order == nil {
+	how := p.leaves(g, h)
+	if how == nil {
 		return
 	}
 	view := p.viewFor(g)
@@ -57,7 +57,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		return
 	}
 	m := newMove(p.working.Objects, g, view.hosts[target].Name)
-	m.Reason, m.Policy, m.BandwidthBytes = order.reason, order.policy, order.bandwidth
+	m.Reason, m.Policy, m.BandwidthBytes = how.reason, how.policy, how.bandwidth
 	var c Change
 	c.write(Create, m)
 	c.write(Expect, h)

@@ -29,6 +29,23 @@ func InForce(s *Objects) (latest *v1.Policy) {
 	return latest
 }
 
+// PolicyReader reads the policy in force, once for each version.
+type PolicyReader struct {
+	stored *v1.Policy
+	policy *policy.Policy
+}
+
+// Read returns the policy in force; nil: there is none, or this version cannot read it.
+func (r *PolicyReader) Read(s *Objects) *policy.Policy {
+	if stored := InForce(s); stored != r.stored {
+		r.stored, r.policy = stored, nil
+		if stored != nil {
+			r.policy, _ = policy.Parse(stored.Text) // Core notes an error
+		}
+	}
+	return r.policy
+}
+
 // policyMemory is what a Core remembers for policies.
 type policyMemory struct {
 	stored  *v1.Policy     // in force

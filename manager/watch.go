@@ -17,8 +17,8 @@ type watch struct {
 	changed chan struct{} // holds a token when signals have changed
 
 	mu      sync.Mutex
-	stored  *v1.Policy // the one that policy is read from
-	policy  *policy.Policy
+	reader  core.PolicyReader
+	policy  *policy.Policy // that was in force at the last sample
 	watcher *policy.Watcher
 }
 
@@ -34,12 +34,7 @@ func (w *watch) see(s *store.Snapshot, host string, sample *v1.HostSample, now t
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if stored := core.InForce(s); stored != w.stored {
-		w.stored, w.policy = stored, nil
-		if stored != nil {
-			w.policy, _ = policy.Parse(stored.Text) // core notes an error
-		}
-	}
+	w.policy = w.reader.Read(s)
 	w.watcher.Forget(s.Hosts)
 	if !w.watcher.See(w.policy, h, sample, now) {
 		return

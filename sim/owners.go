@@ -31,8 +31,7 @@ func hasPolicy(seed uint64) bool { return seed%3 != 0 }
 // signals is what a manager knows of owners.
 type signals struct {
 	watcher *policy.Watcher
-	stored  *v1.Policy
-	policy  *policy.Policy
+	reader  core.PolicyReader
 }
 
 // sample shows the host to its manager every second, as long as its agent is connected.
@@ -53,12 +52,9 @@ func (h *host) sample(c *connection) {
 func (h *host) showOwner(c *connection) {
 	s := h.sim
 	sample := &v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{}}
-	if h.owner.Before(s.now) { // the time of the last key
-		idle := s.now.Sub(h.owner).Seconds()
-		sample.Owner.InputIdle = &idle
-	} else {
-		idle := 0.0
-		sample.Owner.InputIdle = &idle
+	idle := max(0, s.now.Sub(h.owner).Seconds()) // since the last key
+	sample.Owner.InputIdle = &idle
+	if idle == 0 {
 		sample.CpuOwner = 2
 	}
 	h.show(c, sample, s.latency(2*time.Millisecond))
@@ -72,13 +68,7 @@ func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 		if c.broken || m.dead || stored == nil {
 			return
 		}
-		if latest := core.InForce(m.objects()); latest != m.signals.stored {
-			m.signals.stored, m.signals.policy = latest, nil
-			if latest != nil {
-				m.signals.policy, _ = policy.Parse(latest.Text)
-			}
-		}
-		if m.signals.watcher.See(m.signals.policy, stored, sample, m.now()) {
+		if m.signals.watcher.See(m.signals.reader.Read(m.objects()), stored, sample, m.now()) {
 			m.poke()
 		}
 	})

@@ -5,7 +5,6 @@ package api
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"connectrpc.com/connect"
@@ -35,16 +34,14 @@ func (s *Server) ListPolicies(_ context.Context, r *connect.Request[v1.ListPolic
 	if r.Msg.UseDefault {
 		return connect.NewResponse(&v1.ListPoliciesResponse{Policies: []*v1.Policy{{Text: policy.Default, Note: "the default of new installations"}}}), nil
 	}
-	all := core.Policies(s.Store.Snapshot())
 	if r.Msg.Version == 0 {
-		return connect.NewResponse(&v1.ListPoliciesResponse{Policies: all}), nil
+		return connect.NewResponse(&v1.ListPoliciesResponse{Policies: core.Policies(s.Store.Snapshot())}), nil
 	}
-	for _, stored := range all {
-		if stored.Version == r.Msg.Version {
-			return connect.NewResponse(&v1.ListPoliciesResponse{Policies: []*v1.Policy{stored}}), nil
-		}
+	stored, err := core.PolicyVersion(s.Store.Snapshot(), r.Msg.Version)
+	if err != nil {
+		return nil, coded(err)
 	}
-	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no policy version %d; `watari policy history` lists those that are kept", r.Msg.Version))
+	return connect.NewResponse(&v1.ListPoliciesResponse{Policies: []*v1.Policy{stored}}), nil
 }
 
 // Explain says why a guest is where it is, or what policies make of a host.
