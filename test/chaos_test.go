@@ -56,8 +56,10 @@ var troubles = []trouble{
 		return c.mayRefuse("migrate", s.guest, "--to", s.host, "--detach")
 	}},
 	{name: "the manager is killed", weight: 2, least: time.Second, most: 15 * time.Second,
-		do:   func(c *chaos, _ strike) error { return signalManager(syscall.SIGKILL) },
-		lift: func(c *chaos, _ strike) error { return c.try("up", "--no-agent", "--state", shared.state, "--listen", listen) }},
+		do: func(c *chaos, _ strike) error { return signalManager(syscall.SIGKILL) },
+		lift: func(c *chaos, _ strike) error {
+			return c.try("up", "--no-agent", "--state", shared.state, "--listen", listen)
+		}},
 	{name: "the manager stands still", weight: 1, least: time.Second, most: 12 * time.Second,
 		do:   func(c *chaos, _ strike) error { return signalManager(syscall.SIGSTOP) },
 		lift: func(c *chaos, _ strike) error { return signalManager(syscall.SIGCONT) }},
