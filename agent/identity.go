@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
-	"watari/guest/peers"
 	"watari/api/watariv1/watariv1connect"
+	"watari/guest/peers"
 	"watari/hostlink"
 )
 

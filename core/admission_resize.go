@@ -82,7 +82,7 @@ func (a *Admission) grow(change *Change, c *v1.Cluster, from uint32, uid string)
 		return precondition("cluster %s has no guest or prefix that others could be added to", name)
 	}
 	last := c.Spec.Guests - 1
-	if address := recoveredAddress(prefix, last, guests[0]); !fits(prefix, address, last, c.Spec.Guests) {
+	if address := recoveredAddress(prefix, last, guests[0]); !prefix.Contains(address) || number(address) >= lastOf(prefix) {
 		return refuse(Exhausted, "the prefix %s of cluster %s has no room for %d guests; ask for fewer, or make a new cluster of that size", c.Prefix, name, c.Spec.Guests)
 	}
 	added := proto.CloneOf(c.Spec)

@@ -30,13 +30,17 @@ func GuestUID(cluster string, index uint32) string {
 }
 
 // recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes. The prefix of a
-// cluster that was made with more guests is larger.
-func recoveredPrefix(text string, guests uint32) (prefix netip.Prefix, ok bool) {
+// cluster that was made with more guests and resized is larger.
+func recoveredPrefix(text string, guests uint32, resized bool) (prefix netip.Prefix, ok bool) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil || !prefix.Addr().Is4() || prefix.Masked() != prefix {
 		return prefix, false
 	}
-	return prefix, prefix.Bits() <= prefixBits(int(guests)) && prefix.Bits() >= prefixBits(maxGuests)
+	least, most := prefixBits(int(guests)), prefixBits(int(guests))
+	if resized {
+		least = prefixBits(maxGuests)
+	}
+	return prefix, prefix.Bits() >= least && prefix.Bits() <= most
 }
 
 // recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another
@@ -128,7 +132,7 @@ func (r *recovery) grown(c *v1.Cluster, f *v1.GuestFacts) {
 // trusted.
 func (r *recovery) refused(f *v1.GuestFacts) string {
 	c := f.GetCluster()
-	_, made := recoveredPrefix(c.GetPrefix(), c.GetSpec().GetGuests())
+	_, made := recoveredPrefix(c.GetPrefix(), c.GetSpec().GetGuests(), c.GetResizes() > 0)
 	switch {
 	case !nameRule.MatchString(c.GetName()):
 		return "its host keeps facts of a cluster with a name that no cluster has"
