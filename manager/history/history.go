@@ -72,6 +72,7 @@ var guestFields = []field[*v1.GuestSample]{
 	{mean, func(s *v1.GuestSample) float64 { return float64(s.MemoryBytes) }, func(s *v1.GuestSample, v float64) { s.MemoryBytes = uint64(v) }},
 	{mean, (*v1.GuestSample).GetReceived, func(s *v1.GuestSample, v float64) { s.Received = v }},
 	{mean, (*v1.GuestSample).GetSent, func(s *v1.GuestSample, v float64) { s.Sent = v }},
+	{mean, (*v1.GuestSample).GetCpuWait, func(s *v1.GuestSample, v float64) { s.CpuWait = v }},
 }
 
 // pressure is the field of one kind of pressure, of which the share of time in which some tasks waited is kept.
