@@ -74,7 +74,7 @@ func (p *Pack) Targets(s *State, guest int) []int {
 // room returns the hosts that can be filled with a guest, the fullest first, and those without guests last, or not at all.
 func (p *Pack) room(s *State, guest, not int, empty bool) (hosts []int) {
 	for i := range s.Hosts {
-		if i != not && (empty || len(s.On[i]) > 0) && load(&s.Hosts[i], s.Demand[i]+s.Guests[guest].Demand) <= fillTo*p.MaxLoad {
+		if i != not && s.Hosts[i].Closed == "" && (empty || len(s.On[i]) > 0) && load(&s.Hosts[i], s.Demand[i]+s.Guests[guest].Demand) <= fillTo*p.MaxLoad {
 			hosts = append(hosts, i)
 		}
 	}
@@ -87,14 +87,14 @@ func (p *Pack) room(s *State, guest, not int, empty bool) (hosts []int) {
 // mostEmptied bounds the hosts that are tried, and the guests of each.
 const (
 	mostEmptied      = 32
-	mostEmptiedGuest = 64
+	mostEmptiedGuest = 16
 )
 
 // empty finds a host all of whose guests have room on other hosts with guests. Hosts with few guests are tried first.
 func (p *Pack) empty(s *State, may func(guest, to int) bool) []step {
 	var hosts []int
 	for i := range s.Hosts {
-		movable := len(s.On[i]) > 0 && len(s.On[i]) <= mostEmptiedGuest
+		movable := s.Hosts[i].Closed == "" && len(s.On[i]) > 0 && len(s.On[i]) <= mostEmptiedGuest
 		for _, g := range s.On[i] {
 			movable = movable && s.Guests[g].Stays == "" && !s.moved[g]
 		}

@@ -5,6 +5,7 @@
 package rebalance
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -20,6 +21,7 @@ type Host struct {
 	Capacity float64
 	Speed    float64 // of a processor, against 1; more than 0
 	Turns    int     // how many more moves may begin here now, as source or target
+	Closed   string  // why no move may begin here now, whatever Turns says; empty: it may
 }
 
 // Guest is a guest that has a host.
@@ -155,13 +157,10 @@ func (p *Problem) Cost() float64 {
 	return cost
 }
 
-// Back returns by how much the cost grows if a guest goes back to a host: what its move from there still gains.
-func (p *Problem) Back(s *State, guest, source int) float64 {
-	gain := 0.0
-	for _, policy := range p.Policies {
-		gain -= policy.Weight * policy.Term.Gain(s, guest, source)
-	}
-	return gain
+// Back returns by how much the cost grows if a guest goes back to a host: what its move from there gains as things are now.
+func (s *State) Back(guest, source int) float64 {
+	gain, _ := s.gain(guest, source)
+	return -gain
 }
 
 // gain returns the weighted gain of a move, and the policy that gains most by it.
@@ -377,26 +376,18 @@ func (p *Problem) Consider(guest int) (options []Option) {
 		case o.Refuse != "":
 		case !by.enough(o.Net):
 			o.Refuse = "too little is gained"
-		case s.turns[s.At[guest]] <= 0 || s.turns[to] <= 0:
-			o.Refuse = "other moves are under way there"
 		default:
 			o.Refuse = s.may(guest, by)
+		}
+		for _, h := range []int{s.At[guest], to} {
+			if o.Refuse == "" && s.turns[h] <= 0 {
+				o.Refuse = cmp.Or(p.Hosts[h].Closed, "other moves of host "+p.Hosts[h].Name+" are under way")
+			}
 		}
 		options = append(options, o)
 	}
 	slices.SortStableFunc(options, func(a, b Option) int {
-		switch {
-		case (a.Refuse == "") != (b.Refuse == ""):
-			if a.Refuse == "" {
-				return -1
-			}
-			return 1
-		case a.Net > b.Net:
-			return -1
-		case a.Net < b.Net:
-			return 1
-		}
-		return 0
+		return cmp.Or(min(1, len(a.Refuse))-min(1, len(b.Refuse)), cmp.Compare(b.Net, a.Net))
 	})
 	return options
 }

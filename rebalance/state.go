@@ -82,6 +82,9 @@ func newState(p *Problem) *State {
 	for i := range p.Hosts {
 		h := &p.Hosts[i]
 		s.memory[i], s.vcpus[i], s.turns[i], s.site[i] = h.MemoryUsed, h.VCPUs, h.Turns, number(sites, h.Site)
+		if h.Closed != "" {
+			s.turns[i] = 0
+		}
 	}
 	for g := range p.Guests {
 		guest := &p.Guests[g]

@@ -191,6 +191,38 @@ func (h *History) Guest(uid string, since time.Time) []*v1.GuestStep {
 	return list
 }
 
+// HostMean returns the means of a host's usage since a time, of the finest steps, and of how much time something is known.
+func (h *History) HostMean(name string, since time.Time) (*v1.HostSample, time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &v1.HostSample{}
+	return s, means(h.hosts[name], h.Now(), since, s, hostFields)
+}
+
+// GuestMean is HostMean for a guest, wherever it was.
+func (h *History) GuestMean(uid string, since time.Time) (*v1.GuestSample, time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &v1.GuestSample{}
+	return s, means(h.guests[uid], h.Now(), since, s, guestFields)
+}
+
+// means fills in the means of a series since a time, and returns of how much time something is known.
+func means[S any](s *series, now, since time.Time, sample S, fields []field[S]) (known time.Duration) {
+	folded := step{row: make([]float64, len(fields)), samples: make([]int, len(fields))}
+	for f := range folded.row {
+		folded.row[f] = math.NaN()
+	}
+	s.read(now, since, len(fields), func(_ time.Time, length time.Duration, row []float64) {
+		for f, field := range fields {
+			folded.take(f, row[f], field.fold)
+		}
+		known += length
+	})
+	fill(sample, folded.row, fields)
+	return known
+}
+
 // add adds a sample to the series of that name.
 func add[S any](all map[string]*series, name string, now time.Time, sample S, fields []field[S]) {
 	s := all[name]
