@@ -135,6 +135,22 @@ func (l *look) places() *Places {
 	return p
 }
 
+// PlacesOf returns the places of all guests under a policy, for explanations and checks.
+func PlacesOf(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *Places {
+	moves, ended := ActiveMoves(o), map[string][]*v1.Migration{}
+	for _, m := range o.Migrations {
+		if migration.Ended(m.State) {
+			ended[m.GuestUid] = append(ended[m.GuestUid], m)
+		}
+	}
+	l := &look{Objects: o, reports: r, usage: u, policy: p, room: newRoom(o, r, moves), moves: moves,
+		ended: func(uid string) []*v1.Migration { return ended[uid] }, begun: begunLately(o.Migrations, now), now: now}
+	return l.places()
+}
+
+// Move puts a guest on another host, as if it had moved.
+func (p *Places) Move(uid, host string) { p.Guests[p.at[uid]].Host = p.hostAt[host] }
+
 // policies returns the policies that are on.
 func (l *look) policies() (list []rebalance.Policy) {
 	add := func(name string, term rebalance.Term, o policy.Objective) {
@@ -295,21 +311,13 @@ func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 		l.add("what guests use is not known yet")
 		return
 	}
-	moves, ended := ActiveMoves(e.Objects), map[string][]*v1.Migration{}
-	for _, m := range e.Migrations {
-		if migration.Ended(m.State) {
-			ended[m.GuestUid] = append(ended[m.GuestUid], m)
-		}
-	}
-	look := &look{Objects: e.Objects, reports: e.Reports, usage: e.Usage, policy: p, room: newRoom(e.Objects, e.Reports, moves), moves: moves,
-		ended: func(uid string) []*v1.Migration { return ended[uid] }, begun: begunLately(e.Migrations, e.Now), now: e.Now}
-	places := look.places()
+	places := PlacesOf(e.Objects, e.Reports, e.Usage, p, e.Now)
 	at, is := places.at[g.Meta.Uid]
 	if !is {
 		return
 	}
 	used, guest := e.Usage.Guests[g.Meta.Uid], places.Guests[at]
-	l.add("it used %.2f cores lately, and waited for %.2f more; a move takes about %.0f s", used.CPU, used.Wait, max(1, look.seconds(g)))
+	l.add("it used %.2f cores lately, and waited for %.2f more; a move takes about %.0f s", used.CPU, used.Wait, max(1, guest.Seconds))
 	if guest.Stays != "" {
 		l.add("no policy moves it by what it uses: %s", guest.Stays)
 		return
