@@ -45,6 +45,9 @@ const (
 	mostProposals = 64
 )
 
+// fillTo is the part of the largest load up to which policy pack fills hosts.
+const fillTo = 0.9
+
 // Estimates of what a move costs.
 const (
 	// usualRate is the rate of a move of which nothing better is known, bytes per second.
@@ -165,7 +168,7 @@ func (l *look) policies() (list []rebalance.Policy) {
 		add(policy.BalanceName, &rebalance.Load{}, l.policy.Balance.Objective)
 	}
 	if l.policy.Pack != nil {
-		add(policy.PackName, &rebalance.Pack{MaxLoad: l.policy.Pack.MaxLoad}, l.policy.Pack.Objective)
+		add(policy.PackName, &rebalance.Pack{MaxLoad: l.policy.Pack.MaxLoad, FillTo: fillTo * l.policy.Pack.MaxLoad}, l.policy.Pack.Objective)
 	}
 	if l.policy.Spread != nil {
 		add(policy.SpreadName, rebalance.Spread{}, l.policy.Spread.Objective)

@@ -106,6 +106,7 @@ const (
 	mostTarget = 12  // for each of them
 	mostWalked = 200 // hosts that are asked until mostTarget take it
 	mostPairs  = 3000
+	mostFreed  = 4  // hosts that a plan frees
 	pairGuests = 60 // that a pair of moves begins with
 	pairHosts  = 6  // for each of them
 )
@@ -132,7 +133,7 @@ func (p *Problem) Plan() (proposals []Proposal) {
 		}
 	}
 	for i := range p.Policies {
-		for {
+		for range mostFreed {
 			freed := s.bestGroup(&p.Policies[i], p.Most-len(proposals))
 			if freed == nil {
 				break

@@ -96,9 +96,10 @@ func (h *host) use(sample *v1.HostSample) {
 type meter struct {
 	hosts  map[string]used
 	guests map[string]used
+	hurry  time.Duration
 }
 
-// hurry is how many times as soon as in the world something is known.
+// hurry is how many times as soon as in the world something is known in a run of a seed.
 const hurry = 5
 
 // used is the last use. In a replay it is the mean of a step.
@@ -108,7 +109,13 @@ type used struct {
 	cpu, wait, memory float64
 }
 
-func newMeter() meter { return meter{hosts: map[string]used{}, guests: map[string]used{}} }
+func (s *Sim) newMeter() meter {
+	m := meter{hosts: map[string]used{}, guests: map[string]used{}, hurry: hurry}
+	if s.foresight != nil {
+		m.hurry = 1
+	}
+	return m
+}
 
 // see takes a sample. stretch is the weight of a new value: the rest is that of the value before.
 func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
@@ -122,7 +129,9 @@ func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
 		u.at, u.cpu, u.wait, u.memory = now, u.cpu+part*(cpu-u.cpu), u.wait+part*(wait-u.wait), memory
 		of[name] = u
 	}
-	note(m.hosts, host, s.CpuOwner+s.CpuSystem, 0, 0)
+	if host != "" {
+		note(m.hosts, host, s.CpuOwner+s.CpuSystem, 0, 0)
+	}
 	for _, g := range s.Guests {
 		note(m.guests, g.Uid, g.Cpu, g.CpuWait, float64(g.MemoryBytes))
 	}
@@ -135,7 +144,7 @@ func (m *meter) usage(now time.Time, fresh time.Duration) *core.Usage {
 		if now.Sub(of.at) > fresh {
 			return 0
 		}
-		return hurry * of.at.Sub(of.first)
+		return m.hurry * of.at.Sub(of.first)
 	}
 	for name, of := range m.hosts {
 		u.Hosts[name] = core.HostUsage{Others: of.cpu, Known: known(of)}
