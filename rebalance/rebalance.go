@@ -102,8 +102,8 @@ type Proposal struct {
 func (p Proposal) Net() float64 { return p.Gain - p.Cost }
 
 const (
-	mostGuests = 240 // that one look for a move considers
-	mostTarget = 12  // for each of them
+	mostGuests = 120 // that one look for a move considers
+	mostTarget = 8   // for each of them
 	mostWalked = 200 // hosts that are asked until mostTarget take it
 	mostPairs  = 3000
 	mostFreed  = 4  // hosts that a plan frees
