@@ -55,6 +55,7 @@ type World struct {
 	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
 	Signals Signals
+	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 }
 
@@ -177,6 +178,7 @@ func (c *Core) Decide(w World) Decision {
 	p.clusters()
 	p.outOfMemory()
 	p.drain()
+	p.rebalance()
 	p.prune()
 	p.runs()
 	if len(p.changes) < maxChanges && len(c.rest) == 0 {

@@ -45,7 +45,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
 		return
 	}
-	if wait := p.failedLately(g); wait > 0 {
+	if wait := failedLately(p.index.ended[g.Meta.Uid], p.Now); wait > 0 {
 		p.again = earlier(p.again, p.Now.Add(wait))
 		return
 	}
@@ -164,10 +164,10 @@ func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
-// failedLately returns how long a guest must wait after a failed move; 0: it may move.
-func (p *pass) failedLately(g *v1.Guest) (wait time.Duration) {
-	for _, m := range p.index.ended[g.Meta.Uid] {
-		age := p.Now.Sub(m.Ended.AsTime()) // negative: the clock was set back
+// failedLately returns how long a guest with these ended moves must wait after a failed one; 0: it may move.
+func failedLately(ended []*v1.Migration, now time.Time) (wait time.Duration) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back
 		if m.State != v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 {
 			wait = max(wait, retryMove-age)
 		}

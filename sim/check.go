@@ -226,10 +226,13 @@ func (s *Sim) checkRoom(now *core.Objects) {
 // decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which looks at everything.
 func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	if !s.oracle {
-		return m.core.Decide(w)
+		d := m.core.Decide(w)
+		s.checkGain(m, w, d)
+		return d
 	}
 	whole := m.core.Fresh().Decide(w)
 	d := m.core.Decide(w)
+	s.checkGain(m, w, d)
 	if diff := difference(d, whole); diff != "" {
 		s.violate("%s decides otherwise about what has changed than about everything: %s", m.name, diff)
 	}

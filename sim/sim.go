@@ -72,7 +72,11 @@ type Sim struct {
 	recovered bool          // since then
 	calmUntil time.Time     // nothing is cut or switched off before
 	clusters  int
-	foresight *foresight // of a replay; nil: this is a run of a seed
+	// How guests' use changes, and the host to which one has moved last.
+	pattern    pattern
+	lastTarget string
+	jumped     bool       // a manager's clock has
+	foresight  *foresight // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string
@@ -103,7 +107,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
-	s.oracle = seed%4 == 0
+	s.oracle, s.pattern = seed%4 == 0, pattern(seed/7)%patterns
 	s.begin(seed)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {
@@ -161,7 +165,7 @@ func (s *Sim) begin(seed uint64) {
 	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
 	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
 	if hasPolicy(seed) {
-		s.commit(0, create(core.NewPolicy(1, simPolicy, "", user)))
+		s.commit(0, create(core.NewPolicy(1, simPolicy+rebalancing(seed), "", user)))
 	}
 	s.lead()
 	for _, name := range s.names {
@@ -203,7 +207,7 @@ func (m *manager) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 // heal ends all faults.
 func (s *Sim) heal() {
 	s.tell("sim", "nothing breaks any more")
-	s.faulty = false
+	s.faulty, s.pattern = false, steady
 	s.unreadable, s.partitions = map[string]bool{}, map[string]bool{}
 	if s.zombie != nil && !s.zombie.dead {
 		s.zombie.kill()

@@ -23,6 +23,12 @@ var mutants = []mutant{
 	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+	{"guests are rebalanced again within their cool-down", []edit{{"core/rebalance.go",
+		"l.ended(p.guests[guest].Meta.Uid), l.now)\n		return why\n", "nil, l.now)\n		return why\n"}}},
+	{"a move is proposed that gains too little", []edit{{"rebalance/rebalance.go",
+		"return net >= p.LeastGain && net > 1e-9", "return net > 1e-9"}}},
+	{"what a move does to its target is not counted", []edit{{"rebalance/load.go",
+		"hostCost(a, s.Demand[from]-d) + hostCost(b, s.Demand[to]) - hostCost(b, s.Demand[to]+d)", "hostCost(a, s.Demand[from]-d)"}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
 		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},
