@@ -132,10 +132,25 @@ func (l *look) places() *Places {
 	p.Policies = l.policies()
 	p.Forbids = func(guest int, name string) string {
 		bounds, _ := l.policy.BoundsOf(name)
-		why, _ := mustStay(l.policy, bounds, p.guests[guest], l.ended(p.guests[guest].Meta.Uid), l.now)
+		ended := l.ended(p.guests[guest].Meta.Uid)
+		longer := *bounds
+		longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
+		why, _ := mustStay(l.policy, &longer, p.guests[guest], ended, l.now)
 		return why
 	}
 	return p
+}
+
+// rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its cool-down
+// doubles with each time, so that use that changes with the guest's moves does not move it for ever.
+func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime())
+		if policy.Rebalancing(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
+			n++
+		}
+	}
+	return n
 }
 
 // PlacesOf returns the places of all guests under a policy, for explanations and checks.
