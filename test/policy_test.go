@@ -212,7 +212,7 @@ func TestPolicyWithAnError(t *testing.T) {
 const balancePolicy = "balance: {interval: 2s, cool_down: 10m}\n"
 
 // spinning computes for a time, and tells now and then.
-const spinning = "end=$(($(date +%s) + 100)); while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done; echo tick; done"
+const spinning = "echo begun; end=$(($(date +%s) + 100)); while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done; echo tick; done"
 
 // A host has more to do than its processors can, and another is idle: a guest moves there while a program runs in it, says why, and
 // stays there.
