@@ -133,6 +133,12 @@ func (l *look) places() *Places {
 	p.Forbids = func(guest int, name string) string {
 		bounds, _ := l.policy.BoundsOf(name)
 		ended := l.ended(p.guests[guest].Meta.Uid)
+		for _, m := range ended {
+			age := l.now.Sub(m.Ended.AsTime())
+			if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.Rebalancing(m.Policy) && age >= 0 && age < bounds.CoolDown {
+				return "its last move by " + m.Policy + " failed: " + m.Message
+			}
+		}
 		longer := *bounds
 		longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
 		why, _ := mustStay(l.policy, &longer, p.guests[guest], ended, l.now)

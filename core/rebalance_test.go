@@ -108,6 +108,12 @@ func TestWhatKeepsGuestsFromBeingRebalanced(t *testing.T) {
 					State: v1.MigrationState_MIGRATION_STATE_FAILED, Ended: timestamppb.New(h.now.Add(-time.Second))}
 			}
 		}, "a move of it failed just now"},
+		{"a policy's move that failed", "balance: {}\n", func(h *household) {
+			for i := range 4 {
+				h.objects.Migrations[fmt.Sprint(i)] = &v1.Migration{Meta: &v1.Meta{Name: fmt.Sprint(i)}, GuestUid: h.objects.Guests[fmt.Sprintf("md-%d", i)].Meta.Uid,
+					Policy: "balance", Message: "no route", State: v1.MigrationState_MIGRATION_STATE_FAILED, Ended: timestamppb.New(h.now.Add(-time.Minute))}
+			}
+		}, "refused: its last move by balance failed: no route"},
 		{"a cool-down", "balance: {}\n", func(h *household) {
 			for i := range 4 {
 				h.objects.Migrations[fmt.Sprint(i)] = &v1.Migration{Meta: &v1.Meta{Name: fmt.Sprint(i)}, GuestUid: h.objects.Guests[fmt.Sprintf("md-%d", i)].Meta.Uid,
