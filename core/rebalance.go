@@ -107,7 +107,7 @@ func (l *look) places() *Places {
 		if !is {
 			continue
 		}
-		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: moveRequest(l.Objects, g)}
+		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: askedOnce(moveRequest(l.Objects, g))}
 		guest.Stays = l.stays(g, m, beginning[g.Cluster])
 		if guest.Stays == "" {
 			guest.Seconds = l.seconds(g)
@@ -126,10 +126,49 @@ func (l *look) places() *Places {
 	p.Policies = l.policies()
 	p.Forbids = func(guest int, name string) string {
 		bounds, _ := l.policy.BoundsOf(name)
-		why, _ := mustStay(l.policy, bounds, p.guests[guest], l.ended(p.guests[guest].Meta.Uid), l.now)
+		ended := l.ended(p.guests[guest].Meta.Uid)
+		for _, m := range ended {
+			age := l.now.Sub(m.Ended.AsTime())
+			if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.Rebalancing(m.Policy) && age >= 0 && age < bounds.CoolDown {
+				return "its last move by " + m.Policy + " failed: " + m.Message
+			}
+		}
+		longer := *bounds
+		longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
+		why, _ := mustStay(l.policy, &longer, p.guests[guest], ended, l.now)
 		return why
 	}
 	return p
+}
+
+// askedOnce makes a request remember which hosts are compatible. A look asks for the same hosts many times.
+func askedOnce(r *placement.Request) *placement.Request {
+	compatible := r.Compatible
+	var answers map[*v1.HostInfo]string
+	r.Compatible = func(h *v1.HostInfo) string {
+		answer, known := answers[h]
+		if !known {
+			if answers == nil {
+				answers = map[*v1.HostInfo]string{}
+			}
+			answer = compatible(h)
+			answers[h] = answer
+		}
+		return answer
+	}
+	return r
+}
+
+// rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its cool-down
+// doubles with each time, so that use that changes with the guest's moves does not move it for ever.
+func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime())
+		if policy.Rebalancing(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
+			n++
+		}
+	}
+	return n
 }
 
 // PlacesOf returns the places of all guests under a policy, for explanations and checks.

@@ -519,58 +519,6 @@ func (r *reader) maintenance(m *maintenanceText) *Maintenance {
 	return made
 }
 
-// The defaults of policies that decide by what guests use.
-const (
-	defaultCoolDown = 5 * time.Minute
-	defaultInterval = 10 * time.Second
-	leastInterval   = time.Second
-	defaultMaxLoad  = 0.8
-)
-
-// rebalancing reads the policies that decide by what guests use.
-func (r *reader) rebalancing(p *Policy, f *file) {
-	if f.Balance != nil && f.Pack != nil {
-		r.fail(f.Pack.errorf("pack: it fills hosts, and balance empties the full ones; remove one of the two"))
-	}
-	if b := f.Balance; b != nil {
-		p.Balance = &Balance{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5)}
-		if m := b.value.Measure; m != nil {
-			p.Balance.Guests = m.text == "guests"
-			if m.text != "guests" && m.text != "load" {
-				r.fail(m.errorf("measure: %q is not load or guests", m.text))
-			}
-		}
-	}
-	if b := f.Pack; b != nil {
-		p.Pack = &Pack{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5),
-			MaxLoad: r.decimal(b.value.MaxLoad, "max_load", 0.1, 10, defaultMaxLoad)}
-	}
-	if b := f.Spread; b != nil {
-		p.Spread = &Spread{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5)}
-	}
-}
-
-func (r *reader) objective(o objectiveText, leastGain float64) Objective {
-	made := Objective{Weight: r.decimal(o.Weight, "weight", 0.01, 100, 1), LeastGain: r.decimal(o.LeastGain, "least_gain", 0.01, 1000, leastGain),
-		Interval: r.wait(o.Interval, "interval", defaultInterval)}
-	if r.err == nil && made.Interval < leastInterval {
-		r.fail(o.Interval.errorf("interval: %s is less than %s", made.Interval, leastInterval))
-	}
-	return made
-}
-
-// decimal reads a number that may have a point.
-func (r *reader) decimal(s *scalar, key string, low, high, missing float64) float64 {
-	if s == nil {
-		return missing
-	}
-	n, err := strconv.ParseFloat(s.text, 64)
-	if err != nil || !(n >= low && n <= high) {
-		r.fail(s.errorf("%s: %q is not a number from %v to %v", key, s.text, low, high))
-	}
-	return n
-}
-
 // bounds reads bounds. coolDown is the cool-down if none is written.
 func (r *reader) bounds(l boundsText, coolDown time.Duration) Bounds {
 	made := Bounds{CoolDown: r.wait(l.CoolDown, "cool_down", coolDown), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}

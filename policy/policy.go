@@ -85,61 +85,6 @@ type MaintenanceWindow struct {
 	Window
 }
 
-// Objective says what the moves of a policy have to gain.
-type Objective struct {
-	Weight    float64       // against other policies
-	LeastGain float64       // of a move, in the policy's unit times its weight
-	Interval  time.Duration // between two looks
-}
-
-// Balance moves guests away from hosts on which they wait for processors. It gains processors' worth of waiting.
-type Balance struct {
-	Bounds
-	Objective
-	Guests bool // hosts have the same numbers of busy guests, whatever their size and speed
-}
-
-// Pack moves guests together, so that hosts are free. It gains hosts.
-type Pack struct {
-	Bounds
-	Objective
-	MaxLoad float64 // demand against what processors give; hosts are not filled further
-}
-
-// Spread moves the guests of a cluster apart, as its spread asks. It gains guests that share a host or a site with one less.
-type Spread struct {
-	Bounds
-	Objective
-}
-
-// Rebalances reports whether a policy is on that decides by what guests use, and how often the policies look.
-func (p *Policy) Rebalances() (every time.Duration, is bool) {
-	look := func(o Objective) {
-		if !is || o.Interval < every {
-			every = o.Interval
-		}
-		is = true
-	}
-	if p == nil {
-		return 0, false
-	}
-	if p.Balance != nil {
-		look(p.Balance.Objective)
-	}
-	if p.Pack != nil {
-		look(p.Pack.Objective)
-	}
-	if p.Spread != nil {
-		look(p.Spread.Objective)
-	}
-	return every, is
-}
-
-// Rebalancing reports whether a policy of that name moves guests by what they use, rather than away from hosts.
-func Rebalancing(name string) bool {
-	return name == BalanceName || name == PackName || name == SpreadName
-}
-
 // Bounds bound the moves of a policy.
 type Bounds struct {
 	CoolDown     time.Duration // least time between two moves of one guest by policies; 0: none

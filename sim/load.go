@@ -54,7 +54,7 @@ const (
 func (s *Sim) demand(uid string, at *host) float64 {
 	sum := fnv.New32a()
 	sum.Write([]byte(uid))
-	number, turn := int(sum.Sum32()%1000), int(s.now.Sub(start)/simCoolDown)
+	number, turn := int(sum.Sum32()%1000), int(s.now.Sub(start)/s.coolDown)
 	busy := false
 	switch s.pattern {
 	case steady:
@@ -221,7 +221,7 @@ func (s *Sim) checkRebalanced(now *core.Objects, m *v1.Migration) {
 		if before.GuestUid != m.GuestUid || before.Policy == "" || before.State != v1.MigrationState_MIGRATION_STATE_DONE {
 			continue
 		}
-		if ago := s.now.Sub(before.Ended.AsTime()); ago < simCoolDown {
+		if ago := s.now.Sub(before.Ended.AsTime()); ago < s.coolDown {
 			s.violate("policy %s moves guest %s again %v after its last move, %s", m.Policy, m.Guest, ago, before.Meta.Name)
 		}
 	}
