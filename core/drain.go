@@ -45,7 +45,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
 		return
 	}
-	if wait := p.failedLately(g); wait > 0 {
+	if wait := failedLately(p.index.ended[g.Meta.Uid], p.Now); wait > 0 {
 		p.again = earlier(p.again, p.Now.Add(wait))
 		return
 	}
@@ -54,7 +54,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		return
 	}
 	view := p.viewFor(g)
-	target := view.pick(p.Objects, g)
+	target := view.pick(p, g)
 	if target < 0 {
 		return
 	}
@@ -145,7 +145,7 @@ func (v *leavingView) count(p *pass, guests []*v1.Guest) {
 }
 
 // pick returns the index of the host to which a guest moves; -1: none can take it.
-func (v *leavingView) pick(s *Objects, g *v1.Guest) int {
+func (v *leavingView) pick(p *pass, g *v1.Guest) int {
 	if v.open == 0 {
 		return -1
 	}
@@ -154,7 +154,13 @@ func (v *leavingView) pick(s *Objects, g *v1.Guest) int {
 		v.hosts[i].ClusterGuests--
 		defer func() { v.hosts[i].ClusterGuests++ }()
 	}
-	return placement.Pick(moveRequest(s, g), v.hosts)
+	r := moveRequest(p.Objects, g)
+	if c := p.Clusters[g.Cluster]; apportioned(c) {
+		if chosen := p.divide(c, v.hosts).neediest(r, v.hosts); chosen >= 0 {
+			return chosen
+		}
+	}
+	return placement.Pick(r, v.hosts)
 }
 
 // runsUnderGrant reports whether the guest's host reports it running under the present grant.
@@ -164,10 +170,10 @@ func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
-// failedLately returns how long a guest must wait after a failed move; 0: it may move.
-func (p *pass) failedLately(g *v1.Guest) (wait time.Duration) {
-	for _, m := range p.index.ended[g.Meta.Uid] {
-		age := p.Now.Sub(m.Ended.AsTime()) // negative: the clock was set back
+// failedLately returns how long a guest with these ended moves must wait after a failed one; 0: it may move.
+func failedLately(ended []*v1.Migration, now time.Time) (wait time.Duration) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back
 		if m.State != v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 {
 			wait = max(wait, retryMove-age)
 		}

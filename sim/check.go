@@ -245,10 +245,13 @@ func (s *Sim) checkRoom(now *core.Objects) {
 // decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which looks at everything.
 func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	if !s.oracle {
-		return m.core.Decide(w)
+		d := m.core.Decide(w)
+		s.checkGain(m, w, d)
+		return d
 	}
 	whole := m.core.Fresh().Decide(w)
 	d := m.core.Decide(w)
+	s.checkGain(m, w, d)
 	if diff := difference(d, whole); diff != "" {
 		s.violate("%s decides otherwise about what has changed than about everything: %s", m.name, diff)
 	}
@@ -313,6 +316,9 @@ func (s *Sim) unsettled() string {
 		if why := s.unsettledGuest(g); why != "" {
 			return fmt.Sprintf("guest %s: %s", name, why)
 		}
+	}
+	if why := s.disproportionate(); why != "" {
+		return why
 	}
 	for name, h := range o.Hosts {
 		if why := policy.Why(h); why != "" {
