@@ -92,7 +92,14 @@ func seal(to io.Writer, state io.Reader, recipient age.Recipient) (int64, error)
 		return 0, err
 	}
 	n, err := io.Copy(compressed, state)
-	return n, errors.Join(err, compressed.Close(), encrypted.Close())
+	if err != nil {
+		_ = compressed.Close() // ends its goroutines
+		return 0, err
+	}
+	if err := compressed.Close(); err != nil {
+		return 0, err
+	}
+	return n, encrypted.Close()
 }
 
 // spareStep is how many bytes are written between two looks at the disk's free space.

@@ -302,12 +302,13 @@ func (l *Libvirt) EndSnapshot(ctx context.Context, uid, fifo string) error {
 		go func() { _, _ = io.Copy(io.Discard, pipe) }() // ends when QEMU or this function closes the pipe
 	}
 	for {
+		// First of all, so that no late order can begin to write to the pipe.
+		_ = l.monitor(ctx, uid, "closefd", map[string]any{"fdname": snapshotFD}, nil)
 		on, err := l.snapshots(ctx, uid)
 		if err == nil && on {
 			err = l.setSnapshots(ctx, uid, false) // QEMU refuses while it is still writing
 		}
 		if err == nil || errors.Is(err, ErrNotFound) {
-			_ = l.monitor(ctx, uid, "closefd", map[string]any{"fdname": snapshotFD}, nil)
 			_ = os.Remove(fifo)
 			return nil
 		}

@@ -45,8 +45,8 @@ func beginSnapshot(t *testing.T, h *testHost, spec Spec) *Snapshot {
 // bootCounting boots a guest that counts and writes to its memory.
 func bootCounting(t *testing.T, h *testHost, name string) Spec {
 	t.Helper()
-	spec := newSpec(name, "test.dirty=64 test.check=16 test.period=20ms")
-	spec.VCPUs = 2
+	spec := newSpec(name, "test.check=16 test.period=20ms")
+	spec.MemoryBytes = 128 << 20
 	h.prepare(t, spec)
 	if err := h.driver.Boot(t.Context(), spec); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sort"
 	"strconv"
@@ -29,6 +30,9 @@ func main() {
 	}
 	if mib, _ := strconv.Atoi(args["test.check"]); mib > 0 {
 		go check(console, mib)
+	}
+	if mib, _ := strconv.Atoi(args["test.random"]); mib > 0 {
+		go scatter(mib)
 	}
 	period, _ := time.ParseDuration(args["test.period"])
 	if period <= 0 {
@@ -89,6 +93,23 @@ func dirty(mib int) {
 			block[i+8] = byte(i >> 12)
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// scatter writes to random pages of mib MiB, which it has filled with bytes that compress to about half, 20,000 times a
+// second.
+func scatter(mib int) {
+	block := make([]byte, mib<<20)
+	for i := range block {
+		if i%4096 < 2048 {
+			block[i] = byte(rand.Uint32())
+		}
+	}
+	for {
+		for range 100 {
+			block[rand.IntN(mib<<8)*4096+rand.IntN(4096)]++
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
