@@ -46,3 +46,8 @@ bench-harvest: build ## what the owner of a lent machine feels of guests (root)
 .PHONY: bench-grid
 bench-grid: setup ## the policies' decisions over 250 to 2,000 hosts with ten guests each
 	@$(GO) run ./bench/grid
+
+.PHONY: bench-checkpoint
+bench-checkpoint: ## what a checkpoint of one guest costs, against virsh save (root)
+	@scripts/setup.sh build demo
+	@$(GO) build -o $(BIN)/bench-checkpoint ./bench/checkpoint && $(BIN)/bench-checkpoint $(CHECKPOINT)

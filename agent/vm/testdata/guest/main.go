@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -31,12 +32,12 @@ func main() {
 	if mib, _ := strconv.Atoi(args["test.check"]); mib > 0 {
 		go check(console, mib)
 	}
-	if mib, _ := strconv.Atoi(args["test.random"]); mib > 0 {
-		go scatter(mib)
-	}
 	period, _ := time.ParseDuration(args["test.period"])
 	if period <= 0 {
 		period = 100 * time.Millisecond
+	}
+	if mib, _ := strconv.Atoi(args["test.random"]); mib > 0 {
+		scatter(console, mib, period)
 	}
 	var uptime syscall.Timespec
 	for n := 1; ; n++ {
@@ -96,20 +97,23 @@ func dirty(mib int) {
 	}
 }
 
-// scatter writes to random pages of mib MiB, which it has filled with bytes that compress to about half, 20,000 times a
-// second.
-func scatter(mib int) {
+// scatter writes to random pages of mib MiB, as fast as it can, and says each period how many it has written to. The
+// bytes compress to about half.
+func scatter(console *os.File, mib int, period time.Duration) {
 	block := make([]byte, mib<<20)
-	for i := range block {
-		if i%4096 < 2048 {
-			block[i] = byte(rand.Uint32())
+	for page := 0; page < len(block); page += 4096 {
+		for i := page; i < page+2048; i += 8 {
+			binary.LittleEndian.PutUint64(block[i:], rand.Uint64())
 		}
 	}
-	for {
-		for range 100 {
+	for n, next := 1, time.Now(); ; n += 50 {
+		for range 50 {
 			block[rand.IntN(mib<<8)*4096+rand.IntN(4096)]++
 		}
-		time.Sleep(5 * time.Millisecond)
+		if now := time.Now(); now.After(next) {
+			fmt.Fprintf(console, "count %d\n", n)
+			next = now.Add(period)
+		}
 	}
 }
 
