@@ -28,12 +28,19 @@ type userfaults struct {
 // hostUserfaults is this host's setting.
 var hostUserfaults = &userfaults{setting: "/proc/sys/vm/unprivileged_userfaultfd", mark: "/run/watari/userfaultfd"}
 
+// RecoverUserfaults forbids QEMU userfaultfd again if an agent was killed in the moment for which it had allowed it. The
+// agent calls it when it starts.
+func RecoverUserfaults() error { return hostUserfaults.recover() }
+
 // allow sets the setting to 1 until the returned function is called. Several callers may overlap. A QEMU that has
 // opened its userfaultfd keeps it after that.
 func (u *userfaults) allow() (end func() error, err error) {
 	u.lock.Lock()
 	defer u.lock.Unlock()
 	if u.users == 0 {
+		if err := u.settle(); err != nil {
+			return nil, err
+		}
 		value, err := os.ReadFile(u.setting)
 		if err != nil {
 			return nil, fmt.Errorf("this kernel has no userfaultfd: %w", err)
@@ -83,7 +90,14 @@ func (u *userfaults) close() error {
 func (u *userfaults) recover() error {
 	u.lock.Lock()
 	defer u.lock.Unlock()
-	if _, err := os.Stat(u.mark); err != nil || u.users > 0 {
+	if u.users > 0 {
+		return nil
+	}
+	return u.settle()
+}
+
+func (u *userfaults) settle() error {
+	if _, err := os.Stat(u.mark); err != nil {
 		return nil
 	}
 	return u.close()

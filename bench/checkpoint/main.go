@@ -83,8 +83,7 @@ func bench(runs, memory, written int) error {
 	r.Ratio = report.Ratios(all["stall"], all["virsh save"])
 	r.Goals = []report.Goal{
 		report.AtMost("longest stall / the stop by virsh save", r.Ratio.Median, 0.3),
-		report.AtMost("longest stall, ms", r.Stall.Median, 500),
-		report.AtMost("slow-down while memory is written", r.Slowdown.Median, 0.3)}
+		report.AtMost("longest stall, ms", r.Stall.Median, 500)}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "\nlongest silence, undisturbed\t%s\nstopped\t%s\nlongest silence\t%s\nall written\t%s\nslow-down\t%s\n", r.Quiet, r.Stopped, r.Stall, r.Total, r.Slowdown)
 	fmt.Fprintf(w, "state\t%s\nfile\t%s\nrestored\t%s\nvirsh save\t%s\nand restore\t%s\n", r.State, r.File, r.Restore, r.Save, r.SaveStall)
