@@ -9,9 +9,11 @@
 //	holder  stopped            or: failed REASON; then the guests go on, and the holder ends
 //	agent   kept?              when a snapshot of each guest has begun
 //	holder  kept               or: late; then the holder has let a guest go on too early, and the cut is void
-//	agent   done               when all snapshots are closed; the holder ends
+//	agent   alive              every second while it reads the snapshots
+//	agent   whole?             when it has read them
+//	holder  whole              or: late; then it has thrown snapshots away, because the agent hung
 //
-// The end of its input tells the holder that the agent has died.
+// The end of its input tells the holder that the agent has died, or needs it no more.
 package hold
 
 import (
@@ -48,7 +50,11 @@ const (
 	resumeTime = 10 * time.Second
 	retry      = 100 * time.Millisecond // the pause before Resume is tried again
 	readTime   = 10 * time.Minute       // of reading a snapshot to its end
+	aliveTime  = time.Second            // between two signs of life of the agent
 )
+
+// silenceTime is how long an agent may give no sign of life while it reads snapshots.
+var silenceTime = 10 * time.Second
 
 // holder is the process that stops guests. Only the agent's lines change what it does, and the time.
 type holder struct {
@@ -59,8 +65,8 @@ type holder struct {
 	out    io.Writer
 }
 
-// Serve is the holder's work. It returns when the agent is done or has died, and all guests run. No guest stands longer
-// than within, unless the hypervisor does not answer.
+// Serve is the holder's work. It returns when the agent needs it no more or has died, and all guests run. No guest stands
+// longer than within, unless the hypervisor does not answer.
 func Serve(in io.Reader, out io.Writer, guests []Guest, within time.Duration, h Hypervisor) error {
 	lines := make(chan string)
 	ended := make(chan struct{})
@@ -92,15 +98,36 @@ func (w *holder) hold() error {
 		_ = w.say("failed " + strings.ReplaceAll(err.Error(), "\n", "; "))
 		return errors.Join(err, w.release())
 	}
-	if w.say("stopped") == nil && w.hear("kept?", late.C) && w.say("kept") == nil && w.hear("done", nil) {
+	if w.say("stopped") == nil && w.hear("kept?", late.C) && w.say("kept") == nil && w.attend() {
 		return nil
 	}
-	// The agent is late, or has died. Its snapshots are void.
+	// The agent is late, hangs, or has died. Its snapshots are void.
 	err := w.release()
-	if w.hear("kept?", nil) && w.say("late") == nil {
-		w.hear("done", nil)
+	for line := range w.lines {
+		if strings.HasSuffix(line, "?") && w.say("late") != nil {
+			break
+		}
 	}
 	return err
+}
+
+// attend waits until the agent has read all snapshots. It returns false if the agent dies or hangs.
+func (w *holder) attend() bool {
+	for {
+		silence := time.NewTimer(silenceTime)
+		select {
+		case line, alive := <-w.lines:
+			silence.Stop()
+			if !alive {
+				return false
+			}
+			if line == "whole?" {
+				return w.say("whole") == nil
+			}
+		case <-silence.C:
+			return false
+		}
+	}
 }
 
 // release lets all guests go on, however long the hypervisor takes. It throws their snapshots away at the same time: a

@@ -17,6 +17,7 @@ const asHolder = "WATARI_TEST_HOLDER"
 
 func TestMain(m *testing.M) {
 	if folder := os.Getenv(asHolder); folder != "" {
+		silenceTime = 3 * aliveTime
 		if err := Serve(os.Stdin, os.Stdout, guests, within, folderOfGuests(folder)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -110,7 +111,7 @@ func TestGuestsStandUntilTheirSnapshotsHaveBegun(t *testing.T) {
 	}
 	time.Sleep(2 * within)
 	folder.sees(t, standing) // that they go on is their snapshots' part
-	if err := p.Done(); err != nil {
+	if err := p.Whole(time.Second); err != nil {
 		t.Error(err)
 	}
 	if line, more := <-p.lines; more {
@@ -143,6 +144,24 @@ func TestGuestsGoOnWhenTheAgentDies(t *testing.T) {
 		}
 		p.in.Close() // as the kernel does
 		folder.sees(t, released)
+	}
+}
+
+func TestAnAgentThatHangsLosesItsSnapshots(t *testing.T) {
+	p, folder := start(t)
+	if err := p.Stop(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Kept(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * (3 * aliveTime)) // it gives signs of life
+	folder.sees(t, standing)
+	p.lock.Lock()
+	folder.sees(t, released)
+	p.lock.Unlock()
+	if err := p.Whole(time.Second); !errors.Is(err, ErrLate) {
+		t.Error(err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -19,6 +20,7 @@ var ErrLate = errors.New("guests stood for too long and were let go on")
 // Process is a holder. One goroutine may use it.
 type Process struct {
 	command *exec.Cmd
+	lock    sync.Mutex // of in
 	in      io.WriteCloser
 	lines   chan string // closed when the holder has ended
 }
@@ -64,21 +66,42 @@ func (p *Process) Stop(limit time.Duration) error {
 }
 
 // Kept returns nil if all guests stood still from Stop until their snapshots had begun, which must be before this call.
-// After another result the snapshots are void; after ErrLate the guests run.
+// After another result the snapshots are void; after ErrLate the guests run. From Kept on, the holder throws the
+// snapshots away if this process hangs.
 func (p *Process) Kept(limit time.Duration) error {
 	if err := p.say("kept?"); err != nil {
 		return err
 	}
-	return p.expect("kept", limit)
+	if err := p.expect("kept", limit); err != nil {
+		return err
+	}
+	go func() {
+		for p.say("alive") == nil {
+			time.Sleep(aliveTime)
+		}
+	}()
+	return nil
 }
 
-// Done ends the holder, when the guests' snapshots are closed. Before Kept it lets the guests go on.
+// Whole returns nil if only this process has read the snapshots, which it has read to their end. After another result
+// they are void.
+func (p *Process) Whole(limit time.Duration) error {
+	if err := p.say("whole?"); err != nil {
+		return err
+	}
+	return p.expect("whole", limit)
+}
+
+// Done ends the holder. Before Whole, it lets the guests go on and throws their snapshots away.
 func (p *Process) Done() error {
-	_ = p.say("done")
+	p.lock.Lock()
+	defer p.lock.Unlock()
 	return p.in.Close()
 }
 
 func (p *Process) say(line string) error {
+	p.lock.Lock()
+	defer p.lock.Unlock()
 	_, err := fmt.Fprintln(p.in, line)
 	return err
 }

@@ -138,7 +138,7 @@ func TestACutThroughTwoGuests(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	if err := c.holder.Done(); err != nil {
+	if err := c.holder.Whole(time.Second); err != nil {
 		t.Error(err)
 	}
 	for i, spec := range c.specs {
