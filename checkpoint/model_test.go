@@ -219,6 +219,29 @@ func (w world) events(t *testing.T) (next []world) {
 	return next
 }
 
+// key is a number for each state of a host.
+func (h modelHost) key() (k uint64) {
+	flag := func(b bool) uint64 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	for _, v := range []uint64{uint64(h.guest), uint64(h.holder), uint64(h.snapshot), flag(h.written), flag(h.agent), flag(h.dead),
+		uint64(h.phase), uint64(h.order), uint64(h.heard)} {
+		k = k<<7 | v
+	}
+	return k
+}
+
+// sorted exchanges the hosts if need be: both are alike, so half of the worlds are enough.
+func (w world) sorted() world {
+	if w.hosts[1].key() < w.hosts[0].key() {
+		w.hosts[0], w.hosts[1] = w.hosts[1], w.hosts[0]
+	}
+	return w
+}
+
 // calm lets everything be delivered, without faults, until nothing changes.
 func (w world) calm(t *testing.T) world {
 	for range 20 {
@@ -265,7 +288,7 @@ func TestACutIsConsistentOrNotDone(t *testing.T) {
 			t.Fatalf("stuck in %v, from %+v to %+v", end.state, w, end)
 		}
 		for _, n := range w.events(t) {
-			if !seen[n] {
+			if n = n.sorted(); !seen[n] {
 				seen[n] = true
 				todo = append(todo, n)
 			}

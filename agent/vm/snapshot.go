@@ -36,7 +36,7 @@ const (
 	snapshotRoom = 1 << 20
 	// snapshotPatience is how long a reader may keep QEMU waiting. Meanwhile a guest that writes to its memory stands
 	// still, and so may QEMU's monitor.
-	snapshotPatience = 2 * time.Second
+	snapshotPatience = 5 * time.Second
 	// snapshotTime bounds a snapshot that is thrown away.
 	snapshotTime = 5 * time.Minute
 	// snapshotFD is QEMU's name for its end of the pipe.
@@ -65,20 +65,21 @@ func (l *Libvirt) Stop(ctx context.Context, uid string) error {
 
 // Snapshot is a guest's state that is about to be taken, or that is being read. One goroutine may use it.
 //
-// QEMU (7.2, and 9 by its source) never releases the memory of a guest whose snapshot fails or is cancelled: the guest hangs
-// at its next write. So a snapshot that has begun is always read to its end, if only to be thrown away. QEMU writes to a
-// named pipe of which it has both ends. So no death of a reader makes it fail, and another process can read the rest.
+// QEMU (7.2, and 9 by its source) never releases the memory of a guest whose snapshot fails or is cancelled: the guest
+// hangs at its next write. So a snapshot that has begun is always read to its end, if only to be thrown away. QEMU writes
+// to a named pipe of which it has both ends. So no death of a reader makes it fail, and another process can read the
+// rest.
 type Snapshot struct {
 	l      *Libvirt
 	uid    string
 	fifo   string
-	pipe   *os.File      // what QEMU writes; nil after Close
+	pipe   *os.File      // what QEMU writes; nil: it could not be made
 	head   *bytes.Reader // of the save file; what is still to be read
 	chunks chan []byte   // from QEMU; closed after the last
 	chunk  []byte        // what is still to be read of one
 	failed error         // why chunks are missing, or nil; set before chunks is closed
 	given  chan struct{} // closed when the rest is only to be thrown away
-	begun  bool
+	closed bool
 }
 
 // SnapshotPipe returns the path of the named pipe for PrepareSnapshot. It makes the folder. It fails with ErrUnavailable
@@ -151,8 +152,11 @@ func (s *Snapshot) passPipe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer both.Close()
-	return s.l.monitor(ctx, s.uid, "getfd", map[string]any{"fdname": snapshotFD}, nil, *both)
+	err = s.l.monitor(ctx, s.uid, "getfd", map[string]any{"fdname": snapshotFD}, nil, *both)
+	if !errors.Is(err, ErrUnavailable) { // otherwise the call may still be about to pass it
+		_ = both.Close()
+	}
+	return err
 }
 
 // openPipe opens a named pipe for reading, with as much room in it as the kernel gives everybody.
@@ -161,7 +165,11 @@ func openPipe(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, snapshotRoom); err != nil {
+	conn, err := pipe.SyscallConn() // Fd would make it blocking
+	if err == nil {
+		err = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, snapshotRoom) })
+	}
+	if err != nil {
 		return nil, errors.Join(err, pipe.Close())
 	}
 	return pipe, nil
@@ -186,7 +194,6 @@ func (s *Snapshot) begin(ctx context.Context) error {
 	}
 	defer func() { _ = end() }()
 	// QEMU's monitor may hang while nobody reads, so the reader begins first.
-	s.begun = true
 	go s.receive()
 	if err := s.l.monitor(ctx, s.uid, "migrate", map[string]any{"uri": "fd:" + snapshotFD}, nil); err != nil {
 		return err
@@ -273,25 +280,22 @@ func (s *Snapshot) ended() error {
 }
 
 // Close ends the snapshot, finished or not, and makes QEMU ready for migrations again. The guest runs on. If QEMU is
-// still writing, Close waits until it has ended.
+// still writing, Close waits until it has ended. Close may be called again.
 func (s *Snapshot) Close() error {
-	if s.pipe == nil && s.failed == os.ErrClosed {
+	if s.closed {
 		return nil
 	}
+	s.closed = true
 	close(s.given)
 	ctx, cancel := context.WithTimeout(s.l.ctx, snapshotTime)
 	defer cancel()
-	if s.begun {
-		for range s.chunks { // until QEMU has closed the pipe
-		}
+	if err := s.l.EndSnapshot(ctx, s.uid, s.fifo); err != nil {
+		return err // the pipe stays open: receive reads on as long as QEMU writes
 	}
-	s.failed = os.ErrClosed
-	err := s.l.EndSnapshot(ctx, s.uid, s.fifo)
 	if s.pipe != nil {
 		_ = s.pipe.Close()
-		s.pipe = nil
 	}
-	return err
+	return nil
 }
 
 // EndSnapshot ends a snapshot that another process has left, and makes QEMU ready for migrations again. It throws the
