@@ -55,6 +55,7 @@ type World struct {
 	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
 	Signals Signals
+	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 }
 
@@ -74,6 +75,8 @@ type Config struct {
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Identify  Identify
+	// Hurry divides the times that abstract clusters wait before guests move; 0 and 1: as they are. A simulation is short.
+	Hurry int
 }
 
 // Decision is the result of a decision.
@@ -115,6 +118,8 @@ type Core struct {
 	dueHost  map[string]time.Time  // the same of hosts' orders
 	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
 	policies policyMemory
+	// apportionment is about abstract clusters.
+	apportionment apportionMemory
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }
@@ -138,6 +143,7 @@ func (c *Core) Fresh() *Core {
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	fresh.dueHost, fresh.policies = maps.Clone(c.dueHost), c.policies.clone()
+	fresh.apportionment = c.apportionment.clone()
 	return &fresh
 }
 
@@ -177,6 +183,8 @@ func (c *Core) Decide(w World) Decision {
 	p.clusters()
 	p.outOfMemory()
 	p.drain()
+	p.rebalance()
+	p.apportion()
 	p.prune()
 	p.runs()
 	if len(p.changes) < maxChanges && len(c.rest) == 0 {

@@ -21,6 +21,7 @@ type Explainer struct {
 	*Objects
 	Reports Reports
 	Signals Signals
+	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 	// Policy is the policy in force, if the caller has read it already.
 	Policy *policy.Policy
@@ -71,6 +72,8 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 		e.leaving(&l, p, g, h)
 	} else {
 		l.add("nothing asks it to move")
+		e.apportion(&l, g)
+		e.rebalance(&l, p, g)
 	}
 	e.past(&l, g)
 	return &v1.ExplainResponse{Lines: l, Conditions: e.conditions(p, h)}

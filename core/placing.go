@@ -149,7 +149,13 @@ func (p *pass) place(key string, g *v1.Guest) {
 		p.refuse(key, g, room.refused)
 		return
 	}
-	chosen := placement.Pick(r, room.view)
+	chosen := -1
+	if apportioned(cluster) {
+		chosen = p.divide(cluster, room.view).neediest(r, room.view)
+	}
+	if chosen < 0 {
+		chosen = placement.Pick(r, room.view)
+	}
 	if chosen < 0 && len(r.Exclude) > 0 {
 		// All other hosts were refused, so hosts that failed before may try again.
 		delete(p.avoid, g.Meta.Uid)
@@ -264,6 +270,19 @@ func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, n
 	}
 	_, err := placement.Plan(req, int(spec.Guests), hosts)
 	return cluster.Platforms, err
+}
+
+// feasibleMore checks whether more guests of a cluster could be placed now, as Feasible does for a new cluster.
+func feasibleMore(s *Objects, r Reports, c *v1.Cluster, guests []*v1.Guest, more uint32, now, began time.Time) error {
+	req := request(c)
+	req.Shape = c.Spec.Shape
+	moves := ActiveMoves(s)
+	hosts := newRoom(s, r, moves).forCluster(r, moves, guests, c.ImageDigest)
+	for i, h := range hosts {
+		hosts[i].Connected = h.Info != nil && Expected(r, h.Name, now, began)
+	}
+	_, err := placement.Plan(req, int(more), hosts)
+	return err
 }
 
 // PlanMove chooses the target of a guest's move and makes the move's record, which it does not store. The explanation

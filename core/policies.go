@@ -53,6 +53,10 @@ type policyMemory struct {
 	matches map[string]hostMatch
 	// concerned are the hosts that the policy matches, and those that are withdrawn, sorted.
 	concerned []string
+	// usage is the last by which guests were rebalanced.
+	usage *Usage
+	// lapsed are the moves that rebalanced guests, wait, and gain nothing any more, by uid.
+	lapsed map[string]bool
 }
 
 // hostMatch says which entries of the policy match a host. Expressions are evaluated again only if the host has changed.
@@ -63,7 +67,7 @@ type hostMatch struct {
 }
 
 func (m policyMemory) clone() policyMemory {
-	m.matches = maps.Clone(m.matches)
+	m.matches, m.lapsed = maps.Clone(m.matches), maps.Clone(m.lapsed)
 	return m
 }
 
@@ -290,8 +294,15 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	if m.Policy == "" {
 		return ""
 	}
-	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
-	if bounds == nil || policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
+	bounds := p.boundsOf(m.Policy)
+	reason := policy.Withdrawn(p.Hosts[m.Source], m.Policy) != nil
+	switch {
+	case m.Policy == policy.ApportionName:
+		reason = !p.Hosts[m.Target].GetDraining()
+	case policy.Rebalancing(m.Policy):
+		reason = !p.Core.policies.lapsed[m.Meta.Uid] && !p.Hosts[m.Target].GetDraining()
+	}
+	if bounds == nil || !reason {
 		return "its reason has ended"
 	}
 	why, _ := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
@@ -301,7 +312,7 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 // mustStay says why a policy with these bounds must not move a guest now, whatever else it has moved; empty: it may. ended are
 // the guest's ended moves. until is when the reason ends, if that is known.
 func mustStay(whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
-	if whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
+	if whole != nil && whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
 		return "the policy exempts it", time.Time{}
 	}
 	for _, w := range bounds.QuietHours {

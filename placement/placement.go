@@ -92,12 +92,17 @@ var Filters = []Filter{
 		return r.Compatible(h.Info)
 	}},
 	{"vcpus", func(r *Request, h *Host) string {
-		return refuse(r.Shape.GetVcpus() > h.Cores, "%s wanted, it has %s",
-			english.Plural(int(r.Shape.GetVcpus()), "vCPU", ""), english.Plural(int(h.Cores), "core", ""))
+		if r.Shape.GetVcpus() <= h.Cores {
+			return "" // without making the text: this is asked of many hosts
+		}
+		return fmt.Sprintf("%s wanted, it has %s", english.Plural(int(r.Shape.GetVcpus()), "vCPU", ""), english.Plural(int(h.Cores), "core", ""))
 	}},
 	{"memory", func(r *Request, h *Host) string {
 		free := h.free()
-		return refuse(r.Shape.GetMemoryBytes() > free, "%s of memory wanted, %s of %s are free",
+		if r.Shape.GetMemoryBytes() <= free {
+			return ""
+		}
+		return fmt.Sprintf("%s of memory wanted, %s of %s are free",
 			humanize.IBytes(r.Shape.GetMemoryBytes()), humanize.IBytes(free), humanize.IBytes(h.MemoryBytes))
 	}},
 }
@@ -136,7 +141,7 @@ func Choose(r *Request, hosts []Host) (chosen string, verdicts []Verdict) {
 	verdicts = make([]Verdict, len(hosts))
 	var fit []int
 	for i := range hosts {
-		verdicts[i] = Verdict{Host: hosts[i].Name, Refuse: check(r, &hosts[i])}
+		verdicts[i] = Verdict{Host: hosts[i].Name, Refuse: Check(r, &hosts[i])}
 		if verdicts[i].Refuse == "" {
 			fit = append(fit, i)
 		}
@@ -161,14 +166,15 @@ func Pick(r *Request, hosts []Host) int {
 	best := -1
 	sites := siteGuests(hosts)
 	for i := range hosts {
-		if (best < 0 || compare(r, &hosts[i], &hosts[best], sites) < 0) && check(r, &hosts[i]) == "" {
+		if (best < 0 || compare(r, &hosts[i], &hosts[best], sites) < 0) && Check(r, &hosts[i]) == "" {
 			best = i
 		}
 	}
 	return best
 }
 
-func check(r *Request, h *Host) string {
+// Check returns why a host is refused; empty: the guest fits there.
+func Check(r *Request, h *Host) string {
 	for _, filter := range Filters {
 		if reason := filter.Check(r, h); reason != "" {
 			return reason
@@ -218,6 +224,11 @@ func imageCost(h *Host) int {
 		return 0
 	}
 	return 1
+}
+
+// Room returns how many more guests of a shape the host has memory for.
+func (h *Host) Room(shape *v1.GuestShape) int {
+	return int(h.free() / max(1, shape.GetMemoryBytes()))
 }
 
 // Place adds a guest of the request's cluster to a host, for the next choice.

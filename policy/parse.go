@@ -91,11 +91,14 @@ func (e entry[T]) errorf(format string, a ...any) error {
 // The file as it is written.
 type (
 	file struct {
-		TimeZone    *scalar            `yaml:"time_zone"`
-		Owners      []entry[ownerText] `yaml:"owners"`
-		Harvest     *harvestText       `yaml:"harvest"`
-		Maintenance *maintenanceText   `yaml:"maintenance"`
-		Exempt      exemptText         `yaml:"exempt"`
+		TimeZone    *scalar             `yaml:"time_zone"`
+		Owners      []entry[ownerText]  `yaml:"owners"`
+		Harvest     *harvestText        `yaml:"harvest"`
+		Maintenance *maintenanceText    `yaml:"maintenance"`
+		Balance     *entry[balanceText] `yaml:"balance"`
+		Pack        *entry[packText]    `yaml:"pack"`
+		Spread      *entry[spreadText]  `yaml:"spread"`
+		Exempt      exemptText          `yaml:"exempt"`
 	}
 	ownerText struct {
 		Match *scalar                `yaml:"match"`
@@ -130,6 +133,25 @@ type (
 		Days  []scalar `yaml:"days"`
 		From  *scalar  `yaml:"from"`
 		To    *scalar  `yaml:"to"`
+	}
+	objectiveText struct {
+		Weight    *scalar `yaml:"weight"`
+		LeastGain *scalar `yaml:"least_gain"`
+		Interval  *scalar `yaml:"interval"`
+	}
+	balanceText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Objective objectiveText `yaml:",inline"`
+		Measure   *scalar       `yaml:"measure"`
+	}
+	packText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Objective objectiveText `yaml:",inline"`
+		MaxLoad   *scalar       `yaml:"max_load"`
+	}
+	spreadText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Objective objectiveText `yaml:",inline"`
 	}
 	boundsText struct {
 		CoolDown     *scalar             `yaml:"cool_down"`
@@ -185,6 +207,7 @@ func Parse(text string) (*Policy, error) {
 	if f.Maintenance != nil {
 		p.Maintenance = r.maintenance(f.Maintenance)
 	}
+	r.rebalancing(p, &f)
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -461,7 +484,7 @@ func (r *reader) condition(c entry[conditionText], key string) Condition {
 }
 
 func (r *reader) harvest(h *harvestText) *Harvest {
-	made := &Harvest{Bounds: r.bounds(h.Bounds), Throttle: Throttle{StopAfter: -1}}
+	made := &Harvest{Bounds: r.bounds(h.Bounds, 0), Throttle: Throttle{StopAfter: -1}}
 	if t := h.Throttle; t != nil {
 		made.Throttle.Weight = uint32(r.number(t.Weight, "weight", 1, 10000))
 		made.Throttle.Permille = r.permille(t.CPU)
@@ -484,7 +507,7 @@ func (r *reader) permille(s *scalar) uint32 {
 }
 
 func (r *reader) maintenance(m *maintenanceText) *Maintenance {
-	made := &Maintenance{Bounds: r.bounds(m.Bounds)}
+	made := &Maintenance{Bounds: r.bounds(m.Bounds, 0)}
 	bound(r, "windows", m.Windows)
 	for _, w := range m.Windows {
 		if r.err != nil {
@@ -496,8 +519,9 @@ func (r *reader) maintenance(m *maintenanceText) *Maintenance {
 	return made
 }
 
-func (r *reader) bounds(l boundsText) Bounds {
-	made := Bounds{CoolDown: r.wait(l.CoolDown, "cool_down", 0), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}
+// bounds reads bounds. coolDown is the cool-down if none is written.
+func (r *reader) bounds(l boundsText, coolDown time.Duration) Bounds {
+	made := Bounds{CoolDown: r.wait(l.CoolDown, "cool_down", coolDown), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}
 	if l.Bandwidth != nil {
 		made.Bandwidth = r.bandwidth(l.Bandwidth)
 	}

@@ -22,6 +22,12 @@ var Default string
 const (
 	HarvestName     = "harvest"
 	MaintenanceName = "maintenance"
+	BalanceName     = "balance"
+	PackName        = "pack"
+	SpreadName      = "spread"
+	// ApportionName is that of moves that keep the guests of abstract clusters in proportion to the hosts' speeds. It is no part
+	// of the policy file: whoever makes such a cluster asks for it.
+	ApportionName = "apportion"
 )
 
 // Policy is a policy file that was read and checked. It never changes.
@@ -30,6 +36,9 @@ type Policy struct {
 	Owners      []*OwnerRule
 	Harvest     *Harvest     // nil: it is off
 	Maintenance *Maintenance // nil: it is off
+	Balance     *Balance     // nil: it is off, like the next two
+	Pack        *Pack
+	Spread      *Spread
 	Exempt      Exempt
 }
 
@@ -133,14 +142,25 @@ func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
 	return windows
 }
 
-// BoundsOf returns the bounds of a policy, and why it moves guests, with %s for the host; nil: it is off.
+// Apportion are the bounds of moves that keep guests in proportion to the hosts' speeds.
+var Apportion = &Bounds{CoolDown: 5 * time.Minute}
+
+// BoundsOf returns the bounds of a policy, and why it makes guests leave a host, with %s for the host; nil: it is off.
 func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 	switch {
+	case name == ApportionName:
+		return Apportion, ""
 	case p == nil:
 	case name == HarvestName && p.Harvest != nil:
 		return &p.Harvest.Bounds, "the owner of host %s is back"
 	case name == MaintenanceName && p.Maintenance != nil:
 		return &p.Maintenance.Bounds, "host %s is maintained"
+	case name == BalanceName && p.Balance != nil:
+		return &p.Balance.Bounds, ""
+	case name == PackName && p.Pack != nil:
+		return &p.Pack.Bounds, ""
+	case name == SpreadName && p.Spread != nil:
+		return &p.Spread.Bounds, ""
 	}
 	return nil, ""
 }

@@ -418,12 +418,45 @@ func TestTheGuidesExample(t *testing.T) {
 		t.Fatal("the guide has no example")
 	}
 	p := parse(t, text)
-	if len(p.Owners) == 0 || p.Harvest == nil || len(p.Maintenance.Windows) == 0 || len(p.Exempt.Clusters) == 0 {
+	if len(p.Owners) == 0 || p.Harvest == nil || len(p.Maintenance.Windows) == 0 || p.Balance == nil || p.Spread == nil || len(p.Exempt.Clusters) == 0 {
 		t.Errorf("the example has no %+v", p)
 	}
 	for _, v := range Variables {
 		if !strings.Contains(string(guide), "`"+v.Name+"`") {
 			t.Errorf("the guide does not describe %s", v.Name)
+		}
+	}
+}
+
+func TestPoliciesThatDecideByUse(t *testing.T) {
+	p, err := Parse("balance:\n  measure: guests\n  least_gain: 0.8\n  moves_per_hour: 12\n  exempt: {guests: [a-*]}\nspread: {weight: 2, interval: 30s, cool_down: 1m}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	every, is := p.Rebalances()
+	if b := p.Balance; !is || every != 10*time.Second || !b.Guests || b.LeastGain != 0.8 || b.CoolDown != 5*time.Minute || b.MovesPerHour != 12 || b.Weight != 1 {
+		t.Errorf("%+v, every %v", b, every)
+	}
+	if s := p.Spread; s.Weight != 2 || s.CoolDown != time.Minute || p.Pack != nil {
+		t.Errorf("%+v", s)
+	}
+	if p, err = Parse("pack: {max_load: 0.7}\n"); err != nil || p.Pack.MaxLoad != 0.7 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for text, want := range map[string]string{
+		"balance: {}\npack: {max_load: 0.5}\n":      "line 2: pack: it fills hosts, and balance empties the full ones; remove one of the two",
+		"balance:\n  measure: speed\n":              `line 2: measure: "speed" is not load or guests`,
+		"balance:\n  max_load: 1\n":                 "line 2: ",
+		"spread:\n\n  least_gain: lots\n":           `line 3: least_gain: "lots" is not a number from 0.01 to 1000`,
+		"spread:\n  weight: nan\n":                  "line 2: ",
+		"pack:\n  interval: 10ms\n":                 "line 2: interval: 10ms is less than 1s",
+		"pack:\n  max_load: 0\n":                    "line 2: ",
+		"balance:\n":                                "line 1: balance: it has no value",
+		"balance:\n  cool_down: soon\n":             "line 2: cool_down",
+		"pack:\n  weight: 1\nbalance:\n  weight: 1": "line 2: ",
+	} {
+		if _, err := Parse(text); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
 }

@@ -120,9 +120,28 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 	}
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
+		s.checkSize(now, name, c)
 	}
 	s.checkQuotas(before, now)
 	s.checkRoom(now)
+}
+
+// checkSize looks whether a cluster has the guests that its size says, besides those that are being removed. A recovery writes
+// clusters and guests one after the other.
+func (s *Sim) checkSize(now *core.Objects, name string, c *v1.Cluster) {
+	if c.Meta.Deleting != nil || s.restored {
+		return
+	}
+	for i := range c.Spec.Guests {
+		if g := now.Guests[fmt.Sprintf("%s-%d", name, i)]; g == nil || g.Meta.Deleting != nil {
+			s.violate("cluster %s has %d guests, and guest %d is not there or is being removed", name, c.Spec.Guests, i)
+		}
+	}
+	for _, g := range core.GuestsOf(now, name) {
+		if g.Index >= c.Spec.Guests && g.Meta.Deleting == nil {
+			s.violate("cluster %s has %d guests, and guest %s is not being removed", name, c.Spec.Guests, g.Meta.Name)
+		}
+	}
 }
 
 // checkPrefix looks whether a cluster has its prefix for itself.
@@ -226,10 +245,13 @@ func (s *Sim) checkRoom(now *core.Objects) {
 // decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which looks at everything.
 func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	if !s.oracle {
-		return m.core.Decide(w)
+		d := m.core.Decide(w)
+		s.checkGain(m, w, d)
+		return d
 	}
 	whole := m.core.Fresh().Decide(w)
 	d := m.core.Decide(w)
+	s.checkGain(m, w, d)
 	if diff := difference(d, whole); diff != "" {
 		s.violate("%s decides otherwise about what has changed than about everything: %s", m.name, diff)
 	}
@@ -288,9 +310,15 @@ func (s *Sim) unsettled() string {
 		}
 	}
 	for name, g := range o.Guests {
+		if g.Meta.Deleting != nil {
+			return fmt.Sprintf("guest %s is being removed", name)
+		}
 		if why := s.unsettledGuest(g); why != "" {
 			return fmt.Sprintf("guest %s: %s", name, why)
 		}
+	}
+	if why := s.disproportionate(); why != "" {
+		return why
 	}
 	for name, h := range o.Hosts {
 		if why := policy.Why(h); why != "" {

@@ -57,6 +57,7 @@ func (h *host) showOwner(c *connection) {
 	if idle == 0 {
 		sample.CpuOwner = 2
 	}
+	h.use(sample)
 	h.show(c, sample, s.latency(2*time.Millisecond))
 }
 
@@ -68,6 +69,7 @@ func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 		if c.broken || m.dead || stored == nil {
 			return
 		}
+		m.meters(h.name, sample)
 		if m.signals.watcher.See(m.signals.reader.Read(m.objects()), stored, sample, m.now()) {
 			m.poke()
 		}
@@ -83,13 +85,25 @@ func (h *host) comeBack(d time.Duration) {
 }
 
 // checkMove looks at a move that a policy asks for, and again when it begins after it has waited: it leaves a host that guests
-// have to leave. When it was asked for, its target took guests.
+// have to leave, unless it rebalances guests. When it was asked for, its target took guests.
 func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
+	if was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_DONE {
+		s.lastTarget = m.Target
+	}
 	begins := was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_RESERVING
 	if m.Policy == "" || was != nil && !begins {
 		return
 	}
-	if w := policy.Withdrawn(now.Hosts[m.Source], m.Policy); w == nil {
+	switch {
+	case policy.Rebalancing(m.Policy):
+		if was == nil {
+			s.checkRebalanced(now, m)
+		}
+	case m.Policy == policy.ApportionName:
+		if was == nil {
+			s.checkApportioned(now, m)
+		}
+	case policy.Withdrawn(now.Hosts[m.Source], m.Policy) == nil:
 		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)
 	}
 	if h := now.Hosts[m.Target]; was == nil && len(h.GetWithdrawn()) > 0 || was == nil && h.GetDraining() {

@@ -72,7 +72,12 @@ type Sim struct {
 	recovered bool          // since then
 	calmUntil time.Time     // nothing is cut or switched off before
 	clusters  int
-	foresight *foresight // of a replay; nil: this is a run of a seed
+	// How guests' use changes, and the host to which one has moved last.
+	pattern    pattern
+	lastTarget string
+	coolDown   time.Duration // of the policies that decide by use
+	jumped     bool          // a manager's clock has
+	foresight  *foresight    // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string
@@ -100,11 +105,13 @@ func Replay(seed uint64, plan []Step) Result {
 }
 
 func run(seed uint64, plan []Step, log func(string, ...any)) Result {
-	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
-	s.oracle = seed%4 == 0
-	s.begin(seed)
+	s := newSim(seed, log)
+	policies := ""
+	if hasPolicy(seed) {
+		policies = simPolicy + rebalancing(seed)
+	}
+	s.oracle, s.pattern = seed%4 == 0, pattern(seed/7)%patterns
+	s.begin(seed, policies)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {
 			s.tell("plan", "%s", step)
@@ -129,6 +136,13 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	return Result{Seed: seed, Violation: s.violation, Simulated: s.now.Sub(start), Events: s.serial, Plan: plan}
 }
 
+// newSim makes an empty simulation.
+func newSim(seed uint64, log func(string, ...any)) *Sim {
+	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
+}
+
 // until lets everything happen up to a time, or to the first violation.
 func (s *Sim) until(t time.Time) {
 	for s.violation == "" && len(s.queue) > 0 && !s.queue[0].at.After(t) {
@@ -147,8 +161,8 @@ func (s *Sim) until(t time.Time) {
 	}
 }
 
-// begin switches hosts on, and starts a manager.
-func (s *Sim) begin(seed uint64) {
+// begin switches hosts on, and starts a manager. policies is the text of the policy in force; empty: there is none.
+func (s *Sim) begin(seed uint64, policies string) {
 	sizes := rand.New(rand.NewPCG(seed, 2))
 	for i := range 2 + sizes.IntN(4) {
 		name := fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)
@@ -160,9 +174,10 @@ func (s *Sim) begin(seed uint64) {
 	}
 	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
 	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
-	if hasPolicy(seed) {
-		s.commit(0, create(core.NewPolicy(1, simPolicy, "", user)))
+	if policies != "" {
+		s.commit(0, create(core.NewPolicy(1, policies, "", user)))
 	}
+	s.lastTarget = s.names[0]
 	s.lead()
 	for _, name := range s.names {
 		s.hosts[name].power()
@@ -203,7 +218,7 @@ func (m *manager) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 // heal ends all faults.
 func (s *Sim) heal() {
 	s.tell("sim", "nothing breaks any more")
-	s.faulty = false
+	s.faulty, s.pattern = false, steady
 	s.unreadable, s.partitions = map[string]bool{}, map[string]bool{}
 	if s.zombie != nil && !s.zombie.dead {
 		s.zombie.kill()

@@ -35,7 +35,7 @@ func applyPolicy(t *testing.T, text string) {
 	}
 	must(t, "policy", "apply", file)
 	t.Cleanup(func() {
-		must(t, "policy", "apply", "--default")
+		must(t, "policy", "apply", "testdata/still.yaml")
 		hostsReady(t) // hosts that were withdrawn are given back
 	})
 }
@@ -205,5 +205,68 @@ func TestPolicyWithAnError(t *testing.T) {
 	must(t, "policy", "rollback")
 	if after := must(t, "policy", "show"); after == before {
 		t.Error("the policy was not rolled back")
+	}
+}
+
+// balancePolicy looks often, so that the test is short.
+const balancePolicy = "balance: {interval: 2s, cool_down: 10m}\n"
+
+// spinning computes for a time, and tells now and then.
+const spinning = "echo begun; end=$(($(date +%s) + 100)); while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done; echo tick; done"
+
+// A host has more to do than its processors can, and another is idle: guests move there while a program runs in them, say why, and
+// stay there.
+func TestBalance(t *testing.T) {
+	names := []string{"even-0", "even-1", "even-2"}
+	newCluster(t, "even", 3, "--site", "a")
+	settled(t, "even", 3)
+	host := guestNamed(t, "even-0").Host
+	for _, name := range names[1:] {
+		if guestNamed(t, name).Host != host {
+			must(t, "migrate", name, "--to", host)
+		}
+	}
+	unmarked := mark(t, names...)
+	applyPolicy(t, balancePolicy)
+	must(t, "run", "even", "--name", "even-run", "--detach", "--", "sh", "-c", spinning)
+	started(t, "even-run")
+	owner(t, host, "busy")
+	moved := ""
+	until(t, 90*time.Second, "a guest leaves host "+host, func() (bool, string) {
+		explained := ""
+		for _, name := range names {
+			if g := guestNamed(t, name); g.Host != host && strings.HasSuffix(g.State, "_RUNNING") {
+				moved = name
+			}
+			explained += must(t, "explain", "guest", name)
+		}
+		return moved != "", explained
+	})
+	out := must(t, "explain", "guest", moved)
+	for _, want := range []string{"balance: the load of " + host + " falls from", "it used", "nothing asks it to move"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if out := must(t, "events"); !strings.Contains(out, "balance: the load of "+host+" falls from") {
+		t.Errorf("the events do not tell of the move:\n%s", out)
+	}
+	if out := must(t, "run", "logs", "--follow", "even-run"); !strings.Contains(out, "tick") {
+		t.Errorf("the program has said nothing:\n%s", out)
+	}
+	settled(t, "even", 3)
+	moves := map[string]int{}
+	for _, m := range decoded[[]struct{ Guest, Policy string }](t, "migrate", "list") {
+		if m.Policy == "balance" {
+			moves[m.Guest]++
+		}
+	}
+	for name, n := range moves {
+		if n > 1 {
+			t.Errorf("policy balance has moved guest %s %d times", name, n)
+		}
+	}
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
 	}
 }

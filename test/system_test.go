@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 	if wholeHosts {
 		useWholeHosts()
 	}
+	if chaosMinutes != "" {
+		useThreeSites()
+	}
 	code := 1
 	s, err := bringUp()
 	switch {
@@ -91,6 +94,7 @@ func bringUp() (*system, error) {
 	}
 	for _, step := range [][]string{
 		{"up", "--no-agent", "--metrics", "--state", s.state, "--listen", listen},
+		{"policy", "apply", "testdata/still.yaml"},
 		append([]string{"lab", "up", "--name", labName}, labShape...),
 		{"image", "build", imageName, "--packages", packages},
 	} {

@@ -1285,8 +1285,10 @@ type HostInfo struct {
 	Confinement *Confinement `protobuf:"bytes,17,opt,name=confinement,proto3" json:"confinement,omitempty"`
 	CpuShare    float64      `protobuf:"fixed64,18,opt,name=cpu_share,json=cpuShare,proto3" json:"cpu_share,omitempty"` // processors' worth of time that it may use, where that is limited; 0: all cores
 	// guest_support is unset for an agent that does not report it, and empty until libvirt has answered the agent.
-	GuestSupport  *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
-	Lent          bool          `protobuf:"varint,20,opt,name=lent,proto3" json:"lent,omitempty"` // the host's owner has lent it out, and uses it now and then
+	GuestSupport *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
+	Lent         bool          `protobuf:"varint,20,opt,name=lent,proto3" json:"lent,omitempty"` // the host's owner has lent it out, and uses it now and then
+	// core_speed is how fast one core computes, as its agent has measured: 1 is about a server's core of 2020; 0: not measured.
+	CoreSpeed     float64 `protobuf:"fixed64,21,opt,name=core_speed,json=coreSpeed,proto3" json:"core_speed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1459,6 +1461,13 @@ func (x *HostInfo) GetLent() bool {
 		return x.Lent
 	}
 	return false
+}
+
+func (x *HostInfo) GetCoreSpeed() float64 {
+	if x != nil {
+		return x.CoreSpeed
+	}
+	return 0
 }
 
 // Confinement says what keeps a guest's QEMU from the host.
@@ -1787,6 +1796,7 @@ type GuestSample struct {
 	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident on the host
 	Received      float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
 	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
+	CpuWait       float64                `protobuf:"fixed64,7,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`            // cores for which its vCPUs waited for a processor; cpu + cpu_wait is what it would use on an idle host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1859,6 +1869,13 @@ func (x *GuestSample) GetReceived() float64 {
 func (x *GuestSample) GetSent() float64 {
 	if x != nil {
 		return x.Sent
+	}
+	return 0
+}
+
+func (x *GuestSample) GetCpuWait() float64 {
+	if x != nil {
+		return x.CpuWait
 	}
 	return 0
 }
@@ -2429,7 +2446,10 @@ type ClusterSpec struct {
 	NoFork bool                   `protobuf:"varint,6,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"` // boot plainly instead of forking from a template
 	// cpu is the guests' CPU: "host": all of the host's that a guest starts on; a named model of libvirt's; empty: the
 	// features that all hosts of one vendor and acceleration have in common.
-	Cpu           string `protobuf:"bytes,7,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Cpu string `protobuf:"bytes,7,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	// abstract: the guests are abstract processors. Each has one vCPU, and each host gets a number of them in proportion to its
+	// speed.
+	Abstract      bool `protobuf:"varint,8,opt,name=abstract,proto3" json:"abstract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2513,6 +2533,13 @@ func (x *ClusterSpec) GetCpu() string {
 	return ""
 }
 
+func (x *ClusterSpec) GetAbstract() bool {
+	if x != nil {
+		return x.Abstract
+	}
+	return false
+}
+
 // Cluster is a virtual cluster: guests that look like one MPI cluster.
 type Cluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2526,6 +2553,8 @@ type Cluster struct {
 	// platforms has one entry for each kind of host (acceleration and CPU vendor) that the cluster's guests have been
 	// started on, or could be when the cluster was made. An entry is decided once and does not change.
 	Platforms []*Platform `protobuf:"bytes,8,rep,name=platforms,proto3" json:"platforms,omitempty"`
+	// resizes counts how often its number of guests was changed. A recovery takes the number of the highest count.
+	Resizes uint64 `protobuf:"varint,9,opt,name=resizes,proto3" json:"resizes,omitempty"`
 	// observed
 	State         ClusterState `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.ClusterState" json:"state,omitempty"`
 	Message       string       `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
@@ -2618,6 +2647,13 @@ func (x *Cluster) GetPlatforms() []*Platform {
 		return x.Platforms
 	}
 	return nil
+}
+
+func (x *Cluster) GetResizes() uint64 {
+	if x != nil {
+		return x.Resizes
+	}
+	return 0
 }
 
 func (x *Cluster) GetState() ClusterState {
@@ -4625,6 +4661,7 @@ type ClusterFacts struct {
 	Prefix        string                 `protobuf:"bytes,5,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	Mtu           uint32                 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	Spec          *ClusterSpec           `protobuf:"bytes,7,opt,name=spec,proto3" json:"spec,omitempty"`
+	Resizes       uint64                 `protobuf:"varint,8,opt,name=resizes,proto3" json:"resizes,omitempty"` // the cluster's count that spec.guests belongs to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4706,6 +4743,13 @@ func (x *ClusterFacts) GetSpec() *ClusterSpec {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *ClusterFacts) GetResizes() uint64 {
+	if x != nil {
+		return x.Resizes
+	}
+	return 0
 }
 
 // GuestFacts are what is needed to make a guest's object again. Hosts keep them for the manager.
@@ -4864,7 +4908,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
 	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
 	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
-	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xec\x05\n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\x8b\x06\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -4889,7 +4933,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\x12\x1b\n" +
 	"\tcpu_share\x18\x12 \x01(\x01R\bcpuShare\x12<\n" +
 	"\rguest_support\x18\x13 \x01(\v2\x17.watari.v1.GuestSupportR\fguestSupport\x12\x12\n" +
-	"\x04lent\x18\x14 \x01(\bR\x04lent\"w\n" +
+	"\x04lent\x18\x14 \x01(\bR\x04lent\x12\x1d\n" +
+	"\n" +
+	"core_speed\x18\x15 \x01(\x01R\tcoreSpeed\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +
@@ -4919,14 +4965,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\x98\x01\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\xb3\x01\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03cpu\x18\x03 \x01(\x01R\x03cpu\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
 	"\breceived\x18\x05 \x01(\x01R\breceived\x12\x12\n" +
-	"\x04sent\x18\x06 \x01(\x01R\x04sent\"\x94\x01\n" +
+	"\x04sent\x18\x06 \x01(\x01R\x04sent\x12\x19\n" +
+	"\bcpu_wait\x18\a \x01(\x01R\acpuWait\"\x94\x01\n" +
 	"\rOwnerActivity\x12\x14\n" +
 	"\x05users\x18\x01 \x03(\tR\x05users\x12\"\n" +
 	"\n" +
@@ -4978,7 +5025,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xd4\x01\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xf0\x01\n" +
 	"\vClusterSpec\x12\x16\n" +
 	"\x06guests\x18\x01 \x01(\rR\x06guests\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12\x14\n" +
@@ -4986,7 +5033,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05sites\x18\x04 \x03(\tR\x05sites\x12)\n" +
 	"\x06spread\x18\x05 \x01(\x0e2\x11.watari.v1.SpreadR\x06spread\x12\x17\n" +
 	"\ano_fork\x18\x06 \x01(\bR\x06noFork\x12\x10\n" +
-	"\x03cpu\x18\a \x01(\tR\x03cpu\"\x84\x03\n" +
+	"\x03cpu\x18\a \x01(\tR\x03cpu\x12\x1a\n" +
+	"\babstract\x18\b \x01(\bR\babstract\"\x9e\x03\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -4995,7 +5043,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12%\n" +
 	"\x0eca_certificate\x18\x06 \x01(\fR\rcaCertificate\x12\x15\n" +
 	"\x06ca_key\x18\a \x01(\fR\x05caKey\x121\n" +
-	"\tplatforms\x18\b \x03(\v2\x13.watari.v1.PlatformR\tplatforms\x12-\n" +
+	"\tplatforms\x18\b \x03(\v2\x13.watari.v1.PlatformR\tplatforms\x12\x18\n" +
+	"\aresizes\x18\t \x01(\x04R\aresizes\x12-\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
@@ -5196,7 +5245,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\avouched\x18\x04 \x03(\v2\x16.watari.v1.VouchedHostR\avouched\"5\n" +
 	"\vVouchedHost\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04term\x18\x02 \x01(\x04R\x04term\"\xbd\x01\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\"\xd7\x01\n" +
 	"\fClusterFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x14\n" +
@@ -5204,7 +5253,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\towner_uid\x18\x04 \x01(\tR\bownerUid\x12\x16\n" +
 	"\x06prefix\x18\x05 \x01(\tR\x06prefix\x12\x10\n" +
 	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12*\n" +
-	"\x04spec\x18\a \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\"\xe1\x02\n" +
+	"\x04spec\x18\a \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12\x18\n" +
+	"\aresizes\x18\b \x01(\x04R\aresizes\"\xe1\x02\n" +
 	"\n" +
 	"GuestFacts\x121\n" +
 	"\acluster\x18\x01 \x01(\v2\x17.watari.v1.ClusterFactsR\acluster\x12\x14\n" +

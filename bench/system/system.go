@@ -44,6 +44,11 @@ func UpSite(name string) (*System, error) {
 	return up(name, 10*time.Minute, []string{"--sites", "1", "--hosts", "2"})
 }
 
+// UpHosts is like Up with a lab of one site, whose hosts a1, a2, ... are limited to parts of a processor, as in a1=0.5,a2=0.5.
+func UpHosts(name string, hosts int, cpus string) (*System, error) {
+	return up(name, 30*time.Minute, []string{"--sites", "1", "--hosts", strconv.Itoa(hosts), "--cpus", cpus})
+}
+
 // UpWhole is like Up with a lab of one site, whose hosts a1 and a2 are whole hosts with guests under KVM.
 func UpWhole(name string) (*System, error) {
 	return up(name, time.Hour, []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1"})
@@ -67,8 +72,12 @@ func up(name string, patience time.Duration, lab []string) (*System, error) {
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
 		return nil, err
 	}
+	still := filepath.Join(s.state, "still.yaml")
+	if err := os.WriteFile(still, []byte("# Nothing moves by itself.\nmaintenance: {}\n"), 0o600); err != nil {
+		return nil, err
+	}
 	for _, step := range [][]string{
-		{"up", "--no-agent", "--state", s.state, "--listen", listen}, append([]string{"lab", "up", "--name", s.lab}, lab...),
+		{"up", "--no-agent", "--state", s.state, "--listen", listen}, {"policy", "apply", still}, append([]string{"lab", "up", "--name", s.lab}, lab...),
 		{"image", "build", s.Image, "--packages", "openmpi-bin,lammps"},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))

@@ -121,5 +121,5 @@ func with(g *v1.GuestWanted, c *v1.ClusterNetwork) *v1.GuestWanted {
 	id := proto.CloneOf(g.Identity)
 	id.Peers, id.HomeServer = c.Peers, c.HomeServer
 	return &v1.GuestWanted{Uid: g.Uid, Name: g.Name, Cluster: g.Cluster, Role: g.Role, Epoch: g.Epoch, Shape: g.Shape, Image: g.Image,
-		NoFork: g.NoFork, Identity: id, Migration: g.Migration, Platform: g.Platform, Facts: g.Facts}
+		NoFork: g.NoFork, Identity: id, Migration: g.Migration, Platform: g.Platform, Facts: g.Facts, Limits: g.Limits}
 }

@@ -51,6 +51,9 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 	if s.Signals != nil {
 		e.Signals, e.Policy = s.Signals(e.Now)
 	}
+	if s.Lately != nil {
+		e.Usage = s.Lately()
+	}
 	var resp *v1.ExplainResponse
 	switch r.Msg.Kind {
 	case "guest":
@@ -107,11 +110,21 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 			}
 		}
 	}
+	guests := map[string][]*v1.GuestStep{}
+	if _, is := parsed.Rebalances(); is {
+		for _, g := range snap.Guests {
+			for _, step := range s.History.Guest(g.Meta.Uid, since) {
+				if step.At.AsTime().Before(until) {
+					guests[g.Meta.Uid] = append(guests[g.Meta.Uid], step)
+				}
+			}
+		}
+	}
 	if !s.replaying.TryLock() {
 		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
 	}
 	defer s.replaying.Unlock()
-	steps, notes := sim.Foresee(sim.Past{Objects: snap, Policy: parsed, Samples: samples, Since: since, Until: until,
+	steps, notes := sim.Foresee(sim.Past{Objects: snap, Policy: parsed, Samples: samples, Guests: guests, Since: since, Until: until,
 		Go: func() bool { return ctx.Err() == nil && time.Since(now) < maxReplay }})
 	return connect.NewResponse(&v1.TestPolicyResponse{Steps: steps, Notes: notes}), nil
 }

@@ -38,7 +38,9 @@ type Deps struct {
 	SessionChanges <-chan struct{}
 	// Signals returns what is known of hosts now; nil: nothing ever is.
 	Signals func(now time.Time) core.Signals
-	// SignalChanges holds a token when signals have changed.
+	// Usage returns what hosts and guests have used lately; nil, or a nil result: nothing is known.
+	Usage func() *core.Usage
+	// SignalChanges holds a token when signals or the usage have changed.
 	SignalChanges <-chan struct{}
 	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
 	RunsDir string
@@ -134,6 +136,9 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	w := core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()}
 	if c.Signals != nil {
 		w.Signals = c.Signals(w.Now)
+	}
+	if c.Usage != nil {
+		w.Usage = c.Usage()
 	}
 	d := c.core.Decide(w)
 	for _, note := range d.Notes {

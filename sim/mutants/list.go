@@ -23,6 +23,19 @@ var mutants = []mutant{
 	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+	// Resizes.
+	{"guests that are removed from their cluster run on", []edit{{"core/evidence.go",
+		"	return g.Meta.Deleting != nil || c == nil", "	return c == nil"}}},
+	{"a guest is added while an earlier one of its name is being removed", []edit{{"core/admission_resize.go",
+		"slices.IndexFunc(guests, removing); i >= 0", "slices.IndexFunc(guests, removing); i < -1"}}},
+	{"a cluster shrinks, and its guests stay", []edit{{"core/admission_resize.go",
+		"		g.Meta.Deleting = timestamppb.New(a.Now)\n", "		_ = timestamppb.New(a.Now)\n"}}},
+	{"guests are rebalanced again within their cool-down", []edit{{"core/rebalance.go",
+		"p.guests[guest], ended, l.now)\n", "p.guests[guest], nil, l.now)\n"}}},
+	{"a move is proposed that gains too little", []edit{{"rebalance/rebalance.go",
+		"return net >= p.LeastGain && net > 1e-9", "return net > 1e-9"}}},
+	{"what a move does to its target is not counted", []edit{{"rebalance/load.go",
+		"hostCost(a, s.Demand[from]-d) + hostCost(b, s.Demand[to]) - hostCost(b, s.Demand[to]+d)", "hostCost(a, s.Demand[from]-d)"}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
 		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},
@@ -110,4 +123,9 @@ var mutants = []mutant{
 		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n", "		if g := x.objects.Guests[m.GetGuest()]; g != nil && m == nil {\n"}}},
 	{"orders are not made again when a host reports", []edit{{"core/index.go",
 		"func (x *index) seeReport(host string, before, now Seen) {\n	x.hosts[host] = true\n", "func (x *index) seeReport(host string, before, now Seen) {\n"}}},
+	// Abstract clusters.
+	{"guests of abstract clusters stay where they are", []edit{{"core/apportion.go",
+		`if p.Now.Sub(since) >= p.hurried(apportionHold) {`, `if p.Now.Sub(since) >= p.hurried(apportionHold) && c == nil {`}}},
+	{"guests of abstract clusters move to and fro", []edit{{"core/apportion.go",
+		`hurried.CoolDown = p.hurried(hurried.CoolDown)`, `hurried.CoolDown = 0`}}},
 }
