@@ -51,3 +51,8 @@ bench-balance: build ## three MPI jobs that begin on two of four hosts, with and
 .PHONY: bench-grid
 bench-grid: setup ## the policies' decisions over 250 to 2,000 hosts with ten guests each
 	@$(GO) run ./bench/grid
+
+.PHONY: bench-checkpoint
+bench-checkpoint: ## what a checkpoint of one guest costs, against virsh save (root)
+	@scripts/setup.sh build demo
+	@$(GO) build -o $(BIN)/bench-checkpoint ./bench/checkpoint && $(BIN)/bench-checkpoint $(CHECKPOINT)

@@ -25,28 +25,33 @@ const migrateFolder = "/run/libvirt/watari"
 // pathLimit is the longest path of a Unix socket, in bytes (unix(7), without the final NUL).
 const pathLimit = 107
 
-// migrateSocket returns the path of the socket for a guest's migration. The path is short enough if the guest's name
-// has at most 59 bytes.
-func migrateSocket(name string) string {
-	return filepath.Join(migrateFolder, "m.tunnelmigrate.dest."+NamePrefix+name)
+// migratePath returns the path of a socket or pipe of a guest's: "m" is that of its migration, "c" that of its checkpoint. The
+// path is short enough if the guest's name has at most 59 bytes.
+func migratePath(kind, name string) string {
+	return filepath.Join(migrateFolder, kind+".tunnelmigrate.dest."+NamePrefix+name)
 }
 
 // MigrateSocket returns the path of the Unix socket for a guest's memory, outgoing or incoming. It makes the folder in
 // which QEMU's user may create the socket. The path is the same on all hosts. It fails with ErrUnavailable before the
 // first connection.
 func (l *Libvirt) MigrateSocket(name string) (string, error) {
-	host := l.hostFacts()
-	if host == nil {
-		return "", fmt.Errorf("prepare the migration socket of guest %s: %w", name, ErrUnavailable)
-	}
-	path := migrateSocket(name)
-	if len(path) > pathLimit {
-		return "", fmt.Errorf("prepare the migration socket of guest %s: its path has %d bytes, a socket's may have %d", name, len(path), pathLimit)
-	}
-	if err := ownedFolder(migrateFolder, host.owner); err != nil {
+	path, err := l.qemuPath("m", name)
+	if err != nil {
 		return "", fmt.Errorf("prepare the migration socket of guest %s: %w", name, err)
 	}
 	return path, nil
+}
+
+func (l *Libvirt) qemuPath(kind, name string) (string, error) {
+	host := l.hostFacts()
+	if host == nil {
+		return "", ErrUnavailable
+	}
+	path := migratePath(kind, name)
+	if len(path) > pathLimit {
+		return "", fmt.Errorf("its path has %d bytes, a socket's may have %d", len(path), pathLimit)
+	}
+	return path, ownedFolder(migrateFolder, host.owner)
 }
 
 // ownedFolder makes a folder that only its owner and root can enter.

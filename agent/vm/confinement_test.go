@@ -46,12 +46,12 @@ func TestConfinementIsReadFromCapabilities(t *testing.T) {
 
 // The path has to match what virt-aa-helper writes into each domain's profile.
 func TestMigrateSocketIsOneThatAppArmorAllows(t *testing.T) {
-	path := migrateSocket("md-2")
+	path := migratePath("m", "md-2")
 	if ok, err := filepath.Match("/run/libvirt/*/*.tunnelmigrate.dest.watari-md-2", path); err != nil || !ok {
 		t.Errorf("%s is not within the domain's profile", path)
 	}
 	longest := strings.Repeat("n", 59) // a cluster's name of 40 bytes and a number leave room
-	if n := len(migrateSocket(longest)); n > pathLimit {
+	if n := len(migratePath("m", longest)); n > pathLimit {
 		t.Errorf("the path for a name of %d bytes has %d bytes, a socket's may have %d", len(longest), n, pathLimit)
 	}
 }

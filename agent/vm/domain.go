@@ -117,6 +117,9 @@ func (l *Libvirt) Resume(ctx context.Context, uid string) error {
 	return nil
 }
 
+// Gone reports whether an error of this package says that there is no such domain.
+func (l *Libvirt) Gone(err error) bool { return errors.Is(err, ErrNotFound) }
+
 // Destroy ends a domain at once and returns when its QEMU has ended. A missing domain is no error.
 func (l *Libvirt) Destroy(ctx context.Context, uid string) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTime)

@@ -86,6 +86,20 @@ func (s *saveHead) split(data []byte, cookie int) error {
 	return nil
 }
 
+// saveRoom is the room that libvirt leaves in its save files to change the XML.
+const saveRoom = 64 << 10
+
+// newSaveHead returns head and data of a save file for the domain with this XML, to be followed by QEMU's stream.
+func newSaveHead(xml string) []byte {
+	out := make([]byte, saveHeadLength+len(xml)+1+saveRoom)
+	copy(out, saveMagic)
+	binary.NativeEndian.PutUint32(out[16:], saveVersion)
+	binary.NativeEndian.PutUint32(out[20:], uint32(len(out)-saveHeadLength))
+	binary.NativeEndian.PutUint32(out[24:], 1) // it ran
+	copy(out[saveHeadLength:], xml)
+	return out
+}
+
 // streamOffset is where QEMU's stream begins in the file.
 func (s *saveHead) streamOffset() int64 { return saveHeadLength + int64(s.length) }
 

@@ -67,13 +67,26 @@ func putInPlace(part, path string) error {
 // the cause. The caller then boots the guest and makes the template again. After ErrUnavailable the domain may still
 // appear, as with Boot.
 func (l *Libvirt) Fork(ctx context.Context, spec Spec, template string) error {
-	if err := l.fork(ctx, spec, template); err != nil {
+	own := template + "." + spec.UID
+	if err := l.restore(ctx, spec, template, own, libvirt.DOMAIN_SAVE_RUNNING); err != nil {
 		return fmt.Errorf("fork guest %s from %s: %w", spec.Name, template, err)
 	}
 	return nil
 }
 
-func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
+// Restore creates the guest's domain from a file with the guest's own state, which was read from a Snapshot. The guest
+// is paused, and Resume lets it go on from that state. All that Fork says holds here, too; the guest keeps its identity,
+// but its clock must be set. Restore changes the file. The caller must know that no copy of the guest is left.
+func (l *Libvirt) Restore(ctx context.Context, spec Spec, path string) error {
+	if err := l.restore(ctx, spec, path, path, libvirt.DOMAIN_SAVE_PAUSED); err != nil {
+		return fmt.Errorf("restore guest %s from %s: %w", spec.Name, path, err)
+	}
+	return nil
+}
+
+// restore restores a domain from a save file. It writes the guest's own domain into the file at own: the same file, or
+// a copy that it makes and removes.
+func (l *Libvirt) restore(ctx context.Context, spec Spec, saved, own string, flags libvirt.DomainSaveRestoreFlags) error {
 	host := l.hostFacts()
 	if host == nil {
 		return ErrUnavailable
@@ -82,7 +95,11 @@ func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
 	if err != nil {
 		return err
 	}
-	file, err := os.Open(template)
+	mode := os.O_RDONLY
+	if own == saved {
+		mode = os.O_RDWR
+	}
+	file, err := os.OpenFile(saved, mode, 0)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTemplateUnusable, err)
 	}
@@ -99,13 +116,17 @@ func (l *Libvirt) fork(ctx context.Context, spec Spec, template string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTemplateUnusable, err)
 	}
-	own := template + "." + spec.UID
-	defer os.Remove(own)
-	if err := copyWithStart(own, file, start); err != nil {
-		return fmt.Errorf("copy the template: %w", err)
+	if own == saved {
+		_, err = file.WriteAt(start, 0)
+	} else {
+		defer os.Remove(own)
+		err = copyWithStart(own, file, start)
+	}
+	if err != nil {
+		return fmt.Errorf("write the guest's domain: %w", err)
 	}
 	err = l.create(ctx, spec.UID, restoreTime, func(conn *libvirt.Connect) error {
-		return conn.DomainRestoreFlags(own, "", libvirt.DOMAIN_SAVE_RUNNING)
+		return conn.DomainRestoreFlags(own, "", flags)
 	})
 	var e libvirt.Error
 	if errors.As(err, &e) && !errors.Is(err, ErrUnavailable) {

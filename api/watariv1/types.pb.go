@@ -373,6 +373,191 @@ func (MigrationState) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
+type CheckpointState int32
+
+const (
+	CheckpointState_CHECKPOINT_STATE_UNSPECIFIED CheckpointState = 0
+	CheckpointState_CHECKPOINT_STATE_PENDING     CheckpointState = 1 // waits until all guests run and none moves
+	CheckpointState_CHECKPOINT_STATE_PREPARING   CheckpointState = 2 // hosts make ready to stop their guests
+	CheckpointState_CHECKPOINT_STATE_STOPPING    CheckpointState = 3 // until all guests stand
+	CheckpointState_CHECKPOINT_STATE_TAKING      CheckpointState = 4 // guests go on, each from the moment of its snapshot
+	CheckpointState_CHECKPOINT_STATE_WRITING     CheckpointState = 5 // all guests run; hosts write files
+	CheckpointState_CHECKPOINT_STATE_DONE        CheckpointState = 6 // the cluster can be restored from it
+	CheckpointState_CHECKPOINT_STATE_FAILED      CheckpointState = 7 // the guests run on; there are no files
+	CheckpointState_CHECKPOINT_STATE_CANCELLED   CheckpointState = 8 // the same
+)
+
+// Enum value maps for CheckpointState.
+var (
+	CheckpointState_name = map[int32]string{
+		0: "CHECKPOINT_STATE_UNSPECIFIED",
+		1: "CHECKPOINT_STATE_PENDING",
+		2: "CHECKPOINT_STATE_PREPARING",
+		3: "CHECKPOINT_STATE_STOPPING",
+		4: "CHECKPOINT_STATE_TAKING",
+		5: "CHECKPOINT_STATE_WRITING",
+		6: "CHECKPOINT_STATE_DONE",
+		7: "CHECKPOINT_STATE_FAILED",
+		8: "CHECKPOINT_STATE_CANCELLED",
+	}
+	CheckpointState_value = map[string]int32{
+		"CHECKPOINT_STATE_UNSPECIFIED": 0,
+		"CHECKPOINT_STATE_PENDING":     1,
+		"CHECKPOINT_STATE_PREPARING":   2,
+		"CHECKPOINT_STATE_STOPPING":    3,
+		"CHECKPOINT_STATE_TAKING":      4,
+		"CHECKPOINT_STATE_WRITING":     5,
+		"CHECKPOINT_STATE_DONE":        6,
+		"CHECKPOINT_STATE_FAILED":      7,
+		"CHECKPOINT_STATE_CANCELLED":   8,
+	}
+)
+
+func (x CheckpointState) Enum() *CheckpointState {
+	p := new(CheckpointState)
+	*p = x
+	return p
+}
+
+func (x CheckpointState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckpointState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[6].Descriptor()
+}
+
+func (CheckpointState) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[6]
+}
+
+func (x CheckpointState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckpointState.Descriptor instead.
+func (CheckpointState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
+}
+
+// CheckpointOrder is what a host is to do about a guest of a checkpoint.
+type CheckpointOrder int32
+
+const (
+	CheckpointOrder_CHECKPOINT_ORDER_UNSPECIFIED CheckpointOrder = 0 // nothing
+	CheckpointOrder_CHECKPOINT_ORDER_PREPARE     CheckpointOrder = 1
+	CheckpointOrder_CHECKPOINT_ORDER_STOP        CheckpointOrder = 2 // stop the guest, for a few seconds at most
+	CheckpointOrder_CHECKPOINT_ORDER_TAKE        CheckpointOrder = 3 // begin its snapshot, let it go on, write the file
+	CheckpointOrder_CHECKPOINT_ORDER_KEEP        CheckpointOrder = 4 // keep the file
+	CheckpointOrder_CHECKPOINT_ORDER_DISCARD     CheckpointOrder = 5 // let it go on, and remove what there is
+)
+
+// Enum value maps for CheckpointOrder.
+var (
+	CheckpointOrder_name = map[int32]string{
+		0: "CHECKPOINT_ORDER_UNSPECIFIED",
+		1: "CHECKPOINT_ORDER_PREPARE",
+		2: "CHECKPOINT_ORDER_STOP",
+		3: "CHECKPOINT_ORDER_TAKE",
+		4: "CHECKPOINT_ORDER_KEEP",
+		5: "CHECKPOINT_ORDER_DISCARD",
+	}
+	CheckpointOrder_value = map[string]int32{
+		"CHECKPOINT_ORDER_UNSPECIFIED": 0,
+		"CHECKPOINT_ORDER_PREPARE":     1,
+		"CHECKPOINT_ORDER_STOP":        2,
+		"CHECKPOINT_ORDER_TAKE":        3,
+		"CHECKPOINT_ORDER_KEEP":        4,
+		"CHECKPOINT_ORDER_DISCARD":     5,
+	}
+)
+
+func (x CheckpointOrder) Enum() *CheckpointOrder {
+	p := new(CheckpointOrder)
+	*p = x
+	return p
+}
+
+func (x CheckpointOrder) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckpointOrder) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[7].Descriptor()
+}
+
+func (CheckpointOrder) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[7]
+}
+
+func (x CheckpointOrder) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckpointOrder.Descriptor instead.
+func (CheckpointOrder) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+// CheckpointPhase is how far a host is with a guest of a checkpoint. It only grows.
+type CheckpointPhase int32
+
+const (
+	CheckpointPhase_CHECKPOINT_PHASE_UNSPECIFIED CheckpointPhase = 0
+	CheckpointPhase_CHECKPOINT_PHASE_READY       CheckpointPhase = 1
+	CheckpointPhase_CHECKPOINT_PHASE_STOPPED     CheckpointPhase = 2 // the guest stood when this was reported; it may have been let go on since
+	CheckpointPhase_CHECKPOINT_PHASE_TAKEN       CheckpointPhase = 3 // the guest stood from its stop until its snapshot began, and runs
+	CheckpointPhase_CHECKPOINT_PHASE_WRITTEN     CheckpointPhase = 4 // the file is whole and on disk
+	CheckpointPhase_CHECKPOINT_PHASE_FAILED      CheckpointPhase = 5 // and will not be written; the guest runs on if it has not ended
+)
+
+// Enum value maps for CheckpointPhase.
+var (
+	CheckpointPhase_name = map[int32]string{
+		0: "CHECKPOINT_PHASE_UNSPECIFIED",
+		1: "CHECKPOINT_PHASE_READY",
+		2: "CHECKPOINT_PHASE_STOPPED",
+		3: "CHECKPOINT_PHASE_TAKEN",
+		4: "CHECKPOINT_PHASE_WRITTEN",
+		5: "CHECKPOINT_PHASE_FAILED",
+	}
+	CheckpointPhase_value = map[string]int32{
+		"CHECKPOINT_PHASE_UNSPECIFIED": 0,
+		"CHECKPOINT_PHASE_READY":       1,
+		"CHECKPOINT_PHASE_STOPPED":     2,
+		"CHECKPOINT_PHASE_TAKEN":       3,
+		"CHECKPOINT_PHASE_WRITTEN":     4,
+		"CHECKPOINT_PHASE_FAILED":      5,
+	}
+)
+
+func (x CheckpointPhase) Enum() *CheckpointPhase {
+	p := new(CheckpointPhase)
+	*p = x
+	return p
+}
+
+func (x CheckpointPhase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckpointPhase) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[8].Descriptor()
+}
+
+func (CheckpointPhase) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[8]
+}
+
+func (x CheckpointPhase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckpointPhase.Descriptor instead.
+func (CheckpointPhase) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
+}
+
 type RunState int32
 
 const (
@@ -418,11 +603,11 @@ func (x RunState) String() string {
 }
 
 func (RunState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[6].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
 }
 
 func (RunState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[6]
+	return &file_watari_v1_types_proto_enumTypes[9]
 }
 
 func (x RunState) Number() protoreflect.EnumNumber {
@@ -431,7 +616,7 @@ func (x RunState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunState.Descriptor instead.
 func (RunState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 // Transport carries the messages of a run's ranks.
@@ -468,11 +653,11 @@ func (x Transport) String() string {
 }
 
 func (Transport) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[7].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
 }
 
 func (Transport) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[7]
+	return &file_watari_v1_types_proto_enumTypes[10]
 }
 
 func (x Transport) Number() protoreflect.EnumNumber {
@@ -481,7 +666,7 @@ func (x Transport) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Transport.Descriptor instead.
 func (Transport) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 type Role int32
@@ -517,11 +702,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[8].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[8]
+	return &file_watari_v1_types_proto_enumTypes[11]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -530,7 +715,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 type Severity int32
@@ -569,11 +754,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[9]
+	return &file_watari_v1_types_proto_enumTypes[12]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -582,7 +767,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 // Meta is common to all stored objects.
@@ -2997,6 +3182,394 @@ func (x *Migration) GetPolicy() string {
 	return ""
 }
 
+// CheckpointFile is a guest's saved state in a file: compressed and encrypted.
+type CheckpointFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blob          *Blob                  `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`                                // the file as it is on disk
+	StateBytes    uint64                 `protobuf:"varint,2,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"` // of the state in it
+	Hosts         []string               `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`                              // that have it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointFile) Reset() {
+	*x = CheckpointFile{}
+	mi := &file_watari_v1_types_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointFile) ProtoMessage() {}
+
+func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
+func (*CheckpointFile) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CheckpointFile) GetBlob() *Blob {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *CheckpointFile) GetStateBytes() uint64 {
+	if x != nil {
+		return x.StateBytes
+	}
+	return 0
+}
+
+func (x *CheckpointFile) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+// CheckpointMember is one guest of a checkpoint, and where it ran.
+type CheckpointMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guest         string                 `protobuf:"bytes,1,opt,name=guest,proto3" json:"guest,omitempty"`
+	GuestUid      string                 `protobuf:"bytes,2,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
+	Index         uint32                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"` // of the guest in its cluster
+	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
+	HostBootId    string                 `protobuf:"bytes,5,opt,name=host_boot_id,json=hostBootId,proto3" json:"host_boot_id,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	File          *CheckpointFile        `protobuf:"bytes,7,opt,name=file,proto3" json:"file,omitempty"` // set from WRITTEN on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointMember) Reset() {
+	*x = CheckpointMember{}
+	mi := &file_watari_v1_types_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointMember) ProtoMessage() {}
+
+func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointMember.ProtoReflect.Descriptor instead.
+func (*CheckpointMember) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *CheckpointMember) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *CheckpointMember) GetGuestUid() string {
+	if x != nil {
+		return x.GuestUid
+	}
+	return ""
+}
+
+func (x *CheckpointMember) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *CheckpointMember) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *CheckpointMember) GetHostBootId() string {
+	if x != nil {
+		return x.HostBootId
+	}
+	return ""
+}
+
+func (x *CheckpointMember) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *CheckpointMember) GetFile() *CheckpointFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+// Checkpoint is the state of all guests of a cluster, from which the cluster can go on.
+type Checkpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Meta          *Meta                  `protobuf:"bytes,1,opt,name=meta,proto3" json:"meta,omitempty"`
+	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	ClusterUid    string                 `protobuf:"bytes,3,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"`
+	State         CheckpointState        `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.CheckpointState" json:"state,omitempty"`
+	Members       []*CheckpointMember    `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`        // who or what asked for it
+	Message       string                 `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`      // what it waits for, or what went wrong
+	Cancel        bool                   `protobuf:"varint,8,opt,name=cancel,proto3" json:"cancel,omitempty"`       // asked for
+	Pinned        bool                   `protobuf:"varint,9,opt,name=pinned,proto3" json:"pinned,omitempty"`       // kept until a person deletes it
+	Recipient     string                 `protobuf:"bytes,10,opt,name=recipient,proto3" json:"recipient,omitempty"` // the public key to which its files are encrypted (age)
+	Started       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`     // left PENDING
+	Taken         *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=taken,proto3" json:"taken,omitempty"`         // entered WRITING
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Checkpoint) Reset() {
+	*x = Checkpoint{}
+	mi := &file_watari_v1_types_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Checkpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Checkpoint) ProtoMessage() {}
+
+func (x *Checkpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
+func (*Checkpoint) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Checkpoint) GetMeta() *Meta {
+	if x != nil {
+		return x.Meta
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetClusterUid() string {
+	if x != nil {
+		return x.ClusterUid
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetState() CheckpointState {
+	if x != nil {
+		return x.State
+	}
+	return CheckpointState_CHECKPOINT_STATE_UNSPECIFIED
+}
+
+func (x *Checkpoint) GetMembers() []*CheckpointMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *Checkpoint) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+func (x *Checkpoint) GetRecipient() string {
+	if x != nil {
+		return x.Recipient
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetTaken() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Taken
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// CheckpointObserved is a host's report of a guest of a checkpoint.
+type CheckpointObserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CheckpointId  string                 `protobuf:"bytes,1,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	GuestUid      string                 `protobuf:"bytes,2,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Phase         CheckpointPhase        `protobuf:"varint,4,opt,name=phase,proto3,enum=watari.v1.CheckpointPhase" json:"phase,omitempty"`
+	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`                 // why it failed
+	File          *CheckpointFile        `protobuf:"bytes,6,opt,name=file,proto3" json:"file,omitempty"`                       // WRITTEN
+	StoodMs       uint32                 `protobuf:"varint,7,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest stood; from TAKEN on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointObserved) Reset() {
+	*x = CheckpointObserved{}
+	mi := &file_watari_v1_types_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointObserved) ProtoMessage() {}
+
+func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
+func (*CheckpointObserved) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *CheckpointObserved) GetCheckpointId() string {
+	if x != nil {
+		return x.CheckpointId
+	}
+	return ""
+}
+
+func (x *CheckpointObserved) GetGuestUid() string {
+	if x != nil {
+		return x.GuestUid
+	}
+	return ""
+}
+
+func (x *CheckpointObserved) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *CheckpointObserved) GetPhase() CheckpointPhase {
+	if x != nil {
+		return x.Phase
+	}
+	return CheckpointPhase_CHECKPOINT_PHASE_UNSPECIFIED
+}
+
+func (x *CheckpointObserved) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CheckpointObserved) GetFile() *CheckpointFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *CheckpointObserved) GetStoodMs() uint32 {
+	if x != nil {
+		return x.StoodMs
+	}
+	return 0
+}
+
 // Policy is one version of the rules by which guests are moved without anybody asking. The highest version is in force.
 type Policy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3010,7 +3583,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3022,7 +3595,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3035,7 +3608,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -3085,7 +3658,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3670,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3683,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -3207,7 +3780,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3792,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3805,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -3344,7 +3917,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3929,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3942,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -3398,7 +3971,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3983,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3996,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -3466,7 +4039,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +4051,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +4064,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -3566,7 +4139,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +4151,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +4164,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Event) GetId() uint64 {
@@ -3662,7 +4235,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +4247,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +4260,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -3767,7 +4340,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3779,7 +4352,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3792,7 +4365,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -3843,7 +4416,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +4428,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +4441,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -3910,7 +4483,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3922,7 +4495,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3935,7 +4508,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -3968,7 +4541,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3980,7 +4553,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3993,7 +4566,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -4036,7 +4609,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4621,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4634,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -4095,7 +4668,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4107,7 +4680,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4120,7 +4693,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -4198,7 +4771,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4783,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4796,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -4534,7 +5107,46 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vdowntime_ms\x18\x14 \x01(\rR\n" +
 	"downtimeMs\x12&\n" +
 	"\x0fstopped_unix_ns\x18\x15 \x01(\x03R\rstoppedUnixNs\x12\x16\n" +
-	"\x06policy\x18\x16 \x01(\tR\x06policy\"o\n" +
+	"\x06policy\x18\x16 \x01(\tR\x06policy\"l\n" +
+	"\x0eCheckpointFile\x12#\n" +
+	"\x04blob\x18\x01 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
+	"\vstate_bytes\x18\x02 \x01(\x04R\n" +
+	"stateBytes\x12\x14\n" +
+	"\x05hosts\x18\x03 \x03(\tR\x05hosts\"\xd6\x01\n" +
+	"\x10CheckpointMember\x12\x14\n" +
+	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x1b\n" +
+	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\rR\x05index\x12\x12\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\x12 \n" +
+	"\fhost_boot_id\x18\x05 \x01(\tR\n" +
+	"hostBootId\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12-\n" +
+	"\x04file\x18\a \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\"\xef\x03\n" +
+	"\n" +
+	"Checkpoint\x12#\n" +
+	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
+	"\acluster\x18\x02 \x01(\tR\acluster\x12\x1f\n" +
+	"\vcluster_uid\x18\x03 \x01(\tR\n" +
+	"clusterUid\x120\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x1a.watari.v1.CheckpointStateR\x05state\x125\n" +
+	"\amembers\x18\x05 \x03(\v2\x1b.watari.v1.CheckpointMemberR\amembers\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\x12\x16\n" +
+	"\x06cancel\x18\b \x01(\bR\x06cancel\x12\x16\n" +
+	"\x06pinned\x18\t \x01(\bR\x06pinned\x12\x1c\n" +
+	"\trecipient\x18\n" +
+	" \x01(\tR\trecipient\x124\n" +
+	"\astarted\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
+	"\x05taken\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05taken\x120\n" +
+	"\x05ended\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x82\x02\n" +
+	"\x12CheckpointObserved\x12#\n" +
+	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
+	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x120\n" +
+	"\x05phase\x18\x04 \x01(\x0e2\x1a.watari.v1.CheckpointPhaseR\x05phase\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12-\n" +
+	"\x04file\x18\x06 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x19\n" +
+	"\bstood_ms\x18\a \x01(\rR\astoodMs\"o\n" +
 	"\x06Policy\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x12\n" +
@@ -4698,7 +5310,31 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x1cMIGRATION_STATE_ROLLING_BACK\x10\x06\x12\x18\n" +
 	"\x14MIGRATION_STATE_DONE\x10\a\x12\x1a\n" +
 	"\x16MIGRATION_STATE_FAILED\x10\b\x12\x1d\n" +
-	"\x19MIGRATION_STATE_CANCELLED\x10\t*\xb0\x01\n" +
+	"\x19MIGRATION_STATE_CANCELLED\x10\t*\xa3\x02\n" +
+	"\x0fCheckpointState\x12 \n" +
+	"\x1cCHECKPOINT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18CHECKPOINT_STATE_PENDING\x10\x01\x12\x1e\n" +
+	"\x1aCHECKPOINT_STATE_PREPARING\x10\x02\x12\x1d\n" +
+	"\x19CHECKPOINT_STATE_STOPPING\x10\x03\x12\x1b\n" +
+	"\x17CHECKPOINT_STATE_TAKING\x10\x04\x12\x1c\n" +
+	"\x18CHECKPOINT_STATE_WRITING\x10\x05\x12\x19\n" +
+	"\x15CHECKPOINT_STATE_DONE\x10\x06\x12\x1b\n" +
+	"\x17CHECKPOINT_STATE_FAILED\x10\a\x12\x1e\n" +
+	"\x1aCHECKPOINT_STATE_CANCELLED\x10\b*\xc0\x01\n" +
+	"\x0fCheckpointOrder\x12 \n" +
+	"\x1cCHECKPOINT_ORDER_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18CHECKPOINT_ORDER_PREPARE\x10\x01\x12\x19\n" +
+	"\x15CHECKPOINT_ORDER_STOP\x10\x02\x12\x19\n" +
+	"\x15CHECKPOINT_ORDER_TAKE\x10\x03\x12\x19\n" +
+	"\x15CHECKPOINT_ORDER_KEEP\x10\x04\x12\x1c\n" +
+	"\x18CHECKPOINT_ORDER_DISCARD\x10\x05*\xc4\x01\n" +
+	"\x0fCheckpointPhase\x12 \n" +
+	"\x1cCHECKPOINT_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16CHECKPOINT_PHASE_READY\x10\x01\x12\x1c\n" +
+	"\x18CHECKPOINT_PHASE_STOPPED\x10\x02\x12\x1a\n" +
+	"\x16CHECKPOINT_PHASE_TAKEN\x10\x03\x12\x1c\n" +
+	"\x18CHECKPOINT_PHASE_WRITTEN\x10\x04\x12\x1b\n" +
+	"\x17CHECKPOINT_PHASE_FAILED\x10\x05*\xb0\x01\n" +
 	"\bRunState\x12\x19\n" +
 	"\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11RUN_STATE_PENDING\x10\x01\x12\x16\n" +
@@ -4734,8 +5370,8 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -4743,135 +5379,152 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(ClusterState)(0),             // 3: watari.v1.ClusterState
 	(GuestState)(0),               // 4: watari.v1.GuestState
 	(MigrationState)(0),           // 5: watari.v1.MigrationState
-	(RunState)(0),                 // 6: watari.v1.RunState
-	(Transport)(0),                // 7: watari.v1.Transport
-	(Role)(0),                     // 8: watari.v1.Role
-	(Severity)(0),                 // 9: watari.v1.Severity
-	(*Meta)(nil),                  // 10: watari.v1.Meta
-	(*NUMANode)(nil),              // 11: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 12: watari.v1.Acceleration
-	(*CPU)(nil),                   // 13: watari.v1.CPU
-	(*CPUModel)(nil),              // 14: watari.v1.CPUModel
-	(*GuestSupport)(nil),          // 15: watari.v1.GuestSupport
-	(*Platform)(nil),              // 16: watari.v1.Platform
-	(*HostInfo)(nil),              // 17: watari.v1.HostInfo
-	(*Confinement)(nil),           // 18: watari.v1.Confinement
-	(*HostLoad)(nil),              // 19: watari.v1.HostLoad
-	(*HostSample)(nil),            // 20: watari.v1.HostSample
-	(*Pressure)(nil),              // 21: watari.v1.Pressure
-	(*GuestSample)(nil),           // 22: watari.v1.GuestSample
-	(*OwnerActivity)(nil),         // 23: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 24: watari.v1.Host
-	(*Withdrawal)(nil),            // 25: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 26: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 27: watari.v1.Blob
-	(*Image)(nil),                 // 28: watari.v1.Image
-	(*GuestShape)(nil),            // 29: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 30: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 31: watari.v1.Cluster
-	(*Guest)(nil),                 // 32: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 33: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 34: watari.v1.Migration
-	(*Policy)(nil),                // 35: watari.v1.Policy
-	(*RunSpec)(nil),               // 36: watari.v1.RunSpec
-	(*Run)(nil),                   // 37: watari.v1.Run
-	(*Quota)(nil),                 // 38: watari.v1.Quota
-	(*User)(nil),                  // 39: watari.v1.User
-	(*Token)(nil),                 // 40: watari.v1.Token
-	(*Event)(nil),                 // 41: watari.v1.Event
-	(*KeptConsole)(nil),           // 42: watari.v1.KeptConsole
-	(*Term)(nil),                  // 43: watari.v1.Term
-	(*Stamp)(nil),                 // 44: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 45: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 46: watari.v1.Hold
-	(*VouchedHost)(nil),           // 47: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 48: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 49: watari.v1.GuestFacts
-	nil,                           // 50: watari.v1.RunSpec.EnvEntry
-	nil,                           // 51: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
+	(CheckpointState)(0),          // 6: watari.v1.CheckpointState
+	(CheckpointOrder)(0),          // 7: watari.v1.CheckpointOrder
+	(CheckpointPhase)(0),          // 8: watari.v1.CheckpointPhase
+	(RunState)(0),                 // 9: watari.v1.RunState
+	(Transport)(0),                // 10: watari.v1.Transport
+	(Role)(0),                     // 11: watari.v1.Role
+	(Severity)(0),                 // 12: watari.v1.Severity
+	(*Meta)(nil),                  // 13: watari.v1.Meta
+	(*NUMANode)(nil),              // 14: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 15: watari.v1.Acceleration
+	(*CPU)(nil),                   // 16: watari.v1.CPU
+	(*CPUModel)(nil),              // 17: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 18: watari.v1.GuestSupport
+	(*Platform)(nil),              // 19: watari.v1.Platform
+	(*HostInfo)(nil),              // 20: watari.v1.HostInfo
+	(*Confinement)(nil),           // 21: watari.v1.Confinement
+	(*HostLoad)(nil),              // 22: watari.v1.HostLoad
+	(*HostSample)(nil),            // 23: watari.v1.HostSample
+	(*Pressure)(nil),              // 24: watari.v1.Pressure
+	(*GuestSample)(nil),           // 25: watari.v1.GuestSample
+	(*OwnerActivity)(nil),         // 26: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 27: watari.v1.Host
+	(*Withdrawal)(nil),            // 28: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 29: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 30: watari.v1.Blob
+	(*Image)(nil),                 // 31: watari.v1.Image
+	(*GuestShape)(nil),            // 32: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 33: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 34: watari.v1.Cluster
+	(*Guest)(nil),                 // 35: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 36: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 37: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 38: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 39: watari.v1.CheckpointMember
+	(*Checkpoint)(nil),            // 40: watari.v1.Checkpoint
+	(*CheckpointObserved)(nil),    // 41: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 42: watari.v1.Policy
+	(*RunSpec)(nil),               // 43: watari.v1.RunSpec
+	(*Run)(nil),                   // 44: watari.v1.Run
+	(*Quota)(nil),                 // 45: watari.v1.Quota
+	(*User)(nil),                  // 46: watari.v1.User
+	(*Token)(nil),                 // 47: watari.v1.Token
+	(*Event)(nil),                 // 48: watari.v1.Event
+	(*KeptConsole)(nil),           // 49: watari.v1.KeptConsole
+	(*Term)(nil),                  // 50: watari.v1.Term
+	(*Stamp)(nil),                 // 51: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 52: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 53: watari.v1.Hold
+	(*VouchedHost)(nil),           // 54: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 55: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 56: watari.v1.GuestFacts
+	nil,                           // 57: watari.v1.RunSpec.EnvEntry
+	nil,                           // 58: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	52, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	52, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	59, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	59, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	16, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	17, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
 	1,  // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	13, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	11, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	52, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	52, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	21, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	21, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	21, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	22, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	23, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	10, // 18: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	17, // 19: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	25, // 20: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	16, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	14, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	15, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	21, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	18, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	59, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	59, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	24, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	24, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	24, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	25, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	26, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	13, // 18: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	20, // 19: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	28, // 20: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
 	0,  // 21: watari.v1.Host.state:type_name -> watari.v1.HostState
-	19, // 22: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	52, // 23: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	20, // 24: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	52, // 25: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	10, // 26: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	10, // 27: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	27, // 28: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	27, // 29: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	27, // 30: watari.v1.Image.root:type_name -> watari.v1.Blob
-	29, // 31: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	22, // 22: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	59, // 23: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	23, // 24: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	59, // 25: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	13, // 26: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	13, // 27: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	30, // 28: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	30, // 29: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	30, // 30: watari.v1.Image.root:type_name -> watari.v1.Blob
+	32, // 31: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,  // 32: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 33: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	30, // 34: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	16, // 35: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	13, // 33: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	33, // 34: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	19, // 35: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
 	3,  // 36: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 37: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	29, // 38: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	52, // 39: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	16, // 40: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	13, // 37: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	32, // 38: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	59, // 39: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	19, // 40: watari.v1.Guest.platform:type_name -> watari.v1.Platform
 	4,  // 41: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 42: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	13, // 42: watari.v1.Migration.meta:type_name -> watari.v1.Meta
 	5,  // 43: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	33, // 44: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	52, // 45: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	52, // 46: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	52, // 47: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	10, // 48: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	50, // 49: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 50: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 51: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	36, // 52: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 53: watari.v1.Run.state:type_name -> watari.v1.RunState
-	52, // 54: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	52, // 55: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	51, // 56: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 57: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 58: watari.v1.User.role:type_name -> watari.v1.Role
-	38, // 59: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 60: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	52, // 61: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	52, // 62: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 63: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	52, // 64: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	52, // 65: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	44, // 66: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	10, // 67: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	45, // 68: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	45, // 69: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	47, // 70: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	30, // 71: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	48, // 72: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	29, // 73: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	16, // 74: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	75, // [75:75] is the sub-list for method output_type
-	75, // [75:75] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	36, // 44: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	59, // 45: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	59, // 46: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	59, // 47: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	30, // 48: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	38, // 49: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	13, // 50: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	6,  // 51: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	39, // 52: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	59, // 53: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	59, // 54: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	59, // 55: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	8,  // 56: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	38, // 57: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	13, // 58: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	57, // 59: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	10, // 60: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	13, // 61: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	43, // 62: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	9,  // 63: watari.v1.Run.state:type_name -> watari.v1.RunState
+	59, // 64: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	59, // 65: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	58, // 66: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	13, // 67: watari.v1.User.meta:type_name -> watari.v1.Meta
+	11, // 68: watari.v1.User.role:type_name -> watari.v1.Role
+	45, // 69: watari.v1.User.quota:type_name -> watari.v1.Quota
+	13, // 70: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	59, // 71: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	59, // 72: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	12, // 73: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	59, // 74: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	59, // 75: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	51, // 76: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	13, // 77: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	52, // 78: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	52, // 79: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	54, // 80: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	33, // 81: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	55, // 82: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	32, // 83: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	19, // 84: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	85, // [85:85] is the sub-list for method output_type
+	85, // [85:85] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -4885,8 +5538,8 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      10,
-			NumMessages:   42,
+			NumEnums:      13,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -75,6 +75,9 @@ func serve(ctx context.Context, o options) error {
 	if site := link.Site(); site != "" {
 		info.Site = site // the token's site overrides the host's
 	}
+	if err := vm.RecoverUserfaults(); err != nil {
+		log.Warn("userfaultfd stays allowed to all processes", "error", err)
+	}
 	libvirt, err := vm.Connect(o.libvirt, vm.Options{Acceleration: info.Acceleration.Kind, Log: log})
 	if err != nil {
 		return err

@@ -3,7 +3,9 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sort"
 	"strconv"
@@ -33,6 +35,9 @@ func main() {
 	period, _ := time.ParseDuration(args["test.period"])
 	if period <= 0 {
 		period = 100 * time.Millisecond
+	}
+	if mib, _ := strconv.Atoi(args["test.random"]); mib > 0 {
+		scatter(console, mib, period)
 	}
 	var uptime syscall.Timespec
 	for n := 1; ; n++ {
@@ -89,6 +94,26 @@ func dirty(mib int) {
 			block[i+8] = byte(i >> 12)
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// scatter writes to random pages of mib MiB, as fast as it can, and says each period how many it has written to. The
+// bytes compress to about half.
+func scatter(console *os.File, mib int, period time.Duration) {
+	block := make([]byte, mib<<20)
+	for page := 0; page < len(block); page += 4096 {
+		for i := page; i < page+2048; i += 8 {
+			binary.LittleEndian.PutUint64(block[i:], rand.Uint64())
+		}
+	}
+	for n, next := 1, time.Now(); ; n += 50 {
+		for range 50 {
+			block[rand.IntN(mib<<8)*4096+rand.IntN(4096)]++
+		}
+		if now := time.Now(); now.After(next) {
+			fmt.Fprintf(console, "count %d\n", n)
+			next = now.Add(period)
+		}
 	}
 }
 

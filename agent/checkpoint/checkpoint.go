@@ -1,0 +1,247 @@
+// Package checkpoint keeps guests' saved states in files: compressed (zstd), encrypted (age), and known by their
+// SHA-256. It knows neither hypervisors nor managers: a state is a stream of bytes, such as a vm.Snapshot.
+//
+// A host encrypts with a public key, so it cannot read what it keeps. The private key comes from the manager when the
+// guest is restored.
+package checkpoint
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+
+	"filippo.io/age"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"watari/internal/durable"
+)
+
+// Errors that callers tell apart with errors.Is.
+var (
+	// ErrDamaged: the file is not the one that was written.
+	ErrDamaged = errors.New("the checkpoint's file is damaged")
+	// ErrNoRoom: the file needs more than its limit, or more than the disk can spare.
+	ErrNoRoom = errors.New("no room for the checkpoint")
+)
+
+// Options of a file that is written.
+type Options struct {
+	Recipient age.Recipient // who can read it
+	Limit     int64         // of the file, bytes; 0: none
+	Spare     int64         // bytes that stay free on the disk
+}
+
+// File describes a whole file. The manager keeps it in its store.
+type File struct {
+	Digest string // "sha256:" and the hash of the file as it is on disk
+	Size   int64  // of the file, bytes
+	State  int64  // of the state in it, bytes
+}
+
+// Write writes all of a state to a file. The file appears whole and on disk, or not at all. Only the user of this
+// process can read it. Write gives up when ctx ends.
+func Write(ctx context.Context, path string, state io.Reader, o Options) (File, error) {
+	f, err := write(ctx, path, state, o)
+	if err != nil {
+		return File{}, fmt.Errorf("write checkpoint %s: %w", path, err)
+	}
+	return f, nil
+}
+
+func write(ctx context.Context, path string, state io.Reader, o Options) (f File, err error) {
+	part := path + ".part"
+	file, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return f, err
+	}
+	defer func() {
+		_ = file.Close()
+		if err != nil {
+			_ = os.Remove(part)
+		}
+	}()
+	out := &target{ctx: ctx, file: file, hash: sha256.New(), options: o}
+	if f.State, err = seal(out, state, o.Recipient); err != nil {
+		return f, err
+	}
+	if err := file.Sync(); err != nil {
+		return f, err
+	}
+	if err := os.Rename(part, path); err != nil {
+		return f, err
+	}
+	f.Digest, f.Size = "sha256:"+hex.EncodeToString(out.hash.Sum(nil)), out.size
+	return f, durable.SyncDir(filepath.Dir(path))
+}
+
+// seal compresses and encrypts a state, and returns its size.
+func seal(to io.Writer, state io.Reader, recipient age.Recipient) (int64, error) {
+	encrypted, err := age.Encrypt(to, recipient)
+	if err != nil {
+		return 0, err
+	}
+	compressed, err := zstd.NewWriter(encrypted, zstd.WithEncoderLevel(zstd.SpeedFastest))
+	if err != nil {
+		return 0, err
+	}
+	n, err := io.Copy(compressed, state)
+	if err != nil {
+		_ = compressed.Close() // ends its goroutines
+		return 0, err
+	}
+	if err := compressed.Close(); err != nil {
+		return 0, err
+	}
+	return n, encrypted.Close()
+}
+
+// spareStep is how many bytes are written between two looks at the disk's free space.
+const spareStep = 16 << 20
+
+// target is a file that is being written.
+type target struct {
+	ctx     context.Context
+	file    *os.File
+	hash    hash.Hash
+	options Options
+	size    int64
+	looked  int64 // the size at which the disk's free space is looked at again
+}
+
+// Write writes to the file if there is room.
+func (t *target) Write(p []byte) (int, error) {
+	if err := t.ctx.Err(); err != nil {
+		return 0, err
+	}
+	size := t.size + int64(len(p))
+	if limit := t.options.Limit; limit > 0 && size > limit {
+		return 0, fmt.Errorf("%w: it is larger than its limit of %d bytes", ErrNoRoom, limit)
+	}
+	if size >= t.looked {
+		if err := t.spare(); err != nil {
+			return 0, err
+		}
+		t.looked = size + spareStep
+	}
+	n, err := t.file.Write(p)
+	t.hash.Write(p[:n])
+	t.size += int64(n)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = fmt.Errorf("%w: %w", ErrNoRoom, err)
+	}
+	return n, err
+}
+
+// spare fails if the disk has not enough space beside the next spareStep bytes.
+func (t *target) spare() error {
+	var disk unix.Statfs_t
+	if err := unix.Fstatfs(int(t.file.Fd()), &disk); err != nil {
+		return err
+	}
+	if free := int64(disk.Bavail) * disk.Bsize; free < t.options.Spare+spareStep {
+		return fmt.Errorf("%w: the disk has %d MiB free, of which %d are to stay free", ErrNoRoom, free>>20, t.options.Spare>>20)
+	}
+	return nil
+}
+
+// Verify fails with ErrDamaged if the file is not the described one.
+func Verify(ctx context.Context, path string, f File) error {
+	file, err := os.Open(path)
+	if err == nil {
+		defer file.Close()
+		err = verify(ctx, file, f)
+	}
+	if err != nil {
+		return fmt.Errorf("verify checkpoint %s: %w", path, err)
+	}
+	return nil
+}
+
+func verify(ctx context.Context, file *os.File, f File) error {
+	hash := sha256.New()
+	n, err := io.Copy(hash, source{ctx, io.LimitReader(file, f.Size+1)})
+	if err != nil {
+		return err
+	}
+	if sum := "sha256:" + hex.EncodeToString(hash.Sum(nil)); n != f.Size || sum != f.Digest {
+		return fmt.Errorf("%w: it has %d bytes or more with hash %s, and should have %d with %s", ErrDamaged, n, sum, f.Size, f.Digest)
+	}
+	return nil
+}
+
+// Read verifies a file, and then writes the state in it to another one, which appears whole or not at all. The caller
+// removes that soon: it holds the guest's memory in plain text. Read fails with ErrDamaged if the file is not the
+// described one, or was not written by Write.
+func Read(ctx context.Context, path string, f File, key age.Identity, to string) error {
+	if err := read(ctx, path, f, key, to); err != nil {
+		return fmt.Errorf("read checkpoint %s: %w", path, err)
+	}
+	return nil
+}
+
+func read(ctx context.Context, path string, f File, key age.Identity, to string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := verify(ctx, file, f); err != nil {
+		return err
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	part := to + ".part"
+	out, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(part) // fails harmlessly after the rename
+	defer out.Close()
+	if err := open(out, source{ctx, file}, f.State, key); err != nil {
+		return err
+	}
+	return os.Rename(part, to)
+}
+
+// open decrypts and decompresses a state of size bytes.
+func open(to io.Writer, from io.Reader, size int64, key age.Identity) error {
+	decrypted, err := age.Decrypt(from, key)
+	if err != nil {
+		return fmt.Errorf("decrypt it: %w", err)
+	}
+	state, err := zstd.NewReader(decrypted)
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	n, err := io.Copy(to, io.LimitReader(state, size+1))
+	if err != nil {
+		return err
+	}
+	if n != size {
+		return fmt.Errorf("%w: the state in it has %d bytes or more, and should have %d", ErrDamaged, n, size)
+	}
+	return nil
+}
+
+// source is a reader that fails after its context has ended.
+type source struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+// Read fails once the context has ended.
+func (s source) Read(p []byte) (int, error) {
+	if err := s.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return s.from.Read(p)
+}

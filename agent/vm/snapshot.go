@@ -1,0 +1,425 @@
+package vm
+
+// snapshot.go - writes down a guest's memory and devices as they are at one moment, while the guest runs on. It uses
+// QEMU's background snapshot: QEMU stops the guest for milliseconds, keeps its devices' state, write-protects its
+// memory, and lets it go on. From then on QEMU sends page after page, and a page that the guest is about to write first.
+//
+// libvirt has no call for this, so it goes through libvirt to QEMU's monitor, and libvirt believes that the guest just
+// runs. QEMU's stream gets the head of libvirt's save files, so that Restore can read it.
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"libvirt.org/go/libvirt"
+)
+
+// Settings of a snapshot.
+const (
+	// snapshotRate bounds the bytes per second that QEMU sends unasked. Pages that the guest is about to write do not
+	// count.
+	snapshotRate = int64(4 << 30)
+	// beginTime is how long QEMU may take from the order to begin until the guest runs again.
+	beginTime = 10 * time.Second
+	// snapshotChunks of snapshotChunk bytes are kept in memory for a reader that is slower than QEMU.
+	snapshotChunks = 64
+	snapshotChunk  = 256 << 10
+	// snapshotRoom is the size of the pipe in the kernel, the most that needs no privilege.
+	snapshotRoom = 1 << 20
+	// snapshotPatience is how long a reader may keep QEMU waiting. Meanwhile a guest that writes to its memory stands
+	// still, and so may QEMU's monitor.
+	snapshotPatience = 5 * time.Second
+	// snapshotTime bounds a snapshot that is thrown away.
+	snapshotTime = 5 * time.Minute
+	// snapshotFD is QEMU's name for its end of the pipe.
+	snapshotFD = "watari-snapshot"
+	// snapshotPoll is the pause between two questions for QEMU's state.
+	snapshotPoll = time.Millisecond
+)
+
+// ErrNoSnapshots: this host's QEMU or kernel cannot write a guest's memory while the guest runs.
+var ErrNoSnapshots = errors.New("this host cannot save guests while they run")
+
+// Stop stops a running guest. It does nothing to a guest that does not run. The guest stays stopped until Resume, or
+// until a snapshot of it begins.
+func (l *Libvirt) Stop(ctx context.Context, uid string) error {
+	err := l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
+		if state, _, err := domain.GetState(); err != nil || state == libvirt.DOMAIN_PAUSED {
+			return err
+		}
+		return domain.Suspend()
+	})
+	if err != nil {
+		return fmt.Errorf("stop domain %s: %w", uid, err)
+	}
+	return nil
+}
+
+// Snapshot is a guest's state that is about to be taken, or that is being read. One goroutine may use it.
+//
+// QEMU (7.2, and 9 by its source) never releases the memory of a guest whose snapshot fails or is cancelled: the guest
+// hangs at its next write. So a snapshot that has begun is always read to its end, if only to be thrown away. QEMU writes
+// to a named pipe of which it has both ends. So no death of a reader makes it fail, and another process can read the
+// rest.
+type Snapshot struct {
+	l      *Libvirt
+	uid    string
+	fifo   string
+	pipe   *os.File      // what QEMU writes; nil: it could not be made
+	head   *bytes.Reader // of the save file; what is still to be read
+	chunks chan []byte   // from QEMU; closed after the last
+	chunk  []byte        // what is still to be read of one
+	failed error         // why chunks are missing, or nil; set before chunks is closed
+	given  chan struct{} // closed when the rest is only to be thrown away
+	closed bool
+}
+
+// SnapshotPipe returns the path of the named pipe for PrepareSnapshot. It makes the folder. It fails with ErrUnavailable
+// before the first connection.
+func (l *Libvirt) SnapshotPipe(name string) (string, error) {
+	path, err := l.qemuPath("c", name)
+	if err != nil {
+		return "", fmt.Errorf("prepare the snapshot pipe of guest %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// PrepareSnapshot makes everything ready for Begin, so that a stopped guest waits as briefly as possible. fifo is the
+// path of the named pipe that it makes for QEMU. It fails with ErrNoSnapshots if the host cannot do it. If it succeeds,
+// the caller closes the snapshot.
+func (l *Libvirt) PrepareSnapshot(ctx context.Context, uid, fifo string) (*Snapshot, error) {
+	if busy, err := l.Busy(ctx, uid); err != nil || busy {
+		return nil, fmt.Errorf("prepare a snapshot of domain %s: %w", uid, cmp.Or(err, errBusy))
+	}
+	s := &Snapshot{l: l, uid: uid, fifo: fifo, chunks: make(chan []byte, snapshotChunks), given: make(chan struct{})}
+	if err := s.prepare(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare a snapshot of domain %s: %w", uid, err), s.Close())
+	}
+	return s, nil
+}
+
+var errBusy = errors.New("libvirt has a job on it, such as a migration")
+
+func (s *Snapshot) prepare(ctx context.Context) error {
+	var text string
+	if err := s.l.withDomain(ctx, s.uid, func(domain *libvirt.Domain) (err error) {
+		text, err = domain.GetXMLDesc(libvirt.DOMAIN_XML_SECURE | libvirt.DOMAIN_XML_MIGRATABLE)
+		return err
+	}); err != nil {
+		return err
+	}
+	s.head = bytes.NewReader(newSaveHead(text))
+	if err := s.passPipe(ctx); err != nil {
+		return fmt.Errorf("give QEMU a pipe to write to: %w", err)
+	}
+	end, err := hostUserfaults.allow()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNoSnapshots, err)
+	}
+	if err = s.l.setSnapshots(ctx, s.uid, true); err != nil {
+		err = fmt.Errorf("%w: %w", ErrNoSnapshots, err)
+	}
+	return errors.Join(err, end())
+}
+
+// passPipe makes the pipe, and passes QEMU a descriptor of both ends. AppArmor lets QEMU receive it because of its path
+// (confinement.go).
+func (s *Snapshot) passPipe(ctx context.Context) error {
+	if err := os.Remove(s.fifo); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := unix.Mkfifo(s.fifo, 0o600); err != nil {
+		return err
+	}
+	if o := s.l.hostFacts().owner; o != (owner{}) {
+		if err := os.Chown(s.fifo, o.uid, o.gid); err != nil {
+			return err
+		}
+	}
+	var err error
+	if s.pipe, err = openPipe(s.fifo); err != nil {
+		return err
+	}
+	both, err := os.OpenFile(s.fifo, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	err = s.l.monitor(ctx, s.uid, "getfd", map[string]any{"fdname": snapshotFD}, nil, *both)
+	if !errors.Is(err, ErrUnavailable) { // otherwise the call may still be about to pass it
+		_ = both.Close()
+	}
+	return err
+}
+
+// openPipe opens a named pipe for reading, with as much room in it as the kernel gives everybody.
+func openPipe(path string) (*os.File, error) {
+	pipe, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := pipe.SyscallConn() // Fd would make it blocking
+	if err == nil {
+		err = conn.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, snapshotRoom) })
+	}
+	if err != nil {
+		return nil, errors.Join(err, pipe.Close())
+	}
+	return pipe, nil
+}
+
+// Begin takes the guest's state and lets the guest go on, whether it ran or was stopped before. It returns when the
+// guest runs again. The snapshot must then be read without delay. If Begin fails, the guest may be stopped; the caller
+// closes the snapshot and resumes the guest.
+func (s *Snapshot) Begin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, beginTime)
+	defer cancel()
+	if err := s.begin(ctx); err != nil {
+		return fmt.Errorf("begin a snapshot of domain %s: %w", s.uid, err)
+	}
+	return nil
+}
+
+func (s *Snapshot) begin(ctx context.Context) error {
+	end, err := hostUserfaults.allow()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrNoSnapshots, err)
+	}
+	defer func() { _ = end() }()
+	// QEMU's monitor may hang while nobody reads, so the reader begins first.
+	go s.receive()
+	if err := s.l.monitor(ctx, s.uid, "migrate", map[string]any{"uri": "fd:" + snapshotFD}, nil); err != nil {
+		return err
+	}
+	for {
+		state, err := s.l.migrationState(ctx, s.uid)
+		if err == nil {
+			err = state.failure()
+		}
+		if err != nil {
+			return err
+		}
+		if state.pages() > 0 || state.Status == "completed" {
+			// QEMU until 8.1 lets the guest go on in any case; later ones leave a stopped guest stopped.
+			return s.l.Resume(ctx, s.uid)
+		}
+		if !sleep(ctx, snapshotPoll) {
+			return ctx.Err()
+		}
+	}
+}
+
+// receive reads what QEMU writes, until its end.
+func (s *Snapshot) receive() {
+	defer close(s.chunks)
+	for {
+		chunk := make([]byte, snapshotChunk)
+		n, err := s.pipe.Read(chunk)
+		if n > 0 && s.failed == nil {
+			s.failed = s.keep(chunk[:n])
+		}
+		if err != nil {
+			if err != io.EOF {
+				s.failed = cmp.Or(s.failed, err)
+			}
+			return
+		}
+	}
+}
+
+// keep keeps a chunk for the snapshot's reader. It fails if the reader is too slow, or has given the snapshot up.
+func (s *Snapshot) keep(chunk []byte) error {
+	late := time.NewTimer(snapshotPatience)
+	defer late.Stop()
+	select {
+	case s.chunks <- chunk:
+		return nil
+	case <-s.given:
+		return os.ErrClosed
+	case <-late.C:
+		return fmt.Errorf("it was not read for %v; the guest could not wait any longer", snapshotPatience)
+	}
+}
+
+// Read reads a save file of libvirt's, which Restore restores. It returns io.EOF only if QEMU says that it has written
+// all of it.
+func (s *Snapshot) Read(p []byte) (int, error) {
+	if s.head.Len() > 0 {
+		return s.head.Read(p)
+	}
+	for len(s.chunk) == 0 {
+		var more bool
+		if s.chunk, more = <-s.chunks; !more {
+			return 0, s.ended()
+		}
+	}
+	n := copy(p, s.chunk)
+	s.chunk = s.chunk[n:]
+	return n, nil
+}
+
+// ended returns io.EOF if QEMU has written all.
+func (s *Snapshot) ended() error {
+	err := s.failed
+	if err == nil {
+		ctx, cancel := context.WithTimeout(s.l.ctx, quickTime)
+		defer cancel()
+		err = s.l.snapshotWritten(ctx, s.uid)
+	}
+	if err == nil {
+		return io.EOF
+	}
+	return fmt.Errorf("read the memory of domain %s: %w", s.uid, err)
+}
+
+// Close ends the snapshot, finished or not, and makes QEMU ready for migrations again. The guest runs on. If QEMU is
+// still writing, Close waits until it has ended. Close may be called again.
+func (s *Snapshot) Close() error {
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	close(s.given)
+	ctx, cancel := context.WithTimeout(s.l.ctx, snapshotTime)
+	defer cancel()
+	if err := s.l.EndSnapshot(ctx, s.uid, s.fifo); err != nil {
+		return err // the pipe stays open: receive reads on as long as QEMU writes
+	}
+	if s.pipe != nil {
+		_ = s.pipe.Close()
+	}
+	return nil
+}
+
+// EndSnapshot ends a snapshot that another process has left, and makes QEMU ready for migrations again. It throws the
+// rest of the snapshot away. A missing domain, or one without a snapshot, is no error.
+func (l *Libvirt) EndSnapshot(ctx context.Context, uid, fifo string) error {
+	if pipe, err := openPipe(fifo); err == nil {
+		defer pipe.Close()
+		go func() { _, _ = io.Copy(io.Discard, pipe) }() // ends when QEMU or this function closes the pipe
+	}
+	for {
+		// First of all, so that no late order can begin to write to the pipe.
+		_ = l.monitor(ctx, uid, "closefd", map[string]any{"fdname": snapshotFD}, nil)
+		on, err := l.snapshots(ctx, uid)
+		if err == nil && on {
+			err = l.setSnapshots(ctx, uid, false) // QEMU refuses while it is still writing
+		}
+		if err == nil || errors.Is(err, ErrNotFound) {
+			_ = os.Remove(fifo)
+			return nil
+		}
+		if !sleep(ctx, 20*time.Millisecond) {
+			return fmt.Errorf("end the snapshot of domain %s: %w", uid, err)
+		}
+	}
+}
+
+// setSnapshots tells QEMU whether its next migration is a snapshot.
+func (l *Libvirt) setSnapshots(ctx context.Context, uid string, on bool) error {
+	if on {
+		if err := l.monitor(ctx, uid, "migrate-set-parameters", map[string]any{"max-bandwidth": snapshotRate}, nil); err != nil {
+			return err
+		}
+	}
+	capability := map[string]any{"capability": "background-snapshot", "state": on}
+	return l.monitor(ctx, uid, "migrate-set-capabilities", map[string]any{"capabilities": []any{capability}}, nil)
+}
+
+// snapshots reports whether QEMU's next migration is a snapshot.
+func (l *Libvirt) snapshots(ctx context.Context, uid string) (bool, error) {
+	var all []struct {
+		Capability string
+		State      bool
+	}
+	if err := l.monitor(ctx, uid, "query-migrate-capabilities", nil, &all); err != nil {
+		return false, err
+	}
+	for _, c := range all {
+		if c.Capability == "background-snapshot" {
+			return c.State, nil
+		}
+	}
+	return false, nil
+}
+
+// snapshotWritten waits until QEMU says how its snapshot ended, and returns nil if it is whole.
+func (l *Libvirt) snapshotWritten(ctx context.Context, uid string) error {
+	for {
+		state, err := l.migrationState(ctx, uid)
+		if err == nil {
+			err = state.failure()
+		}
+		if err != nil {
+			return fmt.Errorf("it ended early: %w", err)
+		}
+		if state.Status == "completed" {
+			return nil
+		}
+		if !sleep(ctx, 10*snapshotPoll) {
+			return fmt.Errorf("QEMU has closed its pipe, but is still %s", state.Status)
+		}
+	}
+}
+
+// qemuMigration is QEMU's word on its migration: the last snapshot, or one under way.
+type qemuMigration struct {
+	Status string
+	Reason string `json:"error-desc"`
+	RAM    struct{ Normal, Duplicate uint64 }
+}
+
+// pages is how many pages QEMU has sent. The first follows the moment whose state is taken.
+func (q *qemuMigration) pages() uint64 { return q.RAM.Normal + q.RAM.Duplicate }
+
+func (q *qemuMigration) failure() error {
+	switch q.Status {
+	case "failed", "cancelled", "cancelling":
+		return fmt.Errorf("QEMU's snapshot is %s: %s", q.Status, cmp.Or(q.Reason, "no reason is given"))
+	}
+	return nil
+}
+
+func (l *Libvirt) migrationState(ctx context.Context, uid string) (*qemuMigration, error) {
+	state := &qemuMigration{}
+	return state, l.monitor(ctx, uid, "query-migrate", nil, state)
+}
+
+// monitor executes a command of QEMU's monitor, and passes it files. If answer is not nil, it gets the result.
+func (l *Libvirt) monitor(ctx context.Context, uid, command string, arguments map[string]any, answer any, files ...os.File) error {
+	request := map[string]any{"execute": command}
+	if arguments != nil {
+		request["arguments"] = arguments
+	}
+	text, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	var reply struct {
+		Return json.RawMessage
+		Error  *struct{ Desc string }
+	}
+	err = l.withDomain(ctx, uid, func(domain *libvirt.Domain) error {
+		said, _, err := domain.QemuMonitorCommandWithFiles(string(text), files, libvirt.DOMAIN_QEMU_MONITOR_COMMAND_DEFAULT)
+		if err != nil {
+			return err
+		}
+		return json.Unmarshal([]byte(said), &reply)
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", command, err)
+	case reply.Error != nil:
+		return fmt.Errorf("%s: QEMU says: %s", command, reply.Error.Desc)
+	case answer != nil:
+		return json.Unmarshal(reply.Return, answer)
+	}
+	return nil
+}

@@ -1,0 +1,195 @@
+// Checkpoint measures what a checkpoint of one guest costs: how long the guest stands, how much slower it runs while its
+// memory is written, and how large the file is. The guest writes to its memory at random. It compares that with `virsh
+// save` of the same guest. It writes build/reports/bench-checkpoint.json.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"filippo.io/age"
+
+	"watari/agent/checkpoint"
+	"watari/bench/report"
+)
+
+type checkpointReport struct {
+	report.Header
+	MemoryMiB  int           `json:"memory_mib"`
+	WrittenMiB int           `json:"written_mib"`    // to which the guest writes
+	Quiet      report.Stat   `json:"quiet_stall_ms"` // the longest silence of the undisturbed guest
+	Stopped    report.Stat   `json:"stopped_ms"`     // from the order to stop until the guest runs again
+	Stall      report.Stat   `json:"stall_ms"`       // the longest silence of the guest until the file is on disk
+	Total      report.Stat   `json:"total_s"`
+	Slowdown   report.Stat   `json:"slowdown"` // the share of its writes that the guest does not do meanwhile
+	State      report.Stat   `json:"state_mib"`
+	File       report.Stat   `json:"file_mib"`
+	Restore    report.Stat   `json:"restore_s"`     // from the file until the guest counts on
+	Save       report.Stat   `json:"virsh_save_ms"` // how long the guest stands while virsh saves it; it then has to be restored
+	SaveStall  report.Stat   `json:"virsh_save_and_restore_ms"`
+	Ratio      report.Stat   `json:"stall_by_virsh_save"`
+	Goals      []report.Goal `json:"goals"`
+}
+
+const pause = 3 * time.Second // of undisturbed running
+
+func main() {
+	runs := flag.Int("runs", 3, "repetitions")
+	memory := flag.Int("memory", 512, "of the guest, MiB")
+	written := flag.Int("written", 200, "to which the guest writes, MiB")
+	flag.Parse()
+	if err := bench(*runs, *memory, *written); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-checkpoint:", err)
+		os.Exit(1)
+	}
+}
+
+func bench(runs, memory, written int) error {
+	r := checkpointReport{Header: report.NewHeader("bench-checkpoint", "make bench-checkpoint"), MemoryMiB: memory, WrittenMiB: written}
+	r.Machine.Acceleration = "tcg"
+	h, err := startHost()
+	if h != nil {
+		defer h.close()
+	}
+	if err != nil {
+		return err
+	}
+	all := map[string][]float64{}
+	for run := range runs {
+		fmt.Printf("== run %d of %d\n", run+1, runs)
+		if err := h.measure(context.Background(), memory, written, func(what string, value float64) {
+			fmt.Printf("%-16s %.3g\n", what, value)
+			all[what] = append(all[what], value)
+		}); err != nil {
+			return err
+		}
+	}
+	for _, s := range []struct {
+		to         *report.Stat
+		what, unit string
+	}{
+		{&r.Quiet, "quiet", "ms"}, {&r.Stopped, "stopped", "ms"}, {&r.Stall, "stall", "ms"}, {&r.Total, "total", "s"},
+		{&r.Slowdown, "slowdown", ""}, {&r.State, "state", "MiB"}, {&r.File, "file", "MiB"}, {&r.Restore, "restore", "s"},
+		{&r.Save, "virsh save", "ms"}, {&r.SaveStall, "and restore", "ms"},
+	} {
+		*s.to = report.Summarize(s.unit, all[s.what]...)
+	}
+	r.Ratio = report.Ratios(all["stall"], all["virsh save"])
+	r.Goals = []report.Goal{
+		report.AtMost("longest stall / the stop by virsh save", r.Ratio.Median, 0.3),
+		report.AtMost("longest stall, ms", r.Stall.Median, 500)}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\nlongest silence, undisturbed\t%s\nstopped\t%s\nlongest silence\t%s\nall written\t%s\nslow-down\t%s\n", r.Quiet, r.Stopped, r.Stall, r.Total, r.Slowdown)
+	fmt.Fprintf(w, "state\t%s\nfile\t%s\nrestored\t%s\nvirsh save\t%s\nand restore\t%s\n", r.State, r.File, r.Restore, r.Save, r.SaveStall)
+	w.Flush()
+	const out = "build/reports/bench-checkpoint.json"
+	if err := report.Write(out, r); err != nil {
+		return err
+	}
+	return report.Tell(r.Goals, out)
+}
+
+// measure boots a guest, measures, and ends the guest.
+func (h *host) measure(ctx context.Context, memory, written int, note func(string, float64)) error {
+	if err := h.boot(ctx, memory, written); err != nil {
+		return err
+	}
+	defer h.driver.Destroy(ctx, h.spec.UID)
+	time.Sleep(pause)
+	end := h.watchGuest()
+	time.Sleep(pause)
+	quiet := end()
+	note("quiet", ms(quiet.longest))
+	key, err := age.GenerateX25519Identity()
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(h.folder, "file")
+	file, during, err := h.checkpoint(ctx, path, key, note)
+	if err != nil {
+		return err
+	}
+	note("slowdown", 1-during.rate()/quiet.rate())
+	if err := h.save(note); err != nil {
+		return err
+	}
+	return h.restore(ctx, path, file, key, note)
+}
+
+// checkpoint takes and writes a checkpoint.
+func (h *host) checkpoint(ctx context.Context, path string, key *age.X25519Identity, note func(string, float64)) (f checkpoint.File, during watch, err error) {
+	s, err := h.driver.PrepareSnapshot(ctx, h.spec.UID, filepath.Join(h.folder, "pipe"))
+	if err != nil {
+		return f, during, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	end, begun := h.watchGuest(), time.Now()
+	err = h.driver.Stop(ctx, h.spec.UID)
+	if err == nil {
+		err = s.Begin(ctx)
+	}
+	note("stopped", ms(time.Since(begun)))
+	if err == nil {
+		f, err = checkpoint.Write(ctx, path, s, checkpoint.Options{Recipient: key.Recipient()})
+	}
+	note("total", time.Since(begun).Seconds())
+	during = end()
+	note("stall", ms(during.longest))
+	note("state", float64(f.State)/(1<<20))
+	note("file", float64(f.Size)/(1<<20))
+	return f, during, err
+}
+
+// save saves the guest with virsh, and restores it.
+func (h *host) save(note func(string, float64)) error {
+	path := filepath.Join(h.folder, "save")
+	defer os.Remove(path)
+	end, begun := h.watchGuest(), time.Now()
+	if err := h.virsh("save", "watari-guest", path); err != nil {
+		return err
+	}
+	saved := time.Since(begun)
+	if err := h.virsh("restore", path); err != nil {
+		return err
+	}
+	if err := h.await(h.count()); err != nil {
+		return err
+	}
+	note("virsh save", ms(saved))
+	note("and restore", ms(end().longest))
+	return nil
+}
+
+// restore ends the guest, and restores it from the checkpoint.
+func (h *host) restore(ctx context.Context, path string, f checkpoint.File, key age.Identity, note func(string, float64)) error {
+	if err := h.driver.Destroy(ctx, h.spec.UID); err != nil {
+		return err
+	}
+	if err := os.Remove(h.console()); err != nil {
+		return err
+	}
+	begun, plain := time.Now(), filepath.Join(h.folder, "plain")
+	defer os.Remove(plain)
+	if err := checkpoint.Read(ctx, path, f, key, plain); err != nil {
+		return err
+	}
+	if err := h.driver.Restore(ctx, h.spec, plain); err != nil {
+		return err
+	}
+	if err := h.driver.Resume(ctx, h.spec.UID); err != nil {
+		return err
+	}
+	if err := h.await(0); err != nil {
+		return err
+	}
+	note("restore", time.Since(begun).Seconds())
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

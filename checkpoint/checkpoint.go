@@ -1,0 +1,175 @@
+// Package checkpoint decides how a coordinated checkpoint of a cluster proceeds. It is pure, without I/O and without a
+// clock. Step gets a checkpoint's record and the hosts' reports, and returns the next state. docs/design/checkpoint.md
+// lists the states and each host's orders in them.
+//
+// Two invariants hold whatever fails. In a checkpoint that is done, every guest stood from a moment before the first
+// guest's snapshot until its own snapshot. No guest stands for long: its host lets it go on if its snapshot is late.
+package checkpoint
+
+import (
+	"fmt"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// Time limits of the states.
+const (
+	PendingWait = 10 * time.Minute // for guests to run and moves to end
+	PrepareWait = time.Minute
+	StopWait    = 2 * time.Second
+	TakeWait    = 5 * time.Second
+	// StandLimit is how long a host lets a guest stand. It is longer than StopWait, so that a slow host does not make
+	// the others let their guests go on while the manager still waits for it.
+	StandLimit = 3 * time.Second
+	// AwayWait is how long a host may be disconnected while files are written.
+	AwayWait = time.Minute
+)
+
+// Member is a guest of the checkpoint, as the manager knows it.
+type Member struct {
+	// Connected: its host is. Away is how long it has not been.
+	Connected bool
+	Away      time.Duration
+	// Ended: the guest's copy with the record's epoch is gone, or its host has died since the record was made.
+	Ended bool
+	// Running: the host reports that the guest runs and answers, under the record's epoch.
+	Running bool
+	// Moving: a move of the guest is under way.
+	Moving bool
+	// Report is the host's report of this guest for this checkpoint; nil: none.
+	Report *v1.CheckpointObserved
+}
+
+// Observed is the input of a step besides the record. Members are in the record's order.
+type Observed struct {
+	Members []Member
+	// InState is how long the record has been in its state.
+	InState time.Duration
+	// Unwanted: the cluster is being deleted or stopped, or a guest has to move at once.
+	Unwanted bool
+	// Turn: the limits on concurrent checkpoints let this one begin.
+	Turn bool
+}
+
+// Decision is the result of a step. State equals the record's if nothing changes.
+type Decision struct {
+	State   v1.CheckpointState
+	Message string
+}
+
+// Ended reports whether a state is final.
+func Ended(state v1.CheckpointState) bool { return state >= v1.CheckpointState_CHECKPOINT_STATE_DONE }
+
+// HoldsMoves reports whether no move of the cluster's guests may begin in a state.
+func HoldsMoves(state v1.CheckpointState) bool {
+	return state >= v1.CheckpointState_CHECKPOINT_STATE_PREPARING && !Ended(state)
+}
+
+// Order returns what the hosts are ordered to do in a state.
+func Order(state v1.CheckpointState) v1.CheckpointOrder {
+	switch state {
+	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE
+	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_STOP
+	case v1.CheckpointState_CHECKPOINT_STATE_TAKING, v1.CheckpointState_CHECKPOINT_STATE_WRITING:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE
+	case v1.CheckpointState_CHECKPOINT_STATE_DONE:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP
+	case v1.CheckpointState_CHECKPOINT_STATE_FAILED, v1.CheckpointState_CHECKPOINT_STATE_CANCELLED:
+		return v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD
+	}
+	return v1.CheckpointOrder_CHECKPOINT_ORDER_UNSPECIFIED
+}
+
+// stage is what a state waits for.
+type stage struct {
+	phase v1.CheckpointPhase // that all members must have reached
+	next  v1.CheckpointState
+	limit time.Duration // of the state; 0: none
+	away  time.Duration // for which a host may be disconnected
+	doing string
+}
+
+var stages = map[v1.CheckpointState]stage{
+	v1.CheckpointState_CHECKPOINT_STATE_PREPARING: {v1.CheckpointPhase_CHECKPOINT_PHASE_READY,
+		v1.CheckpointState_CHECKPOINT_STATE_STOPPING, PrepareWait, 0, "make ready"},
+	v1.CheckpointState_CHECKPOINT_STATE_STOPPING: {v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED,
+		v1.CheckpointState_CHECKPOINT_STATE_TAKING, StopWait, 0, "stop it"},
+	v1.CheckpointState_CHECKPOINT_STATE_TAKING: {v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN,
+		v1.CheckpointState_CHECKPOINT_STATE_WRITING, TakeWait, TakeWait, "take its state"},
+	v1.CheckpointState_CHECKPOINT_STATE_WRITING: {v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN,
+		v1.CheckpointState_CHECKPOINT_STATE_DONE, 0, AwayWait, "write its file"},
+}
+
+// Step decides the next state of a checkpoint.
+func Step(c *v1.Checkpoint, o Observed) Decision {
+	switch {
+	case Ended(c.State):
+		return Decision{c.State, c.Message}
+	case c.Cancel:
+		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "cancelled"}
+	case o.Unwanted:
+		return Decision{v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the cluster's guests are being stopped or moved"}
+	}
+	for i, m := range o.Members {
+		if m.Ended {
+			return failed("guest %s ended on %s", c.Members[i].Guest, c.Members[i].Host)
+		}
+	}
+	if c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING {
+		return pending(c, o)
+	}
+	return proceed(c, o, stages[c.State])
+}
+
+func failed(format string, a ...any) Decision {
+	return Decision{v1.CheckpointState_CHECKPOINT_STATE_FAILED, fmt.Sprintf(format, a...)}
+}
+
+func pending(c *v1.Checkpoint, o Observed) Decision {
+	waits := ""
+	for i, m := range o.Members {
+		switch guest := c.Members[i]; {
+		case m.Moving:
+			waits = fmt.Sprintf("waits until the move of guest %s has ended", guest.Guest)
+		case !m.Connected:
+			waits = fmt.Sprintf("waits for host %s to be connected", guest.Host)
+		case !m.Running:
+			waits = fmt.Sprintf("waits for guest %s to run", guest.Guest)
+		}
+	}
+	switch {
+	case waits == "" && o.Turn:
+		return Decision{State: v1.CheckpointState_CHECKPOINT_STATE_PREPARING}
+	case o.InState > PendingWait && waits != "":
+		return failed("%s, for more than %s", waits, PendingWait)
+	case waits == "":
+		waits = "waits for other checkpoints"
+	}
+	return Decision{c.State, waits}
+}
+
+// proceed waits until all members have reached the stage's phase.
+func proceed(c *v1.Checkpoint, o Observed, s stage) Decision {
+	message := ""
+	for i, m := range o.Members {
+		guest := c.Members[i]
+		switch phase := m.Report.GetPhase(); {
+		case phase == v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED:
+			return failed("host %s, guest %s: %s", guest.Host, guest.Guest, m.Report.Message)
+		case phase >= s.phase:
+			continue
+		case !m.Connected && m.Away > s.away:
+			return failed("host %s is not reachable", guest.Host)
+		case s.limit > 0 && o.InState > s.limit:
+			return failed("guest %s: host %s did not %s within %s", guest.Guest, guest.Host, s.doing, s.limit)
+		}
+		message = fmt.Sprintf("guest %s: waits for host %s to %s", guest.Guest, guest.Host, s.doing)
+	}
+	if message != "" {
+		return Decision{c.State, message}
+	}
+	return Decision{State: s.next}
+}
