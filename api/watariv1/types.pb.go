@@ -1602,6 +1602,7 @@ type GuestSample struct {
 	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident on the host
 	Received      float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
 	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
+	Peers         []*GuestTraffic        `protobuf:"bytes,8,rep,name=peers,proto3" json:"peers,omitempty"`                                 // what it sent to other guests of its cluster; only in every few samples
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1678,6 +1679,66 @@ func (x *GuestSample) GetSent() float64 {
 	return 0
 }
 
+func (x *GuestSample) GetPeers() []*GuestTraffic {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+// GuestTraffic is what a guest has sent to another guest.
+type GuestTraffic struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // the other's, IPv4
+	Sent          uint64                 `protobuf:"varint,2,opt,name=sent,proto3" json:"sent,omitempty"`      // bytes since the host's last sample that has peers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestTraffic) Reset() {
+	*x = GuestTraffic{}
+	mi := &file_watari_v1_types_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestTraffic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestTraffic) ProtoMessage() {}
+
+func (x *GuestTraffic) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestTraffic.ProtoReflect.Descriptor instead.
+func (*GuestTraffic) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GuestTraffic) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *GuestTraffic) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
 // OwnerActivity is what the people who own a host do on it. Times are seconds; an unset time is not known, because nobody is
 // logged in there, or because the host has no such device.
 type OwnerActivity struct {
@@ -1691,7 +1752,7 @@ type OwnerActivity struct {
 
 func (x *OwnerActivity) Reset() {
 	*x = OwnerActivity{}
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1764,7 @@ func (x *OwnerActivity) String() string {
 func (*OwnerActivity) ProtoMessage() {}
 
 func (x *OwnerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1777,7 @@ func (x *OwnerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerActivity.ProtoReflect.Descriptor instead.
 func (*OwnerActivity) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OwnerActivity) GetUsers() []string {
@@ -1766,7 +1827,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1839,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1852,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Host) GetMeta() *Meta {
@@ -1890,7 +1951,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +1963,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +1976,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Withdrawal) GetPolicy() string {
@@ -1953,7 +2014,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +2026,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +2039,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -2020,7 +2081,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2093,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2106,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2082,7 +2143,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2155,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2168,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -2191,7 +2252,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2264,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2277,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -2251,7 +2312,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2263,7 +2324,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2276,7 +2337,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -2351,7 +2412,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2424,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2437,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -2486,7 +2547,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2559,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2572,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -2670,7 +2731,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +2743,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +2756,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -2779,7 +2840,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2852,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2865,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -2974,7 +3035,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2986,7 +3047,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2999,7 +3060,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -3049,7 +3110,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3122,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3135,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -3171,7 +3232,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3244,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3257,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -3308,7 +3369,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3381,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3333,7 +3394,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -3362,7 +3423,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3435,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3448,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -3430,7 +3491,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +3503,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +3516,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -3530,7 +3591,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3542,7 +3603,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3555,7 +3616,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetId() uint64 {
@@ -3626,7 +3687,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3699,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3712,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -3731,7 +3792,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3743,7 +3804,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3756,7 +3817,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -3807,7 +3868,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3819,7 +3880,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +3893,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -3874,7 +3935,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3947,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +3960,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -3932,7 +3993,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4005,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4018,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -4000,7 +4061,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4012,7 +4073,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4025,7 +4086,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -4058,7 +4119,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4131,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4144,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -4154,7 +4215,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4227,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4240,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -4346,14 +4407,18 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\x98\x01\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\xc7\x01\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03cpu\x18\x03 \x01(\x01R\x03cpu\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
 	"\breceived\x18\x05 \x01(\x01R\breceived\x12\x12\n" +
-	"\x04sent\x18\x06 \x01(\x01R\x04sent\"\x94\x01\n" +
+	"\x04sent\x18\x06 \x01(\x01R\x04sent\x12-\n" +
+	"\x05peers\x18\b \x03(\v2\x17.watari.v1.GuestTrafficR\x05peers\"<\n" +
+	"\fGuestTraffic\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04sent\x18\x02 \x01(\x04R\x04sent\"\x94\x01\n" +
 	"\rOwnerActivity\x12\x14\n" +
 	"\x05users\x18\x01 \x03(\tR\x05users\x12\"\n" +
 	"\n" +
@@ -4685,7 +4750,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -4710,40 +4775,41 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*HostSample)(nil),            // 20: watari.v1.HostSample
 	(*Pressure)(nil),              // 21: watari.v1.Pressure
 	(*GuestSample)(nil),           // 22: watari.v1.GuestSample
-	(*OwnerActivity)(nil),         // 23: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 24: watari.v1.Host
-	(*Withdrawal)(nil),            // 25: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 26: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 27: watari.v1.Blob
-	(*Image)(nil),                 // 28: watari.v1.Image
-	(*GuestShape)(nil),            // 29: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 30: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 31: watari.v1.Cluster
-	(*Guest)(nil),                 // 32: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 33: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 34: watari.v1.Migration
-	(*Policy)(nil),                // 35: watari.v1.Policy
-	(*RunSpec)(nil),               // 36: watari.v1.RunSpec
-	(*Run)(nil),                   // 37: watari.v1.Run
-	(*Quota)(nil),                 // 38: watari.v1.Quota
-	(*User)(nil),                  // 39: watari.v1.User
-	(*Token)(nil),                 // 40: watari.v1.Token
-	(*Event)(nil),                 // 41: watari.v1.Event
-	(*KeptConsole)(nil),           // 42: watari.v1.KeptConsole
-	(*Term)(nil),                  // 43: watari.v1.Term
-	(*Stamp)(nil),                 // 44: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 45: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 46: watari.v1.Hold
-	(*VouchedHost)(nil),           // 47: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 48: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 49: watari.v1.GuestFacts
-	nil,                           // 50: watari.v1.RunSpec.EnvEntry
-	nil,                           // 51: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 52: google.protobuf.Timestamp
+	(*GuestTraffic)(nil),          // 23: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 24: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 25: watari.v1.Host
+	(*Withdrawal)(nil),            // 26: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 27: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 28: watari.v1.Blob
+	(*Image)(nil),                 // 29: watari.v1.Image
+	(*GuestShape)(nil),            // 30: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 31: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 32: watari.v1.Cluster
+	(*Guest)(nil),                 // 33: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 34: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 35: watari.v1.Migration
+	(*Policy)(nil),                // 36: watari.v1.Policy
+	(*RunSpec)(nil),               // 37: watari.v1.RunSpec
+	(*Run)(nil),                   // 38: watari.v1.Run
+	(*Quota)(nil),                 // 39: watari.v1.Quota
+	(*User)(nil),                  // 40: watari.v1.User
+	(*Token)(nil),                 // 41: watari.v1.Token
+	(*Event)(nil),                 // 42: watari.v1.Event
+	(*KeptConsole)(nil),           // 43: watari.v1.KeptConsole
+	(*Term)(nil),                  // 44: watari.v1.Term
+	(*Stamp)(nil),                 // 45: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 46: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 47: watari.v1.Hold
+	(*VouchedHost)(nil),           // 48: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 49: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 50: watari.v1.GuestFacts
+	nil,                           // 51: watari.v1.RunSpec.EnvEntry
+	nil,                           // 52: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 53: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	52, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	52, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	53, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	53, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	13, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	14, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -4753,75 +4819,76 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	12, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	18, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	15, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	52, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	52, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	53, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	53, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	21, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	21, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	21, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
 	22, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	23, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	10, // 18: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	17, // 19: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	25, // 20: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	0,  // 21: watari.v1.Host.state:type_name -> watari.v1.HostState
-	19, // 22: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	52, // 23: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	20, // 24: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	52, // 25: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	10, // 26: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	10, // 27: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	27, // 28: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	27, // 29: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	27, // 30: watari.v1.Image.root:type_name -> watari.v1.Blob
-	29, // 31: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 32: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	10, // 33: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	30, // 34: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	16, // 35: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 36: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	10, // 37: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	29, // 38: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	52, // 39: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	16, // 40: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 41: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	10, // 42: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 43: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	33, // 44: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	52, // 45: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	52, // 46: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	52, // 47: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	10, // 48: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	50, // 49: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	7,  // 50: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	10, // 51: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	36, // 52: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	6,  // 53: watari.v1.Run.state:type_name -> watari.v1.RunState
-	52, // 54: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	52, // 55: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	51, // 56: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	10, // 57: watari.v1.User.meta:type_name -> watari.v1.Meta
-	8,  // 58: watari.v1.User.role:type_name -> watari.v1.Role
-	38, // 59: watari.v1.User.quota:type_name -> watari.v1.Quota
-	10, // 60: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	52, // 61: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	52, // 62: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 63: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	52, // 64: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	52, // 65: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	44, // 66: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	10, // 67: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	45, // 68: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	45, // 69: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	47, // 70: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	30, // 71: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	48, // 72: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	29, // 73: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	16, // 74: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	75, // [75:75] is the sub-list for method output_type
-	75, // [75:75] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	24, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	23, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	10, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	17, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	26, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	0,  // 22: watari.v1.Host.state:type_name -> watari.v1.HostState
+	19, // 23: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	53, // 24: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	20, // 25: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	53, // 26: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	10, // 27: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	10, // 28: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	28, // 29: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	28, // 30: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	28, // 31: watari.v1.Image.root:type_name -> watari.v1.Blob
+	30, // 32: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 33: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	10, // 34: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	31, // 35: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	16, // 36: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 37: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	10, // 38: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	30, // 39: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	53, // 40: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	16, // 41: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 42: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	10, // 43: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 44: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	34, // 45: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	53, // 46: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	53, // 47: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	53, // 48: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	10, // 49: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	51, // 50: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	7,  // 51: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	10, // 52: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	37, // 53: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	6,  // 54: watari.v1.Run.state:type_name -> watari.v1.RunState
+	53, // 55: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	53, // 56: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	52, // 57: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	10, // 58: watari.v1.User.meta:type_name -> watari.v1.Meta
+	8,  // 59: watari.v1.User.role:type_name -> watari.v1.Role
+	39, // 60: watari.v1.User.quota:type_name -> watari.v1.Quota
+	10, // 61: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	53, // 62: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	53, // 63: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 64: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	53, // 65: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	53, // 66: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	45, // 67: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	10, // 68: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	46, // 69: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	46, // 70: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	48, // 71: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	31, // 72: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	49, // 73: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	30, // 74: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	16, // 75: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	76, // [76:76] is the sub-list for method output_type
+	76, // [76:76] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -4829,14 +4896,14 @@ func file_watari_v1_types_proto_init() {
 	if File_watari_v1_types_proto != nil {
 		return
 	}
-	file_watari_v1_types_proto_msgTypes[13].OneofWrappers = []any{}
+	file_watari_v1_types_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   42,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
