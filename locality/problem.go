@@ -13,6 +13,20 @@ type Distance struct {
 	WAN  float64 // between sites
 }
 
+// Default is the distance where the policy sets none.
+var Default = Distance{Site: 1, WAN: 10}
+
+// Between returns the distance between two hosts at sites.
+func (d Distance) Between(host, site, otherHost, otherSite string) float64 {
+	switch {
+	case host == otherHost:
+		return 0
+	case site == otherSite:
+		return d.Site
+	}
+	return d.WAN
+}
+
 // Host is a place for guests.
 type Host struct {
 	Name, Site string
@@ -66,13 +80,8 @@ type Problem struct {
 
 // between returns the distance between two hosts.
 func (p *Problem) between(a, b int) float64 {
-	switch {
-	case a == b:
-		return 0
-	case p.Hosts[a].Site == p.Hosts[b].Site:
-		return p.Distance.Site
-	}
-	return p.Distance.WAN
+	x, y := &p.Hosts[a], &p.Hosts[b]
+	return p.Distance.Between(x.Name, x.Site, y.Name, y.Site)
 }
 
 // Cost returns the bytes times distance in a second, if each guest is on the host that at tells.

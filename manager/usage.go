@@ -16,8 +16,9 @@ func (m *Manager) historyFile() string { return filepath.Join(m.State, "history"
 // sampled takes a host's sample. The host can speak for the guests that it has been granted only.
 func (m *Manager) sampled(host string, sample *v1.HostSample) {
 	s := m.store.Snapshot()
-	guests := s.Guests
-	m.watch.see(s, host, sample, time.Now())
+	guests, now := s.Guests, time.Now()
+	m.watch.see(s, host, sample, now)
+	m.traffic.see(s, host, sample, now)
 	m.history.Add(host, sample, func(s *v1.GuestSample) bool {
 		g := guests[s.Name]
 		return g != nil && g.Meta.Uid == s.Uid && g.Host == host
@@ -53,6 +54,7 @@ func (m *Manager) keepHistory(ctx context.Context) {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
+		m.traffic.forget(m.knowsGuests(), time.Now())
 		if err := m.history.Save(m.historyFile(), m.knowsGuests()); err != nil {
 			m.Log.Warn("what hosts and guests have used was not saved; it is tried again", "every", saveEvery.String(), "error", err)
 		}
