@@ -35,6 +35,8 @@ type search struct {
 	allowed [][]bool
 	moving  [][]float64 // cost of moving each guest to each host
 	locked  []bool
+	atSite  []int // number of guests at each site
+	onHost  []int // and on each host
 }
 
 func newSearch(p *Problem) *search {
@@ -66,6 +68,7 @@ func newSearch(p *Problem) *search {
 		}
 	}
 	s.at = slices.Clone(s.home)
+	s.atSite, s.onHost = s.count(s.at)
 	for _, t := range p.Traffic {
 		if t.A == t.B || s.at[t.A] < 0 || s.at[t.B] < 0 {
 			continue
@@ -89,6 +92,18 @@ func table[T any](rows, columns int) [][]T {
 		t[i] = all[i*columns : (i+1)*columns]
 	}
 	return t
+}
+
+// count returns how many guests a placement has at each site and on each host.
+func (s *search) count(at []int) (sites, hosts []int) {
+	sites, hosts = make([]int, s.spread), make([]int, len(s.hosts))
+	for _, h := range at {
+		if h >= 0 {
+			sites[s.sites[h]]++
+			hosts[h]++
+		}
+	}
+	return sites, hosts
 }
 
 // cost returns what guest i costs on a host, with the others where they are.
@@ -137,9 +152,11 @@ func (s *search) best() (best step, change float64, found bool) {
 func (s *search) canMove(i, h int) bool {
 	from, g := s.at[i], &s.Guests[i]
 	switch {
-	case h == from || !s.allowed[i][h] || s.Keep == KeepHosts:
+	case h == from || !s.allowed[i][h] || s.Keep == KeepCounts:
 		return false
-	case s.Keep == KeepSites && s.sites[h] != s.sites[from]:
+	case s.Keep == KeepSites && s.sites[h] != s.sites[from] && s.atSite[s.sites[h]] >= s.atSite[s.sites[from]]:
+		return false
+	case s.Keep == KeepHosts && s.onHost[h] >= s.onHost[from]:
 		return false
 	}
 	// At home there is always room: its own, unless another guest has come.
@@ -174,6 +191,10 @@ func (s *search) put(i, h int) {
 	s.memory[h] -= g.Memory // a swap borrows for a moment
 	s.vcpus[h] -= g.VCPUs
 	s.at[i] = h
+	s.onHost[from]--
+	s.onHost[h]++
+	s.atSite[s.sites[from]]--
+	s.atSite[s.sites[h]]++
 	for j, rate := range s.rates[i] {
 		if rate == 0 {
 			continue

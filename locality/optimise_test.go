@@ -11,7 +11,7 @@ import (
 
 // random makes a small problem: up to seven guests on up to five hosts at up to three sites.
 func random(r *rand.Rand) *Problem {
-	p := &Problem{Distance: Distance{Site: 1, WAN: 10}, Horizon: 600, Keep: Keep(r.IntN(3))}
+	p := &Problem{Distance: Distance{Site: 1, WAN: 10}, Horizon: 600, Keep: Keep(r.IntN(4))}
 	for h := range 2 + r.IntN(4) {
 		p.Hosts = append(p.Hosts, Host{Name: fmt.Sprintf("h%d", h), Site: fmt.Sprintf("s%d", r.IntN(3)), Memory: uint64(r.IntN(4)) << 30, VCPUs: r.IntN(4), Closed: r.IntN(8) == 0})
 	}
@@ -65,11 +65,12 @@ func (p *Problem) valid(at []int) string {
 	s := &search{Problem: p}
 	sites := map[string]int{}
 	for h, host := range p.Hosts {
-		sites[host.Site] = h
+		if _, known := sites[host.Site]; !known {
+			sites[host.Site] = len(sites)
+		}
+		s.hosts, s.sites = append(s.hosts, h), append(s.sites, sites[host.Site])
 	}
-	for _, host := range p.Hosts {
-		s.sites = append(s.sites, sites[host.Site])
-	}
+	s.spread = len(sites)
 	if !s.keeps(p.present(), at) {
 		return "the numbers of guests have changed"
 	}
@@ -198,10 +199,34 @@ func TestGuestsOfFullHostsSwap(t *testing.T) {
 	if plan := p.Plan(); len(plan.Moves) != 0 || !plan.Stuck || plan.After != plan.Before {
 		t.Errorf("without memory for a third guest: %+v", plan)
 	}
-	p = two(1, 0)
-	p.Keep = KeepHosts
-	if plan := p.Plan(); len(plan.Moves) != 2 {
-		t.Errorf("a swap keeps the numbers of guests, but %+v", plan)
+	for _, keep := range []Keep{KeepSites, KeepHosts, KeepCounts} {
+		p = two(2, 2)
+		p.Keep = keep
+		if plan := p.Plan(); len(plan.Moves) != 2 {
+			t.Errorf("%v: a swap keeps the numbers of guests, but %+v", keep, plan)
+		}
+	}
+}
+
+func TestSpreadGuestsStaySpread(t *testing.T) {
+	// All guests talk to all others, and each host has room for all of them.
+	p := two(8, 8)
+	p.Hosts[0].VCPUs, p.Hosts[1].VCPUs = 8, 8
+	p.Traffic = append(p.Traffic, Pair{0, 2, 10e6}, Pair{0, 3, 10e6}, Pair{1, 2, 10e6}, Pair{1, 3, 10e6})
+	if plan := p.Plan(); len(plan.Moves) != 2 || plan.After != 0 {
+		t.Errorf("guests that need not be spread: %+v", plan)
+	}
+	for _, keep := range []Keep{KeepSites, KeepHosts, KeepCounts} {
+		p.Keep = keep
+		if plan := p.Plan(); len(plan.Moves) != 0 {
+			t.Errorf("%v: %+v", keep, plan)
+		}
+	}
+	p.Guests[3].Host = 0 // three to one: a move to the second host makes it more even, one to the first does not
+	p.Keep = KeepSites
+	p.Traffic = []Pair{{0, 1, 10e6}}
+	if plan := p.Plan(); len(plan.Moves) != 1 || plan.Moves[0].Guest != 0 {
+		t.Errorf("%+v", plan)
 	}
 }
 

@@ -62,7 +62,7 @@ func (s *search) order(goal []int) (moves []Move, reached []int) {
 				next, least = i, change
 			}
 		}
-		if next < 0 {
+		if next < 0 || s.Most > 0 && len(moves) == s.Most {
 			return moves[:kept], reached
 		}
 		to, memory := goal[next], s.Guests[next].Memory
@@ -88,28 +88,25 @@ func (s *search) fits(before []int) bool {
 	return true
 }
 
-// keeps reports whether two placements have the same numbers of guests where these must not change.
-func (s *search) keeps(a, b []int) bool {
-	if s.Keep == KeepNothing {
-		return true
-	}
-	count := map[int]int{}
-	for i := range a {
-		if a[i] < 0 {
-			continue
-		}
-		if s.Keep == KeepHosts {
-			count[a[i]]++
-			count[b[i]]--
-		} else {
-			count[s.sites[a[i]]]++
-			count[s.sites[b[i]]]--
-		}
-	}
-	for _, n := range count {
-		if n != 0 {
-			return false
-		}
+// keeps reports whether guests are spread in the second placement as the first one demands.
+func (s *search) keeps(before, now []int) bool {
+	sitesBefore, hostsBefore := s.count(before)
+	sitesNow, hostsNow := s.count(now)
+	switch s.Keep {
+	case KeepSites:
+		return uneven(sitesNow) <= uneven(sitesBefore)
+	case KeepHosts:
+		return uneven(hostsNow) <= uneven(hostsBefore)
+	case KeepCounts:
+		return slices.Equal(hostsBefore, hostsNow)
 	}
 	return true
+}
+
+// uneven grows the less even numbers with a fixed sum are.
+func uneven(counts []int) (sum int) {
+	for _, n := range counts {
+		sum += n * n
+	}
+	return sum
 }

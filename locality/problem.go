@@ -52,14 +52,15 @@ type Pair struct {
 	Rate float64
 }
 
-// Keep says which numbers of guests must not change.
+// Keep says how guests must stay spread. They may always swap places.
 type Keep int
 
-// What must not change. Guests may still swap places.
+// How guests must stay spread.
 const (
 	KeepNothing Keep = iota
-	KeepSites        // how many guests are at each site
-	KeepHosts        // how many guests are on each host
+	KeepSites        // over sites, no less evenly than now
+	KeepHosts        // over hosts, no less evenly than now
+	KeepCounts       // on each host as many as now
 )
 
 // Problem is a cluster and the hosts.
@@ -74,6 +75,8 @@ type Problem struct {
 	Horizon float64
 	// LeastGain is the part of the present cost, 0 to 1, that a plan has to save.
 	LeastGain float64
+	// Most bounds the moves of a plan; 0: no bound.
+	Most int
 	// Allowed reports whether a guest may be on a host, apart from room; nil: it may.
 	Allowed func(guest, host int) bool
 }
