@@ -55,6 +55,7 @@ type World struct {
 	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
 	Signals Signals
+	Traffic Traffic
 	Now     time.Time
 }
 
@@ -115,6 +116,7 @@ type Core struct {
 	dueHost  map[string]time.Time  // the same of hosts' orders
 	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
 	policies policyMemory
+	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }
@@ -128,7 +130,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -137,7 +139,7 @@ func (c *Core) Fresh() *Core {
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
-	fresh.dueHost, fresh.policies = maps.Clone(c.dueHost), c.policies.clone()
+	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
 	return &fresh
 }
 
@@ -177,6 +179,7 @@ func (c *Core) Decide(w World) Decision {
 	p.clusters()
 	p.outOfMemory()
 	p.drain()
+	p.bringTogether()
 	p.prune()
 	p.runs()
 	if len(p.changes) < maxChanges && len(c.rest) == 0 {

@@ -148,8 +148,13 @@ func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 
 // failedLately returns how long a guest must wait after a failed move; 0: it may move.
 func (p *pass) failedLately(g *v1.Guest) (wait time.Duration) {
-	for _, m := range p.index.ended[g.Meta.Uid] {
-		age := p.Now.Sub(m.Ended.AsTime()) // negative: the clock was set back
+	return failedLately(p.index.ended[g.Meta.Uid], p.Now)
+}
+
+// failedLately returns how long a guest with these ended moves must wait.
+func failedLately(ended []*v1.Migration, now time.Time) (wait time.Duration) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back
 		if m.State != v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 {
 			wait = max(wait, retryMove-age)
 		}

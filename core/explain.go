@@ -21,6 +21,7 @@ type Explainer struct {
 	*Objects
 	Reports Reports
 	Signals Signals
+	Traffic Traffic
 	Now     time.Time
 	// Policy is the policy in force, if the caller has read it already.
 	Policy *policy.Policy
@@ -72,6 +73,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 	} else {
 		l.add("nothing asks it to move")
 	}
+	e.talking(&l, p, g)
 	e.past(&l, g)
 	return &v1.ExplainResponse{Lines: l, Conditions: e.conditions(p, h)}
 }

@@ -291,8 +291,13 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 		return ""
 	}
 	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
-	if bounds == nil || policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
+	if bounds == nil || policy.Withdraws(m.Policy) && policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
 		return "its reason has ended"
+	}
+	if m.Policy == policy.LocalityName {
+		if why := p.apart(m, g); why != "" {
+			return why
+		}
 	}
 	why, _ := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
 	return why

@@ -112,8 +112,8 @@ func (s *search) cost(i, h int) float64 {
 	return s.Distance.WAN*(s.all[i]-site) + s.Distance.Site*(site-s.toHost[i][h]) + s.moving[i][h]
 }
 
-// distance is between, for candidates.
-func (s *search) distance(a, b int) float64 { return s.between(s.hosts[a], s.hosts[b]) }
+// distance is Between, for candidates.
+func (s *search) distance(a, b int) float64 { return s.Between(s.hosts[a], s.hosts[b]) }
 
 // step is a move of a guest, or a swap of two.
 type step struct {

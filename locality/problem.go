@@ -81,8 +81,8 @@ type Problem struct {
 	Allowed func(guest, host int) bool
 }
 
-// between returns the distance between two hosts.
-func (p *Problem) between(a, b int) float64 {
+// Between returns the distance between two hosts.
+func (p *Problem) Between(a, b int) float64 {
 	x, y := &p.Hosts[a], &p.Hosts[b]
 	return p.Distance.Between(x.Name, x.Site, y.Name, y.Site)
 }
@@ -91,7 +91,7 @@ func (p *Problem) between(a, b int) float64 {
 func (p *Problem) Cost(at []int) (cost float64) {
 	for _, t := range p.Traffic {
 		if at[t.A] >= 0 && at[t.B] >= 0 {
-			cost += t.Rate * p.between(at[t.A], at[t.B])
+			cost += t.Rate * p.Between(at[t.A], at[t.B])
 		}
 	}
 	return cost
@@ -103,7 +103,7 @@ func (p *Problem) move(guest, host int) float64 {
 	if g.Host < 0 || p.Horizon <= 0 {
 		return 0
 	}
-	return float64(g.Memory) * p.between(g.Host, host) / p.Horizon
+	return float64(g.Memory) * p.Between(g.Host, host) / p.Horizon
 }
 
 // total returns the cost of a placement, with that of the moves that lead there.

@@ -136,7 +136,7 @@ func Choose(r *Request, hosts []Host) (chosen string, verdicts []Verdict) {
 	verdicts = make([]Verdict, len(hosts))
 	var fit []int
 	for i := range hosts {
-		verdicts[i] = Verdict{Host: hosts[i].Name, Refuse: check(r, &hosts[i])}
+		verdicts[i] = Verdict{Host: hosts[i].Name, Refuse: Check(r, &hosts[i])}
 		if verdicts[i].Refuse == "" {
 			fit = append(fit, i)
 		}
@@ -161,14 +161,15 @@ func Pick(r *Request, hosts []Host) int {
 	best := -1
 	sites := siteGuests(hosts)
 	for i := range hosts {
-		if (best < 0 || compare(r, &hosts[i], &hosts[best], sites) < 0) && check(r, &hosts[i]) == "" {
+		if (best < 0 || compare(r, &hosts[i], &hosts[best], sites) < 0) && Check(r, &hosts[i]) == "" {
 			best = i
 		}
 	}
 	return best
 }
 
-func check(r *Request, h *Host) string {
+// Check returns why a host is refused; empty: the guest fits there.
+func Check(r *Request, h *Host) string {
 	for _, filter := range Filters {
 		if reason := filter.Check(r, h); reason != "" {
 			return reason

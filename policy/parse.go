@@ -17,6 +17,8 @@ import (
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+
+	"watari/locality"
 )
 
 // Bounds of a policy file.
@@ -95,7 +97,18 @@ type (
 		Owners      []entry[ownerText] `yaml:"owners"`
 		Harvest     *harvestText       `yaml:"harvest"`
 		Maintenance *maintenanceText   `yaml:"maintenance"`
+		Locality    *localityText      `yaml:"locality"`
 		Exempt      exemptText         `yaml:"exempt"`
+	}
+	localityText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Distance  *distanceText `yaml:"distance"`
+		Horizon   *scalar       `yaml:"horizon"`
+		LeastGain *scalar       `yaml:"least_gain"`
+	}
+	distanceText struct {
+		Site *scalar `yaml:"site"`
+		WAN  *scalar `yaml:"wan"`
 	}
 	ownerText struct {
 		Match *scalar                `yaml:"match"`
@@ -184,6 +197,9 @@ func Parse(text string) (*Policy, error) {
 	}
 	if f.Maintenance != nil {
 		p.Maintenance = r.maintenance(f.Maintenance)
+	}
+	if f.Locality != nil {
+		p.Locality = r.locality(f.Locality)
 	}
 	if r.err != nil {
 		return nil, r.err
@@ -475,12 +491,17 @@ func (r *reader) permille(s *scalar) uint32 {
 	if s == nil {
 		return 0
 	}
+	return uint32(r.percent(s, "cpu", 0.1) * 10)
+}
+
+// percent reads a percentage that is not below least.
+func (r *reader) percent(s *scalar, key string, least float64) float64 {
 	percent, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(s.text, "%")), 64)
-	if err != nil || !strings.HasSuffix(s.text, "%") || !(percent >= 0.1 && percent <= 100) {
-		r.fail(s.errorf("cpu: %q is not a percentage from 0.1%% to 100%%", s.text))
+	if err != nil || !strings.HasSuffix(s.text, "%") || !(percent >= least && percent <= 100) {
+		r.fail(s.errorf("%s: %q is not a percentage from %g%% to 100%%", key, s.text, least))
 		return 0
 	}
-	return uint32(percent * 10)
+	return percent
 }
 
 func (r *reader) maintenance(m *maintenanceText) *Maintenance {
@@ -494,6 +515,50 @@ func (r *reader) maintenance(m *maintenanceText) *Maintenance {
 			Window: r.window(w.value.Window, w.line, "windows")})
 	}
 	return made
+}
+
+// What locality has where nothing is written.
+const (
+	localityCoolDown  = 10 * time.Minute
+	localityHorizon   = 10 * time.Minute
+	localityLeastGain = 0.1
+)
+
+func (r *reader) locality(l *localityText) *Locality {
+	made := &Locality{Bounds: r.bounds(l.Bounds), Distance: locality.Default, LeastGain: localityLeastGain}
+	if l.Bounds.CoolDown == nil {
+		made.CoolDown = localityCoolDown
+	}
+	if made.Horizon = r.wait(l.Horizon, "horizon", localityHorizon); made.Horizon < time.Second {
+		r.fail(l.Horizon.errorf("horizon: %q is less than 1s", l.Horizon.text))
+	}
+	if l.LeastGain != nil {
+		made.LeastGain = r.percent(l.LeastGain, "least_gain", 1) / 100
+	}
+	if d := l.Distance; d != nil {
+		made.Distance.Site = r.distance(d.Site, "site", made.Distance.Site)
+		made.Distance.WAN = r.distance(d.WAN, "wan", made.Distance.WAN)
+		if r.err == nil && made.Distance.WAN < made.Distance.Site {
+			one := d.WAN
+			if one == nil {
+				one = d.Site
+			}
+			r.fail(one.errorf("distance: hosts of a site are farther from each other (%g) than sites (%g)", made.Distance.Site, made.Distance.WAN))
+		}
+	}
+	return made
+}
+
+// distance reads what a byte costs, against others.
+func (r *reader) distance(s *scalar, key string, missing float64) float64 {
+	if s == nil {
+		return missing
+	}
+	d, err := strconv.ParseFloat(s.text, 64)
+	if err != nil || !(d > 0 && d <= 1e6) {
+		r.fail(s.errorf("%s: %q is not a number above 0, up to 1000000", key, s.text))
+	}
+	return d
 }
 
 func (r *reader) bounds(l boundsText) Bounds {

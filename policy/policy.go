@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/locality"
 )
 
 // Default is the text of the policy that new installations have.
@@ -22,7 +23,11 @@ var Default string
 const (
 	HarvestName     = "harvest"
 	MaintenanceName = "maintenance"
+	LocalityName    = "locality"
 )
+
+// Withdraws reports whether a policy moves guests only from hosts that it has withdrawn.
+func Withdraws(name string) bool { return name == HarvestName || name == MaintenanceName }
 
 // Policy is a policy file that was read and checked. It never changes.
 type Policy struct {
@@ -30,6 +35,7 @@ type Policy struct {
 	Owners      []*OwnerRule
 	Harvest     *Harvest     // nil: it is off
 	Maintenance *Maintenance // nil: it is off
+	Locality    *Locality    // nil: it is off
 	Exempt      Exempt
 }
 
@@ -74,6 +80,14 @@ type MaintenanceWindow struct {
 	Match *Expression
 	Lead  time.Duration // guests begin to leave so long before
 	Window
+}
+
+// Locality brings guests closer to those with which they talk.
+type Locality struct {
+	Bounds
+	Distance  locality.Distance
+	Horizon   time.Duration // over which saved bytes are compared with those of the moves
+	LeastGain float64       // part of the cluster's bytes times distance, 0 to 1
 }
 
 // Bounds bound the moves of a policy.
@@ -141,6 +155,8 @@ func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 		return &p.Harvest.Bounds, "the owner of host %s is back"
 	case name == MaintenanceName && p.Maintenance != nil:
 		return &p.Maintenance.Bounds, "host %s is maintained"
+	case name == LocalityName && p.Locality != nil:
+		return &p.Locality.Bounds, "it talks to guests that are not on %s"
 	}
 	return nil, ""
 }

@@ -75,7 +75,13 @@ func (s *Server) ClusterTraffic(ctx context.Context, r *connect.Request[v1.Clust
 	if s.Traffic != nil {
 		traffic = s.Traffic(time.Now())
 	}
-	return connect.NewResponse(core.ClusterTraffic(snap, c.Meta.Name, traffic, locality.Default)), nil
+	distance := locality.Default
+	if s.Signals != nil {
+		if _, p := s.Signals(time.Now()); p != nil && p.Locality != nil {
+			distance = p.Locality.Distance
+		}
+	}
+	return connect.NewResponse(core.ClusterTraffic(snap, c.Meta.Name, traffic, distance)), nil
 }
 
 // DeleteCluster asks for a cluster's end; it is gone when nothing of it is left.

@@ -51,6 +51,9 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 	if s.Signals != nil {
 		e.Signals, e.Policy = s.Signals(e.Now)
 	}
+	if s.Traffic != nil {
+		e.Traffic = s.Traffic(e.Now)
+	}
 	var resp *v1.ExplainResponse
 	switch r.Msg.Kind {
 	case "guest":

@@ -38,6 +38,8 @@ type Deps struct {
 	SessionChanges <-chan struct{}
 	// Signals returns what is known of hosts now; nil: nothing ever is.
 	Signals func(now time.Time) core.Signals
+	// Traffic returns which guests talk to each other now; nil: that is not known.
+	Traffic func(now time.Time) core.Traffic
 	// SignalChanges holds a token when signals have changed.
 	SignalChanges <-chan struct{}
 	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
@@ -134,6 +136,9 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	w := core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()}
 	if c.Signals != nil {
 		w.Signals = c.Signals(w.Now)
+	}
+	if c.Traffic != nil {
+		w.Traffic = c.Traffic(w.Now)
 	}
 	d := c.core.Decide(w)
 	for _, note := range d.Notes {
