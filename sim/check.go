@@ -118,6 +118,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 	for name, m := range now.Migrations {
 		s.checkMove(now, before.Migrations[name], m)
 	}
+	s.checkTogether(before, now)
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
 	}

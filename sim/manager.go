@@ -10,6 +10,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/core"
+	"watari/locality"
 	"watari/policy"
 )
 
@@ -30,6 +31,7 @@ type manager struct {
 	wake    time.Time
 	seen    map[string]core.Seen
 	signals signals
+	matrix  locality.Matrix
 }
 
 // lead starts a manager, which leads at once.
@@ -89,7 +91,7 @@ func (m *manager) pass() {
 		return
 	}
 	w := core.World{Objects: objects, Reports: reports, Now: m.now()}
-	w.Signals = m.signals.watcher.All(w.Now)
+	w.Signals, w.Traffic = m.signals.watcher.All(w.Now), m.traffic(w.Now)
 	d := m.sim.decide(m, w)
 	for _, host := range slices.Sorted(maps.Keys(d.Orders)) {
 		w := d.Orders[host]

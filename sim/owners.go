@@ -23,7 +23,13 @@ owners:
     for: 3s
 harvest:
   throttle: {weight: 1, cpu: 20%, stop_after: 3s}
+locality:
+  cool_down: 15s
+  horizon: 5m
 `
+
+// simCoolDown is the cool_down of locality there.
+const simCoolDown = 15 * time.Second
 
 // hasPolicy tells whether a seed has a policy.
 func hasPolicy(seed uint64) bool { return seed%3 != 0 }
@@ -57,6 +63,7 @@ func (h *host) showOwner(c *connection) {
 	if idle == 0 {
 		sample.CpuOwner = 2
 	}
+	h.talk(sample)
 	h.show(c, sample, s.latency(2*time.Millisecond))
 }
 
@@ -68,6 +75,7 @@ func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 		if c.broken || m.dead || stored == nil {
 			return
 		}
+		core.Talked(m.objects(), h.name, sample, func(from, to string, bytes uint64) { m.matrix.Add(from, to, bytes, m.now()) })
 		if m.signals.watcher.See(m.signals.reader.Read(m.objects()), stored, sample, m.now()) {
 			m.poke()
 		}
@@ -89,7 +97,7 @@ func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 	if m.Policy == "" || was != nil && !begins {
 		return
 	}
-	if w := policy.Withdrawn(now.Hosts[m.Source], m.Policy); w == nil {
+	if w := policy.Withdrawn(now.Hosts[m.Source], m.Policy); w == nil && policy.Withdraws(m.Policy) {
 		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)
 	}
 	if h := now.Hosts[m.Target]; was == nil && len(h.GetWithdrawn()) > 0 || was == nil && h.GetDraining() {

@@ -173,6 +173,7 @@ func (s *Sim) perform(step Step) {
 	case "clock jumps":
 		h.offset += time.Duration(step.Pick-500) * 100 * time.Millisecond
 	case "manager's clock jumps":
+		s.jumped = true
 		s.manager.offset += time.Duration(step.Pick-500) * 100 * time.Millisecond
 	case "boot id changes": // as an agent reads it; the host goes on
 		if h.up && !h.makes() {

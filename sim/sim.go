@@ -72,7 +72,11 @@ type Sim struct {
 	recovered bool          // since then
 	calmUntil time.Time     // nothing is cut or switched off before
 	clusters  int
-	foresight *foresight // of a replay; nil: this is a run of a seed
+	pattern   int  // of the guests' traffic
+	jumped    bool // the clock of a manager has jumped
+	// policyMoved is when policies have last moved guests, by uid.
+	policyMoved map[string]time.Time
+	foresight   *foresight // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string
@@ -102,7 +106,8 @@ func Replay(seed uint64, plan []Step) Result {
 func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{},
+		pattern: int(seed % 7), policyMoved: map[string]time.Time{}}
 	s.oracle = seed%4 == 0
 	s.begin(seed)
 	for _, step := range plan {

@@ -23,6 +23,12 @@ var mutants = []mutant{
 	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+	{"locality takes guests for others", []edit{{"core/locality.go",
+		"		at[g.Meta.Uid] = i\n", "		at[g.Meta.Uid] = len(guests) - 1 - i\n"}}},
+	{"locality moves guests that cool down", []edit{{"core/locality.go",
+		"	return mustStay(whole, bounds, g, ended, now)\n", "	return \"\", time.Time{}\n"}}},
+	{"locality undoes a spread over sites", []edit{{"core/locality.go", "		p.Keep = locality.KeepSites\n", ""}}},
+	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		g := c.guests", "	for _, m := range plan.Moves[:1] {\n		g := c.guests"}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
 		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},

@@ -1,0 +1,139 @@
+package sim
+
+// traffic.go - guests that talk to each other, and what policy locality makes of that.
+
+import (
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+	"watari/locality"
+	"watari/migration"
+	"watari/policy"
+)
+
+// talkFor is how long guests talk to the same others, as long as things break.
+const talkFor = 20 * time.Second
+
+// peer returns the index of the guest to which one of a cluster sends now; -1: to none.
+func (s *Sim) peer(index, guests int) int {
+	at := min(s.now.Sub(start), chaosFor)
+	switch (int(at/talkFor) + s.pattern) % 4 {
+	case 0:
+		return index ^ 1
+	case 1:
+		return (index + 2) % guests
+	case 2:
+		return (index + 1) % guests
+	}
+	return -1
+}
+
+// talk adds to a sample what the guests of a host have sent within a second.
+func (h *host) talk(sample *v1.HostSample) {
+	o := h.sim.store.objects
+	for _, c := range h.live() {
+		g := h.sim.guestByUID(c.uid)
+		if g == nil {
+			continue
+		}
+		told := &v1.GuestSample{Uid: c.uid, Name: c.name}
+		guests := core.GuestsOf(o, g.Cluster)
+		index := h.sim.peer(int(g.Index), len(guests))
+		for _, other := range guests {
+			if int(other.Index) == index && other != g {
+				told.Peers = append(told.Peers, &v1.GuestTraffic{Address: other.Address, Sent: 100 << 20})
+			}
+		}
+		sample.Guests = append(sample.Guests, told)
+	}
+}
+
+// traffic is what the manager knows of the traffic between guests.
+func (m *manager) traffic(now time.Time) core.Traffic {
+	if f := m.sim.foresight; f != nil {
+		return f.traffic
+	}
+	return func(uid string) map[string]float64 { return m.matrix.Sent(uid, now) }
+}
+
+// checkTogether looks at the moves that policy locality has begun by one change: together they cut the bytes times distance of
+// their cluster as the manager sees it, they spread no cluster less evenly, and they leave guests alone that a policy has moved
+// a moment ago.
+func (s *Sim) checkTogether(before, now *core.Objects) {
+	clusters := map[string]bool{}
+	for name, m := range now.Migrations {
+		if m.Policy != policy.LocalityName || before.Migrations[name] != nil {
+			continue
+		}
+		g := now.Guests[m.Guest]
+		clusters[g.GetCluster()] = true
+		if last, moved := s.policyMoved[m.GuestUid]; moved && s.now.Sub(last) < simCoolDown && !s.jumped {
+			s.violate("move %s: a policy moved the guest %v ago, and it is to cool down for %v", name, s.now.Sub(last), simCoolDown)
+		}
+	}
+	for cluster := range clusters {
+		s.checkPlan(before, now, cluster)
+	}
+	for name, m := range now.Migrations {
+		if was := before.Migrations[name]; m.Policy != "" && was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_DONE {
+			s.policyMoved[m.GuestUid] = s.now
+		}
+	}
+}
+
+func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
+	guests := core.GuestsOf(now, cluster)
+	going := map[string]string{}
+	for name, m := range now.Migrations {
+		if before.Migrations[name] == nil && m.Policy == policy.LocalityName {
+			going[m.GuestUid] = m.Target
+		} else if !migration.Ended(m.State) && going[m.GuestUid] != "" {
+			s.violate("guest %s is to move twice at once", m.Guest)
+		}
+	}
+	to := func(g *v1.Guest) string {
+		if host := going[g.Meta.Uid]; host != "" {
+			return host
+		}
+		return g.Host
+	}
+	site := func(host string) string { return now.Hosts[host].GetInfo().GetSite() }
+	traffic := s.manager.traffic(s.manager.now())
+	was, is := 0.0, 0.0
+	spread := map[string][2]int{}
+	for _, g := range guests {
+		if g.Host == "" {
+			continue
+		}
+		for _, other := range guests {
+			rate := traffic(g.Meta.Uid)[other.Meta.Uid]
+			if other.Host != "" && rate > 0 {
+				was += rate * locality.Default.Between(g.Host, site(g.Host), other.Host, site(other.Host))
+				is += rate * locality.Default.Between(to(g), site(to(g)), to(other), site(to(other)))
+			}
+		}
+		group := func(host string) string {
+			if now.Clusters[cluster].GetSpec().GetSpread() == v1.Spread_SPREAD_SITE {
+				return site(host)
+			}
+			return host
+		}
+		for i, host := range []string{g.Host, to(g)} {
+			n := spread[group(host)]
+			n[i]++
+			spread[group(host)] = n
+		}
+	}
+	if is >= was {
+		s.violate("policy locality moves guests of cluster %s, and bytes times distance go from %.0f to %.0f", cluster, was, is)
+	}
+	unevenBefore, unevenNow := 0, 0
+	for _, n := range spread {
+		unevenBefore += n[0] * n[0]
+		unevenNow += n[1] * n[1]
+	}
+	if now.Clusters[cluster].GetSpec().GetSpread() != v1.Spread_SPREAD_UNSPECIFIED && unevenNow > unevenBefore {
+		s.violate("policy locality spreads cluster %s less evenly", cluster)
+	}
+}
