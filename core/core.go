@@ -117,6 +117,7 @@ type Core struct {
 	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
 	policies policyMemory
 	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
+	last     time.Time            // of the last decision
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }
@@ -152,6 +153,10 @@ func (c *Core) Rest(key string, until time.Time) {
 // Decide makes a decision about w. Changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
+	if w.Now.Before(c.last) { // the clock was set back: what was due may be so no more
+		c.index.everything = true
+	}
+	c.last = w.Now
 	maps.DeleteFunc(c.due, func(name string, at time.Time) bool {
 		due := !w.Now.Before(at)
 		if due {
