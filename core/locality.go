@@ -339,6 +339,8 @@ func (e *Explainer) talking(l *lines, whole *policy.Policy, g *v1.Guest) {
 		l.add("locality moves no guest of cluster %s: %s", g.Cluster, why)
 	} else if i := slices.IndexFunc(plan.Moves, func(m locality.Move) bool { return c.guests[m.Guest] == g }); i >= 0 {
 		l.add("locality is about to move it to %s: %s", c.problem.Hosts[plan.Moves[i].To].Name, c.reason(plan, plan.Moves[i]))
+	} else {
+		l.add("locality is about to move %s: %s", c.guests[plan.Moves[0].Guest].Meta.Name, c.reason(plan, plan.Moves[0]))
 	}
 	switch e.Clusters[g.Cluster].GetSpec().GetSpread() {
 	case v1.Spread_SPREAD_SITE:
