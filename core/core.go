@@ -56,6 +56,7 @@ type World struct {
 	Runs    map[string]RunSeen // by the run's uid
 	Signals Signals
 	Traffic Traffic
+	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 }
 
@@ -185,6 +186,7 @@ func (c *Core) Decide(w World) Decision {
 	p.outOfMemory()
 	p.drain()
 	p.bringTogether()
+	p.rebalance()
 	p.prune()
 	p.runs()
 	if len(p.changes) < maxChanges && len(c.rest) == 0 {

@@ -23,7 +23,9 @@ func (p *pass) drain() {
 			continue
 		}
 		for g := range p.index.onHost[h.Meta.Name] {
-			leaving = append(leaving, g)
+			if p.index.moves[g.Meta.Uid] == nil {
+				leaving = append(leaving, g)
+			}
 		}
 	}
 	// The guests of a cluster one after the other, so that they share a view of the hosts.
@@ -40,10 +42,10 @@ func (p *pass) drain() {
 
 // moveAway begins to move a guest away from its host, if that is possible and permitted now. Later decisions try again.
 func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
-	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || p.index.moves[g.Meta.Uid] != nil || !p.runsUnderGrant(g) {
+	if p.changed(g) || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) {
 		return
 	}
-	if wait := p.failedLately(g); wait > 0 {
+	if wait := failedLately(p.index.ended[g.Meta.Uid], p.Now); wait > 0 {
 		p.again = earlier(p.again, p.Now.Add(wait))
 		return
 	}
@@ -71,39 +73,40 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	}
 }
 
-// leavingView is the hosts as the leaving guests of one cluster see them: those that take guests, and those with guests of the
-// cluster, which count for its spread.
+// leavingView is the hosts as the leaving guests of one cluster see them: those that take guests, then others with guests of the
+// cluster, which count for its spread. Guests that this decision moves are placed in it.
 type leavingView struct {
 	cluster, image string
 	hosts          []placement.Host
 	at             map[string]int // indexes in hosts, by name
-	open           bool           // some host takes guests
+	open           int            // so many hosts take guests
 }
 
-// viewFor returns the view for a guest. The last one is kept, with the guests that were placed in it.
+// viewFor returns the view for a guest. The next cluster's view is made from the last one.
 func (p *pass) viewFor(g *v1.Guest) *leavingView {
 	if p.room == nil {
 		p.room = newRoom(p.Objects, p, p.index.moves)
 	}
-	if v := p.leaving; v != nil && v.cluster == g.Cluster && v.image == g.ImageDigest {
-		return v
+	v := p.leaving
+	if v == nil {
+		open := p.room.takers()
+		v = &leavingView{hosts: make([]placement.Host, 0, len(open)), at: make(map[string]int, len(open)), open: len(open)}
+		for _, i := range open {
+			v.add(p.room.hosts[i])
+		}
+		p.leaving = v
 	}
-	v := &leavingView{cluster: g.Cluster, image: g.ImageDigest, at: map[string]int{}}
-	open := p.room.takers()
-	for _, i := range open {
-		h := p.room.hosts[i]
-		report, _, _ := p.Observed(h.Name)
-		h.HasImage = slices.Contains(report.GetImages(), g.ImageDigest)
-		v.add(h)
+	if v.cluster != g.Cluster {
+		v.cluster = g.Cluster
+		v.count(p, p.index.guestsOf(g.Cluster))
 	}
-	v.open = len(open) > 0
-	for _, other := range p.index.guestsOf(g.Cluster) {
-		v.count(p.room, other.Host)
-		if m := p.index.moves[other.Meta.Uid]; m != nil && m.Target != other.Host {
-			v.count(p.room, m.Target)
+	if v.image != g.ImageDigest {
+		v.image = g.ImageDigest
+		for i := range v.open {
+			report, _, _ := p.Observed(v.hosts[i].Name)
+			v.hosts[i].HasImage = slices.Contains(report.GetImages(), g.ImageDigest)
 		}
 	}
-	p.leaving = v
 	return v
 }
 
@@ -112,23 +115,38 @@ func (v *leavingView) add(h placement.Host) {
 	v.hosts = append(v.hosts, h)
 }
 
-// count counts a guest of the cluster on a host.
-func (v *leavingView) count(r *room, host string) {
-	i, is := v.at[host]
-	if !is {
-		known, exists := r.at[host]
-		if !exists {
-			return
-		}
-		v.add(r.hosts[known])
-		i = v.at[host]
+// count counts the guests of a cluster on the hosts, instead of those of the cluster before.
+func (v *leavingView) count(p *pass, guests []*v1.Guest) {
+	for _, h := range v.hosts[v.open:] {
+		delete(v.at, h.Name)
 	}
-	v.hosts[i].ClusterGuests++
+	v.hosts = v.hosts[:v.open]
+	for i := range v.hosts {
+		v.hosts[i].ClusterGuests = 0
+	}
+	one := func(host string) {
+		i, is := v.at[host]
+		if !is {
+			known, exists := p.room.at[host]
+			if !exists {
+				return
+			}
+			i = len(v.hosts)
+			v.add(p.room.hosts[known])
+		}
+		v.hosts[i].ClusterGuests++
+	}
+	for _, g := range guests {
+		one(g.Host)
+		if m := p.index.moves[g.Meta.Uid]; m != nil && m.Target != g.Host {
+			one(m.Target)
+		}
+	}
 }
 
 // pick returns the index of the host to which a guest moves; -1: none can take it.
 func (v *leavingView) pick(s *Objects, g *v1.Guest) int {
-	if !v.open {
+	if v.open == 0 {
 		return -1
 	}
 	// Leave the guest out of its host's count, so that scores describe the cluster after the move.
@@ -146,12 +164,7 @@ func (p *pass) runsUnderGrant(g *v1.Guest) bool {
 	return connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
-// failedLately returns how long a guest must wait after a failed move; 0: it may move.
-func (p *pass) failedLately(g *v1.Guest) (wait time.Duration) {
-	return failedLately(p.index.ended[g.Meta.Uid], p.Now)
-}
-
-// failedLately returns how long a guest with these ended moves must wait.
+// failedLately returns how long a guest with these ended moves must wait after a failed one; 0: it may move.
 func failedLately(ended []*v1.Migration, now time.Time) (wait time.Duration) {
 	for _, m := range ended {
 		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back

@@ -22,6 +22,7 @@ type Explainer struct {
 	Reports Reports
 	Signals Signals
 	Traffic Traffic
+	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 	// Policy is the policy in force, if the caller has read it already.
 	Policy *policy.Policy
@@ -72,6 +73,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 		e.leaving(&l, p, g, h)
 	} else {
 		l.add("nothing asks it to move")
+		e.rebalance(&l, p, g)
 	}
 	e.talking(&l, p, g)
 	e.past(&l, g)

@@ -12,11 +12,11 @@ import (
 
 // clusterNetwork is the part of a cluster's network that is the same in all hosts' orders.
 type clusterNetwork struct {
-	routes     []*v1.GuestRoute
-	peers      map[string]bool // hosts with a guest or a move of the cluster
-	parts      map[string]bool // hosts that have, or will have, a guest of the cluster
-	identities []*v1.Peer      // the cluster's guests, for guests' identities, by index
-	homeServer string          // address of the guest that serves the shared home
+	routes     []*v1.GuestRoute // by address
+	peers      map[string]bool  // hosts with a guest or a move of the cluster
+	parts      map[string]bool  // hosts that have, or will have, a guest of the cluster
+	identities []*v1.Peer       // the cluster's guests, for guests' identities, by index
+	homeServer string           // address of the guest that serves the shared home
 }
 
 // routedTo returns the host to which a guest's messages are sent; empty: none.
@@ -57,6 +57,7 @@ func (p *pass) network(cluster string) *clusterNetwork {
 	if len(guests) > 0 {
 		n.homeServer = guests[0].Address
 	}
+	slices.SortFunc(n.routes, byAddress)
 	n.reuse(x.former[cluster])
 	delete(x.former, cluster)
 	x.networks[cluster] = n
@@ -84,6 +85,7 @@ func (n *clusterNetwork) reuse(before *clusterNetwork) {
 func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.NetworkWanted {
 	w := &v1.NetworkWanted{}
 	clusters, peers := map[string]bool{}, map[string]bool{}
+	var lists [][]*v1.GuestRoute
 	for _, g := range guests {
 		if p.network(g.Cluster).parts[host] {
 			clusters[g.Cluster] = true
@@ -91,7 +93,9 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 	}
 	for _, cluster := range sortedKeys(clusters) {
 		n := p.network(cluster)
-		w.Routes = append(w.Routes, n.routes...)
+		if len(n.routes) > 0 {
+			lists = append(lists, n.routes)
+		}
 		for peer := range n.peers {
 			if peer != host {
 				peers[peer] = true
@@ -109,9 +113,14 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 			w.Peers = append(w.Peers, peer)
 		}
 	}
-	slices.SortFunc(w.Routes, func(a, b *v1.GuestRoute) int { return cmp.Compare(a.Address, b.Address) })
+	slices.SortFunc(lists, func(a, b []*v1.GuestRoute) int { return byAddress(a[0], b[0]) })
+	w.Routes = slices.Concat(lists...)
+	// This takes linear time if the clusters' addresses do not interleave.
+	slices.SortFunc(w.Routes, byAddress)
 	return w
 }
+
+func byAddress(a, b *v1.GuestRoute) int { return cmp.Compare(a.Address, b.Address) }
 
 // peerHosts are the descriptions of a host for other hosts.
 type peerHosts struct {

@@ -53,6 +53,10 @@ type policyMemory struct {
 	matches map[string]hostMatch
 	// concerned are the hosts that the policy matches, and those that are withdrawn, sorted.
 	concerned []string
+	// usage is the last by which guests were rebalanced.
+	usage *Usage
+	// lapsed are the moves that rebalanced guests, wait, and gain nothing any more, by uid.
+	lapsed map[string]bool
 }
 
 // hostMatch says which entries of the policy match a host. Expressions are evaluated again only if the host has changed.
@@ -63,7 +67,7 @@ type hostMatch struct {
 }
 
 func (m policyMemory) clone() policyMemory {
-	m.matches = maps.Clone(m.matches)
+	m.matches, m.lapsed = maps.Clone(m.matches), maps.Clone(m.lapsed)
 	return m
 }
 
@@ -291,7 +295,11 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 		return ""
 	}
 	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
-	if bounds == nil || policy.Withdraws(m.Policy) && policy.Withdrawn(p.Hosts[m.Source], m.Policy) == nil {
+	reason := policy.Withdrawn(p.Hosts[m.Source], m.Policy) != nil
+	if !policy.Withdraws(m.Policy) {
+		reason = !p.Core.policies.lapsed[m.Meta.Uid] && !p.Hosts[m.Target].GetDraining()
+	}
+	if bounds == nil || !reason {
 		return "its reason has ended"
 	}
 	if m.Policy == policy.LocalityName {

@@ -189,7 +189,7 @@ func (m *Manager) open(ctx context.Context) error {
 	}
 	m.watch = newWatch()
 	m.sessions.Sampled = m.sampled
-	m.api.History, m.api.Signals = m.history, m.watch.now
+	m.api.History, m.api.Signals, m.api.Lately = m.history, m.watch.now, m.watch.usage.Load
 	m.api.Traffic = m.traffic.at
 	return nil
 }
@@ -228,6 +228,7 @@ func (m *Manager) serve(ctx context.Context, listener net.Listener) error {
 	}
 	var keeping sync.WaitGroup
 	keeping.Go(func() { m.keepHistory(ctx) })
+	keeping.Go(func() { m.watch.keepUsage(ctx, m.store.Snapshot, m.usage) })
 	m.leadRepeatedly(ctx)
 	cause := context.Cause(ctx)
 	keeping.Wait()

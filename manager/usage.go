@@ -8,7 +8,9 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/core"
 	"watari/internal/metrics"
+	"watari/manager/store"
 )
 
 func (m *Manager) historyFile() string { return filepath.Join(m.State, "history") }
@@ -31,6 +33,21 @@ func (m *Manager) measured() (hosts []metrics.Host) {
 		hosts = append(hosts, metrics.Host{Name: name, Info: h.Info, Sample: m.history.Latest(name)})
 	}
 	return hosts
+}
+
+// usage returns what hosts and guests have used lately.
+func (m *Manager) usage(s *store.Snapshot) *core.Usage {
+	since := time.Now().Add(-core.UsageWindow)
+	usage := &core.Usage{Guests: make(map[string]core.GuestUsage, len(s.Guests)), Hosts: make(map[string]core.HostUsage, len(s.Hosts))}
+	for name := range s.Hosts {
+		mean, known := m.history.HostMean(name, since)
+		usage.Hosts[name] = core.HostUsage{Others: mean.CpuOwner + mean.CpuSystem, Known: known}
+	}
+	for _, g := range s.Guests {
+		mean, known := m.history.GuestMean(g.Meta.Uid, since)
+		usage.Guests[g.Meta.Uid] = core.GuestUsage{CPU: mean.Cpu, Wait: mean.CpuWait, MemoryBytes: mean.MemoryBytes, Known: known}
+	}
+	return usage
 }
 
 // knowsGuests returns a function that tells whether there is a guest of that uid.

@@ -3,7 +3,9 @@ package manager
 // watch.go - watches the samples of hosts for the policy in force.
 
 import (
+	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -14,7 +16,8 @@ import (
 
 // watch keeps the signals of hosts.
 type watch struct {
-	changed chan struct{} // holds a token when signals have changed
+	changed chan struct{} // holds a token when signals or the usage have changed
+	usage   atomic.Pointer[core.Usage]
 
 	mu      sync.Mutex
 	reader  core.PolicyReader
@@ -39,9 +42,39 @@ func (w *watch) see(s *store.Snapshot, host string, sample *v1.HostSample, now t
 	if !w.watcher.See(w.policy, h, sample, now) {
 		return
 	}
+	w.poke()
+}
+
+func (w *watch) poke() {
 	select {
 	case w.changed <- struct{}{}:
 	default:
+	}
+}
+
+// keepUsage makes the usage anew as often as the policies in force look at it, until ctx ends. Without such a policy it makes none.
+func (w *watch) keepUsage(ctx context.Context, snapshot func() *store.Snapshot, made func(*store.Snapshot) *core.Usage) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var last time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s := snapshot()
+		w.mu.Lock()
+		every, is := w.reader.Read(s).Rebalances()
+		w.mu.Unlock()
+		switch {
+		case !is:
+			w.usage.Store(nil)
+		case time.Since(last) >= every:
+			last = time.Now()
+			w.usage.Store(made(s))
+			w.poke()
+		}
 	}
 }
 

@@ -92,12 +92,17 @@ var Filters = []Filter{
 		return r.Compatible(h.Info)
 	}},
 	{"vcpus", func(r *Request, h *Host) string {
-		return refuse(r.Shape.GetVcpus() > h.Cores, "%s wanted, it has %s",
-			english.Plural(int(r.Shape.GetVcpus()), "vCPU", ""), english.Plural(int(h.Cores), "core", ""))
+		if r.Shape.GetVcpus() <= h.Cores {
+			return "" // without making the text: this is asked of many hosts
+		}
+		return fmt.Sprintf("%s wanted, it has %s", english.Plural(int(r.Shape.GetVcpus()), "vCPU", ""), english.Plural(int(h.Cores), "core", ""))
 	}},
 	{"memory", func(r *Request, h *Host) string {
 		free := h.free()
-		return refuse(r.Shape.GetMemoryBytes() > free, "%s of memory wanted, %s of %s are free",
+		if r.Shape.GetMemoryBytes() <= free {
+			return ""
+		}
+		return fmt.Sprintf("%s of memory wanted, %s of %s are free",
 			humanize.IBytes(r.Shape.GetMemoryBytes()), humanize.IBytes(free), humanize.IBytes(h.MemoryBytes))
 	}},
 }

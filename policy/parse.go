@@ -93,18 +93,22 @@ func (e entry[T]) errorf(format string, a ...any) error {
 // The file as it is written.
 type (
 	file struct {
-		TimeZone    *scalar            `yaml:"time_zone"`
-		Owners      []entry[ownerText] `yaml:"owners"`
-		Harvest     *harvestText       `yaml:"harvest"`
-		Maintenance *maintenanceText   `yaml:"maintenance"`
-		Locality    *localityText      `yaml:"locality"`
-		Exempt      exemptText         `yaml:"exempt"`
+		TimeZone    *scalar             `yaml:"time_zone"`
+		Owners      []entry[ownerText]  `yaml:"owners"`
+		Harvest     *harvestText        `yaml:"harvest"`
+		Maintenance *maintenanceText    `yaml:"maintenance"`
+		Balance     *entry[balanceText] `yaml:"balance"`
+		Pack        *entry[packText]    `yaml:"pack"`
+		Spread      *entry[spreadText]  `yaml:"spread"`
+		Locality    *localityText       `yaml:"locality"`
+		Exempt      exemptText          `yaml:"exempt"`
 	}
 	localityText struct {
-		Bounds    boundsText    `yaml:",inline"`
-		Distance  *distanceText `yaml:"distance"`
-		Horizon   *scalar       `yaml:"horizon"`
-		LeastGain *scalar       `yaml:"least_gain"`
+		Bounds    boundsText           `yaml:",inline"`
+		Distance  *entry[distanceText] `yaml:"distance"`
+		Weight    *scalar              `yaml:"weight"`
+		Horizon   *scalar              `yaml:"horizon"`
+		LeastGain *scalar              `yaml:"least_gain"`
 	}
 	distanceText struct {
 		Site *scalar `yaml:"site"`
@@ -143,6 +147,25 @@ type (
 		Days  []scalar `yaml:"days"`
 		From  *scalar  `yaml:"from"`
 		To    *scalar  `yaml:"to"`
+	}
+	objectiveText struct {
+		Weight    *scalar `yaml:"weight"`
+		LeastGain *scalar `yaml:"least_gain"`
+		Interval  *scalar `yaml:"interval"`
+	}
+	balanceText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Objective objectiveText `yaml:",inline"`
+		Measure   *scalar       `yaml:"measure"`
+	}
+	packText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Objective objectiveText `yaml:",inline"`
+		MaxLoad   *scalar       `yaml:"max_load"`
+	}
+	spreadText struct {
+		Bounds    boundsText    `yaml:",inline"`
+		Objective objectiveText `yaml:",inline"`
 	}
 	boundsText struct {
 		CoolDown     *scalar             `yaml:"cool_down"`
@@ -198,6 +221,7 @@ func Parse(text string) (*Policy, error) {
 	if f.Maintenance != nil {
 		p.Maintenance = r.maintenance(f.Maintenance)
 	}
+	r.rebalancing(p, &f)
 	if f.Locality != nil {
 		p.Locality = r.locality(f.Locality)
 	}
@@ -477,7 +501,7 @@ func (r *reader) condition(c entry[conditionText], key string) Condition {
 }
 
 func (r *reader) harvest(h *harvestText) *Harvest {
-	made := &Harvest{Bounds: r.bounds(h.Bounds), Throttle: Throttle{StopAfter: -1}}
+	made := &Harvest{Bounds: r.bounds(h.Bounds, 0), Throttle: Throttle{StopAfter: -1}}
 	if t := h.Throttle; t != nil {
 		made.Throttle.Weight = uint32(r.number(t.Weight, "weight", 1, 10000))
 		made.Throttle.Permille = r.permille(t.CPU)
@@ -505,7 +529,7 @@ func (r *reader) percent(s *scalar, key string, least float64) float64 {
 }
 
 func (r *reader) maintenance(m *maintenanceText) *Maintenance {
-	made := &Maintenance{Bounds: r.bounds(m.Bounds)}
+	made := &Maintenance{Bounds: r.bounds(m.Bounds, 0)}
 	bound(r, "windows", m.Windows)
 	for _, w := range m.Windows {
 		if r.err != nil {
@@ -525,44 +549,79 @@ const (
 )
 
 func (r *reader) locality(l *localityText) *Locality {
-	made := &Locality{Bounds: r.bounds(l.Bounds), Distance: locality.Default, LeastGain: localityLeastGain}
-	if l.Bounds.CoolDown == nil {
-		made.CoolDown = localityCoolDown
-	}
-	if made.Horizon = r.wait(l.Horizon, "horizon", localityHorizon); made.Horizon < time.Second {
-		r.fail(l.Horizon.errorf("horizon: %q is less than 1s", l.Horizon.text))
+	made := &Locality{Bounds: r.bounds(l.Bounds, localityCoolDown), Distance: locality.Default, LeastGain: localityLeastGain,
+		Weight: r.decimal(l.Weight, "weight", 0.01, 100, 1), Horizon: r.wait(l.Horizon, "horizon", localityHorizon)}
+	if r.err == nil && made.Horizon < time.Second {
+		r.fail(l.Horizon.errorf("horizon: %s is less than 1s", made.Horizon))
 	}
 	if l.LeastGain != nil {
 		made.LeastGain = r.percent(l.LeastGain, "least_gain", 1) / 100
 	}
 	if d := l.Distance; d != nil {
-		made.Distance.Site = r.distance(d.Site, "site", made.Distance.Site)
-		made.Distance.WAN = r.distance(d.WAN, "wan", made.Distance.WAN)
+		made.Distance.Site = r.decimal(d.value.Site, "site", 0.01, 1e6, made.Distance.Site)
+		made.Distance.WAN = r.decimal(d.value.WAN, "wan", 0.01, 1e6, made.Distance.WAN)
 		if r.err == nil && made.Distance.WAN < made.Distance.Site {
-			one := d.WAN
-			if one == nil {
-				one = d.Site
-			}
-			r.fail(one.errorf("distance: hosts of a site are farther from each other (%g) than sites (%g)", made.Distance.Site, made.Distance.WAN))
+			r.fail(d.errorf("distance: hosts of a site are farther from each other (%g) than sites (%g)", made.Distance.Site, made.Distance.WAN))
 		}
 	}
 	return made
 }
 
-// distance reads what a byte costs, against others.
-func (r *reader) distance(s *scalar, key string, missing float64) float64 {
+// The defaults of policies that decide by what guests use.
+const (
+	defaultCoolDown = 5 * time.Minute
+	defaultInterval = 10 * time.Second
+	leastInterval   = time.Second
+	defaultMaxLoad  = 0.8
+)
+
+// rebalancing reads the policies that decide by what guests use.
+func (r *reader) rebalancing(p *Policy, f *file) {
+	if f.Balance != nil && f.Pack != nil {
+		r.fail(f.Pack.errorf("pack: it fills hosts, and balance empties the full ones; remove one of the two"))
+	}
+	if b := f.Balance; b != nil {
+		p.Balance = &Balance{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5)}
+		if m := b.value.Measure; m != nil {
+			p.Balance.Guests = m.text == "guests"
+			if m.text != "guests" && m.text != "load" {
+				r.fail(m.errorf("measure: %q is not load or guests", m.text))
+			}
+		}
+	}
+	if b := f.Pack; b != nil {
+		p.Pack = &Pack{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5),
+			MaxLoad: r.decimal(b.value.MaxLoad, "max_load", 0.1, 10, defaultMaxLoad)}
+	}
+	if b := f.Spread; b != nil {
+		p.Spread = &Spread{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5)}
+	}
+}
+
+func (r *reader) objective(o objectiveText, leastGain float64) Objective {
+	made := Objective{Weight: r.decimal(o.Weight, "weight", 0.01, 100, 1), LeastGain: r.decimal(o.LeastGain, "least_gain", 0.01, 1000, leastGain),
+		Interval: r.wait(o.Interval, "interval", defaultInterval)}
+	if r.err == nil && made.Interval < leastInterval {
+		r.fail(o.Interval.errorf("interval: %s is less than %s", made.Interval, leastInterval))
+	}
+	return made
+}
+
+// decimal reads a number that may have a point.
+func (r *reader) decimal(s *scalar, key string, low, high, missing float64) float64 {
 	if s == nil {
 		return missing
 	}
-	d, err := strconv.ParseFloat(s.text, 64)
-	if err != nil || !(d > 0 && d <= 1e6) {
-		r.fail(s.errorf("%s: %q is not a number above 0, up to 1000000", key, s.text))
+	n, err := strconv.ParseFloat(s.text, 64)
+	if err != nil || !(n >= low && n <= high) {
+		r.fail(s.errorf("%s: %q is not a number from %v to %v", key, s.text, low, high))
 	}
-	return d
+	return n
 }
 
-func (r *reader) bounds(l boundsText) Bounds {
-	made := Bounds{CoolDown: r.wait(l.CoolDown, "cool_down", 0), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}
+// bounds reads bounds. coolDown is the cool-down if none is written.
+func (r *reader) bounds(l boundsText, coolDown time.Duration) Bounds {
+	made := Bounds{CoolDown: r.wait(l.CoolDown, "cool_down", coolDown), MovesPerHour: r.number(l.MovesPerHour, "moves_per_hour", 1, 1_000_000), Exempt: r.exempt(l.Exempt)}
 	if l.Bandwidth != nil {
 		made.Bandwidth = r.bandwidth(l.Bandwidth)
 	}

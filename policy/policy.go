@@ -23,6 +23,9 @@ var Default string
 const (
 	HarvestName     = "harvest"
 	MaintenanceName = "maintenance"
+	BalanceName     = "balance"
+	PackName        = "pack"
+	SpreadName      = "spread"
 	LocalityName    = "locality"
 )
 
@@ -35,7 +38,10 @@ type Policy struct {
 	Owners      []*OwnerRule
 	Harvest     *Harvest     // nil: it is off
 	Maintenance *Maintenance // nil: it is off
-	Locality    *Locality    // nil: it is off
+	Balance     *Balance     // nil: it is off, like the next ones
+	Pack        *Pack
+	Spread      *Spread
+	Locality    *Locality
 	Exempt      Exempt
 }
 
@@ -86,8 +92,64 @@ type MaintenanceWindow struct {
 type Locality struct {
 	Bounds
 	Distance  locality.Distance
+	Weight    float64       // against other policies
 	Horizon   time.Duration // over which saved bytes are compared with those of the moves
 	LeastGain float64       // part of the cluster's bytes times distance, 0 to 1
+}
+
+// Objective says what the moves of a policy have to gain.
+type Objective struct {
+	Weight    float64       // against other policies
+	LeastGain float64       // of a move, in the policy's unit times its weight
+	Interval  time.Duration // between two looks
+}
+
+// Balance moves guests away from hosts on which they wait for processors. It gains processors' worth of waiting.
+type Balance struct {
+	Bounds
+	Objective
+	Guests bool // hosts have the same numbers of busy guests, whatever their size and speed
+}
+
+// Pack moves guests together, so that hosts are free. It gains hosts.
+type Pack struct {
+	Bounds
+	Objective
+	MaxLoad float64 // demand against what processors give; hosts are not filled further
+}
+
+// Spread moves the guests of a cluster apart, as its spread asks. It gains guests that share a host or a site with one less.
+type Spread struct {
+	Bounds
+	Objective
+}
+
+// Rebalances reports whether a policy is on that decides by what guests use, and how often the policies look.
+func (p *Policy) Rebalances() (every time.Duration, is bool) {
+	look := func(o Objective) {
+		if !is || o.Interval < every {
+			every = o.Interval
+		}
+		is = true
+	}
+	if p == nil {
+		return 0, false
+	}
+	if p.Balance != nil {
+		look(p.Balance.Objective)
+	}
+	if p.Pack != nil {
+		look(p.Pack.Objective)
+	}
+	if p.Spread != nil {
+		look(p.Spread.Objective)
+	}
+	return every, is
+}
+
+// Rebalancing reports whether a policy of that name moves guests by what they use, rather than away from hosts.
+func Rebalancing(name string) bool {
+	return name == BalanceName || name == PackName || name == SpreadName
 }
 
 // Bounds bound the moves of a policy.
@@ -147,7 +209,7 @@ func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
 	return windows
 }
 
-// BoundsOf returns the bounds of a policy, and why it moves guests, with %s for the host; nil: it is off.
+// BoundsOf returns the bounds of a policy, and why it makes guests leave a host, with %s for the host; nil: it is off.
 func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 	switch {
 	case p == nil:
@@ -155,6 +217,12 @@ func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 		return &p.Harvest.Bounds, "the owner of host %s is back"
 	case name == MaintenanceName && p.Maintenance != nil:
 		return &p.Maintenance.Bounds, "host %s is maintained"
+	case name == BalanceName && p.Balance != nil:
+		return &p.Balance.Bounds, ""
+	case name == PackName && p.Pack != nil:
+		return &p.Pack.Bounds, ""
+	case name == SpreadName && p.Spread != nil:
+		return &p.Spread.Bounds, ""
 	case name == LocalityName && p.Locality != nil:
 		return &p.Locality.Bounds, "it talks to guests that are not on %s"
 	}

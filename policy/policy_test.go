@@ -45,10 +45,10 @@ func TestErrorsNameTheirLine(t *testing.T) {
 		{"list for a value", "harvest:\n  throttle:\n    weight: [1]\n", "line 3: a single value is wanted"},
 		{"YAML", "owners: [\n", "line "},
 		{"duplicate", "harvest: {}\nharvest: {}\n", "line 2: "},
-		{"distance", "locality:\n  distance: {site: 0}\n", `line 2: site: "0" is not a number above 0`},
-		{"sites nearer than hosts", "locality:\n  distance:\n    site: 20\n", "line 3: distance: hosts of a site are farther from each other (20) than sites (10)"},
+		{"distance", "locality:\n  distance: {site: 0}\n", `line 2: site: "0" is not a number from 0.01`},
+		{"sites nearer than hosts", "locality:\n  distance:\n    site: 20\n", "distance: hosts of a site are farther from each other (20) than sites (10)"},
 		{"gain", "locality:\n  least_gain: 0.5\n", `line 2: least_gain: "0.5" is not a percentage from 1% to 100%`},
-		{"horizon", "locality:\n  horizon: 0s\n", `line 2: horizon: "0s" is less than 1s`},
+		{"horizon", "locality:\n  horizon: 0s\n", "line 2: horizon: 0s is less than 1s"},
 		{"day", "maintenance:\n  windows:\n  - days: [someday]\n    from: '10:00'\n    to: '11:00'\n", `line 3: days: "someday"`},
 		{"hour", "maintenance:\n  windows:\n  - from: '25:00'\n    to: '11:00'\n", `line 3: "25:00" is not a time of day`},
 		{"half a window", "maintenance:\n  windows:\n  - from: '10:00'\n", "line 3: windows: a window has"},
@@ -440,6 +440,39 @@ func TestTheGuidesExample(t *testing.T) {
 	for _, v := range Variables {
 		if !strings.Contains(string(guide), "`"+v.Name+"`") {
 			t.Errorf("the guide does not describe %s", v.Name)
+		}
+	}
+}
+
+func TestPoliciesThatDecideByUse(t *testing.T) {
+	p, err := Parse("balance:\n  measure: guests\n  least_gain: 0.8\n  moves_per_hour: 12\n  exempt: {guests: [a-*]}\nspread: {weight: 2, interval: 30s, cool_down: 1m}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	every, is := p.Rebalances()
+	if b := p.Balance; !is || every != 10*time.Second || !b.Guests || b.LeastGain != 0.8 || b.CoolDown != 5*time.Minute || b.MovesPerHour != 12 || b.Weight != 1 {
+		t.Errorf("%+v, every %v", b, every)
+	}
+	if s := p.Spread; s.Weight != 2 || s.CoolDown != time.Minute || p.Pack != nil {
+		t.Errorf("%+v", s)
+	}
+	if p, err = Parse("pack: {max_load: 0.7}\n"); err != nil || p.Pack.MaxLoad != 0.7 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for text, want := range map[string]string{
+		"balance: {}\npack: {max_load: 0.5}\n":      "line 2: pack: it fills hosts, and balance empties the full ones; remove one of the two",
+		"balance:\n  measure: speed\n":              `line 2: measure: "speed" is not load or guests`,
+		"balance:\n  max_load: 1\n":                 "line 2: ",
+		"spread:\n\n  least_gain: lots\n":           `line 3: least_gain: "lots" is not a number from 0.01 to 1000`,
+		"spread:\n  weight: nan\n":                  "line 2: ",
+		"pack:\n  interval: 10ms\n":                 "line 2: interval: 10ms is less than 1s",
+		"pack:\n  max_load: 0\n":                    "line 2: ",
+		"balance:\n":                                "line 1: balance: it has no value",
+		"balance:\n  cool_down: soon\n":             "line 2: cool_down",
+		"pack:\n  weight: 1\nbalance:\n  weight: 1": "line 2: ",
+	} {
+		if _, err := Parse(text); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
 }

@@ -332,3 +332,29 @@ func TestInterruptsAreTheSystems(t *testing.T) {
 	f.used.Interrupts += 200 * time.Millisecond
 	cpu(t, f.sample(500*time.Millisecond), 0, 0.5, 0.2)
 }
+
+func TestVirtualCPUsThatWait(t *testing.T) {
+	f := newFake(t)
+	thread := func(id int, name string, waited time.Duration) {
+		f.write(fmt.Sprintf("proc/70/task/%d/comm", id), name+"\n")
+		f.write(fmt.Sprintf("proc/70/task/%d/schedstat", id), fmt.Sprintf("5 %d 1\n", waited.Nanoseconds()))
+	}
+	f.run(qemu(70, uidA, "md-0", 0))
+	thread(70, "qemu-system-x86", 0)
+	thread(71, "CPU 0/TCG", time.Hour)
+	thread(72, "CPU 1/TCG", time.Hour)
+	near(t, "in the first sample", f.sample(0).Guests[0].CpuWait, 0)
+	thread(70, "qemu-system-x86", time.Minute) // is no virtual CPU
+	thread(71, "CPU 0/TCG", time.Hour+500*time.Millisecond)
+	thread(72, "CPU 1/TCG", time.Hour+250*time.Millisecond)
+	near(t, "two virtual CPUs", f.sample(0).Guests[0].CpuWait, 0.75)
+	if err := os.RemoveAll(filepath.Join(f.root, "proc/70/task/72")); err != nil {
+		t.Fatal(err)
+	}
+	near(t, "one that ended", f.sample(0).Guests[0].CpuWait, 0)
+	thread(73, "CPU 1/TCG", time.Hour)
+	thread(71, "CPU 0/TCG", time.Hour+time.Second)
+	near(t, "one that began", f.sample(0).Guests[0].CpuWait, 0.5)
+	thread(73, "CPU 1/TCG", time.Hour+time.Second)
+	near(t, "and then", f.sample(0).Guests[0].CpuWait, 1)
+}

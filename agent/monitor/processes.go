@@ -47,6 +47,7 @@ type process struct {
 	guest   qemuprocesses.Process // if it is a guest's
 	used    time.Duration
 	lately  time.Duration // used since the sample before
+	vcpus   vcpus         // of a guest
 }
 
 // measureProcesses fills in the host's processor time by whose it is, and returns the guests by uid.
@@ -71,12 +72,13 @@ func (m *Monitor) measureProcesses(s *v1.HostSample, since time.Duration) map[st
 		} else if since > 0 {
 			is.lately = min(is.used, since*time.Duration(max(1, stat.NumThreads)))
 		}
-		m.processes[p.PID] = is
 		spent[is.whose] += is.lately
 		if is.whose == guests {
+			waited := is.vcpus.waited(m.fs, p.PID, stat.NumThreads)
 			found[is.guest.UID] = &v1.GuestSample{Uid: is.guest.UID, Name: is.guest.Name, Cpu: cores(is.lately, since),
-				MemoryBytes: uint64(max(0, stat.RSS)) * uint64(os.Getpagesize())}
+				CpuWait: cores(waited, since), MemoryBytes: uint64(max(0, stat.RSS)) * uint64(os.Getpagesize())}
 		}
+		m.processes[p.PID] = is
 	}
 	for pid, was := range before {
 		if is, still := m.processes[pid]; was.whose == guests && (!still || is.started != was.started) {

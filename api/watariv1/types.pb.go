@@ -1602,6 +1602,7 @@ type GuestSample struct {
 	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // resident on the host
 	Received      float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
 	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
+	CpuWait       float64                `protobuf:"fixed64,7,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`            // cores for which its vCPUs waited for a processor; cpu + cpu_wait is what it would use on an idle host
 	Peers         []*GuestTraffic        `protobuf:"bytes,8,rep,name=peers,proto3" json:"peers,omitempty"`                                 // what it sent to other guests of its cluster; only in every few samples
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1675,6 +1676,13 @@ func (x *GuestSample) GetReceived() float64 {
 func (x *GuestSample) GetSent() float64 {
 	if x != nil {
 		return x.Sent
+	}
+	return 0
+}
+
+func (x *GuestSample) GetCpuWait() float64 {
+	if x != nil {
+		return x.CpuWait
 	}
 	return 0
 }
@@ -4407,14 +4415,15 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\xc7\x01\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\xe2\x01\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03cpu\x18\x03 \x01(\x01R\x03cpu\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
 	"\breceived\x18\x05 \x01(\x01R\breceived\x12\x12\n" +
-	"\x04sent\x18\x06 \x01(\x01R\x04sent\x12-\n" +
+	"\x04sent\x18\x06 \x01(\x01R\x04sent\x12\x19\n" +
+	"\bcpu_wait\x18\a \x01(\x01R\acpuWait\x12-\n" +
 	"\x05peers\x18\b \x03(\v2\x17.watari.v1.GuestTrafficR\x05peers\"<\n" +
 	"\fGuestTraffic\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +

@@ -32,8 +32,8 @@ func underAny(name string, paths []string) bool {
 }
 
 // deciders are pure packages: no files, no network, no processes, no clock.
-var deciders = []string{"watari/placement", "watari/migration", "watari/sharing", "watari/compatibility",
-	"watari/policy", "watari/locality", "watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
+var deciders = []string{"watari/placement", "watari/rebalance", "watari/locality", "watari/migration", "watari/sharing", "watari/compatibility",
+	"watari/policy", "watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
 
 // pureImports are the packages that deciders may import in addition to each other.
 var pureImports = []string{"cmp", "crypto/sha256", "encoding/binary", "encoding/hex", "errors", "fmt", "iter", "maps", "math", "regexp", "slices", "sort", "strconv", "strings", "time", "unicode", "net/netip", "watari/internal/printable", "watari/internal/protocol",

@@ -54,6 +54,9 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 	if s.Traffic != nil {
 		e.Traffic = s.Traffic(e.Now)
 	}
+	if s.Lately != nil {
+		e.Usage = s.Lately()
+	}
 	var resp *v1.ExplainResponse
 	switch r.Msg.Kind {
 	case "guest":

@@ -40,7 +40,9 @@ type Deps struct {
 	Signals func(now time.Time) core.Signals
 	// Traffic returns which guests talk to each other now; nil: that is not known.
 	Traffic func(now time.Time) core.Traffic
-	// SignalChanges holds a token when signals have changed.
+	// Usage returns what hosts and guests have used lately; nil, or a nil result: nothing is known.
+	Usage func() *core.Usage
+	// SignalChanges holds a token when signals or the usage have changed.
 	SignalChanges <-chan struct{}
 	// RunsDir is where runs' output is kept: <RunsDir>/<run uid>/{stdout,stderr}.
 	RunsDir string
@@ -139,6 +141,9 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	}
 	if c.Traffic != nil {
 		w.Traffic = c.Traffic(w.Now)
+	}
+	if c.Usage != nil {
+		w.Usage = c.Usage()
 	}
 	d := c.core.Decide(w)
 	for _, note := range d.Notes {

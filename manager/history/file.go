@@ -20,7 +20,8 @@ import (
 	"watari/internal/durable"
 )
 
-// head is the first part of the file's content; one entry for each series follows.
+// head is the first part of the file's content; one entry for each series follows. Fields are only ever added at the end of a
+// row, so that a file with shorter rows can be read.
 type head struct {
 	Format     int
 	HostWidth  int // values in a row
@@ -107,7 +108,7 @@ func (h *History) forget(known func(uid string) bool) {
 }
 
 // Load reads a file into an empty history, and removes what a killed Save has left beside it. A file that is missing, or of
-// another version, is none.
+// a later version, is none.
 func (h *History) Load(path string) error {
 	left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new-*"))
 	for _, name := range left {
@@ -131,7 +132,7 @@ func (h *History) Load(path string) error {
 	if err := decoder.Decode(&of); err != nil {
 		return fmt.Errorf("read the history %s: %w", path, err)
 	}
-	if of != present() {
+	if now := present(); of.Format != now.Format || of.HostWidth > now.HostWidth || of.GuestWidth > now.GuestWidth {
 		return nil
 	}
 	h.mu.Lock()
@@ -148,25 +149,40 @@ func (h *History) Load(path string) error {
 			return fmt.Errorf("read the history %s: %w", path, err)
 		}
 		if e.Guest {
-			h.guests[e.Name] = e.series(of.GuestWidth)
+			h.guests[e.Name] = e.series(of.GuestWidth, len(guestFields))
 		} else {
-			h.hosts[e.Name] = e.series(of.HostWidth)
+			h.hosts[e.Name] = e.series(of.HostWidth, len(hostFields))
 		}
 	}
 }
 
-// series returns the entry's series, without pages of another length than they have now.
-func (e entry) series(width int) *series {
+// series returns the entry's series, with rows of the present width, and without pages of another length than they have now.
+func (e entry) series(was, width int) *series {
 	s := &series{}
 	for i, r := range resolutions {
 		s.rings[i] = ring{}
 		for page, rows := range e.Rings[i] {
-			if len(rows) == 2*r.page*width {
-				s.rings[i][page] = fromBytes(rows)
+			if len(rows) == 2*r.page*was {
+				s.rings[i][page] = widen(fromBytes(rows), was, width)
 			}
 		}
 	}
 	return s
+}
+
+// widen returns rows with more values, which are absent.
+func widen(rows []small, was, width int) []small {
+	if was == width {
+		return rows
+	}
+	wide := make([]small, 0, len(rows)/was*width)
+	for row := range slices.Chunk(rows, was) {
+		wide = append(wide, row...)
+		for range width - was {
+			wide = append(wide, absent)
+		}
+	}
+	return wide
 }
 
 func toBytes(rows []small) []byte {

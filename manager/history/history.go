@@ -72,6 +72,7 @@ var guestFields = []field[*v1.GuestSample]{
 	{mean, func(s *v1.GuestSample) float64 { return float64(s.MemoryBytes) }, func(s *v1.GuestSample, v float64) { s.MemoryBytes = uint64(v) }},
 	{mean, (*v1.GuestSample).GetReceived, func(s *v1.GuestSample, v float64) { s.Received = v }},
 	{mean, (*v1.GuestSample).GetSent, func(s *v1.GuestSample, v float64) { s.Sent = v }},
+	{mean, (*v1.GuestSample).GetCpuWait, func(s *v1.GuestSample, v float64) { s.CpuWait = v }},
 }
 
 // pressure is the field of one kind of pressure, of which the share of time in which some tasks waited is kept.
@@ -188,6 +189,38 @@ func (h *History) Guest(uid string, since time.Time) []*v1.GuestStep {
 		list = append(list, &v1.GuestStep{At: timestamppb.New(at), Seconds: step.Seconds(), Sample: s})
 	})
 	return list
+}
+
+// HostMean returns the means of a host's usage since a time, of the finest steps, and of how much time something is known.
+func (h *History) HostMean(name string, since time.Time) (*v1.HostSample, time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &v1.HostSample{}
+	return s, means(h.hosts[name], h.Now(), since, s, hostFields)
+}
+
+// GuestMean is HostMean for a guest, wherever it was.
+func (h *History) GuestMean(uid string, since time.Time) (*v1.GuestSample, time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &v1.GuestSample{}
+	return s, means(h.guests[uid], h.Now(), since, s, guestFields)
+}
+
+// means fills in the means of a series since a time, and returns of how much time something is known.
+func means[S any](s *series, now, since time.Time, sample S, fields []field[S]) (known time.Duration) {
+	folded := step{row: make([]float64, len(fields)), samples: make([]int, len(fields))}
+	for f := range folded.row {
+		folded.row[f] = math.NaN()
+	}
+	s.read(now, since, len(fields), func(_ time.Time, length time.Duration, row []float64) {
+		for f, field := range fields {
+			folded.take(f, row[f], field.fold)
+		}
+		known += length
+	})
+	fill(sample, folded.row, fields)
+	return known
 }
 
 // add adds a sample to the series of that name.

@@ -220,3 +220,33 @@ func TestPrecision(t *testing.T) {
 		t.Errorf("nothing is kept as %v", got)
 	}
 }
+
+func TestAFileWithFewerFieldsIsRead(t *testing.T) {
+	now := begin
+	h := at(&now)
+	s := sample(1, 0)
+	s.Guests = []*v1.GuestSample{{Uid: "u", Cpu: 1, Sent: 1e9, CpuWait: 0.5}}
+	h.Add("a1", s, everyGuest)
+	path := filepath.Join(t.TempDir(), "history")
+	whole := guestFields
+	defer func() { guestFields = whole }()
+	guestFields = whole[:4] // those of before CpuWait
+	h.guests["u"] = &series{}
+	h.Add("a1", s, everyGuest)
+	if err := h.Save(path, func(string) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	guestFields = whole
+	again := at(&now)
+	if err := again.Load(path); err != nil {
+		t.Fatal(err)
+	}
+	if got := again.Guest("u", now.Add(-time.Minute)); len(got) != 1 || !close(got[0].Sample.Sent, 1e9) || got[0].Sample.CpuWait != 0 {
+		t.Errorf("%v", got)
+	}
+	now = now.Add(time.Minute)
+	again.Add("a1", s, everyGuest)
+	if got := again.Guest("u", now.Add(-time.Second)); len(got) != 1 || !close(got[0].Sample.CpuWait, 0.5) {
+		t.Errorf("%v", got)
+	}
+}

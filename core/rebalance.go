@@ -1,0 +1,358 @@
+package core
+
+// rebalance.go - moves guests to where they get more, as policies ask: shows package rebalance the guests' places and what they use,
+// and makes moves from its proposals.
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/migration"
+	"watari/placement"
+	"watari/policy"
+	"watari/rebalance"
+)
+
+// Usage is what hosts and guests have used lately: means over UsageWindow. It never changes.
+type Usage struct {
+	Guests map[string]GuestUsage // by uid
+	Hosts  map[string]HostUsage  // by name
+}
+
+// GuestUsage is what a guest has used.
+type GuestUsage struct {
+	CPU         float64 // cores
+	Wait        float64 // cores for which its virtual CPUs waited for a processor
+	MemoryBytes uint64  // resident
+	Known       time.Duration
+}
+
+// HostUsage is what a host has used beside its guests.
+type HostUsage struct {
+	Others float64 // cores in use by the owner and the system
+	Known  time.Duration
+}
+
+const (
+	// UsageWindow is the time over which usage is averaged.
+	UsageWindow = 30 * time.Second
+	// leastKnown is the part of the window of which something must be known.
+	leastKnown = 20 * time.Second
+	// mostProposals bounds the moves that one look begins.
+	mostProposals = 64
+)
+
+// Estimates of what a move costs.
+const (
+	// usualRate is the rate of a move of which nothing better is known, bytes per second.
+	usualRate = 100 << 20
+	// slowsMoving is the part of a guest's work that is lost while its memory is sent.
+	slowsMoving = 0.3
+	// standsStill is for how long the whole cluster waits at the end.
+	standsStill = 0.5 // s
+)
+
+// speedOf returns the speed of a host's processors, against 1.
+func speedOf(*v1.HostInfo) float64 { return 1 }
+
+// apportioned reports whether a cluster's guests are placed by their own rule, so that policies must not rebalance them.
+func apportioned(*v1.Cluster) bool { return false }
+
+// Places are the places of all guests as package rebalance sees them.
+type Places struct {
+	*rebalance.Problem
+	guests []*v1.Guest
+	at     map[string]int // by uid
+	hostAt map[string]int
+}
+
+// look is what Places are made from.
+type look struct {
+	*Objects
+	reports Reports
+	usage   *Usage
+	policy  *policy.Policy
+	room    *room
+	moves   Moves
+	ended   func(uid string) []*v1.Migration
+	begun   map[string]int // moves within the last hour, by policy
+	now     time.Time
+}
+
+// places returns the guests' places.
+func (l *look) places() *Places {
+	p := &Places{Problem: &rebalance.Problem{Most: mostProposals}, at: map[string]int{}, hostAt: l.room.at}
+	active := map[string]int{}
+	for _, m := range l.moves {
+		active[m.Source]++
+		active[m.Target]++
+	}
+	for _, h := range l.room.hosts {
+		p.Hosts = append(p.Hosts, l.host(h, MovesPerHost-active[h.Name]))
+	}
+	beginning := map[string]bool{} // clusters
+	for _, run := range l.Runs {
+		if run.State == v1.RunState_RUN_STATE_STARTING {
+			beginning[run.Spec.GetCluster()] = true
+		}
+	}
+	for _, name := range sortedKeys(l.Guests) {
+		g := l.Guests[name]
+		m := l.moves[g.Meta.Uid]
+		host := g.Host
+		if m != nil && host != "" {
+			host = m.Target
+		}
+		at, is := p.hostAt[host]
+		if !is {
+			continue
+		}
+		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: moveRequest(l.Objects, g)}
+		guest.Stays = l.stays(g, m, beginning[g.Cluster])
+		if guest.Stays == "" {
+			guest.Seconds = l.seconds(g)
+		}
+		p.at[g.Meta.Uid] = len(p.Guests)
+		p.guests, p.Guests = append(p.guests, g), append(p.Guests, guest)
+	}
+	demand := map[string]float64{} // by cluster
+	for _, g := range p.Guests {
+		demand[g.Cluster] += g.Demand
+	}
+	for i := range p.Guests {
+		g := &p.Guests[i]
+		g.Lost = slowsMoving*g.Demand*g.Seconds + standsStill*demand[g.Cluster]
+	}
+	p.Policies = l.policies()
+	p.Forbids = func(guest int, name string) string {
+		bounds, _ := l.policy.BoundsOf(name)
+		why, _ := mustStay(l.policy, bounds, p.guests[guest], l.ended(p.guests[guest].Meta.Uid), l.now)
+		return why
+	}
+	return p
+}
+
+// policies returns the policies that are on.
+func (l *look) policies() (list []rebalance.Policy) {
+	add := func(name string, term rebalance.Term, o policy.Objective) {
+		bounds, _ := l.policy.BoundsOf(name)
+		one := rebalance.Policy{Name: name, Term: term, Weight: o.Weight, LeastGain: o.LeastGain, Horizon: max(time.Minute, bounds.CoolDown).Seconds(), Left: -1}
+		if bounds.MovesPerHour > 0 {
+			one.Left = max(0, bounds.MovesPerHour-l.begun[name])
+		}
+		list = append(list, one)
+	}
+	if l.policy.Balance != nil {
+		add(policy.BalanceName, &rebalance.Load{}, l.policy.Balance.Objective)
+	}
+	if l.policy.Pack != nil {
+		add(policy.PackName, &rebalance.Pack{MaxLoad: l.policy.Pack.MaxLoad}, l.policy.Pack.Objective)
+	}
+	if l.policy.Spread != nil {
+		add(policy.SpreadName, rebalance.Spread{}, l.policy.Spread.Objective)
+	}
+	return list
+}
+
+// byNumber reports whether hosts are to have equal numbers of busy guests.
+func (l *look) byNumber() bool { return l.policy.Balance != nil && l.policy.Balance.Guests }
+
+// host returns a host with what its guests may use.
+func (l *look) host(h placement.Host, turns int) rebalance.Host {
+	made := rebalance.Host{Host: h, Turns: turns, Capacity: 1, Speed: 1}
+	used := l.usage.Hosts[h.Name]
+	if used.Known < leastKnown {
+		made.Closed = "too little is known of what host " + h.Name + " uses"
+	}
+	if !l.byNumber() {
+		cores := cmp.Or(h.Info.GetCpuShare(), float64(max(1, h.Cores)))
+		made.Capacity, made.Speed = max(0.1*cores, cores-used.Others), speedOf(h.Info)
+	}
+	return made
+}
+
+// busyFrom is the demand from which a guest counts if guests are counted, in cores.
+const busyFrom = 0.1
+
+// demand returns what a guest would use on an idle host, in cores. One of which too little is known counts as busy.
+func (l *look) demand(g *v1.Guest) float64 {
+	used, vcpus := l.usage.Guests[g.Meta.Uid], float64(max(1, g.Shape.GetVcpus()))
+	demand := min(vcpus, used.CPU+used.Wait)
+	if used.Known < leastKnown {
+		demand = vcpus
+	}
+	switch {
+	case !l.byNumber():
+		return demand
+	case demand >= busyFrom:
+		return 1
+	}
+	return 0
+}
+
+// stays returns why no policy may rebalance a guest now; empty: they may. beginning: a run of its cluster is being started.
+func (l *look) stays(g *v1.Guest, m *v1.Migration, beginning bool) string {
+	h := l.Hosts[g.Host]
+	report, _, connected := l.reports.Observed(g.Host)
+	seen := GuestOn(report, g.Meta.Uid)
+	switch {
+	case m != nil:
+		return "it is moving"
+	case apportioned(l.Clusters[g.Cluster]):
+		return "its cluster apportions its guests to hosts by itself"
+	case unwanted(l.Objects, g):
+		return "it is not to run any more"
+	case h.GetDraining() || len(h.GetWithdrawn()) > 0:
+		return "it has to leave its host"
+	case !connected || seen.GetEpoch() != g.Epoch || seen.GetCondition() != v1.GuestCondition_GUEST_CONDITION_RUNNING || !seen.GetReady():
+		return "it does not answer now"
+	case beginning:
+		return "a run of its cluster is just being started"
+	case l.usage.Guests[g.Meta.Uid].Known < leastKnown:
+		return "too little is known of what it uses"
+	case failedLately(l.ended(g.Meta.Uid), l.now) > 0:
+		return "a move of it failed just now"
+	}
+	return ""
+}
+
+// seconds returns how long a guest's move takes. Its last move tells best.
+func (l *look) seconds(g *v1.Guest) float64 {
+	bytes, rate := float64(cmp.Or(l.usage.Guests[g.Meta.Uid].MemoryBytes, g.Shape.GetMemoryBytes())), float64(usualRate)
+	var last *v1.Migration
+	for _, m := range l.ended(g.Meta.Uid) {
+		if m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.TotalMs > 0 && m.Progress.GetTransferredBytes() > 0 && !m.Ended.AsTime().Before(last.GetEnded().AsTime()) {
+			last = m
+		}
+	}
+	if last != nil {
+		bytes = float64(last.Progress.TransferredBytes)
+		rate = bytes / (float64(last.TotalMs) / 1000)
+	}
+	for _, name := range []string{policy.BalanceName, policy.PackName, policy.SpreadName} {
+		if bounds, _ := l.policy.BoundsOf(name); bounds != nil && bounds.Bandwidth > 0 {
+			rate = min(rate, float64(bounds.Bandwidth))
+		}
+	}
+	return bytes / rate
+}
+
+// rebalance begins the moves that gain, once for each usage.
+func (p *pass) rebalance() {
+	memory := &p.Core.policies
+	if _, is := memory.policy.Rebalances(); !is || p.Usage == nil || p.Usage == memory.usage || p.full() {
+		return
+	}
+	memory.usage = p.Usage
+	if p.room == nil {
+		p.room = newRoom(p.Objects, p, p.index.moves)
+	}
+	l := &look{Objects: p.Objects, reports: p, usage: p.Usage, policy: memory.policy, room: p.room, moves: p.index.moves,
+		ended: func(uid string) []*v1.Migration { return p.index.ended[uid] }, begun: p.begunLately(), now: p.Now}
+	places := l.places()
+	memory.lapsed = places.lapsed(p.index.moves)
+	var c Change
+	group := 0
+	plan := places.Plan()
+	for i, m := range plan {
+		if m.Group == 0 || m.Group != group {
+			c, group = Change{}, m.Group
+		}
+		p.begin(&c, places, m)
+		if last := i == len(plan)-1 || m.Group == 0 || plan[i+1].Group != m.Group; last && !p.touches(c) && !p.full() {
+			p.propose("guest/"+places.guests[m.Guest].Meta.Name, c)
+		}
+	}
+}
+
+// begin adds a proposed move to a change.
+func (p *pass) begin(c *Change, places *Places, m rebalance.Proposal) {
+	g := places.guests[m.Guest]
+	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
+	move := newMove(p.working.Objects, g, places.Hosts[m.To].Name)
+	move.Policy, move.BandwidthBytes = m.Policy, bounds.Bandwidth
+	move.Reason = fmt.Sprintf("%s: %s; this gains %.2f and takes about %.0f s", m.Policy, m.Why, m.Net(), max(1, m.Seconds))
+	c.write(Create, move)
+	for _, o := range []Object{p.Hosts[move.Source], p.Hosts[move.Target], g} {
+		if !slices.ContainsFunc(c.Ops, func(op Op) bool { return op.Object == o }) {
+			c.write(Expect, o)
+		}
+	}
+}
+
+// mostOptions bounds the hosts that an explanation lists.
+const mostOptions = 5
+
+// rebalance says what policies that go by use make of a guest.
+func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
+	if _, is := p.Rebalances(); !is {
+		return
+	}
+	if e.Usage == nil {
+		l.add("what guests use is not known yet")
+		return
+	}
+	moves, ended := ActiveMoves(e.Objects), map[string][]*v1.Migration{}
+	for _, m := range e.Migrations {
+		if migration.Ended(m.State) {
+			ended[m.GuestUid] = append(ended[m.GuestUid], m)
+		}
+	}
+	look := &look{Objects: e.Objects, reports: e.Reports, usage: e.Usage, policy: p, room: newRoom(e.Objects, e.Reports, moves), moves: moves,
+		ended: func(uid string) []*v1.Migration { return ended[uid] }, begun: begunLately(e.Migrations, e.Now), now: e.Now}
+	places := look.places()
+	at, is := places.at[g.Meta.Uid]
+	if !is {
+		return
+	}
+	used, guest := e.Usage.Guests[g.Meta.Uid], places.Guests[at]
+	l.add("it used %.2f cores lately, and waited for %.2f more; a move takes about %.0f s", used.CPU, used.Wait, max(1, look.seconds(g)))
+	if guest.Stays != "" {
+		l.add("no policy moves it by what it uses: %s", guest.Stays)
+		return
+	}
+	options := places.Consider(at)
+	for _, o := range options[:min(mostOptions, len(options))] {
+		answer := "this is enough"
+		if o.Refuse != "" {
+			answer = "refused: " + o.Refuse
+		}
+		l.add("  %s: %s would gain %.2f: %s", places.Hosts[o.Host].Name, o.Policy, o.Net, answer)
+	}
+	if left := len(options) - mostOptions; left > 0 {
+		l.add("  and %d more hosts", left)
+	}
+}
+
+// touches reports whether this decision has changed an object that a change expects to be as it was.
+func (p *pass) touches(c Change) bool {
+	for _, op := range c.Ops {
+		if op.Kind == Expect && p.changed(op.Object) {
+			return true
+		}
+	}
+	return false
+}
+
+// lapsed returns the waiting moves that gain nothing any more, by uid.
+func (p *Places) lapsed(moves Moves) map[string]bool {
+	lapsed := map[string]bool{}
+	var s *rebalance.State
+	for _, m := range moves {
+		if m.State != v1.MigrationState_MIGRATION_STATE_PENDING || !policy.Rebalancing(m.Policy) {
+			continue
+		}
+		if s == nil {
+			s = p.State()
+		}
+		guest, known := p.at[m.GuestUid]
+		source, is := p.hostAt[m.Source]
+		if known && is && s.Back(guest, source) <= 0 {
+			lapsed[m.Meta.Uid] = true
+		}
+	}
+	return lapsed
+}

@@ -1,0 +1,403 @@
+// Package rebalance proposes moves of guests that run, so that hosts and guests are used better. It is pure: what hosts and guests
+// use goes in, proposals with their reasons come out. Terms say what is worth how much: load (balance), occupied hosts (pack),
+// uneven clusters (spread), and others. Constraints say what must not happen: package placement's filters, a cluster's spread,
+// and what the caller forbids.
+package rebalance
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	v1 "watari/api/watariv1"
+	"watari/placement"
+)
+
+// Host is a host with what its guests may use.
+type Host struct {
+	placement.Host
+	// Capacity is the processors' worth of time that guests may use, without what the owner and the system use; more than 0.
+	Capacity float64
+	Speed    float64 // of a processor, against 1; more than 0
+	Turns    int     // how many more moves may begin here now, as source or target
+	Closed   string  // why no move may begin here now, whatever Turns says; empty: it may
+}
+
+// Guest is a guest that has a host.
+type Guest struct {
+	Name, Cluster string
+	Host          int     // index; of a guest that moves, the target
+	Demand        float64 // processors' worth of time that it would use on an idle host
+	Request       *placement.Request
+	Stays         string  // why nobody may move it now; empty: they may
+	Seconds       float64 // that a move takes
+	Lost          float64 // the work that a move costs, in seconds of one processor
+}
+
+// Term is one part of the objective, as a cost. It follows the guests' places by Moved.
+type Term interface {
+	// Begin is called first, with the places before any proposal.
+	Begin(s *State)
+	// Cost returns the whole cost.
+	Cost(s *State) float64
+	// Gain returns by how much the cost falls if a guest moves to another host.
+	Gain(s *State, guest, to int) float64
+	// Moved tells that a guest has moved. s shows it already.
+	Moved(s *State, guest, from, to int)
+	// Guests returns up to n guests whose move may gain most, best first.
+	Guests(s *State, n int) []int
+	// Targets returns hosts to which a move of the guest may gain, best first. The caller does not change the slice.
+	Targets(s *State, guest int) []int
+	// Why says in words what the move to a host is good for, before it is made.
+	Why(s *State, guest, to int) string
+}
+
+// emptier is a Term that gains only by several moves together.
+type emptier interface {
+	// empty returns moves that free a host; nil: none can be freed. may tells whether a guest may move to a host.
+	empty(s *State, may func(guest, to int) bool) []step
+}
+
+// step is one move.
+type step struct{ guest, to int }
+
+// Policy is a term, and what its administrator asks.
+type Policy struct {
+	Name   string
+	Term   Term
+	Weight float64 // of the term's costs against those of others
+	// LeastGain is the least by which a move must lower the weighted cost of all terms, less the work that it loses.
+	LeastGain float64
+	// Horizon is the time for which a gain is expected to last, in seconds. Lost work is spread over it.
+	Horizon float64
+	// Left is how many more moves the policy may begin; negative: any number.
+	Left int
+}
+
+// Problem is what a round decides about.
+type Problem struct {
+	Hosts    []Host
+	Guests   []Guest
+	Policies []Policy
+	// Forbids returns why a policy must not move a guest now; empty: it may. nil: nothing is forbidden.
+	Forbids func(guest int, policy string) string
+	Most    int // proposals at most
+}
+
+// Proposal is a move that gains.
+type Proposal struct {
+	Guest, From, To int // indexes
+	Policy          string
+	// Gain is by how much the weighted cost falls, and Cost the work that the move loses over the policy's horizon. Of moves of one
+	// group they are those of the whole group.
+	Gain, Cost float64
+	Seconds    float64 // that the move takes
+	// Group is the same for moves that only gain together; 0: the move stands alone.
+	Group int
+	Why   string
+}
+
+// Net is what is gained after all.
+func (p Proposal) Net() float64 { return p.Gain - p.Cost }
+
+const (
+	mostGuests = 240 // that one look for a move considers
+	mostTarget = 12  // for each of them
+	mostWalked = 200 // hosts that are asked until mostTarget take it
+	mostPairs  = 3000
+	pairGuests = 60 // that a pair of moves begins with
+	pairHosts  = 6  // for each of them
+)
+
+// Plan returns proposals in the order in which they gain most. Each guest moves at most once.
+func (p *Problem) Plan() (proposals []Proposal) {
+	s := newState(p)
+	groups := 0
+	for len(proposals) < p.Most {
+		if best := s.bestMove(); best != nil {
+			s.take(*best)
+			proposals = append(proposals, *best)
+			continue
+		}
+		pair := s.bestPair(p.Most - len(proposals))
+		if pair == nil {
+			break
+		}
+		groups++
+		for _, m := range pair {
+			m.Group = groups
+			s.take(m)
+			proposals = append(proposals, m)
+		}
+	}
+	for i := range p.Policies {
+		for {
+			freed := s.bestGroup(&p.Policies[i], p.Most-len(proposals))
+			if freed == nil {
+				break
+			}
+			groups++
+			for _, m := range freed {
+				m.Group = groups
+				proposals = append(proposals, m)
+			}
+		}
+	}
+	return proposals
+}
+
+// Cost returns the weighted cost of the guests' places.
+func (p *Problem) Cost() float64 {
+	s := newState(p)
+	cost := 0.0
+	for _, policy := range p.Policies {
+		cost += policy.Weight * policy.Term.Cost(s)
+	}
+	return cost
+}
+
+// Back returns by how much the cost grows if a guest goes back to a host: what its move from there gains as things are now.
+func (s *State) Back(guest, source int) float64 {
+	gain, _ := s.gain(guest, source)
+	return -gain
+}
+
+// gain returns the weighted gain of a move, and the policy that gains most by it.
+func (s *State) gain(guest, to int) (sum float64, by *Policy) {
+	most := math.Inf(-1)
+	for i := range s.Policies {
+		policy := &s.Policies[i]
+		one := policy.Weight * policy.Term.Gain(s, guest, to)
+		sum += one
+		if one > most {
+			most, by = one, policy
+		}
+	}
+	return sum, by
+}
+
+// enough reports whether a net gain is enough for a policy.
+func (p *Policy) enough(net float64) bool { return net >= p.LeastGain && net > 1e-9 }
+
+// may reports whether a policy may begin a move of the guest now.
+func (s *State) may(guest int, by *Policy) string {
+	if by.Left >= 0 && s.begun[by.Name] >= by.Left {
+		return "it has begun as many moves as it may"
+	}
+	if s.Forbids == nil {
+		return ""
+	}
+	return s.Forbids(guest, by.Name)
+}
+
+// refuses returns why a guest cannot move to a host; empty: it can.
+func (s *State) refuses(guest, to int) string {
+	h := s.host(to)
+	if why := placement.Check(s.Guests[guest].Request, &h); why != "" {
+		return why
+	}
+	if s.spreadGain(guest, to) < 0 {
+		return "its cluster would be spread less evenly"
+	}
+	return ""
+}
+
+// begins reports whether a move may begin on a guest's host.
+func (s *State) begins(guest int) bool {
+	return s.Guests[guest].Stays == "" && !s.moved[guest] && s.turns[s.At[guest]] > 0
+}
+
+// targets returns hosts that may take a guest, the most promising first.
+func (s *State) targets(guest, most int) (list []int) {
+	s.stamp++
+	for i := range s.Policies {
+		taken := 0
+		for walked, to := range s.Policies[i].Term.Targets(s, guest) {
+			if taken == most || walked == mostWalked {
+				break
+			}
+			if to == s.At[guest] || s.turns[to] <= 0 || !s.fits(guest, to) || s.seenHost[to] == s.stamp || s.refuses(guest, to) != "" {
+				continue
+			}
+			s.seenHost[to] = s.stamp
+			taken++
+			list = append(list, to)
+		}
+	}
+	return list
+}
+
+// candidates returns the guests whose move may gain.
+func (s *State) candidates(n int) (list []int) {
+	s.stamp++
+	for i := range s.Policies {
+		for _, g := range s.Policies[i].Term.Guests(s, n) {
+			if s.seenGuest[g] != s.stamp && s.begins(g) {
+				s.seenGuest[g] = s.stamp
+				list = append(list, g)
+			}
+		}
+	}
+	return list
+}
+
+// bestMove returns the move that gains most; nil: none gains enough.
+func (s *State) bestMove() (best *Proposal) {
+	for _, g := range s.candidates(mostGuests) {
+		for _, to := range s.targets(g, mostTarget) {
+			gain, by := s.gain(g, to)
+			cost := s.Guests[g].Lost / by.Horizon
+			if !by.enough(gain-cost) || best != nil && gain-cost <= best.Net()+1e-12 || s.may(g, by) != "" {
+				continue
+			}
+			best = &Proposal{Guest: g, From: s.At[g], To: to, Policy: by.Name, Gain: gain, Cost: cost, Seconds: s.Guests[g].Seconds}
+		}
+	}
+	if best != nil {
+		best.Why = s.policy(best.Policy).Term.Why(s, best.Guest, best.To)
+	}
+	return best
+}
+
+// bestPair returns the two moves that gain most together, such as two guests that change places; nil: none gain enough.
+func (s *State) bestPair(left int) (best []Proposal) {
+	if left < 2 {
+		return nil
+	}
+	pairs, net := 0, 0.0
+	for _, a := range s.candidates(pairGuests) {
+		if pairs >= mostPairs {
+			break
+		}
+		from := s.At[a]
+		for _, to := range s.targets(a, pairHosts) {
+			first, by := s.gain(a, to)
+			if s.may(a, by) != "" || by.Left >= 0 && s.begun[by.Name]+2 > by.Left || s.turns[from] < 2 && s.turns[to] < 2 {
+				continue
+			}
+			s.trying = true
+			s.reserve(a, to, 1)
+			s.shift(a, to)
+			for _, b := range s.partners(a, from, to) {
+				for _, second := range append([]int{from}, s.targets(b, pairHosts)...) {
+					if pairs >= mostPairs || second == s.At[b] || !s.fits(b, second) {
+						continue
+					}
+					pairs++
+					more, _ := s.gain(b, second)
+					cost := (s.Guests[a].Lost + s.Guests[b].Lost) / by.Horizon
+					if gained := first + more - cost; !by.enough(gained) || gained <= net+1e-12 || s.refuses(b, second) != "" || s.may(b, by) != "" {
+						continue
+					}
+					net = first + more - cost
+					best = []Proposal{
+						{Guest: a, From: from, To: to, Policy: by.Name, Gain: first + more, Cost: cost, Seconds: s.Guests[a].Seconds},
+						{Guest: b, From: s.At[b], To: second, Policy: by.Name, Gain: first + more, Cost: cost, Seconds: s.Guests[b].Seconds}}
+				}
+			}
+			s.shift(a, from)
+			s.reserve(a, to, -1)
+			s.trying = false
+		}
+	}
+	for i := range best {
+		best[i].Why = fmt.Sprintf("together with guest %s, which moves from %s to %s", s.Guests[best[1-i].Guest].Name, s.Hosts[best[1-i].From].Name, s.Hosts[best[1-i].To].Name)
+	}
+	return best
+}
+
+// partners returns guests that may move together with a guest that moves: those on either host, and those of its cluster.
+func (s *State) partners(guest, from, to int) (list []int) {
+	s.stamp++
+	s.seenGuest[guest] = s.stamp
+	for _, guests := range [][]int{s.On[to], s.On[from], s.Clusters[s.Of[guest]].Guests} {
+		for _, g := range guests {
+			if s.seenGuest[g] != s.stamp && s.begins(g) {
+				s.seenGuest[g] = s.stamp
+				list = append(list, g)
+			}
+		}
+	}
+	return list
+}
+
+// bestGroup takes the moves that free one host, and returns them; nil: none can be freed.
+func (s *State) bestGroup(policy *Policy, left int) (group []Proposal) {
+	term, is := policy.Term.(emptier)
+	if !is || left <= 0 {
+		return nil
+	}
+	steps := term.empty(s, func(g, to int) bool { return s.fits(g, to) && s.refuses(g, to) == "" && s.may(g, policy) == "" })
+	if len(steps) == 0 || len(steps) > left || policy.Left >= 0 && s.begun[policy.Name]+len(steps) > policy.Left {
+		return nil
+	}
+	gain, lost := 0.0, 0.0
+	for _, step := range steps {
+		one, _ := s.gain(step.guest, step.to)
+		gain += one
+		lost += s.Guests[step.guest].Lost
+		m := Proposal{Guest: step.guest, From: s.At[step.guest], To: step.to, Policy: policy.Name, Seconds: s.Guests[step.guest].Seconds, Why: policy.Term.Why(s, step.guest, step.to)}
+		group = append(group, m)
+		s.shift(step.guest, step.to)
+	}
+	cost := lost / policy.Horizon
+	for i := len(group) - 1; i >= 0; i-- {
+		s.shift(group[i].Guest, group[i].From)
+	}
+	if !policy.enough(gain - cost) {
+		return nil
+	}
+	for i := range group {
+		group[i].Gain, group[i].Cost = gain, cost
+		s.take(group[i])
+	}
+	return group
+}
+
+// Option is a host to which a guest could move.
+type Option struct {
+	Host   int
+	Policy string  // that would gain most
+	Net    float64 // what would be gained after all
+	Refuse string  // why it does not move there; empty: it would
+}
+
+// Consider returns what each other host would gain for a guest, the best first, as if nothing else moved.
+func (p *Problem) Consider(guest int) (options []Option) {
+	s := newState(p)
+	for to := range p.Hosts {
+		if to == s.At[guest] {
+			continue
+		}
+		gain, by := s.gain(guest, to)
+		o := Option{Host: to, Policy: by.Name, Net: gain - p.Guests[guest].Lost/by.Horizon, Refuse: s.refuses(guest, to)}
+		switch {
+		case o.Refuse != "":
+		case !by.enough(o.Net):
+			o.Refuse = "too little is gained"
+		default:
+			o.Refuse = s.may(guest, by)
+		}
+		for _, h := range []int{s.At[guest], to} {
+			if o.Refuse == "" && s.turns[h] <= 0 {
+				o.Refuse = cmp.Or(p.Hosts[h].Closed, "other moves of host "+p.Hosts[h].Name+" are under way")
+			}
+		}
+		options = append(options, o)
+	}
+	slices.SortStableFunc(options, func(a, b Option) int {
+		return cmp.Or(min(1, len(a.Refuse))-min(1, len(b.Refuse)), cmp.Compare(b.Net, a.Net))
+	})
+	return options
+}
+
+func (s *State) policy(name string) *Policy {
+	i := slices.IndexFunc(s.Policies, func(p Policy) bool { return p.Name == name })
+	return &s.Policies[i]
+}
+
+// spreads reports whether a cluster asks for a spread.
+func spreads(spread v1.Spread) bool {
+	return spread == v1.Spread_SPREAD_HOST || spread == v1.Spread_SPREAD_SITE
+}
