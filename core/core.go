@@ -55,7 +55,6 @@ type World struct {
 	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
 	Signals Signals
-	Traffic Traffic
 	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 }
@@ -173,7 +172,7 @@ func (c *Core) Decide(w World) Decision {
 		return due
 	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
-	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), statuses: map[string]ClusterStatus{}}
+	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}}
 	p.again = w.Now.Add(idlePass)
 	p.inForce()
 	p.makeOrders()
@@ -224,6 +223,7 @@ type pass struct {
 	room      *room
 	leaving   *leavingView             // of the last guest that had to leave its host; nil: none had
 	begun     map[string]int           // moves that each policy has begun within the last hour; nil: not counted yet
+	asked     map[string]bool          // guests whose move this decision has begun, by uid
 	statuses  map[string]ClusterStatus // by cluster
 }
 
@@ -236,6 +236,11 @@ func (p *pass) propose(key string, c Change) {
 		return
 	}
 	c.Key = key
+	for _, op := range c.Ops {
+		if m, is := op.Object.(*v1.Migration); is && op.Kind == Create {
+			p.asked[m.GuestUid] = true
+		}
+	}
 	p.working.apply(c)
 	p.changes = append(p.changes, c)
 }

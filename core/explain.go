@@ -21,7 +21,6 @@ type Explainer struct {
 	*Objects
 	Reports Reports
 	Signals Signals
-	Traffic Traffic
 	Usage   *Usage // nil: nothing is known
 	Now     time.Time
 	// Policy is the policy in force, if the caller has read it already.

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
@@ -15,30 +14,59 @@ import (
 	"watari/locality"
 	"watari/placement"
 	"watari/policy"
+	"watari/rebalance"
 )
 
 const (
-	// localityEvery is the time between two looks at a cluster.
-	localityEvery = 15 * time.Second
-	// localityMoves bounds the moves of a cluster that begin together, and localityPlans the clusters that one decision plans.
-	localityMoves = 16
-	localityPlans = 8
+	// mostTogether bounds the moves of a cluster that begin together.
+	mostTogether = 16
+	// mostPlans bounds the clusters for which one decision plans.
+	mostPlans = 8
 )
 
 // closer plans for one cluster.
 type closer struct {
-	*Objects
-	policy  *policy.Policy
-	traffic Traffic
-	moves   Moves
-	room    *room
-	// stays returns why a guest must not be moved now; empty: it may be.
-	stays func(g *v1.Guest) string
-	most  int // moves that may begin
-
+	*look
 	cluster *v1.Cluster
 	guests  []*v1.Guest
-	problem *locality.Problem
+	problem *locality.Problem // nil: there was nothing to plan
+}
+
+// closer returns the plan of a cluster. why says why nothing is to be moved; empty: the plan has moves.
+func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan locality.Plan, why string) {
+	c = &closer{look: l, cluster: cluster, guests: slices.Clone(guests)}
+	slices.SortFunc(c.guests, func(a, b *v1.Guest) int { return cmp.Compare(a.Index, b.Index) })
+	for _, g := range c.guests {
+		if l.moves[g.Meta.Uid] != nil {
+			return c, plan, fmt.Sprintf("guest %s is moving", g.Meta.Name)
+		}
+		if g.Host == "" && !unwanted(l.Objects, g) {
+			return c, plan, fmt.Sprintf("guest %s is to be started", g.Meta.Name)
+		}
+	}
+	bounds, most := &l.policy.Locality.Bounds, mostTogether
+	if bounds.MovesPerHour > 0 {
+		most = min(most, bounds.MovesPerHour-l.begun[policy.LocalityName])
+	}
+	pairs := talks(c.guests, l.usage.Traffic)
+	switch {
+	case len(pairs) == 0:
+		return c, plan, "its guests do not talk to each other now"
+	case !c.distant(pairs):
+		return c, plan, "its guests send too little between hosts for a move to pay"
+	case most <= 0:
+		return c, plan, spent(policy.LocalityName, bounds, l.begun)
+	}
+	c.problem = c.describe(pairs, most)
+	plan = c.problem.Plan()
+	switch {
+	case len(plan.Moves) > 0:
+		return c, plan, ""
+	case plan.Stuck:
+		return c, plan, "a better placement is known, but its hosts have no memory for a guest more while guests change places"
+	}
+	return c, plan, fmt.Sprintf("no move or swap saves %.0f %% of the cluster's bytes times distance (%s), with what it sends itself within %s",
+		100*c.problem.LeastGain, rate(plan.Before), l.policy.Locality.Horizon)
 }
 
 // talks returns the traffic of a cluster's guests with each other.
@@ -62,60 +90,34 @@ func talks(guests []*v1.Guest, traffic Traffic) (pairs []locality.Pair) {
 	return pairs
 }
 
-// distant reports whether guests of a cluster on different hosts talk to each other so much that the least move could pay.
+// distance returns the distance between two hosts.
+func (l *look) distance(a, b string) float64 {
+	return l.policy.Locality.Distance.Between(a, l.Hosts[a].GetInfo().GetSite(), b, l.Hosts[b].GetInfo().GetSite())
+}
+
+// distant reports whether guests on different hosts talk to each other so much that the least move could pay.
 func (c *closer) distant(pairs []locality.Pair) bool {
 	cost, least := 0.0, uint64(1<<63)
 	for _, t := range pairs {
 		a, b := c.guests[t.A], c.guests[t.B]
-		if a.Host == b.Host || a.Host == "" || b.Host == "" {
-			continue
+		if a.Host != "" && b.Host != "" && a.Host != b.Host {
+			cost += t.Rate * c.distance(a.Host, b.Host)
+			least = min(least, a.Shape.GetMemoryBytes(), b.Shape.GetMemoryBytes())
 		}
-		cost += t.Rate * c.policy.Locality.Distance.Between(a.Host, c.site(a.Host), b.Host, c.site(b.Host))
-		least = min(least, a.Shape.GetMemoryBytes(), b.Shape.GetMemoryBytes())
 	}
 	return cost*c.policy.Locality.Horizon.Seconds() > float64(least)*c.policy.Locality.Distance.Site
 }
 
-func (c *closer) site(host string) string { return c.Hosts[host].GetInfo().GetSite() }
-
-// plan plans for a cluster. why says why nothing is to be moved; empty: the plan has moves.
-func (c *closer) plan(cluster *v1.Cluster, guests []*v1.Guest) (plan locality.Plan, why string) {
-	c.cluster, c.guests = cluster, slices.Clone(guests)
-	slices.SortFunc(c.guests, func(a, b *v1.Guest) int { return cmp.Compare(a.Index, b.Index) })
-	for _, g := range c.guests {
-		if m := c.moves[g.Meta.Uid]; m != nil {
-			return plan, fmt.Sprintf("guest %s is moving", g.Meta.Name)
-		}
-	}
-	pairs := talks(c.guests, c.traffic)
-	switch {
-	case len(pairs) == 0:
-		return plan, "its guests do not talk to each other now"
-	case !c.distant(pairs):
-		return plan, "its guests send too little between hosts for a move to pay"
-	case c.most <= 0:
-		return plan, "it has begun as many moves within the last hour as it may"
-	}
-	c.problem = c.describe(pairs)
-	plan = c.problem.Plan()
-	switch {
-	case len(plan.Moves) > 0:
-		return plan, ""
-	case plan.Stuck:
-		return plan, "a better placement is known, but its hosts have no memory for a guest more while guests change places"
-	}
-	return plan, fmt.Sprintf("no move or swap saves %.0f %% of the cluster's bytes times distance (%s), with what it sends itself within %s", 100*c.problem.LeastGain,
-		rate(plan.Before), c.policy.Locality.Horizon)
-}
-
 // describe returns the cluster and the hosts as package locality sees them.
-func (c *closer) describe(pairs []locality.Pair) *locality.Problem {
-	l := c.policy.Locality
-	p := &locality.Problem{Traffic: pairs, Distance: l.Distance, Horizon: l.Horizon.Seconds(), LeastGain: l.LeastGain, Most: min(c.most, localityMoves)}
-	switch c.cluster.GetSpec().GetSpread() {
-	case v1.Spread_SPREAD_SITE:
+func (c *closer) describe(pairs []locality.Pair, most int) *locality.Problem {
+	local := c.policy.Locality
+	p := &locality.Problem{Traffic: pairs, Distance: local.Distance, Horizon: local.Horizon.Seconds(), LeastGain: local.LeastGain, Most: most}
+	switch spread := c.cluster.GetSpec().GetSpread(); {
+	case apportioned(c.cluster):
+		p.Keep = locality.KeepCounts
+	case spread == v1.Spread_SPREAD_SITE:
 		p.Keep = locality.KeepSites
-	case v1.Spread_SPREAD_HOST:
+	case spread == v1.Spread_SPREAD_HOST:
 		p.Keep = locality.KeepHosts
 	}
 	open := map[int]bool{}
@@ -127,12 +129,14 @@ func (c *closer) describe(pairs []locality.Pair) *locality.Problem {
 		p.Hosts = append(p.Hosts, locality.Host{Name: h.Name, Site: h.Site, Memory: h.MemoryBytes - min(h.MemoryBytes, h.MemoryUsed),
 			VCPUs: int(h.Cores) - int(h.VCPUs), Closed: !open[i]})
 	}
+	beginning := c.beginning()[c.cluster.Meta.Name]
 	for _, g := range c.guests {
 		at, known := c.room.at[g.Host]
 		if !known {
 			at = -1
 		}
-		p.Guests = append(p.Guests, locality.Guest{Name: g.Meta.Name, Host: at, Memory: g.Shape.GetMemoryBytes(), VCPUs: int(g.Shape.GetVcpus()), Stays: c.stays(g) != ""})
+		p.Guests = append(p.Guests, locality.Guest{Name: g.Meta.Name, Host: at, Memory: g.Shape.GetMemoryBytes(), VCPUs: int(g.Shape.GetVcpus()),
+			Stays: c.remains(g, beginning) != ""})
 	}
 	requests := make([]*placement.Request, len(c.guests))
 	p.Allowed = func(guest, host int) bool {
@@ -146,159 +150,159 @@ func (c *closer) describe(pairs []locality.Pair) *locality.Problem {
 	return p
 }
 
+// remains says why the policy must not move a guest now; empty: it may. beginning: a run of its cluster is being started.
+func (l *look) remains(g *v1.Guest, beginning bool) string {
+	if why := l.fixed(g, l.moves[g.Meta.Uid], beginning); why != "" {
+		return why
+	}
+	why, _ := mustStay(l.policy, &l.policy.Locality.Bounds, g, l.ended(g.Meta.Uid), l.now)
+	return why
+}
+
 // reason says for people what a move of a plan is for.
 func (c *closer) reason(plan locality.Plan, move locality.Move) string {
-	at := map[int]int{}
+	to := make([]int, len(c.guests))
+	for i, g := range c.problem.Guests {
+		to[i] = g.Host
+	}
 	for _, m := range plan.Moves {
-		at[m.Guest] = m.To
+		to[m.Guest] = m.To
 	}
-	place := func(guest int) int {
-		if to, moves := at[guest]; moves {
-			return to
-		}
-		return c.problem.Guests[guest].Host
-	}
-	peer, most := -1, 0.0
+	best, most := locality.Pair{}, 0.0 // the pair of the guest's that comes closer and gains most
 	for _, t := range c.problem.Traffic {
-		if t.A != move.Guest && t.B != move.Guest {
+		a, b := c.problem.Guests[t.A].Host, c.problem.Guests[t.B].Host
+		if t.A != move.Guest && t.B != move.Guest || a < 0 || b < 0 {
 			continue
 		}
-		other := t.A + t.B - move.Guest
-		if c.problem.Guests[other].Host < 0 {
-			continue
-		}
-		saved := t.Rate * (c.problem.Between(c.problem.Guests[t.A].Host, c.problem.Guests[t.B].Host) - c.problem.Between(place(t.A), place(t.B)))
-		if saved > most {
-			peer, most = other, saved
+		if saved := t.Rate * (c.problem.Between(a, b) - c.problem.Between(to[t.A], to[t.B])); saved > most {
+			best, most = t, saved
 		}
 	}
 	text := "it makes room for guests of its cluster that talk to each other"
-	if peer >= 0 {
-		exchanged := 0.0
-		for _, t := range c.problem.Traffic {
-			if t.A == min(peer, move.Guest) && t.B == max(peer, move.Guest) {
-				exchanged = t.Rate
-			}
-		}
-		text = fmt.Sprintf("it exchanges %s with %s", rate(exchanged), c.guests[peer].Meta.Name)
+	if most > 0 {
+		text = fmt.Sprintf("it exchanges %s with %s", rate(best.Rate), c.guests[best.A+best.B-move.Guest].Meta.Name)
 	}
-	return fmt.Sprintf("%s; %s of cluster %s cut its bytes times distance from %s to %s", text, english.Plural(len(plan.Moves), "move", ""), c.cluster.Meta.Name, rate(plan.Before), rate(plan.After))
+	return fmt.Sprintf("%s; %s of cluster %s cut its bytes times distance from %s to %s", text, english.Plural(len(plan.Moves), "move", ""),
+		c.cluster.Meta.Name, rate(plan.Before), rate(plan.After))
 }
 
 // rate is a number of bytes in a second, for people.
 func rate(bytes float64) string { return humanize.IBytes(uint64(bytes)) + "/s" }
 
+// together returns the traffic as one of the costs by which policies rebalance.
+func (l *look) together(p *Places) *rebalance.Together {
+	t := &rebalance.Together{Peers: make([][]rebalance.Peer, len(p.guests)),
+		Distance: func(a, b int) float64 { return l.distance(p.Hosts[a].Name, p.Hosts[b].Name) }}
+	for _, pair := range talks(p.guests, l.usage.Traffic) {
+		t.Peers[pair.A] = append(t.Peers[pair.A], rebalance.Peer{Guest: pair.B, Rate: pair.Rate})
+		t.Peers[pair.B] = append(t.Peers[pair.B], rebalance.Peer{Guest: pair.A, Rate: pair.Rate})
+	}
+	return t
+}
+
+// overloads reports whether a plan costs more than it gains if policies that go by use are counted, too.
+func (p *Places) overloads(c *closer, plan locality.Plan) bool {
+	before, lost := p.Cost(), 0.0
+	for _, m := range plan.Moves {
+		uid := c.guests[m.Guest].Meta.Uid
+		lost += p.Guests[p.at[uid]].Lost / c.policy.Locality.Horizon.Seconds()
+		p.Move(uid, c.problem.Hosts[m.To].Name)
+	}
+	worse := p.Cost()+lost >= before
+	for _, m := range plan.Moves {
+		p.Move(c.guests[m.Guest].Meta.Uid, c.problem.Hosts[m.From].Name)
+	}
+	return worse
+}
+
 // bringTogether begins moves that bring guests closer to those with which they talk.
 func (p *pass) bringTogether() {
-	bounds, _ := p.Core.policies.policy.BoundsOf(policy.LocalityName)
-	if bounds == nil || p.Traffic == nil {
+	whole := p.Core.policies.policy
+	if whole == nil || whole.Locality == nil || p.Usage == nil || p.Usage.Traffic == nil {
 		return
 	}
-	looked := p.Core.looked
-	planned := 0
+	looked, planned := p.Core.looked, 0
+	var places *Places
 	for _, name := range sortedKeys(p.Clusters) {
-		if next := looked[name].Add(localityEvery); p.Now.Before(next) && !looked[name].After(p.Now) {
+		if next := looked[name].Add(whole.Locality.Interval); p.Now.Before(next) && !p.Now.Before(looked[name]) {
 			p.again = earlier(p.again, next)
 			continue
 		}
-		if p.full() || planned == localityPlans {
+		if p.full() || planned == mostPlans {
 			p.again = earlier(p.again, p.Now.Add(movePass))
 			return
 		}
 		looked[name] = p.Now
 		guests := p.index.guestsOf(name)
-		if len(guests) < 2 || p.Clusters[name].Meta.Deleting != nil || slices.ContainsFunc(guests, func(g *v1.Guest) bool { return p.changed(g) }) {
+		if len(guests) < 2 || p.Clusters[name].Meta.Deleting != nil {
 			continue
 		}
-		if p.room == nil {
-			p.room = newRoom(p.Objects, p, p.index.moves)
-		}
-		c := &closer{Objects: p.Objects, policy: p.Core.policies.policy, traffic: p.Traffic, moves: p.index.moves, room: p.room, most: localityMoves,
-			stays: func(g *v1.Guest) string {
-				why, _ := localityStays(p.Objects, p, p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
-				return why
-			}}
-		if bounds.MovesPerHour > 0 {
-			c.most = min(c.most, bounds.MovesPerHour-p.begunLately()[policy.LocalityName])
-		}
-		plan, why := c.plan(p.Clusters[name], guests)
+		c, plan, why := p.look().closer(p.Clusters[name], guests)
 		if c.problem != nil {
 			planned++
 		}
-		if why == "" {
-			p.beginPlan(c, plan, bounds)
+		if why != "" {
+			continue
 		}
+		if _, is := whole.Rebalances(); is {
+			if places == nil {
+				places = c.places()
+			}
+			if places.overloads(c, plan) {
+				continue
+			}
+		}
+		p.beginPlan(c, plan)
 	}
 }
 
 // beginPlan begins the moves of a plan, all or none.
-func (p *pass) beginPlan(c *closer, plan locality.Plan, bounds *policy.Bounds) {
+func (p *pass) beginPlan(c *closer, plan locality.Plan) {
 	var change Change
-	hosts := map[string]bool{}
+	expect := map[Object]bool{}
 	for _, m := range plan.Moves {
 		g := c.guests[m.Guest]
 		move := newMove(p.working.Objects, g, c.problem.Hosts[m.To].Name)
-		move.Reason, move.Policy, move.BandwidthBytes = c.reason(plan, m), policy.LocalityName, bounds.Bandwidth
+		move.Reason, move.Policy, move.BandwidthBytes = "locality: "+c.reason(plan, m), policy.LocalityName, c.policy.Locality.Bandwidth
 		change.write(Create, move)
-		change.write(Expect, g)
-		hosts[move.Source], hosts[move.Target] = true, true
-	}
-	for _, host := range sortedKeys(hosts) {
-		if p.changed(p.Hosts[host]) {
-			return
+		for _, o := range []Object{g, p.Hosts[move.Source], p.Hosts[move.Target]} {
+			if !expect[o] {
+				expect[o] = true
+				change.write(Expect, o)
+			}
 		}
-		change.write(Expect, p.Hosts[host])
+	}
+	if p.touches(change) {
+		return
 	}
 	p.propose("locality/"+c.cluster.Meta.Name, change)
 	for _, m := range plan.Moves {
 		p.room.take(c.problem.Hosts[m.To].Name, c.guests[m.Guest].Shape)
 	}
-	p.leaving = nil
 	p.begunLately()[policy.LocalityName] += len(plan.Moves)
-}
-
-// localityStays says why the policy must not move a guest now; empty: it may.
-func localityStays(s *Objects, r Reports, whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
-	h := s.Hosts[g.Host]
-	report, _, connected := r.Observed(g.Host)
-	seen := GuestOn(report, g.Meta.Uid)
-	switch {
-	case h == nil || h.Draining || len(h.Withdrawn) > 0:
-		return "its host is to have no guests", time.Time{}
-	case unwanted(s, g) || !connected || seen.GetEpoch() != g.Epoch || seen.GetCondition() != v1.GuestCondition_GUEST_CONDITION_RUNNING:
-		return "it does not run", time.Time{}
-	case failedLately(ended, now) > 0:
-		return "a move of it has failed a moment ago", time.Time{}
-	}
-	return mustStay(whole, bounds, g, ended, now)
 }
 
 // apart says why a waiting move of policy locality is not worth while any more; empty: it is. Guests that move count where they
 // move to.
 func (p *pass) apart(m *v1.Migration, g *v1.Guest) string {
-	l := p.Core.policies.policy.Locality
-	if p.Traffic == nil {
+	if p.Usage == nil || p.Usage.Traffic == nil {
 		return ""
 	}
-	guests := p.index.guestsOf(g.Cluster)
-	cost := func(host string) (sum float64) {
-		for _, other := range guests {
-			if other == g {
-				continue
-			}
-			at := other.Host
-			if move := p.index.moves[other.Meta.Uid]; move != nil {
-				at = move.Target
-			}
-			if at != "" {
-				sum += (p.Traffic(g.Meta.Uid)[other.Meta.Uid] + p.Traffic(other.Meta.Uid)[g.Meta.Uid]) *
-					l.Distance.Between(host, p.Hosts[host].GetInfo().GetSite(), at, p.Hosts[at].GetInfo().GetSite())
-			}
+	l := p.look()
+	sent := p.Usage.Traffic(g.Meta.Uid)
+	gain := 0.0
+	for _, other := range p.index.guestsOf(g.Cluster) {
+		at := other.Host
+		if move := p.index.moves[other.Meta.Uid]; move != nil {
+			at = move.Target
 		}
-		return sum
+		if other != g && at != "" {
+			rate := sent[other.Meta.Uid] + p.Usage.Traffic(other.Meta.Uid)[g.Meta.Uid]
+			gain += rate * (l.distance(m.Source, at) - l.distance(m.Target, at))
+		}
 	}
-	if cost(m.Target) > cost(m.Source) {
-		return "the guests with which it talks are no longer there"
+	if gain < 0 {
+		return "it would be farther from the guests with which it talks now"
 	}
 	return ""
 }
@@ -308,11 +312,10 @@ const explainPeers = 3
 
 // talking says with which guests a guest talks, and what policy locality makes of that.
 func (e *Explainer) talking(l *lines, whole *policy.Policy, g *v1.Guest) {
-	bounds, _ := whole.BoundsOf(policy.LocalityName)
-	if bounds == nil || e.Traffic == nil {
+	if whole == nil || whole.Locality == nil || e.Usage == nil || e.Usage.Traffic == nil {
 		return
 	}
-	pairs := slices.DeleteFunc(ClusterTraffic(e.Objects, g.Cluster, e.Traffic, whole.Locality.Distance).Pairs, func(p *v1.GuestPair) bool {
+	pairs := slices.DeleteFunc(ClusterTraffic(e.Objects, g.Cluster, e.Usage.Traffic, whole.Locality.Distance).Pairs, func(p *v1.GuestPair) bool {
 		return p.Guest != g.Meta.Name && p.Other != g.Meta.Name
 	})
 	for _, p := range pairs[:min(len(pairs), explainPeers)] {
@@ -322,30 +325,28 @@ func (e *Explainer) talking(l *lines, whole *policy.Policy, g *v1.Guest) {
 		}
 		l.add("it exchanges %s with %s on %s, at distance %g", rate(p.Sent+p.Received), other, orElse(host, "no host"), p.Distance)
 	}
-	moves := ActiveMoves(e.Objects)
-	stays := func(g *v1.Guest) string {
-		why, _ := localityStays(e.Objects, e.Reports, whole, bounds, g, e.ended(g), e.Now)
-		return why
-	}
-	c := &closer{Objects: e.Objects, policy: whole, traffic: e.Traffic, moves: moves, room: newRoom(e.Objects, e.Reports, moves), stays: stays, most: localityMoves}
-	if bounds.MovesPerHour > 0 {
-		c.most = min(c.most, bounds.MovesPerHour-begunLately(e.Migrations, e.Now)[policy.LocalityName])
-	}
-	if why := stays(g); why != "" && moves[g.Meta.Uid] == nil {
+	cluster := e.Clusters[g.Cluster]
+	at := lookAt(e.Objects, e.Reports, e.Usage, whole, e.Now)
+	if why := at.remains(g, at.beginning()[g.Cluster]); why != "" {
 		l.add("locality does not move it: %s", why)
 	}
-	plan, why := c.plan(e.Clusters[g.Cluster], GuestsOf(e.Objects, g.Cluster))
+	c, plan, why := at.closer(cluster, GuestsOf(e.Objects, g.Cluster))
+	if _, is := whole.Rebalances(); is && why == "" && at.places().overloads(c, plan) {
+		why = "the best plan gains less than it costs hosts and guests otherwise: " + c.reason(plan, plan.Moves[0])
+	}
 	if why != "" {
 		l.add("locality moves no guest of cluster %s: %s", g.Cluster, why)
-	} else if i := slices.IndexFunc(plan.Moves, func(m locality.Move) bool { return c.guests[m.Guest] == g }); i >= 0 {
-		l.add("locality is about to move it to %s: %s", c.problem.Hosts[plan.Moves[i].To].Name, c.reason(plan, plan.Moves[i]))
 	} else {
-		l.add("locality is about to move %s: %s", c.guests[plan.Moves[0].Guest].Meta.Name, c.reason(plan, plan.Moves[0]))
+		for _, m := range plan.Moves {
+			l.add("locality is about to move %s to %s: %s", c.guests[m.Guest].Meta.Name, c.problem.Hosts[m.To].Name, c.reason(plan, m))
+		}
 	}
-	switch e.Clusters[g.Cluster].GetSpec().GetSpread() {
-	case v1.Spread_SPREAD_SITE:
+	switch spread := cluster.GetSpec().GetSpread(); {
+	case apportioned(cluster):
+		l.add("its cluster apportions its guests to hosts: locality swaps guests, and moves none alone")
+	case spread == v1.Spread_SPREAD_SITE:
 		l.add("its cluster is spread over sites: locality keeps it so")
-	case v1.Spread_SPREAD_HOST:
+	case spread == v1.Spread_SPREAD_HOST:
 		l.add("its cluster is spread over hosts: locality keeps it so")
 	}
 }

@@ -36,7 +36,7 @@ func (h *household) talk(rate float64, pairs ...string) {
 		x, y := h.objects.Guests[a].Meta.Uid, h.objects.Guests[b].Meta.Uid
 		rates[x], rates[y] = map[string]float64{y: rate}, map[string]float64{x: rate}
 	}
-	h.traffic = func(uid string) map[string]float64 { return rates[uid] }
+	h.usage = &Usage{Traffic: func(uid string) map[string]float64 { return rates[uid] }}
 }
 
 // endBegun ends the moves under way that wait no more, in a state.
@@ -83,14 +83,14 @@ func (h *household) places() (list []string) {
 }
 
 func (h *household) explain(guest string) string {
-	e := Explainer{Objects: h.objects, Reports: h.reports(), Now: h.now, Traffic: h.traffic}
+	e := Explainer{Objects: h.objects, Reports: h.reports(), Now: h.now, Usage: h.usage}
 	return strings.Join(e.Guest(h.objects.Guests[guest]).Lines, "\n")
 }
 
 func TestPairsThatTalkAreBroughtTogetherByASwap(t *testing.T) {
 	h := newPairs(t, "locality: {}\n", 3, 2) // memory for a third guest only on a1
 	if why := h.explain("md-1"); !strings.Contains(why, "it exchanges 95 MiB/s with md-0 on a1, at distance 10") ||
-		!strings.Contains(why, "locality is about to move md-3: it exchanges 95 MiB/s with md-2; 2 moves of cluster md cut its bytes times distance from 1.9 GiB/s to 0 B/s") {
+		!strings.Contains(why, "locality is about to move md-3 to a1: it exchanges 95 MiB/s with md-2; 2 moves of cluster md cut its bytes times distance from 1.9 GiB/s to 0 B/s") {
 		t.Errorf("explained as\n%s", why)
 	}
 	h.pass(0)

@@ -23,7 +23,7 @@ type household struct {
 	idle    map[string]float64 // seconds, by host
 	events  []string
 	policy  *policy.Policy
-	traffic Traffic
+	usage   *Usage
 }
 
 func newHousehold(t *testing.T, text string, guests int) *household {
@@ -55,7 +55,7 @@ func (h *household) pass(after time.Duration) map[string]*v1.HostWanted {
 		h.watcher.See(h.policy, h.objects.Hosts[name], &v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{InputIdle: &idle}}, h.now)
 	}
 	for range 10 {
-		d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports(), Signals: h.watcher.All(h.now), Traffic: h.traffic})
+		d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports(), Signals: h.watcher.All(h.now), Usage: h.usage})
 		for _, change := range d.Changes {
 			for _, op := range change.Ops {
 				if op.Kind == Create {

@@ -64,7 +64,7 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 		m.tidy(ctx)
 	}()
 	err = m.RunController(ctx, controller.Deps{
-		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), Signals: m.watch.signals, SignalChanges: m.watch.changed, Traffic: m.traffic.at, Usage: m.watch.usage.Load,
+		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), Signals: m.watch.signals, SignalChanges: m.watch.changed, Usage: m.watch.usage.Load,
 		RunsDir: m.runsDir(), NoSharing: m.NoSharing,
 		Term: term, TermID: m.store.Led().GetId(), Stamps: m.stamps, Authority: m.authority, Log: m.Log,
 	})

@@ -38,7 +38,7 @@ func (m *Manager) measured() (hosts []metrics.Host) {
 // usage returns what hosts and guests have used lately.
 func (m *Manager) usage(s *store.Snapshot) *core.Usage {
 	since := time.Now().Add(-core.UsageWindow)
-	usage := &core.Usage{Guests: make(map[string]core.GuestUsage, len(s.Guests)), Hosts: make(map[string]core.HostUsage, len(s.Hosts))}
+	usage := &core.Usage{Guests: make(map[string]core.GuestUsage, len(s.Guests)), Hosts: make(map[string]core.HostUsage, len(s.Hosts)), Traffic: m.traffic.at(time.Now())}
 	for name := range s.Hosts {
 		mean, known := m.history.HostMean(name, since)
 		usage.Hosts[name] = core.HostUsage{Others: mean.CpuOwner + mean.CpuSystem, Known: known}

@@ -65,7 +65,7 @@ func (w *watch) keepUsage(ctx context.Context, snapshot func() *store.Snapshot, 
 		}
 		s := snapshot()
 		w.mu.Lock()
-		every, is := w.reader.Read(s).Rebalances()
+		every, is := w.reader.Read(s).Looks()
 		w.mu.Unlock()
 		switch {
 		case !is:

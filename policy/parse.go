@@ -109,6 +109,7 @@ type (
 		Weight    *scalar              `yaml:"weight"`
 		Horizon   *scalar              `yaml:"horizon"`
 		LeastGain *scalar              `yaml:"least_gain"`
+		Interval  *scalar              `yaml:"interval"`
 	}
 	distanceText struct {
 		Site *scalar `yaml:"site"`
@@ -550,7 +551,7 @@ const (
 
 func (r *reader) locality(l *localityText) *Locality {
 	made := &Locality{Bounds: r.bounds(l.Bounds, localityCoolDown), Distance: locality.Default, LeastGain: localityLeastGain,
-		Weight: r.decimal(l.Weight, "weight", 0.01, 100, 1), Horizon: r.wait(l.Horizon, "horizon", localityHorizon)}
+		Weight: r.decimal(l.Weight, "weight", 0.01, 100, 1), Horizon: r.wait(l.Horizon, "horizon", localityHorizon), Interval: r.interval(l.Interval)}
 	if r.err == nil && made.Horizon < time.Second {
 		r.fail(l.Horizon.errorf("horizon: %s is less than 1s", made.Horizon))
 	}
@@ -600,11 +601,16 @@ func (r *reader) rebalancing(p *Policy, f *file) {
 
 func (r *reader) objective(o objectiveText, leastGain float64) Objective {
 	made := Objective{Weight: r.decimal(o.Weight, "weight", 0.01, 100, 1), LeastGain: r.decimal(o.LeastGain, "least_gain", 0.01, 1000, leastGain),
-		Interval: r.wait(o.Interval, "interval", defaultInterval)}
-	if r.err == nil && made.Interval < leastInterval {
-		r.fail(o.Interval.errorf("interval: %s is less than %s", made.Interval, leastInterval))
-	}
+		Interval: r.interval(o.Interval)}
 	return made
+}
+
+func (r *reader) interval(s *scalar) time.Duration {
+	every := r.wait(s, "interval", defaultInterval)
+	if r.err == nil && every < leastInterval {
+		r.fail(s.errorf("interval: %s is less than %s", every, leastInterval))
+	}
+	return every
 }
 
 // decimal reads a number that may have a point.

@@ -95,6 +95,7 @@ type Locality struct {
 	Weight    float64       // against other policies
 	Horizon   time.Duration // over which saved bytes are compared with those of the moves
 	LeastGain float64       // part of the cluster's bytes times distance, 0 to 1
+	Interval  time.Duration // between two looks at a cluster
 }
 
 // Objective says what the moves of a policy have to gain.
@@ -145,6 +146,18 @@ func (p *Policy) Rebalances() (every time.Duration, is bool) {
 		look(p.Spread.Objective)
 	}
 	return every, is
+}
+
+// Looks reports whether a policy is on that looks at what guests use or to whom they talk, and how often the policies look.
+func (p *Policy) Looks() (every time.Duration, is bool) {
+	every, is = p.Rebalances()
+	if p == nil || p.Locality == nil {
+		return every, is
+	}
+	if !is || p.Locality.Interval < every {
+		every = p.Locality.Interval
+	}
+	return every, true
 }
 
 // Rebalancing reports whether a policy of that name moves guests by what they use, rather than away from hosts.

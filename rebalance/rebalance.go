@@ -73,6 +73,8 @@ type Policy struct {
 	Horizon float64
 	// Left is how many more moves the policy may begin; negative: any number.
 	Left int
+	// Silent policies propose nothing here. Their costs count all the same.
+	Silent bool
 }
 
 // Problem is what a round decides about.
@@ -170,7 +172,7 @@ func (s *State) gain(guest, to int) (sum float64, by *Policy) {
 		policy := &s.Policies[i]
 		one := policy.Weight * policy.Term.Gain(s, guest, to)
 		sum += one
-		if one > most {
+		if one > most && !policy.Silent {
 			most, by = one, policy
 		}
 	}

@@ -115,7 +115,13 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 			s.checkGrant(now, was, g)
 		}
 	}
+	moving := map[string]string{}
 	for name, m := range now.Migrations {
+		if other := moving[m.GuestUid]; !migration.Ended(m.State) && other != "" {
+			s.violate("guest %s moves twice at once: %s and %s", m.Guest, min(other, name), max(other, name))
+		} else if !migration.Ended(m.State) {
+			moving[m.GuestUid] = name
+		}
 		s.checkMove(now, before.Migrations[name], m)
 	}
 	s.checkTogether(before, now)
@@ -227,10 +233,13 @@ func (s *Sim) checkRoom(now *core.Objects) {
 // decide calls Core.Decide. With s.oracle it compares the decision with that of a fresh core, which looks at everything.
 func (s *Sim) decide(m *manager, w core.World) core.Decision {
 	if !s.oracle {
-		return m.core.Decide(w)
+		d := m.core.Decide(w)
+		s.checkGain(m, w, d)
+		return d
 	}
 	whole := m.core.Fresh().Decide(w)
 	d := m.core.Decide(w)
+	s.checkGain(m, w, d)
 	if diff := difference(d, whole); diff != "" {
 		s.violate("%s decides otherwise about what has changed than about everything: %s", m.name, diff)
 	}

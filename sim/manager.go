@@ -31,13 +31,16 @@ type manager struct {
 	wake    time.Time
 	seen    map[string]core.Seen
 	signals signals
+	meter   meter
+	metered bool        // meter has seen a sample since usage was made
+	usage   *core.Usage // nil: nothing is known
 	matrix  locality.Matrix
 }
 
 // lead starts a manager, which leads at once.
 func (s *Sim) lead() {
 	s.managers++
-	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}}
+	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}, meter: newMeter()}
 	if s.foresight != nil && s.foresight.stale > 0 {
 		m.signals.watcher.Stale = s.foresight.stale
 	}
@@ -47,6 +50,7 @@ func (s *Sim) lead() {
 	s.manager = m
 	s.tell(m.name, "leads, term %d", m.term)
 	m.poke()
+	m.renew()
 }
 
 // identify makes identities without certificates.
@@ -90,8 +94,8 @@ func (m *manager) pass() {
 	if m.held(objects, reports) {
 		return
 	}
-	w := core.World{Objects: objects, Reports: reports, Now: m.now()}
-	w.Signals, w.Traffic = m.signals.watcher.All(w.Now), m.traffic(w.Now)
+	w := core.World{Objects: objects, Reports: reports, Usage: m.usage, Now: m.now()}
+	w.Signals = m.signals.watcher.All(w.Now)
 	d := m.sim.decide(m, w)
 	for _, host := range slices.Sorted(maps.Keys(d.Orders)) {
 		w := d.Orders[host]

@@ -23,13 +23,8 @@ owners:
     for: 3s
 harvest:
   throttle: {weight: 1, cpu: 20%, stop_after: 3s}
-locality:
-  cool_down: 15s
-  horizon: 5m
+locality: {interval: 5s, cool_down: 10s, horizon: 5m}
 `
-
-// simCoolDown is the cool_down of locality there.
-const simCoolDown = 15 * time.Second
 
 // hasPolicy tells whether a seed has a policy.
 func hasPolicy(seed uint64) bool { return seed%3 != 0 }
@@ -63,6 +58,7 @@ func (h *host) showOwner(c *connection) {
 	if idle == 0 {
 		sample.CpuOwner = 2
 	}
+	h.use(sample)
 	h.talk(sample)
 	h.show(c, sample, s.latency(2*time.Millisecond))
 }
@@ -76,6 +72,7 @@ func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 			return
 		}
 		core.Talked(m.objects(), h.name, sample, func(from, to string, bytes uint64) { m.matrix.Add(from, to, bytes, m.now()) })
+		m.meters(h.name, sample)
 		if m.signals.watcher.See(m.signals.reader.Read(m.objects()), stored, sample, m.now()) {
 			m.poke()
 		}
@@ -91,13 +88,20 @@ func (h *host) comeBack(d time.Duration) {
 }
 
 // checkMove looks at a move that a policy asks for, and again when it begins after it has waited: it leaves a host that guests
-// have to leave. When it was asked for, its target took guests.
+// have to leave, unless it rebalances guests. When it was asked for, its target took guests.
 func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
+	if was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_DONE {
+		s.lastTarget = m.Target
+	}
 	begins := was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_RESERVING
 	if m.Policy == "" || was != nil && !begins {
 		return
 	}
-	if w := policy.Withdrawn(now.Hosts[m.Source], m.Policy); w == nil && policy.Withdraws(m.Policy) {
+	if !policy.Withdraws(m.Policy) {
+		if was == nil {
+			s.checkRebalanced(now, m)
+		}
+	} else if policy.Withdrawn(now.Hosts[m.Source], m.Policy) == nil {
 		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)
 	}
 	if h := now.Hosts[m.Target]; was == nil && len(h.GetWithdrawn()) > 0 || was == nil && h.GetDraining() {

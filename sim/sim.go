@@ -72,11 +72,12 @@ type Sim struct {
 	recovered bool          // since then
 	calmUntil time.Time     // nothing is cut or switched off before
 	clusters  int
-	pattern   int  // of the guests' traffic
-	jumped    bool // the clock of a manager has jumped
-	// policyMoved is when policies have last moved guests, by uid.
-	policyMoved map[string]time.Time
-	foresight   *foresight // of a replay; nil: this is a run of a seed
+	// How guests' use changes, and the host to which one has moved last.
+	pattern    pattern
+	lastTarget string
+	talking    int        // the pattern of the guests' traffic
+	jumped     bool       // a manager's clock has
+	foresight  *foresight // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string
@@ -106,9 +107,8 @@ func Replay(seed uint64, plan []Step) Result {
 func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{},
-		pattern: int(seed % 7), policyMoved: map[string]time.Time{}}
-	s.oracle = seed%4 == 0
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
+	s.oracle, s.pattern, s.talking = seed%4 == 0, pattern(seed/7)%patterns, int(seed%7)
 	s.begin(seed)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {
@@ -166,7 +166,7 @@ func (s *Sim) begin(seed uint64) {
 	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
 	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
 	if hasPolicy(seed) {
-		s.commit(0, create(core.NewPolicy(1, simPolicy, "", user)))
+		s.commit(0, create(core.NewPolicy(1, simPolicy+rebalancing(seed), "", user)))
 	}
 	s.lead()
 	for _, name := range s.names {
@@ -208,7 +208,7 @@ func (m *manager) Observed(host string) (*v1.HostObserved, time.Time, bool) {
 // heal ends all faults.
 func (s *Sim) heal() {
 	s.tell("sim", "nothing breaks any more")
-	s.faulty = false
+	s.faulty, s.pattern = false, steady
 	s.unreadable, s.partitions = map[string]bool{}, map[string]bool{}
 	if s.zombie != nil && !s.zombie.dead {
 		s.zombie.kill()

@@ -8,7 +8,6 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/core"
 	"watari/locality"
-	"watari/migration"
 	"watari/policy"
 )
 
@@ -18,7 +17,7 @@ const talkFor = 20 * time.Second
 // peer returns the index of the guest to which one of a cluster sends now; -1: to none.
 func (s *Sim) peer(index, guests int) int {
 	at := min(s.now.Sub(start), chaosFor)
-	switch (int(at/talkFor) + s.pattern) % 4 {
+	switch (int(at/talkFor) + s.talking) % 4 {
 	case 0:
 		return index ^ 1
 	case 1:
@@ -29,23 +28,20 @@ func (s *Sim) peer(index, guests int) int {
 	return -1
 }
 
-// talk adds to a sample what the guests of a host have sent within a second.
+// talk adds to a sample what its guests have sent within a second.
 func (h *host) talk(sample *v1.HostSample) {
-	o := h.sim.store.objects
-	for _, c := range h.live() {
-		g := h.sim.guestByUID(c.uid)
+	for _, told := range sample.Guests {
+		g := h.sim.guestByUID(told.Uid)
 		if g == nil {
 			continue
 		}
-		told := &v1.GuestSample{Uid: c.uid, Name: c.name}
-		guests := core.GuestsOf(o, g.Cluster)
+		guests := core.GuestsOf(h.sim.store.objects, g.Cluster)
 		index := h.sim.peer(int(g.Index), len(guests))
 		for _, other := range guests {
 			if int(other.Index) == index && other != g {
 				told.Peers = append(told.Peers, &v1.GuestTraffic{Address: other.Address, Sent: 100 << 20})
 			}
 		}
-		sample.Guests = append(sample.Guests, told)
 	}
 }
 
@@ -58,8 +54,7 @@ func (m *manager) traffic(now time.Time) core.Traffic {
 }
 
 // checkTogether looks at the moves that policy locality has begun by one change: together they cut the bytes times distance of
-// their cluster as the manager sees it, they spread no cluster less evenly, and they leave guests alone that a policy has moved
-// a moment ago.
+// their cluster as the manager sees it, and they spread no cluster less evenly.
 func (s *Sim) checkTogether(before, now *core.Objects) {
 	clusters := map[string]bool{}
 	for name, m := range now.Migrations {
@@ -68,17 +63,9 @@ func (s *Sim) checkTogether(before, now *core.Objects) {
 		}
 		g := now.Guests[m.Guest]
 		clusters[g.GetCluster()] = true
-		if last, moved := s.policyMoved[m.GuestUid]; moved && s.now.Sub(last) < simCoolDown && !s.jumped {
-			s.violate("move %s: a policy moved the guest %v ago, and it is to cool down for %v", name, s.now.Sub(last), simCoolDown)
-		}
 	}
 	for cluster := range clusters {
 		s.checkPlan(before, now, cluster)
-	}
-	for name, m := range now.Migrations {
-		if was := before.Migrations[name]; m.Policy != "" && was != nil && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_DONE {
-			s.policyMoved[m.GuestUid] = s.now
-		}
 	}
 }
 
@@ -88,8 +75,6 @@ func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
 	for name, m := range now.Migrations {
 		if before.Migrations[name] == nil && m.Policy == policy.LocalityName {
 			going[m.GuestUid] = m.Target
-		} else if !migration.Ended(m.State) && going[m.GuestUid] != "" {
-			s.violate("guest %s is to move twice at once", m.Guest)
 		}
 	}
 	to := func(g *v1.Guest) string {

@@ -51,9 +51,6 @@ func (s *Server) Explain(ctx context.Context, r *connect.Request[v1.ExplainReque
 	if s.Signals != nil {
 		e.Signals, e.Policy = s.Signals(e.Now)
 	}
-	if s.Traffic != nil {
-		e.Traffic = s.Traffic(e.Now)
-	}
 	if s.Lately != nil {
 		e.Usage = s.Lately()
 	}

@@ -38,8 +38,6 @@ type Deps struct {
 	SessionChanges <-chan struct{}
 	// Signals returns what is known of hosts now; nil: nothing ever is.
 	Signals func(now time.Time) core.Signals
-	// Traffic returns which guests talk to each other now; nil: that is not known.
-	Traffic func(now time.Time) core.Traffic
 	// Usage returns what hosts and guests have used lately; nil, or a nil result: nothing is known.
 	Usage func() *core.Usage
 	// SignalChanges holds a token when signals or the usage have changed.
@@ -138,9 +136,6 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	w := core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()}
 	if c.Signals != nil {
 		w.Signals = c.Signals(w.Now)
-	}
-	if c.Traffic != nil {
-		w.Traffic = c.Traffic(w.Now)
 	}
 	if c.Usage != nil {
 		w.Usage = c.Usage()
