@@ -43,6 +43,11 @@ bench-harvest: build ## what the owner of a lent machine feels of guests (root)
 	@scripts/setup.sh build demo
 	@$(GO) build -o $(BIN)/bench-harvest ./bench/harvest && $(BIN)/bench-harvest $(HARVEST)
 
+.PHONY: bench-balance
+bench-balance: build ## three MPI jobs that begin on two of four hosts, with and without the policy that balances load (root)
+	@scripts/setup.sh build demo
+	@$(GO) build -o $(BIN)/bench-balance ./bench/balance && $(BIN)/bench-balance $(BALANCE)
+
 .PHONY: bench-grid
 bench-grid: setup ## the policies' decisions over 250 to 2,000 hosts with ten guests each
 	@$(GO) run ./bench/grid

@@ -47,6 +47,9 @@ const (
 	mostProposals = 64
 )
 
+// fillTo is the part of the largest load up to which policy pack fills hosts.
+const fillTo = 0.9
+
 // Estimates of what a move costs.
 const (
 	// usualRate is the rate of a move of which nothing better is known, bytes per second.
@@ -137,10 +140,25 @@ func (l *look) places() *Places {
 	p.Policies = l.policies(p)
 	p.Forbids = func(guest int, name string) string {
 		bounds, _ := l.policy.BoundsOf(name)
-		why, _ := mustStay(l.policy, bounds, p.guests[guest], l.ended(p.guests[guest].Meta.Uid), l.now)
+		ended := l.ended(p.guests[guest].Meta.Uid)
+		longer := *bounds
+		longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
+		why, _ := mustStay(l.policy, &longer, p.guests[guest], ended, l.now)
 		return why
 	}
 	return p
+}
+
+// rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its cool-down
+// doubles with each time, so that use that changes with the guest's moves does not move it for ever.
+func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
+	for _, m := range ended {
+		age := now.Sub(m.Ended.AsTime())
+		if policy.Rebalancing(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
+			n++
+		}
+	}
+	return n
 }
 
 // PlacesOf returns the places of all guests under a policy, for explanations and checks.
@@ -186,7 +204,7 @@ func (l *look) policies(p *Places) (list []rebalance.Policy) {
 		add(policy.BalanceName, &rebalance.Load{}, l.policy.Balance.Objective)
 	}
 	if l.policy.Pack != nil {
-		add(policy.PackName, &rebalance.Pack{MaxLoad: l.policy.Pack.MaxLoad}, l.policy.Pack.Objective)
+		add(policy.PackName, &rebalance.Pack{MaxLoad: l.policy.Pack.MaxLoad, FillTo: fillTo * l.policy.Pack.MaxLoad}, l.policy.Pack.Objective)
 	}
 	if l.policy.Spread != nil {
 		add(policy.SpreadName, rebalance.Spread{}, l.policy.Spread.Objective)

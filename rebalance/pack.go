@@ -10,16 +10,14 @@ import (
 
 // Pack is the cost of hosts with guests: 1 for each, and much for demand above the bound.
 type Pack struct {
-	// MaxLoad is the load up to which hosts are filled. A host is filled to a little less, so that it need not be left again soon.
+	// MaxLoad is the load above which guests leave a host.
 	MaxLoad float64
+	// FillTo is the load up to which hosts are filled. It is a little less, so that a host need not be left again soon.
+	FillTo float64
 }
 
-const (
-	// overload is what a processor's worth of demand above the bound costs.
-	overload = 10.0
-	// fillTo is the part of the bound up to which hosts are filled.
-	fillTo = 0.9
-)
+// overload is what a processor's worth of demand above the bound costs.
+const overload = 10.0
 
 func (p *Pack) over(h *Host, demand float64) float64 {
 	return max(0, demand-p.MaxLoad*h.Capacity*h.Speed)
@@ -66,85 +64,140 @@ func (p *Pack) Guests(s *State, n int) (guests []int) {
 	return guests
 }
 
-// Targets returns the hosts that stay below the bound with the guest: those with guests first, and the fullest first.
+// Targets returns the hosts that can be filled with the guest: those with guests first, and the fullest first. Then come the hosts
+// that cannot, those first that have least too much.
 func (p *Pack) Targets(s *State, guest int) []int {
-	return p.room(s, guest, s.At[guest], true)
-}
-
-// room returns the hosts that can be filled with a guest, the fullest first, and those without guests last, or not at all.
-func (p *Pack) room(s *State, guest, not int, empty bool) (hosts []int) {
+	fit := p.room(s, guest, true)
+	var others []int
+	over := func(h int) float64 { return p.over(&s.Hosts[h], s.Demand[h]+s.Guests[guest].Demand) }
 	for i := range s.Hosts {
-		if i != not && s.Hosts[i].Closed == "" && (empty || len(s.On[i]) > 0) && load(&s.Hosts[i], s.Demand[i]+s.Guests[guest].Demand) <= fillTo*p.MaxLoad {
-			hosts = append(hosts, i)
+		if !slices.Contains(fit, i) {
+			others = append(others, i)
 		}
 	}
-	slices.SortFunc(hosts, func(a, b int) int {
+	slices.SortFunc(others, func(a, b int) int { return cmp.Or(cmp.Compare(over(a), over(b)), a-b) })
+	return append(fit, others...)
+}
+
+// mostRoom bounds the hosts that room returns.
+const mostRoom = 16
+
+// room returns hosts that can be filled with a guest, the fullest first, and those without guests last, or not at all.
+func (p *Pack) room(s *State, guest int, empty bool) []int {
+	compare := func(a, b int) int {
 		return cmp.Or(min(1, len(s.On[b]))-min(1, len(s.On[a])), cmp.Compare(load(&s.Hosts[b], s.Demand[b]), load(&s.Hosts[a], s.Demand[a])), a-b)
-	})
+	}
+	hosts := make([]int, 0, mostRoom+1)
+	for i := range s.Hosts {
+		full := len(hosts) == mostRoom
+		if i == s.At[guest] || s.Hosts[i].Closed != "" || !empty && len(s.On[i]) == 0 || full && compare(i, hosts[mostRoom-1]) > 0 ||
+			load(&s.Hosts[i], s.Demand[i]+s.Guests[guest].Demand) > p.FillTo+1e-9 || !s.fits(guest, i) {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(hosts, i, compare)
+		hosts = slices.Insert(hosts, at, i)
+		hosts = hosts[:min(len(hosts), mostRoom)]
+	}
 	return hosts
 }
 
-// mostEmptied bounds the hosts that are tried, and the guests of each.
+// Bounds of the search for a host that can be freed.
 const (
-	mostEmptied      = 32
-	mostEmptiedGuest = 16
+	mostLeft  = 32   // hosts, one after the other
+	mostMoved = 16   // guests
+	mostTried = 2000 // places of guests
+	mostOpen  = 4    // empty hosts that could take the guests of two
 )
 
-// empty finds a host all of whose guests have room on other hosts with guests. Hosts with few guests are tried first.
+// empty finds a host all of whose guests have room on other hosts with guests. Hosts with few guests are tried first. If there is
+// none, it looks for two hosts whose guests have room elsewhere if one empty host is used.
 func (p *Pack) empty(s *State, may func(guest, to int) bool) []step {
-	var hosts []int
+	var hosts, open []int
 	for i := range s.Hosts {
-		movable := s.Hosts[i].Closed == "" && len(s.On[i]) > 0 && len(s.On[i]) <= mostEmptiedGuest
-		for _, g := range s.On[i] {
-			movable = movable && s.Guests[g].Stays == "" && !s.moved[g]
+		if len(s.On[i]) == 0 && s.Hosts[i].Closed == "" {
+			open = append(open, i)
 		}
-		if movable {
+		if p.leavable(s, i) {
 			hosts = append(hosts, i)
 		}
 	}
 	slices.SortFunc(hosts, func(a, b int) int {
 		return cmp.Or(len(s.On[a])-len(s.On[b]), cmp.Compare(s.Demand[a], s.Demand[b]), a-b)
 	})
-	for _, host := range hosts[:min(len(hosts), mostEmptied)] {
-		if steps := p.leave(s, host, may); steps != nil {
+	slices.SortFunc(open, func(a, b int) int {
+		return cmp.Or(cmp.Compare(s.Hosts[b].Capacity*s.Hosts[b].Speed, s.Hosts[a].Capacity*s.Hosts[a].Speed), a-b)
+	})
+	tried := 0
+	hosts, open = hosts[:min(len(hosts), mostLeft)], open[:min(len(open), mostOpen)]
+	for _, host := range hosts {
+		if steps := p.leave(s, []int{host}, -1, &tried, may); steps != nil {
 			return steps
+		}
+	}
+	for i, a := range hosts[:min(len(hosts), mostOpen)] {
+		for _, b := range hosts[i+1 : min(len(hosts), mostOpen)] {
+			for _, to := range open {
+				if steps := p.leave(s, []int{a, b}, to, &tried, may); steps != nil {
+					return steps
+				}
+			}
 		}
 	}
 	return nil
 }
 
-// leave finds a place for each guest of a host, the largest first; nil: one has none.
-func (p *Pack) leave(s *State, host int, may func(guest, to int) bool) (steps []step) {
-	guests := slices.Clone(s.On[host])
+// leavable reports whether all guests of a host may move now.
+func (p *Pack) leavable(s *State, host int) bool {
+	movable := s.Hosts[host].Closed == "" && len(s.On[host]) > 0 && len(s.On[host]) <= mostMoved
+	for _, g := range s.On[host] {
+		movable = movable && s.Guests[g].Stays == "" && !s.moved[g]
+	}
+	return movable
+}
+
+// leave finds a place for each guest of some hosts, the largest guest first; nil: it finds none. opened is a host without guests that
+// may be used; -1: none. tried counts the places that were tried.
+func (p *Pack) leave(s *State, hosts []int, opened int, tried *int, may func(guest, to int) bool) (steps []step) {
+	var guests []int
+	for _, h := range hosts {
+		guests = append(guests, s.On[h]...)
+	}
+	if len(guests) > mostMoved {
+		return nil
+	}
 	slices.SortFunc(guests, func(a, b int) int {
 		return cmp.Or(cmp.Compare(s.Guests[b].Demand, s.Guests[a].Demand), a-b)
 	})
-	for _, g := range guests {
-		found := -1
-		for _, to := range p.room(s, g, host, false) {
-			if may(g, to) {
-				found = to
-				break
+	s.trying = true
+	defer func() { s.trying = false }()
+	var place func(i int) bool
+	place = func(i int) bool {
+		if i == len(guests) {
+			return true
+		}
+		g := guests[i]
+		for _, to := range p.room(s, g, opened >= 0) {
+			if *tried++; *tried > mostTried {
+				return false
 			}
+			if slices.Contains(hosts, to) || len(s.On[to]) == 0 && to != opened || !may(g, to) {
+				continue
+			}
+			from := s.At[g]
+			s.reserve(g, to, 1)
+			s.shift(g, to)
+			steps = append(steps, step{g, to})
+			found := place(i + 1)
+			s.shift(g, from)
+			s.reserve(g, to, -1)
+			if found {
+				return true
+			}
+			steps = steps[:len(steps)-1]
 		}
-		if found < 0 {
-			steps = append(steps, step{-1, -1})
-			break
-		}
-		steps = append(steps, step{g, found})
-		s.reserve(g, found, 1)
-		s.shift(g, found)
+		return false
 	}
-	whole := true
-	for i := len(steps) - 1; i >= 0; i-- {
-		if steps[i].guest < 0 {
-			whole = false
-			continue
-		}
-		s.reserve(steps[i].guest, steps[i].to, -1)
-		s.shift(steps[i].guest, host)
-	}
-	if !whole {
+	if !place(0) {
 		return nil
 	}
 	return steps

@@ -104,10 +104,11 @@ type Proposal struct {
 func (p Proposal) Net() float64 { return p.Gain - p.Cost }
 
 const (
-	mostGuests = 240 // that one look for a move considers
-	mostTarget = 12  // for each of them
+	mostGuests = 120 // that one look for a move considers
+	mostTarget = 8   // for each of them
 	mostWalked = 200 // hosts that are asked until mostTarget take it
 	mostPairs  = 3000
+	mostFreed  = 4  // hosts that a plan frees
 	pairGuests = 60 // that a pair of moves begins with
 	pairHosts  = 6  // for each of them
 )
@@ -134,7 +135,7 @@ func (p *Problem) Plan() (proposals []Proposal) {
 		}
 	}
 	for i := range p.Policies {
-		for {
+		for range mostFreed {
 			freed := s.bestGroup(&p.Policies[i], p.Most-len(proposals))
 			if freed == nil {
 				break

@@ -65,6 +65,9 @@ func (Spread) Guests(s *State, n int) (guests []int) {
 
 // Targets returns the hosts, those with the fewest guests of the cluster first.
 func (Spread) Targets(s *State, guest int) []int {
+	if !spreads(s.Guests[guest].Request.Spread) {
+		return nil
+	}
 	var empty, others []int
 	for to := range s.Hosts {
 		switch gain := s.spreadGain(guest, to); {

@@ -25,7 +25,9 @@ type Past struct {
 	Objects *core.Objects
 	Policy  *policy.Policy
 	// Samples are the hosts' usage in the past, oldest first, by host. Seconds is the length of a step.
-	Samples      map[string][]*v1.HostSample
+	Samples map[string][]*v1.HostSample
+	// Guests are the guests' usage in the past, oldest first, by uid.
+	Guests       map[string][]*v1.GuestStep
 	Since, Until time.Time
 	// Traffic is that of now, which counts for the whole time; nil: none is known.
 	Traffic core.Traffic
@@ -79,6 +81,13 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 				if h.link != nil {
 					h.show(h.link, sample, 0)
 				}
+			})
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(p.Guests)) {
+		for _, step := range p.Guests[uid] {
+			s.at(step.At.AsTime().Add(time.Duration(step.Seconds*float64(time.Second))), func() {
+				s.manager.meters("", &v1.HostSample{Seconds: step.Seconds, Guests: []*v1.GuestSample{step.Sample}})
 			})
 		}
 	}
@@ -185,6 +194,9 @@ func (f *foresight) see(s *Sim, before, now *core.Objects) {
 		case was == nil && m.Policy != "":
 			add(&v1.PolicyStep{Policy: m.Policy, Host: m.Source, Guest: m.Guest, Target: m.Target,
 				Message: fmt.Sprintf("guest %s moves from %s to %s: %s", m.Guest, m.Source, m.Target, m.Reason)})
+		case was != nil && policy.Rebalancing(m.Policy) && was.State != m.State && m.State == v1.MigrationState_MIGRATION_STATE_CANCELLED && !m.Cancel:
+			add(&v1.PolicyStep{Policy: m.Policy, Host: m.Source, Guest: m.Guest, Target: m.Target,
+				Message: fmt.Sprintf("the move of guest %s to %s is cancelled before it begins: %s", m.Guest, m.Target, m.Message)})
 		case was != nil && m.Policy != "" && !was.Cancel && m.Cancel:
 			add(&v1.PolicyStep{Policy: m.Policy, Host: m.Source, Guest: m.Guest, Target: m.Target,
 				Message: fmt.Sprintf("the move of guest %s to %s is cancelled: %s takes no guests any more (%s)", m.Guest, m.Target, m.Target, policy.Why(now.Hosts[m.Target]))})

@@ -1,11 +1,13 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
@@ -96,5 +98,29 @@ func TestForeseeEndsEarly(t *testing.T) {
 func BenchmarkForesee(b *testing.B) {
 	for b.Loop() {
 		Foresee(pastOf(policy.Default, 5*time.Second))
+	}
+}
+
+func TestForeseeBalance(t *testing.T) {
+	p := pastOf("balance: {}\n", 5*time.Second)
+	p.Objects.Clusters["md"].Spec.Guests = 4
+	p.Guests = map[string][]*v1.GuestStep{}
+	for i := range 4 {
+		g := proto.CloneOf(p.Objects.Guests["md-0"])
+		g.Meta.Name, g.Meta.Uid, g.Address = fmt.Sprintf("md-%d", i), fmt.Sprintf("00000000-0000-4000-8000-%012d", i+1), fmt.Sprintf("10.0.0.%d", i+1)
+		g.Shape.MemoryBytes = 1 << 29
+		p.Objects.Guests[g.Meta.Name] = g
+		for at := p.Since.Add(5 * time.Minute); at.Before(p.Until); at = at.Add(5 * time.Second) {
+			p.Guests[g.Meta.Uid] = append(p.Guests[g.Meta.Uid], &v1.GuestStep{At: timestamppb.New(at), Seconds: 5, Sample: &v1.GuestSample{Uid: g.Meta.Uid, Name: g.Meta.Name, Cpu: 0.5, CpuWait: 0.5}})
+		}
+	}
+	for _, h := range p.Objects.Hosts {
+		h.Info.CpuShare = 2
+	}
+	steps, _ := Foresee(p)
+	// Something is known of the guests after 5 minutes and 20 seconds. Then two of the four move, and no guest moves again.
+	if got := messages(steps, p.Since); len(got) != 2 || !strings.HasPrefix(got[0], "5m2") ||
+		!strings.HasSuffix(got[0], "moves from a1 to a2: balance: the load of a1 falls from 2.00 to 1.50, and that of a2 grows from 0.00 to 0.50; this gains 2.30 and takes about 5 s") {
+		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
 }

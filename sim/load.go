@@ -54,7 +54,7 @@ const (
 func (s *Sim) demand(uid string, at *host) float64 {
 	sum := fnv.New32a()
 	sum.Write([]byte(uid))
-	number, turn := int(sum.Sum32()%1000), int(s.now.Sub(start)/simCoolDown)
+	number, turn := int(sum.Sum32()%1000), int(s.now.Sub(start)/s.coolDown)
 	busy := false
 	switch s.pattern {
 	case steady:
@@ -96,9 +96,10 @@ func (h *host) use(sample *v1.HostSample) {
 type meter struct {
 	hosts  map[string]used
 	guests map[string]used
+	hurry  time.Duration
 }
 
-// hurry is how many times as soon as in the world something is known.
+// hurry is how many times as soon as in the world something is known in a run of a seed.
 const hurry = 5
 
 // used is the last use. In a replay it is the mean of a step.
@@ -108,7 +109,13 @@ type used struct {
 	cpu, wait, memory float64
 }
 
-func newMeter() meter { return meter{hosts: map[string]used{}, guests: map[string]used{}} }
+func (s *Sim) newMeter() meter {
+	m := meter{hosts: map[string]used{}, guests: map[string]used{}, hurry: hurry}
+	if s.foresight != nil {
+		m.hurry = 1
+	}
+	return m
+}
 
 // see takes a sample. stretch is the weight of a new value: the rest is that of the value before.
 func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
@@ -122,7 +129,9 @@ func (m *meter) see(host string, s *v1.HostSample, now time.Time) {
 		u.at, u.cpu, u.wait, u.memory = now, u.cpu+part*(cpu-u.cpu), u.wait+part*(wait-u.wait), memory
 		of[name] = u
 	}
-	note(m.hosts, host, s.CpuOwner+s.CpuSystem, 0, 0)
+	if host != "" {
+		note(m.hosts, host, s.CpuOwner+s.CpuSystem, 0, 0)
+	}
 	for _, g := range s.Guests {
 		note(m.guests, g.Uid, g.Cpu, g.CpuWait, float64(g.MemoryBytes))
 	}
@@ -135,7 +144,7 @@ func (m *meter) usage(now time.Time, fresh time.Duration) *core.Usage {
 		if now.Sub(of.at) > fresh {
 			return 0
 		}
-		return hurry * of.at.Sub(of.first)
+		return m.hurry * of.at.Sub(of.first)
 	}
 	for name, of := range m.hosts {
 		u.Hosts[name] = core.HostUsage{Others: of.cpu, Known: known(of)}
@@ -213,7 +222,7 @@ func (s *Sim) checkRebalanced(now *core.Objects, m *v1.Migration) {
 		if before.GuestUid != m.GuestUid || before.Policy == "" || before.State != v1.MigrationState_MIGRATION_STATE_DONE {
 			continue
 		}
-		if ago := s.now.Sub(before.Ended.AsTime()); ago < simCoolDown {
+		if ago := s.now.Sub(before.Ended.AsTime()); ago < s.coolDown {
 			s.violate("policy %s moves guest %s again %v after its last move, %s", m.Policy, m.Guest, ago, before.Meta.Name)
 		}
 	}

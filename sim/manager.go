@@ -40,7 +40,7 @@ type manager struct {
 // lead starts a manager, which leads at once.
 func (s *Sim) lead() {
 	s.managers++
-	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}, meter: newMeter()}
+	m := &manager{sim: s, name: "m" + string(rune('0'+s.managers%10)), hosts: map[string]*connection{}, seen: map[string]core.Seen{}, signals: signals{watcher: policy.NewWatcher()}, meter: s.newMeter()}
 	if s.foresight != nil && s.foresight.stale > 0 {
 		m.signals.watcher.Stale = s.foresight.stale
 	}

@@ -75,9 +75,10 @@ type Sim struct {
 	// How guests' use changes, and the host to which one has moved last.
 	pattern    pattern
 	lastTarget string
-	talking    int        // the pattern of the guests' traffic
-	jumped     bool       // a manager's clock has
-	foresight  *foresight // of a replay; nil: this is a run of a seed
+	coolDown   time.Duration // of the policies that decide by use
+	talking    int           // the pattern of the guests' traffic
+	jumped     bool          // a manager's clock has
+	foresight  *foresight    // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string
@@ -105,11 +106,13 @@ func Replay(seed uint64, plan []Step) Result {
 }
 
 func run(seed uint64, plan []Step, log func(string, ...any)) Result {
-	s := &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}}
+	s := newSim(seed, log)
+	policies := ""
+	if hasPolicy(seed) {
+		policies = simPolicy + rebalancing(seed)
+	}
 	s.oracle, s.pattern, s.talking = seed%4 == 0, pattern(seed/7)%patterns, int(seed%7)
-	s.begin(seed)
+	s.begin(seed, policies)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {
 			s.tell("plan", "%s", step)
@@ -134,6 +137,13 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	return Result{Seed: seed, Violation: s.violation, Simulated: s.now.Sub(start), Events: s.serial, Plan: plan}
 }
 
+// newSim makes an empty simulation.
+func newSim(seed uint64, log func(string, ...any)) *Sim {
+	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
+}
+
 // until lets everything happen up to a time, or to the first violation.
 func (s *Sim) until(t time.Time) {
 	for s.violation == "" && len(s.queue) > 0 && !s.queue[0].at.After(t) {
@@ -152,8 +162,8 @@ func (s *Sim) until(t time.Time) {
 	}
 }
 
-// begin switches hosts on, and starts a manager.
-func (s *Sim) begin(seed uint64) {
+// begin switches hosts on, and starts a manager. policies is the text of the policy in force; empty: there is none.
+func (s *Sim) begin(seed uint64, policies string) {
 	sizes := rand.New(rand.NewPCG(seed, 2))
 	for i := range 2 + sizes.IntN(4) {
 		name := fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)
@@ -165,9 +175,10 @@ func (s *Sim) begin(seed uint64) {
 	}
 	s.store.objects.Users[user] = &v1.User{Meta: &v1.Meta{Name: user, Uid: s.store.uid()}, Quota: quotaOf(seed)}
 	s.store.objects.Images[image] = &v1.Image{Meta: &v1.Meta{Name: image}, Digest: "sha256:" + image}
-	if hasPolicy(seed) {
-		s.commit(0, create(core.NewPolicy(1, simPolicy+rebalancing(seed), "", user)))
+	if policies != "" {
+		s.commit(0, create(core.NewPolicy(1, policies, "", user)))
 	}
+	s.lastTarget = s.names[0]
 	s.lead()
 	for _, name := range s.names {
 		s.hosts[name].power()

@@ -207,3 +207,58 @@ func TestPolicyWithAnError(t *testing.T) {
 		t.Error("the policy was not rolled back")
 	}
 }
+
+// balancePolicy looks often, so that the test is short.
+const balancePolicy = "balance: {interval: 2s, cool_down: 10m}\n"
+
+// spinning computes for a time, and tells now and then.
+const spinning = "echo begun; end=$(($(date +%s) + 100)); while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done; echo tick; done"
+
+// A host has more to do than its processors can, and another is idle: a guest moves there while a program runs in it, says why, and
+// stays there.
+func TestBalance(t *testing.T) {
+	newCluster(t, "even", 2, "--site", "a", "--spread", "host")
+	settled(t, "even", 2)
+	host, other := guestNamed(t, "even-0").Host, guestNamed(t, "even-1").Host
+	must(t, "migrate", "even-1", "--to", host)
+	unmarked := mark(t, "even-0", "even-1")
+	applyPolicy(t, balancePolicy)
+	must(t, "run", "even", "--name", "even-run", "--detach", "--", "sh", "-c", spinning)
+	started(t, "even-run")
+	owner(t, host, "busy")
+	moved := ""
+	until(t, 90*time.Second, "a guest leaves host "+host, func() (bool, string) {
+		for _, name := range []string{"even-0", "even-1"} {
+			if g := guestNamed(t, name); g.Host != host && strings.HasSuffix(g.State, "_RUNNING") {
+				moved = name
+			}
+		}
+		return moved != "", must(t, "explain", "guest", "even-0") + must(t, "explain", "guest", "even-1")
+	})
+	out := must(t, "explain", "guest", moved)
+	for _, want := range []string{"balance: the load of " + host + " falls from", "it used", "nothing asks it to move"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if out := must(t, "events"); !strings.Contains(out, "balance: the load of "+host+" falls from") {
+		t.Errorf("the events do not tell of the move:\n%s", out)
+	}
+	if out := must(t, "run", "logs", "--follow", "even-run"); !strings.Contains(out, "tick") {
+		t.Errorf("the program has said nothing:\n%s", out)
+	}
+	settled(t, "even", 2)
+	var moves []struct{ Guest, Policy, State string }
+	for _, m := range decoded[[]struct{ Guest, Policy, State string }](t, "migrate", "list") {
+		if m.Policy == "balance" {
+			moves = append(moves, m)
+		}
+	}
+	if len(moves) != 1 {
+		t.Errorf("policy balance has made these moves: %+v", moves)
+	}
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+	t.Logf("guest %s moved from %s; the idle host was %s", moved, host, other)
+}

@@ -5,6 +5,7 @@ package main
 import (
 	"flag"
 	"fmt"
+	"hash/fnv"
 	"math"
 	"os"
 	"text/tabwriter"
@@ -17,13 +18,17 @@ import (
 	"watari/core"
 	"watari/migration"
 	"watari/policy"
+	"watari/rebalance"
+	"watari/rebalance/exact"
 )
 
 type gridReport struct {
 	report.Header
-	Sizes    []size        `json:"sizes"`
-	Exponent report.Stat   `json:"round_exponent"` // of the longest round, over the number of hosts
-	Goals    []report.Goal `json:"goals"`
+	Sizes    []size      `json:"sizes"`
+	Exponent report.Stat `json:"round_exponent"` // of the longest round, over the number of hosts
+	// Quality compares plans with the exact optimum of small problems.
+	Quality map[string]exact.Quality `json:"quality"`
+	Goals   []report.Goal            `json:"goals"`
 }
 
 // size is what was measured with so many hosts, with ten guests each.
@@ -35,6 +40,10 @@ type size struct {
 	Withdraw report.Stat `json:"withdraw_ms"`
 	Move     report.Stat `json:"move_ms"`  // the longest round that begins moves, after a tenth of the owners came back
 	Stuck    report.Stat `json:"stuck_ms"` // the longest round while no host has room
+	// Balance and Pack are the longest rounds of these policies: after a tenth of the hosts got too much to do, and while most hosts
+	// could be freed. Spread is on in both.
+	Balance report.Stat `json:"balance_ms"`
+	Pack    report.Stat `json:"pack_ms"`
 }
 
 const (
@@ -56,9 +65,9 @@ func bench(runs int) error {
 	for _, hosts := range []int{250, 500, 1000, 2000} {
 		fmt.Printf("== %d hosts, %d guests\n", hosts, hosts*guestsPerHost)
 		s := size{Hosts: hosts, Guests: hosts * guestsPerHost}
-		var samples, quiet, withdraw, move, stuck []float64
+		var samples, quiet, withdraw, move, stuck, balance, pack []float64
 		for range runs {
-			g := newGrid(hosts)
+			g := newGrid(hosts, policy.Default)
 			g.round(0) // the first one looks at everything
 			samples = append(samples, g.sample(nil))
 			quiet = append(quiet, g.round(time.Second))
@@ -79,7 +88,21 @@ func bench(runs int) error {
 				longest = math.Max(longest, g.round(50*time.Millisecond))
 			}
 			stuck = append(stuck, longest)
+			for text, took := range map[string]*[]float64{policy.Default + "\nbalance: {}\nspread: {}\n": &balance, policy.Default + "\npack: {}\nspread: {}\n": &pack} {
+				g := newGrid(hosts, text)
+				g.round(0)
+				longest := 0.0
+				for range 5 {
+					g.use(took == &balance)
+					longest = math.Max(longest, g.round(10*time.Second))
+				}
+				if g.moves() == 0 {
+					return fmt.Errorf("no guest of %d hosts is rebalanced", hosts)
+				}
+				*took = append(*took, longest)
+			}
 		}
+		s.Balance, s.Pack = report.Summarize("ms", balance...), report.Summarize("ms", pack...)
 		s.Samples, s.Quiet, s.Withdraw = report.Summarize("ms", samples...), report.Summarize("ms", quiet...), report.Summarize("ms", withdraw...)
 		s.Move, s.Stuck = report.Summarize("ms", move...), report.Summarize("ms", stuck...)
 		r.Sizes = append(r.Sizes, s)
@@ -94,11 +117,24 @@ func bench(runs int) error {
 	r.Exponent = report.Summarize("", move)
 	r.Goals = []report.Goal{report.AtMost("longest round that begins moves, 1,000 hosts and 10,000 guests, ms", goal.Move.Median, 200),
 		report.AtMost("longest round while no host has room, the same, ms", goal.Stuck.Median, 200),
-		report.AtMost("its growth, as an exponent (n log n)", move, nLogN)}
+		report.AtMost("longest round that balances, the same, ms", goal.Balance.Median, 200),
+		report.AtMost("longest round that packs, the same, ms", goal.Pack.Median, 200),
+		report.AtMost("its growth, as an exponent (n log n)", grows(func(s size) report.Stat { return s.Balance }), nLogN),
+		report.AtMost("that of the round that begins moves, as an exponent (n log n)", move, nLogN)}
+	r.Quality = map[string]exact.Quality{}
+	for name, of := range map[string]func() rebalance.Policy{policy.BalanceName: exact.Balance, policy.PackName: exact.Pack} {
+		q, err := exact.Compare(1000, of)
+		if err != nil {
+			return err
+		}
+		r.Quality[name] = q
+		r.Goals = append(r.Goals, report.AtLeast(name+": share of small problems within 5 % of the exact optimum", q.Within, 0.95),
+			report.AtMost(name+": cost against the better of first fit and fewest guests, on average", q.Cost/math.Min(q.FirstFit, q.FewestGuests), 1))
+	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "\nhosts\tguests\tsamples\tquiet round\twithdrawing\tmoving\tno room")
+	fmt.Fprintln(w, "\nhosts\tguests\tsamples\tquiet round\twithdrawing\tmoving\tno room\tbalancing\tpacking")
 	for _, s := range r.Sizes {
-		fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", s.Hosts, s.Guests, s.Samples, s.Quiet, s.Withdraw, s.Move, s.Stuck)
+		fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Hosts, s.Guests, s.Samples, s.Quiet, s.Withdraw, s.Move, s.Stuck, s.Balance, s.Pack)
 	}
 	w.Flush()
 	const out = "build/reports/bench-grid.json"
@@ -117,15 +153,16 @@ type grid struct {
 	names   []string
 	reports core.Captured
 	now     time.Time
+	usage   *core.Usage
 }
 
-func newGrid(hosts int) *grid {
+func newGrid(hosts int, text string) *grid {
 	g := &grid{objects: core.NoObjects(), watcher: policy.NewWatcher(), now: time.Now(), reports: core.Captured{}}
 	var err error
-	if g.policy, err = policy.Parse(policy.Default); err != nil {
+	if g.policy, err = policy.Parse(text); err != nil {
 		panic(err)
 	}
-	g.objects.Policies["v1"] = core.NewPolicy(1, policy.Default, "", "")
+	g.objects.Policies["v1"] = core.NewPolicy(1, text, "", "")
 	for i := range hosts {
 		name := fmt.Sprintf("h%04d", i)
 		g.names = append(g.names, name)
@@ -166,10 +203,27 @@ func (g *grid) sample(back func(i int) bool) float64 {
 	return time.Since(begun).Seconds() * 1000
 }
 
+// use makes new usage: guests use up to one core. On a tenth of the hosts others use most of the processors, if there is contention.
+func (g *grid) use(contention bool) {
+	g.usage = &core.Usage{Guests: map[string]core.GuestUsage{}, Hosts: map[string]core.HostUsage{}}
+	for i, name := range g.names {
+		used := core.HostUsage{Known: core.UsageWindow}
+		if contention && i%10 == 0 {
+			used.Others = 13
+		}
+		g.usage.Hosts[name] = used
+	}
+	for _, guest := range g.objects.Guests {
+		sum := fnv.New32a()
+		sum.Write([]byte(guest.Meta.Uid))
+		g.usage.Guests[guest.Meta.Uid] = core.GuestUsage{CPU: float64(sum.Sum32()%100) / 100, MemoryBytes: guest.Shape.MemoryBytes, Known: core.UsageWindow}
+	}
+}
+
 // round decides once, applies the changes, and returns how long the decision took, ms.
 func (g *grid) round(after time.Duration) float64 {
 	g.now = g.now.Add(after)
-	w := core.World{Objects: g.objects, Now: g.now, Reports: g.reports, Signals: g.watcher.All(g.now)}
+	w := core.World{Objects: g.objects, Now: g.now, Reports: g.reports, Signals: g.watcher.All(g.now), Usage: g.usage}
 	begun := time.Now()
 	d := g.core.Decide(w)
 	took := time.Since(begun).Seconds() * 1000

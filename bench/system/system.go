@@ -44,6 +44,11 @@ func UpSite(name string) (*System, error) {
 	return up(name, 10*time.Minute, []string{"--sites", "1", "--hosts", "2"})
 }
 
+// UpHosts is like Up with a lab of one site, whose hosts a1, a2, ... are limited to parts of a processor, as in a1=0.5,a2=0.5.
+func UpHosts(name string, hosts int, cpus string) (*System, error) {
+	return up(name, 30*time.Minute, []string{"--sites", "1", "--hosts", strconv.Itoa(hosts), "--cpus", cpus})
+}
+
 // UpWhole is like Up with a lab of one site, whose hosts a1 and a2 are whole hosts with guests under KVM.
 func UpWhole(name string) (*System, error) {
 	return up(name, time.Hour, []string{"--sites", "1", "--hosts", "2", "--whole", "--cells", "1"})

@@ -110,11 +110,21 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 			}
 		}
 	}
+	guests := map[string][]*v1.GuestStep{}
+	if _, is := parsed.Rebalances(); is {
+		for _, g := range snap.Guests {
+			for _, step := range s.History.Guest(g.Meta.Uid, since) {
+				if step.At.AsTime().Before(until) {
+					guests[g.Meta.Uid] = append(guests[g.Meta.Uid], step)
+				}
+			}
+		}
+	}
 	if !s.replaying.TryLock() {
 		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
 	}
 	defer s.replaying.Unlock()
-	past := sim.Past{Objects: snap, Policy: parsed, Samples: samples, Since: since, Until: until}
+	past := sim.Past{Objects: snap, Policy: parsed, Samples: samples, Guests: guests, Since: since, Until: until}
 	if s.Traffic != nil {
 		past.Traffic = s.Traffic(now)
 	}

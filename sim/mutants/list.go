@@ -24,7 +24,7 @@ var mutants = []mutant{
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
 	{"guests are rebalanced again within their cool-down", []edit{{"core/rebalance.go",
-		"l.ended(p.guests[guest].Meta.Uid), l.now)\n		return why\n", "nil, l.now)\n		return why\n"}}},
+		"p.guests[guest], ended, l.now)\n", "p.guests[guest], nil, l.now)\n"}}},
 	{"a move is proposed that gains too little", []edit{{"rebalance/rebalance.go",
 		"return net >= p.LeastGain && net > 1e-9", "return net > 1e-9"}}},
 	{"what a move does to its target is not counted", []edit{{"rebalance/load.go",
