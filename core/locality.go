@@ -155,8 +155,7 @@ func (l *look) remains(g *v1.Guest, beginning bool) string {
 	if why := l.fixed(g, l.moves[g.Meta.Uid], beginning); why != "" {
 		return why
 	}
-	why, _ := mustStay(l.policy, &l.policy.Locality.Bounds, g, l.ended(g.Meta.Uid), l.now)
-	return why
+	return l.forbids(g, policy.LocalityName)
 }
 
 // reason says for people what a move of a plan is for.

@@ -138,15 +138,18 @@ func (l *look) places() *Places {
 		g.Lost = slowsMoving*g.Demand*g.Seconds + standsStill*demand[g.Cluster]
 	}
 	p.Policies = l.policies(p)
-	p.Forbids = func(guest int, name string) string {
-		bounds, _ := l.policy.BoundsOf(name)
-		ended := l.ended(p.guests[guest].Meta.Uid)
-		longer := *bounds
-		longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
-		why, _ := mustStay(l.policy, &longer, p.guests[guest], ended, l.now)
-		return why
-	}
+	p.Forbids = func(guest int, name string) string { return l.forbids(p.guests[guest], name) }
 	return p
+}
+
+// forbids returns why a policy that moves guests which could stay must not move a guest now; empty: it may.
+func (l *look) forbids(g *v1.Guest, name string) string {
+	bounds, _ := l.policy.BoundsOf(name)
+	ended := l.ended(g.Meta.Uid)
+	longer := *bounds
+	longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
+	why, _ := mustStay(l.policy, &longer, g, ended, l.now)
+	return why
 }
 
 // rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its cool-down
@@ -154,7 +157,7 @@ func (l *look) places() *Places {
 func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
 	for _, m := range ended {
 		age := now.Sub(m.Ended.AsTime())
-		if policy.Rebalancing(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
+		if m.Policy != "" && !policy.Withdraws(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
 			n++
 		}
 	}

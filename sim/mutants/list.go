@@ -24,7 +24,7 @@ var mutants = []mutant{
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
 	{"guests are rebalanced again within their cool-down", []edit{{"core/rebalance.go",
-		"p.guests[guest], ended, l.now)\n", "p.guests[guest], nil, l.now)\n"}}},
+		"&longer, g, ended, l.now)\n", "&longer, g, nil, l.now)\n"}}},
 	{"a move is proposed that gains too little", []edit{{"rebalance/rebalance.go",
 		"return net >= p.LeastGain && net > 1e-9", "return net > 1e-9"}}},
 	{"what a move does to its target is not counted", []edit{{"rebalance/load.go",
@@ -32,9 +32,9 @@ var mutants = []mutant{
 	{"locality takes guests for others", []edit{{"core/locality.go",
 		"	for i, g := range guests {\n		at[g.Meta.Uid] = i\n", "	for i, g := range guests {\n		at[g.Meta.Uid] = len(guests) - 1 - i\n"}}},
 	{"locality moves guests that cool down", []edit{{"core/locality.go",
-		"	why, _ := mustStay(l.policy, &l.policy.Locality.Bounds, g, l.ended(g.Meta.Uid), l.now)\n	return why\n", "	return \"\"\n"}}},
+		"	return l.forbids(g, policy.LocalityName)\n", "	return \"\"\n"}}},
 	{"locality undoes a spread over sites", []edit{{"core/locality.go", "		p.Keep = locality.KeepSites\n", ""}}},
-	{"two policies move a guest at once", []edit{{"core/rebalance.go", " || moves && p.asked[m.GuestUid]", " || moves && false"}}},
+	{"two policies move a guest at once", []edit{{"core/rebalance.go", " || moves && p.asked[m.GuestUid]", " || moves && m == nil"}}},
 	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		g := c.guests[m.Guest]\n", "	for _, m := range plan.Moves[:1] {\n		g := c.guests[m.Guest]\n"}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
