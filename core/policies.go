@@ -296,7 +296,7 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	}
 	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
 	reason := policy.Withdrawn(p.Hosts[m.Source], m.Policy) != nil
-	if !policy.Withdraws(m.Policy) {
+	if policy.CanStay(m.Policy) {
 		reason = !p.Core.policies.lapsed[m.Meta.Uid] && !p.Hosts[m.Target].GetDraining()
 	}
 	if bounds == nil || !reason {

@@ -146,6 +146,12 @@ func (l *look) places() *Places {
 func (l *look) forbids(g *v1.Guest, name string) string {
 	bounds, _ := l.policy.BoundsOf(name)
 	ended := l.ended(g.Meta.Uid)
+	for _, m := range ended {
+		age := l.now.Sub(m.Ended.AsTime())
+		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.CanStay(m.Policy) && age >= 0 && age < bounds.CoolDown {
+			return "its last move by " + m.Policy + " failed: " + m.Message
+		}
+	}
 	longer := *bounds
 	longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
 	why, _ := mustStay(l.policy, &longer, g, ended, l.now)
@@ -157,7 +163,7 @@ func (l *look) forbids(g *v1.Guest, name string) string {
 func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
 	for _, m := range ended {
 		age := now.Sub(m.Ended.AsTime())
-		if m.Policy != "" && !policy.Withdraws(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
+		if policy.CanStay(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
 			n++
 		}
 	}

@@ -22,11 +22,11 @@ func (h *household) use(guest float64, others map[string]float64) {
 	}
 }
 
-// small makes a household whose hosts have two processors each.
+// small makes a household whose hosts have two processors each, all at one site.
 func small(t *testing.T, text string, guests int) *household {
 	h := newHousehold(t, text, guests)
 	for _, host := range h.objects.Hosts {
-		host.Info.CpuShare = 2
+		host.Info.CpuShare, host.Info.Site = 2, "a"
 	}
 	return h
 }
@@ -108,12 +108,21 @@ func TestWhatKeepsGuestsFromBeingRebalanced(t *testing.T) {
 					State: v1.MigrationState_MIGRATION_STATE_FAILED, Ended: timestamppb.New(h.now.Add(-time.Second))}
 			}
 		}, "a move of it failed just now"},
+		{"a policy's move that failed", "balance: {}\n", func(h *household) {
+			for i := range 4 {
+				h.objects.Migrations[fmt.Sprint(i)] = &v1.Migration{Meta: &v1.Meta{Name: fmt.Sprint(i)}, GuestUid: h.objects.Guests[fmt.Sprintf("md-%d", i)].Meta.Uid,
+					Policy: "balance", Message: "no route", State: v1.MigrationState_MIGRATION_STATE_FAILED, Ended: timestamppb.New(h.now.Add(-time.Minute))}
+			}
+		}, "refused: its last move by balance failed: no route"},
 		{"a cool-down", "balance: {}\n", func(h *household) {
 			for i := range 4 {
 				h.objects.Migrations[fmt.Sprint(i)] = &v1.Migration{Meta: &v1.Meta{Name: fmt.Sprint(i)}, GuestUid: h.objects.Guests[fmt.Sprintf("md-%d", i)].Meta.Uid,
 					Policy: "harvest", State: v1.MigrationState_MIGRATION_STATE_DONE, Ended: timestamppb.New(h.now.Add(-4 * time.Minute))}
 			}
 		}, "it cools down until 12:01:00"},
+		{"its cluster's site", "balance: {}\n", func(h *household) {
+			h.objects.Hosts["a2"].Info.Site, h.objects.Hosts["b1"].Info.Site = "b", "b"
+		}, "refused: no guest of its cluster is at site b"},
 		{"no memory elsewhere", "balance: {}\n", func(h *household) {
 			h.objects.Hosts["a2"].Info.MemoryBytes, h.objects.Hosts["b1"].Info.MemoryBytes = 1<<20, 1<<20
 		}, "refused: 1.0 GiB of memory wanted"},

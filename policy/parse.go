@@ -17,8 +17,6 @@ import (
 	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
-
-	"watari/locality"
 )
 
 // Bounds of a policy file.
@@ -102,18 +100,6 @@ type (
 		Spread      *entry[spreadText]  `yaml:"spread"`
 		Locality    *localityText       `yaml:"locality"`
 		Exempt      exemptText          `yaml:"exempt"`
-	}
-	localityText struct {
-		Bounds    boundsText           `yaml:",inline"`
-		Distance  *entry[distanceText] `yaml:"distance"`
-		Weight    *scalar              `yaml:"weight"`
-		Horizon   *scalar              `yaml:"horizon"`
-		LeastGain *scalar              `yaml:"least_gain"`
-		Interval  *scalar              `yaml:"interval"`
-	}
-	distanceText struct {
-		Site *scalar `yaml:"site"`
-		WAN  *scalar `yaml:"wan"`
 	}
 	ownerText struct {
 		Match *scalar                `yaml:"match"`
@@ -540,89 +526,6 @@ func (r *reader) maintenance(m *maintenanceText) *Maintenance {
 			Window: r.window(w.value.Window, w.line, "windows")})
 	}
 	return made
-}
-
-// What locality has where nothing is written.
-const (
-	localityCoolDown  = 10 * time.Minute
-	localityHorizon   = 10 * time.Minute
-	localityLeastGain = 0.1
-)
-
-func (r *reader) locality(l *localityText) *Locality {
-	made := &Locality{Bounds: r.bounds(l.Bounds, localityCoolDown), Distance: locality.Default, LeastGain: localityLeastGain,
-		Weight: r.decimal(l.Weight, "weight", 0.01, 100, 1), Horizon: r.wait(l.Horizon, "horizon", localityHorizon), Interval: r.interval(l.Interval)}
-	if r.err == nil && made.Horizon < time.Second {
-		r.fail(l.Horizon.errorf("horizon: %s is less than 1s", made.Horizon))
-	}
-	if l.LeastGain != nil {
-		made.LeastGain = r.percent(l.LeastGain, "least_gain", 1) / 100
-	}
-	if d := l.Distance; d != nil {
-		made.Distance.Site = r.decimal(d.value.Site, "site", 0.01, 1e6, made.Distance.Site)
-		made.Distance.WAN = r.decimal(d.value.WAN, "wan", 0.01, 1e6, made.Distance.WAN)
-		if r.err == nil && made.Distance.WAN < made.Distance.Site {
-			r.fail(d.errorf("distance: hosts of a site are farther from each other (%g) than sites (%g)", made.Distance.Site, made.Distance.WAN))
-		}
-	}
-	return made
-}
-
-// The defaults of policies that decide by what guests use.
-const (
-	defaultCoolDown = 5 * time.Minute
-	defaultInterval = 10 * time.Second
-	leastInterval   = time.Second
-	defaultMaxLoad  = 0.8
-)
-
-// rebalancing reads the policies that decide by what guests use.
-func (r *reader) rebalancing(p *Policy, f *file) {
-	if f.Balance != nil && f.Pack != nil {
-		r.fail(f.Pack.errorf("pack: it fills hosts, and balance empties the full ones; remove one of the two"))
-	}
-	if b := f.Balance; b != nil {
-		p.Balance = &Balance{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5)}
-		if m := b.value.Measure; m != nil {
-			p.Balance.Guests = m.text == "guests"
-			if m.text != "guests" && m.text != "load" {
-				r.fail(m.errorf("measure: %q is not load or guests", m.text))
-			}
-		}
-	}
-	if b := f.Pack; b != nil {
-		p.Pack = &Pack{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5),
-			MaxLoad: r.decimal(b.value.MaxLoad, "max_load", 0.1, 10, defaultMaxLoad)}
-	}
-	if b := f.Spread; b != nil {
-		p.Spread = &Spread{Bounds: r.bounds(b.value.Bounds, defaultCoolDown), Objective: r.objective(b.value.Objective, 0.5)}
-	}
-}
-
-func (r *reader) objective(o objectiveText, leastGain float64) Objective {
-	made := Objective{Weight: r.decimal(o.Weight, "weight", 0.01, 100, 1), LeastGain: r.decimal(o.LeastGain, "least_gain", 0.01, 1000, leastGain),
-		Interval: r.interval(o.Interval)}
-	return made
-}
-
-func (r *reader) interval(s *scalar) time.Duration {
-	every := r.wait(s, "interval", defaultInterval)
-	if r.err == nil && every < leastInterval {
-		r.fail(s.errorf("interval: %s is less than %s", every, leastInterval))
-	}
-	return every
-}
-
-// decimal reads a number that may have a point.
-func (r *reader) decimal(s *scalar, key string, low, high, missing float64) float64 {
-	if s == nil {
-		return missing
-	}
-	n, err := strconv.ParseFloat(s.text, 64)
-	if err != nil || !(n >= low && n <= high) {
-		r.fail(s.errorf("%s: %q is not a number from %v to %v", key, s.text, low, high))
-	}
-	return n
 }
 
 // bounds reads bounds. coolDown is the cool-down if none is written.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
-	"watari/locality"
 )
 
 // Default is the text of the policy that new installations have.
@@ -28,9 +27,6 @@ const (
 	SpreadName      = "spread"
 	LocalityName    = "locality"
 )
-
-// Withdraws reports whether a policy moves guests only from hosts that it has withdrawn.
-func Withdraws(name string) bool { return name == HarvestName || name == MaintenanceName }
 
 // Policy is a policy file that was read and checked. It never changes.
 type Policy struct {
@@ -86,83 +82,6 @@ type MaintenanceWindow struct {
 	Match *Expression
 	Lead  time.Duration // guests begin to leave so long before
 	Window
-}
-
-// Locality brings guests closer to those with which they talk.
-type Locality struct {
-	Bounds
-	Distance  locality.Distance
-	Weight    float64       // against other policies
-	Horizon   time.Duration // over which saved bytes are compared with those of the moves
-	LeastGain float64       // part of the cluster's bytes times distance, 0 to 1
-	Interval  time.Duration // between two looks at a cluster
-}
-
-// Objective says what the moves of a policy have to gain.
-type Objective struct {
-	Weight    float64       // against other policies
-	LeastGain float64       // of a move, in the policy's unit times its weight
-	Interval  time.Duration // between two looks
-}
-
-// Balance moves guests away from hosts on which they wait for processors. It gains processors' worth of waiting.
-type Balance struct {
-	Bounds
-	Objective
-	Guests bool // hosts have the same numbers of busy guests, whatever their size and speed
-}
-
-// Pack moves guests together, so that hosts are free. It gains hosts.
-type Pack struct {
-	Bounds
-	Objective
-	MaxLoad float64 // demand against what processors give; hosts are not filled further
-}
-
-// Spread moves the guests of a cluster apart, as its spread asks. It gains guests that share a host or a site with one less.
-type Spread struct {
-	Bounds
-	Objective
-}
-
-// Rebalances reports whether a policy is on that decides by what guests use, and how often the policies look.
-func (p *Policy) Rebalances() (every time.Duration, is bool) {
-	look := func(o Objective) {
-		if !is || o.Interval < every {
-			every = o.Interval
-		}
-		is = true
-	}
-	if p == nil {
-		return 0, false
-	}
-	if p.Balance != nil {
-		look(p.Balance.Objective)
-	}
-	if p.Pack != nil {
-		look(p.Pack.Objective)
-	}
-	if p.Spread != nil {
-		look(p.Spread.Objective)
-	}
-	return every, is
-}
-
-// Looks reports whether a policy is on that looks at what guests use or to whom they talk, and how often the policies look.
-func (p *Policy) Looks() (every time.Duration, is bool) {
-	every, is = p.Rebalances()
-	if p == nil || p.Locality == nil {
-		return every, is
-	}
-	if !is || p.Locality.Interval < every {
-		every = p.Locality.Interval
-	}
-	return every, true
-}
-
-// Rebalancing reports whether a policy of that name moves guests by what they use, rather than away from hosts.
-func Rebalancing(name string) bool {
-	return name == BalanceName || name == PackName || name == SpreadName
 }
 
 // Bounds bound the moves of a policy.

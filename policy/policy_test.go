@@ -434,7 +434,7 @@ func TestTheGuidesExample(t *testing.T) {
 		t.Fatal("the guide has no example")
 	}
 	p := parse(t, text)
-	if len(p.Owners) == 0 || p.Harvest == nil || len(p.Maintenance.Windows) == 0 || len(p.Exempt.Clusters) == 0 {
+	if len(p.Owners) == 0 || p.Harvest == nil || len(p.Maintenance.Windows) == 0 || p.Balance == nil || p.Spread == nil || len(p.Exempt.Clusters) == 0 {
 		t.Errorf("the example has no %+v", p)
 	}
 	for _, v := range Variables {

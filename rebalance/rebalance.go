@@ -203,6 +203,10 @@ func (s *State) refuses(guest, to int) string {
 	if s.spreadGain(guest, to) < 0 {
 		return "its cluster would be spread less evenly"
 	}
+	// Messages to another site take long, so that a host there has to be much better. Nothing here knows how much.
+	if c := &s.Clusters[s.Of[guest]]; len(c.Guests) > 1 && c.sites.of(s.site[to]) == 0 && s.Guests[guest].Request.Spread != spreadSite {
+		return "no guest of its cluster is at site " + s.Hosts[to].Site
+	}
 	return ""
 }
 

@@ -97,7 +97,7 @@ func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 	if m.Policy == "" || was != nil && !begins {
 		return
 	}
-	if !policy.Withdraws(m.Policy) {
+	if policy.CanStay(m.Policy) {
 		if was == nil {
 			s.checkRebalanced(now, m)
 		}

@@ -91,6 +91,7 @@ func bringUp() (*system, error) {
 	}
 	for _, step := range [][]string{
 		{"up", "--no-agent", "--metrics", "--state", s.state, "--listen", listen},
+		{"policy", "apply", "testdata/still.yaml"},
 		append([]string{"lab", "up", "--name", labName}, labShape...),
 		{"image", "build", imageName, "--packages", packages},
 	} {

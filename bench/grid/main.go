@@ -88,7 +88,7 @@ func bench(runs int) error {
 				longest = math.Max(longest, g.round(50*time.Millisecond))
 			}
 			stuck = append(stuck, longest)
-			for text, took := range map[string]*[]float64{policy.Default + "\nbalance: {}\nspread: {}\n": &balance, policy.Default + "\npack: {}\nspread: {}\n": &pack} {
+			for text, took := range map[string]*[]float64{"balance: {}\nspread: {}\n": &balance, "pack: {}\nspread: {}\n": &pack} {
 				g := newGrid(hosts, text)
 				g.round(0)
 				longest := 0.0

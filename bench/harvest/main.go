@@ -241,7 +241,7 @@ func leave(s *system.System, r *result) error {
 	if _, err := s.Watari("policy", "apply", file); err != nil {
 		return err
 	}
-	defer s.Watari("policy", "apply", "--default")
+	defer s.Watari("policy", "rollback")
 	defer s.Watari("lab", "owner", "--name", lab, lent, "away")
 	sent, loop := make(chan string, 1), make(chan []pair, 1)
 	self, err := os.Executable()

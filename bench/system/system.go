@@ -72,8 +72,12 @@ func up(name string, patience time.Duration, lab []string) (*System, error) {
 	if err := os.MkdirAll(s.state, 0o700); err != nil {
 		return nil, err
 	}
+	still := filepath.Join(s.state, "still.yaml")
+	if err := os.WriteFile(still, []byte("# Nothing moves by itself.\nmaintenance: {}\n"), 0o600); err != nil {
+		return nil, err
+	}
 	for _, step := range [][]string{
-		{"up", "--no-agent", "--state", s.state, "--listen", listen}, append([]string{"lab", "up", "--name", s.lab}, lab...),
+		{"up", "--no-agent", "--state", s.state, "--listen", listen}, {"policy", "apply", still}, append([]string{"lab", "up", "--name", s.lab}, lab...),
 		{"image", "build", s.Image, "--packages", "openmpi-bin,lammps"},
 	} {
 		fmt.Println("== watari", strings.Join(step, " "))

@@ -23,8 +23,9 @@ const lineLimit = 500
 
 const long = `Say why a guest is where it is, or what policies make of a host.
 
-A policy is a set of rules by which guests leave hosts without anybody asking: when a host's owner is back, and in
-maintenance windows. Administrators see the conditions of the policy, too, as they are for the host now. A condition that
+A policy is a set of rules by which guests move without anybody asking: when a host's owner is back, in maintenance windows,
+and when they gain elsewhere. Of a guest that gains, "explain guest" lists what other hosts would gain for it, and why it does not
+move there. Administrators see the conditions of the policy, too, as they are for the host now. A condition that
 "withdraws" makes guests leave the host, one that "gives back" lets the host take guests again. A condition counts once it
 has held for long enough without a break: "for 12s of 1m0s" has to hold for 48 seconds more.`
 

@@ -15,9 +15,10 @@ import (
 	"watari/cmd/internal/client"
 )
 
-const long = `A policy says when guests leave a host without anybody asking. Guests leave a host when its owner is back, and the host
+const long = `A policy says when guests move without anybody asking. Guests leave a host when its owner is back, and the host
 takes guests again when the owner has been away for long enough. Hosts have no guests in maintenance windows, and guests
-leave them before a window begins. If no policy is in force, guests move only if somebody asks.
+leave them before a window begins. Guests move to hosts where they wait less for processors, so that hosts become free, or so
+that a cluster is spread more evenly. If no policy is in force, guests move only if somebody asks.
 
 A policy is a YAML text. Each text that is applied becomes a new version, and the highest version is in force. Earlier
 versions are kept, so that "watari policy rollback" can put them in force again. "watari policy test" says what a policy
@@ -30,7 +31,7 @@ func New(env *cli.Env) *cobra.Command {
 	return cli.Noun(&cobra.Command{
 		Use:     "policy",
 		Aliases: []string{"policies"},
-		Short:   "Policies, the rules by which guests leave hosts: apply, show, diff, history, test, rollback",
+		Short:   "Policies, the rules by which guests move: apply, show, diff, history, test, rollback",
 		Long:    long,
 		Example: "  watari policy show > policy.yaml\n  watari policy test policy.yaml --since 7d\n  watari policy apply policy.yaml --note 'owners are back sooner'",
 	}, newApply(env), newShow(env), newDiff(env), newHistory(env), newTest(env), newRollback(env))
