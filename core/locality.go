@@ -199,19 +199,13 @@ func (l *look) together(p *Places) *rebalance.Together {
 	return t
 }
 
-// overloads reports whether a plan costs more than it gains if policies that go by use are counted, too.
-func (p *Places) overloads(c *closer, plan locality.Plan) bool {
-	before, lost := p.Cost(), 0.0
+// pays reports whether a plan gains more than it costs if policies that go by use are counted, too. s then has its moves.
+func (c *closer) pays(p *Places, s *rebalance.State, plan locality.Plan) bool {
+	var moves []rebalance.Move
 	for _, m := range plan.Moves {
-		uid := c.guests[m.Guest].Meta.Uid
-		lost += p.Guests[p.at[uid]].Lost / c.policy.Locality.Horizon.Seconds()
-		p.Move(uid, c.problem.Hosts[m.To].Name)
+		moves = append(moves, rebalance.Move{Guest: p.at[c.guests[m.Guest].Meta.Uid], To: m.To})
 	}
-	worse := p.Cost()+lost >= before
-	for _, m := range plan.Moves {
-		p.Move(c.guests[m.Guest].Meta.Uid, c.problem.Hosts[m.From].Name)
-	}
-	return worse
+	return s.Try(moves, c.policy.Locality.Horizon.Seconds())
 }
 
 // bringTogether begins moves that bring guests closer to those with which they talk.
@@ -222,6 +216,7 @@ func (p *pass) bringTogether() {
 	}
 	looked, planned := p.Core.looked, 0
 	var places *Places
+	var state *rebalance.State
 	for _, name := range sortedKeys(p.Clusters) {
 		if next := looked[name].Add(whole.Locality.Interval); p.Now.Before(next) && !p.Now.Before(looked[name]) {
 			p.again = earlier(p.again, next)
@@ -246,8 +241,9 @@ func (p *pass) bringTogether() {
 		if _, is := whole.Rebalances(); is {
 			if places == nil {
 				places = c.places()
+				state = places.State()
 			}
-			if places.overloads(c, plan) {
+			if !c.pays(places, state, plan) {
 				continue
 			}
 		}
@@ -330,8 +326,10 @@ func (e *Explainer) talking(l *lines, whole *policy.Policy, g *v1.Guest) {
 		l.add("locality does not move it: %s", why)
 	}
 	c, plan, why := at.closer(cluster, GuestsOf(e.Objects, g.Cluster))
-	if _, is := whole.Rebalances(); is && why == "" && at.places().overloads(c, plan) {
-		why = "the best plan gains less than it costs hosts and guests otherwise: " + c.reason(plan, plan.Moves[0])
+	if _, is := whole.Rebalances(); is && why == "" {
+		if places := at.places(); !c.pays(places, places.State(), plan) {
+			why = "the best plan gains less than it costs hosts and guests otherwise: " + c.reason(plan, plan.Moves[0])
+		}
 	}
 	if why != "" {
 		l.add("locality moves no guest of cluster %s: %s", g.Cluster, why)

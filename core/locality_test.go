@@ -177,3 +177,33 @@ func TestLocalityKeepsItsBounds(t *testing.T) {
 		t.Errorf("explained as\n%s", why)
 	}
 }
+
+func TestLocalityAndBalanceWeighEachOther(t *testing.T) {
+	for rate, want := range map[float64]string{20e6: "", 500e6: "md-0 a2 reserving"} {
+		h := newHousehold(t, "balance: {}\nlocality: {}\n", 2)
+		h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "a2", "boot-a2"
+		h.talk(rate, "md-0 md-1")
+		h.usage.Guests, h.usage.Hosts = map[string]GuestUsage{}, map[string]HostUsage{}
+		for _, host := range h.objects.Hosts {
+			host.Info.CpuShare = 1
+			h.usage.Hosts[host.Meta.Name] = HostUsage{Known: time.Minute}
+		}
+		for _, g := range h.objects.Guests {
+			h.usage.Guests[g.Meta.Uid] = GuestUsage{CPU: 0.9, Known: time.Minute}
+		}
+		why := h.explain("md-0")
+		if h.pass(0); h.states() != want {
+			t.Errorf("at %.0f MB/s the moves are %q, want %q", rate/1e6, h.states(), want)
+		}
+		if want == "" && !strings.Contains(why, "the best plan gains less than it costs hosts and guests otherwise") {
+			t.Errorf("explained as\n%s", why)
+		}
+		// On one host, they are not moved apart as long as they talk so much.
+		h.objects.Guests["md-1"].Host, h.objects.Guests["md-1"].BootId = "a1", "boot-a1"
+		h.core = New(h.core.Config)
+		h.objects.Migrations = map[string]*v1.Migration{}
+		if h.pass(time.Minute); (h.states() == "") != (want != "") {
+			t.Errorf("at %.0f MB/s on one host the moves are %q", rate/1e6, h.states())
+		}
+	}
+}

@@ -180,6 +180,28 @@ func (s *State) gain(guest, to int) (sum float64, by *Policy) {
 	return sum, by
 }
 
+// Move is a guest's move to a host.
+type Move struct{ Guest, To int }
+
+// Try makes moves together if they gain more than they cost, spread over a horizon in seconds. It reports whether they do.
+func (s *State) Try(moves []Move, horizon float64) bool {
+	net := 0.0
+	from := make([]int, len(moves))
+	for i, m := range moves {
+		from[i] = s.At[m.Guest]
+		gain, _ := s.gain(m.Guest, m.To)
+		net += gain - s.Guests[m.Guest].Lost/horizon
+		s.shift(m.Guest, m.To)
+	}
+	if net > 0 {
+		return true
+	}
+	for i := len(moves) - 1; i >= 0; i-- {
+		s.shift(moves[i].Guest, from[i])
+	}
+	return false
+}
+
 // enough reports whether a net gain is enough for a policy.
 func (p *Policy) enough(net float64) bool { return net >= p.LeastGain && net > 1e-9 }
 
