@@ -7,7 +7,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 PM = $(MAKE) --no-print-directory -C pm BUILD=$(CURDIR)/build/pm VENVS=$(CURDIR)/build/venv
 GO_LDFLAGS := -ldflags "-X watari/internal/version.Version=$(VERSION)"
 
-.PHONY: sim help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
+.PHONY: chaos sim help setup build programs provider generate deb tarball demo test test-unit test-pm test-guests test-full lint docs clean
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
@@ -81,6 +81,12 @@ test-full-sim: ## the simulator over 20,000 seeds, and all mutants
 	@$(MAKE) --no-print-directory sim SEEDS=20000
 
 # The parts of test-full. Each takes less than an hour.
+SEED ?= 1
+MINUTES ?= 10
+chaos: build ## faults at random for MINUTES under programs that check themselves, on three sites; SEED decides them (root)
+	@scripts/setup.sh build demo test
+	@WATARI_CHAOS_SEED=$(SEED) WATARI_CHAOS_MINUTES=$(MINUTES) $(GOTESTSUM) --format standard-verbose -- -count=1 -timeout 10h -run '^TestChaos$$' ./test/
+
 FULL := test-full-units test-full-lab test-full-sim test-full-machines test-full-bookworm test-full-trixie test-whole test-mixed
 .PHONY: $(FULL)
 test-full: ## all tests, including all faults, the packages and whole hosts: several hours; parts are test-full-* (root)

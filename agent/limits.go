@@ -46,7 +46,7 @@ type limitKeeper struct {
 	// free has the guests of which it is known that no limit is in force. An agent that has just started knows of none: an
 	// earlier one may have left limits. A new process has none.
 	free map[string]bool
-	// limited: some guest was limited when limits were looked at last.
+	// limited: some guest was limited when limits were looked at last, or an earlier agent may have left this one behind others.
 	limited bool
 
 	mu      sync.Mutex
@@ -55,7 +55,7 @@ type limitKeeper struct {
 
 func newLimitKeeper(a *Agent) *limitKeeper {
 	return &limitKeeper{limiter: a.config.Limiter, wanted: a.wantedLimits, processes: a.config.Processes, changed: a.publish,
-		log: a.log, wake: make(chan struct{}, 1), free: map[string]bool{}}
+		log: a.log, wake: make(chan struct{}, 1), free: map[string]bool{}, limited: true}
 }
 
 // wantedLimits returns the limits of the guests that the orders want to run here. Of other guests nothing is touched.

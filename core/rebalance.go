@@ -121,7 +121,7 @@ func (l *look) places() *Places {
 		if !is {
 			continue
 		}
-		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: moveRequest(l.Objects, g)}
+		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: askedOnce(moveRequest(l.Objects, g))}
 		guest.Stays = l.stays(g, m, beginning[g.Cluster])
 		if guest.Stays == "" {
 			guest.Seconds = l.seconds(g)
@@ -156,6 +156,24 @@ func (l *look) forbids(g *v1.Guest, name string) string {
 	longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
 	why, _ := mustStay(l.policy, &longer, g, ended, l.now)
 	return why
+}
+
+// askedOnce makes a request remember which hosts are compatible. A look asks for the same hosts many times.
+func askedOnce(r *placement.Request) *placement.Request {
+	compatible := r.Compatible
+	var answers map[*v1.HostInfo]string
+	r.Compatible = func(h *v1.HostInfo) string {
+		answer, known := answers[h]
+		if !known {
+			if answers == nil {
+				answers = map[*v1.HostInfo]string{}
+			}
+			answer = compatible(h)
+			answers[h] = answer
+		}
+		return answer
+	}
+	return r
 }
 
 // rebalancedLately returns how often policies have rebalanced a guest with these ended moves within the last hour. Its cool-down

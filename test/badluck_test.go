@@ -18,16 +18,20 @@ import (
 // daemonPID returns the pid of a daemon that `watari up` started.
 func daemonPID(t *testing.T, name string) int {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(shared.state, name, name+".pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	line, _, _ := strings.Cut(string(content), "\n")
-	pid, err := strconv.Atoi(line)
+	pid, err := daemonID(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return pid
+}
+
+func daemonID(name string) (pid int, err error) {
+	content, err := os.ReadFile(filepath.Join(shared.state, name, name+".pid"))
+	if err != nil {
+		return 0, err
+	}
+	line, _, _ := strings.Cut(string(content), "\n")
+	return strconv.Atoi(line)
 }
 
 func killManager(t *testing.T) {

@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 	if wholeHosts {
 		useWholeHosts()
 	}
+	if chaosMinutes != "" {
+		useThreeSites()
+	}
 	code := 1
 	s, err := bringUp()
 	switch {

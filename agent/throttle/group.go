@@ -19,12 +19,17 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Names of groups of one vCPU: those that are made here have the thread's id in them, libvirt's the vCPU's number.
-const ownPrefix = "watari-vcpu-"
+// Names of groups: of those that are made here, with the id of a vCPU's thread, of a QEMU process, or of the agent; and of
+// libvirt's parts of a domain.
+const (
+	vcpuPrefix  = "watari-vcpu-"
+	qemuPrefix  = "watari-qemu-"
+	agentPrefix = "watari-agent-"
+)
 
 var (
-	ownGroup      = regexp.MustCompile(`^` + ownPrefix + `\d+$`)
-	libvirtsGroup = regexp.MustCompile(`^vcpu\d+$`)
+	ownGroup      = regexp.MustCompile(`^(` + vcpuPrefix + `|` + qemuPrefix + `|` + agentPrefix + `)\d+$`)
+	libvirtsGroup = regexp.MustCompile(`^(vcpu\d+|iothread\d+|emulator)$`)
 )
 
 // What the kernel takes for a quota's period, microseconds, and its least quota. A short period has short pauses: a vCPU that
@@ -41,6 +46,11 @@ const (
 	usualShares = 1024 // version 1's counterpart
 	leastShares = 2
 )
+
+// aside is the weight of the agent while it gives way, and of the groups above guests that do. The kernel lets a thread that
+// wakes up interrupt one of another group at once if their weights differ by so much; a larger weight keeps the processor for
+// some milliseconds. A group with this weight got it here.
+const aside = 2
 
 var errNoController = errors.New("the kernel has no control groups for processor time at /sys/fs/cgroup")
 
@@ -107,17 +117,24 @@ func (h hierarchy) groupOf(thread procfs.Proc) (group, error) {
 
 // domain returns the group of the whole guest, of one of libvirt's groups of a vCPU. Under systemd there is one more between.
 func (g group) domain() group {
-	parent := filepath.Dir(g.dir)
-	if filepath.Base(parent) == "libvirt" {
-		parent = filepath.Dir(parent)
+	if parent := g.parent(); filepath.Base(parent.dir) != "libvirt" {
+		return parent
 	}
-	return group{parent, g.v2}
+	return g.parent().parent()
 }
 
 // bounds reports whether the group can bound processor time: libvirt makes groups also for other controllers.
 func (g group) bounds() bool {
 	_, err := os.Stat(filepath.Join(g.dir, g.quotaFile()))
 	return err == nil
+}
+
+// set brings the limits into force in a group that was made here.
+func (g group) set(vcpu bool, limits *v1.GuestLimits) error {
+	if err := g.setWeight(limits.GetCpuWeight()); err != nil || !vcpu {
+		return err
+	}
+	return g.bound(limits)
 }
 
 func (g group) quotaFile() string {
@@ -127,11 +144,8 @@ func (g group) quotaFile() string {
 	return "cpu.cfs_quota_us"
 }
 
-// set bounds the time of a vCPU's group, and gives the group of the weight its weight. It writes only what is to change.
-func (g group) set(limits *v1.GuestLimits, weighed group) error {
-	if err := weighed.setWeight(limits.GetCpuWeight()); err != nil {
-		return err
-	}
+// bound bounds the time of a vCPU's group. It writes only what is to change.
+func (g group) bound(limits *v1.GuestLimits) error {
 	quota, period := quotaOf(limits.GetCpuPermille())
 	if g.v2 {
 		text := fmt.Sprintf("%d %d", quota, period)
@@ -169,24 +183,36 @@ func quotaOf(permille uint32) (quota, period int) {
 	return max(period*int(permille)/1000, leastQuota), period
 }
 
-func (g group) setWeight(weight uint32) error {
-	name, value := "cpu.weight", min(max(int(weight), 1), 10_000)
+// weightFile returns the file of the weight, and what it has for this one; 0: the usual one.
+func (g group) weightFile(weight uint32) (name, value string) {
 	if weight == 0 {
-		value = usualWeight
+		weight = usualWeight
 	}
-	if !g.v2 {
-		name, value = "cpu.shares", max(value*usualShares/usualWeight, leastShares)
+	weight = min(weight, 10_000)
+	if g.v2 {
+		return "cpu.weight", strconv.Itoa(int(weight))
 	}
-	have := g.read(name)
-	if have == "" && weight == 0 || have == strconv.Itoa(value) {
-		return nil
-	}
-	return g.write(name, strconv.Itoa(value))
+	return "cpu.shares", strconv.Itoa(max(int(weight)*usualShares/usualWeight, leastShares))
 }
 
-// make makes a group for a vCPU below this one. In version 2 it is one of threads: its processes stay in this group.
-func (g group) make(tid int) (group, error) {
-	own := group{filepath.Join(g.dir, ownPrefix+strconv.Itoa(tid)), g.v2}
+// weighs reports whether the group has this weight.
+func (g group) weighs(weight uint32) bool {
+	name, value := g.weightFile(weight)
+	return g.read(name) == value
+}
+
+// setWeight writes a weight. A group without a controller has the usual one.
+func (g group) setWeight(weight uint32) error {
+	name, value := g.weightFile(weight)
+	if have := g.read(name); have == value || have == "" && weight == 0 {
+		return nil
+	}
+	return g.write(name, value)
+}
+
+// make makes a group for threads below this one. In version 2 their process stays in this group.
+func (g group) make(name string) (group, error) {
+	own := group{filepath.Join(g.dir, name), g.v2}
 	if err := os.Mkdir(own.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return own, err
 	}
@@ -211,14 +237,72 @@ func (g group) enter(tid int) error {
 	return g.write("tasks", strconv.Itoa(tid))
 }
 
-// dissolve moves a thread out of a group that was made for it, and removes the group.
-func (g group) dissolve(tid int) error {
-	parent := group{filepath.Dir(g.dir), g.v2}
-	if err := parent.enter(tid); err != nil {
+// leave moves a thread out of a group that was made here, and removes the group after its last thread.
+func (g group) leave(tid int) error {
+	if err := g.parent().enter(tid); err != nil {
 		return err
 	}
-	if err := os.Remove(g.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(g.dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("remove control group %s: %w", g.dir, err)
+	}
+	return nil
+}
+
+// upwards returns the group and those that contain it, but for the one that contains all of the machine.
+func (h hierarchy) upwards(g group) (list []group) {
+	for ; strings.HasPrefix(g.dir, h.mount+"/"); g = g.parent() {
+		list = append(list, g)
+	}
+	return list
+}
+
+func (g group) parent() group { return group{filepath.Dir(g.dir), g.v2} }
+
+// only reports whether the group and those below it have no other processes than these, by id.
+func (g group) only(processes map[string]bool) bool {
+	err := filepath.WalkDir(g.dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Base(path) != "cgroup.procs" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, process := range strings.Fields(string(text)) {
+			if !processes[process] {
+				return errors.New("another process: " + process)
+			}
+		}
+		// The processes of a group of threads are those of the group above.
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return nil
+		}
+		return err
+	})
+	return err == nil
+}
+
+// setAside lowers the weight of g and the groups above it, as far as they have only these processes. It leaves an administrator's
+// weights alone.
+func (h hierarchy) setAside(g group, processes map[string]bool) error {
+	for _, g := range h.upwards(g) {
+		if !g.only(processes) {
+			break
+		}
+		if g.weighs(0) {
+			if err := g.setWeight(aside); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// restore ends what setAside does.
+func (h hierarchy) restore(g group) error {
+	for _, g := range h.upwards(g) {
+		if g.weighs(aside) {
+			if err := g.setWeight(0); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

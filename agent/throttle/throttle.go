@@ -28,12 +28,15 @@ import (
 type Throttle struct {
 	proc string // /proc but in tests
 
-	mu   sync.Mutex
-	made map[string]bool // groups that were made here, and perhaps are still there
+	mu      sync.Mutex
+	made    map[string]bool // groups that were made here, and perhaps are still there
+	limited map[string]bool // processes that are limited, by id
 }
 
 // New returns a throttle of this host's guests.
-func New() *Throttle { return &Throttle{proc: "/proc", made: map[string]bool{}} }
+func New() *Throttle {
+	return &Throttle{proc: "/proc", made: map[string]bool{}, limited: map[string]bool{}}
+}
 
 // Limit brings the limits of a guest's process into force; nil: none, as usual. It may be repeated. A process that has ended,
 // or has no vCPU yet, is no error. If the host cannot bound processor time, Limit returns an *IncapableError; the guest gives
@@ -52,12 +55,10 @@ func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	if err != nil {
 		return fmt.Errorf("slow a guest down: %w", err)
 	}
+	t.note(pid, limits != nil)
 	var failed error
 	for _, thread := range threads {
-		err := setIdle(thread.PID, limits != nil)
-		if t.isVCPU(pid, thread.PID) {
-			err = cmp.Or(t.limitVCPU(hierarchy, thread, limits), err)
-		}
+		err := cmp.Or(t.limitThread(hierarchy, pid, thread, limits), setIdle(thread.PID, limits != nil))
 		if err != nil && !t.ended(thread.PID) {
 			failed = err // the host's reason is the same for all threads
 		}
@@ -65,23 +66,87 @@ func (t *Throttle) Limit(pid int, limits *v1.GuestLimits) error {
 	return failed
 }
 
-// behind is how nice this process is while it gives way: others have nine times its weight. It has to go on, so that guests can
-// leave also if the owner's programs use all processors.
+// note notes whether a process is limited, and forgets those that have ended.
+func (t *Throttle) note(pid int, limited bool) {
+	for process := range t.limited {
+		if id, _ := strconv.Atoi(process); t.ended(id) {
+			delete(t.limited, process)
+		}
+	}
+	if limited {
+		t.limited[strconv.Itoa(pid)] = true
+	} else {
+		delete(t.limited, strconv.Itoa(pid))
+	}
+}
+
+// behind is how nice this process is while it gives way, for hosts without control groups: others have nine times its weight. It
+// has to go on, so that guests can leave also if the owner's programs use all processors.
 const behind = 10
 
 // GiveWay lets this process give way to others, or ends that. New threads are like those that make them.
 func (t *Throttle) GiveWay(giveWay bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	nice := 0
 	if giveWay {
 		nice = behind
 	}
-	threads, err := t.threads(os.Getpid())
+	hierarchy, err := t.hierarchy()
+	if err != nil {
+		return err
+	}
+	pid := os.Getpid()
+	threads, err := t.threads(pid)
+	if err != nil || len(threads) == 0 {
+		return err
+	}
 	for _, thread := range threads {
 		if setErr := unix.Setpriority(unix.PRIO_PROCESS, thread.PID, nice); setErr != nil && !errors.Is(setErr, unix.ESRCH) {
 			err = fmt.Errorf("set the priority of thread %d of this process: %w", thread.PID, setErr)
 		}
 	}
-	return err
+	return cmp.Or(err, t.setAside(hierarchy, pid, threads, giveWay))
+}
+
+// setAside moves this process behind others by control groups, or ends that: by the group of its service, or else by one of its
+// own.
+func (t *Throttle) setAside(h hierarchy, pid int, threads []procfs.Proc, giveWay bool) error {
+	for _, thread := range threads {
+		g, err := h.groupOf(thread)
+		if errors.Is(err, errNoController) {
+			return nil // nice has to do
+		}
+		if err == nil {
+			err = t.setThreadAside(h, g, pid, thread.PID, giveWay)
+		}
+		if err != nil && !t.ended(thread.PID) {
+			return fmt.Errorf("give way by control groups: %w", err)
+		}
+	}
+	return nil
+}
+
+func (t *Throttle) setThreadAside(h hierarchy, g group, pid, tid int, giveWay bool) error {
+	ours := ownGroup.MatchString(filepath.Base(g.dir))
+	switch {
+	case ours && giveWay:
+		return nil
+	case ours:
+		return g.leave(tid)
+	case !giveWay:
+		return h.restore(g)
+	}
+	alone := map[string]bool{strconv.Itoa(pid): true}
+	if g.dir != h.mount && g.only(alone) {
+		return h.setAside(g, alone)
+	}
+	own, err := g.make(agentPrefix + strconv.Itoa(pid))
+	if err != nil {
+		return err
+	}
+	t.made[own.dir] = true
+	return cmp.Or(own.setWeight(aside), own.enter(tid))
 }
 
 // Sweep removes the control groups of guests that have ended, and reports whether others, which were made here, are left. The
@@ -109,44 +174,64 @@ func (e *IncapableError) Error() string {
 // Unwrap returns the reason.
 func (e *IncapableError) Unwrap() error { return e.Reason }
 
-// limitVCPU brings the limits of one vCPU into force.
-func (t *Throttle) limitVCPU(h hierarchy, thread procfs.Proc, limits *v1.GuestLimits) error {
-	err := t.limitGroup(h, thread, limits)
+// limitThread brings the limits of one of QEMU's threads into force.
+func (t *Throttle) limitThread(h hierarchy, pid int, thread procfs.Proc, limits *v1.GuestLimits) error {
+	err := t.limitGroup(h, pid, thread, limits)
 	if err == nil || limits == nil && errors.Is(err, errNoController) {
 		return nil
 	}
 	return &IncapableError{err}
 }
 
-// limitGroup does it by the thread's control group. A group for each vCPU is there if libvirt has the controller; otherwise
-// one is made below the group in which the thread is.
-func (t *Throttle) limitGroup(h hierarchy, thread procfs.Proc, limits *v1.GuestLimits) error {
-	group, err := h.groupOf(thread)
+// limitGroup does it by the thread's control group. If libvirt has the controller, there is a group for each domain with groups
+// for its parts; otherwise groups for each vCPU and for all else are made below the group in which the thread is.
+func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *v1.GuestLimits) error {
+	g, err := h.groupOf(thread)
 	if err != nil {
 		return err
 	}
-	base := filepath.Base(group.dir)
+	vcpu := t.isVCPU(pid, thread.PID)
+	base := filepath.Base(g.dir)
+	ours := ownGroup.MatchString(base)
 	switch {
-	case ownGroup.MatchString(base) && limits == nil:
-		return group.dissolve(thread.PID)
-	case ownGroup.MatchString(base):
-		t.made[group.dir] = true
-		return group.set(limits, group)
-	case libvirtsGroup.MatchString(base) && group.bounds():
-		return group.set(limits, group.domain())
+	case ours && limits == nil:
+		return g.leave(thread.PID)
+	case ours:
+		t.made[g.dir] = true
+		return g.set(vcpu, limits)
+	case libvirtsGroup.MatchString(base) && g.bounds():
+		if !vcpu {
+			return nil // its domain has the weight
+		}
+		return cmp.Or(g.bound(limits), t.weigh(h, g.domain(), limits))
 	case limits == nil:
-		t.find(group)
+		t.find(g)
 		return nil
 	}
-	own, err := group.make(thread.PID)
+	name := qemuPrefix + strconv.Itoa(pid)
+	if vcpu {
+		name = vcpuPrefix + strconv.Itoa(thread.PID)
+	}
+	own, err := g.make(name)
 	if err != nil {
 		return err
 	}
 	t.made[own.dir] = true
-	if err := own.set(limits, own); err != nil {
+	if err := own.set(vcpu, limits); err != nil {
 		return err
 	}
 	return own.enter(thread.PID)
+}
+
+// weigh gives a domain its weight. While no other machine is in the groups above, they give way, too.
+func (t *Throttle) weigh(h hierarchy, domain group, limits *v1.GuestLimits) error {
+	if err := domain.setWeight(limits.GetCpuWeight()); err != nil {
+		return err
+	}
+	if limits == nil {
+		return h.restore(domain.parent())
+	}
+	return h.setAside(domain.parent(), t.limited)
 }
 
 // ended reports whether a process or a thread has ended.
@@ -157,9 +242,11 @@ func (t *Throttle) ended(id int) bool {
 
 // find notes groups of guests that have ended, which an earlier agent has made.
 func (t *Throttle) find(parent group) {
-	left, _ := filepath.Glob(filepath.Join(parent.dir, ownPrefix+"*"))
-	for _, dir := range left {
-		t.made[dir] = true
+	for _, prefix := range []string{vcpuPrefix, qemuPrefix} {
+		left, _ := filepath.Glob(filepath.Join(parent.dir, prefix+"*"))
+		for _, dir := range left {
+			t.made[dir] = true
+		}
 	}
 }
 

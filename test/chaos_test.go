@@ -1,0 +1,393 @@
+package test
+
+// chaos_test.go - faults at random, while programs that check themselves run and guests move.
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"watari/bench/report"
+)
+
+// What `make chaos` asks for. A short chaos on the shared lab is one of the ordinary tests.
+var (
+	chaosSeed    = os.Getenv("WATARI_CHAOS_SEED")
+	chaosMinutes = os.Getenv("WATARI_CHAOS_MINUTES")
+)
+
+const (
+	defaultSeed    = 15
+	defaultMinutes = 1.0
+)
+
+// useThreeSites gives a chaos of its own a larger lab.
+func useThreeSites() {
+	labName, listen = "chaos", "0.0.0.0:17074"
+	labShape = []string{"--sites", "3", "--hosts", "2", "--wan", "10ms,400mbit"}
+	packages = "openmpi-bin,lammps"
+	hosts = []string{"a1", "a2", "b1", "b2", "c1", "c2"}
+}
+
+// trouble is a kind of fault. It lasts until it is lifted.
+type trouble struct {
+	name   string
+	weight int
+	// least and most bound how long it lasts; 0: there is nothing to lift.
+	least, most time.Duration
+	// ends: a guest may be ended by it, and a run with it.
+	ends bool
+	do   func(c *chaos, s strike) error
+	lift func(c *chaos, s strike) error
+}
+
+var troubles = []trouble{
+	{name: "a guest moves", weight: 8, do: func(c *chaos, s strike) error {
+		return c.mayRefuse("migrate", s.guest, "--to", s.host, "--detach")
+	}},
+	{name: "the manager is killed", weight: 2, least: time.Second, most: 15 * time.Second,
+		do: func(c *chaos, _ strike) error { return signalManager(syscall.SIGKILL) },
+		lift: func(c *chaos, _ strike) error {
+			return c.try("up", "--no-agent", "--state", shared.state, "--listen", listen)
+		}},
+	{name: "the manager stands still", weight: 1, least: time.Second, most: 12 * time.Second,
+		do:   func(c *chaos, _ strike) error { return signalManager(syscall.SIGSTOP) },
+		lift: func(c *chaos, _ strike) error { return signalManager(syscall.SIGCONT) }},
+	{name: "an agent is killed", weight: 3, do: signalOn("watari-agent --manager", syscall.SIGKILL)},
+	{name: "an agent stands still", weight: 1, least: time.Second, most: 12 * time.Second,
+		do: signalOn("watari-agent --manager", syscall.SIGSTOP), lift: signalOn("watari-agent --manager", syscall.SIGCONT)},
+	{name: "a libvirt daemon is killed", weight: 2, do: signalOn("libvirtd", syscall.SIGKILL)},
+	{name: "a site is cut off", weight: 2, least: time.Second, most: 20 * time.Second,
+		do:   func(c *chaos, s strike) error { return c.try("lab", "wan", "cut", "--name", labName, s.host[:1]) },
+		lift: func(c *chaos, s strike) error { return c.try("lab", "wan", "heal", "--name", labName, s.host[:1]) }},
+	{name: "a host is drained", weight: 2, least: 5 * time.Second, most: 20 * time.Second,
+		do:   func(c *chaos, s strike) error { return c.mayRefuse("host", "drain", s.host) },
+		lift: func(c *chaos, s strike) error { return c.try("host", "drain", "--undo", s.host) }},
+	{name: "an owner comes back", weight: 2, least: 5 * time.Second, most: 20 * time.Second,
+		do:   func(c *chaos, s strike) error { return c.try("lab", "owner", "--name", labName, s.host, "types") },
+		lift: func(c *chaos, s strike) error { return c.try("lab", "owner", "--name", labName, s.host, "away") }},
+	{name: "a disk is full", weight: 1, least: 5 * time.Second, most: 15 * time.Second,
+		do: func(c *chaos, s strike) error {
+			return c.try("lab", "exec", "--name", labName, s.host, "--", "sh", "-c", fmt.Sprintf(
+				"mount -t tmpfs -o size=8m full %[1]s/guests && mkdir %[1]s/guests/.blobs && dd if=/dev/zero of=%[1]s/guests/fill bs=64k status=none || true", agentState))
+		},
+		lift: func(c *chaos, s strike) error {
+			return c.try("lab", "exec", "--name", labName, s.host, "--", "umount", "-l", agentState+"/guests")
+		}},
+	{name: "a guest's QEMU is killed", weight: 1, ends: true, do: func(_ *chaos, s strike) error {
+		for _, host := range hosts {
+			signal(host, "qemu-system.*watari-"+s.guest, syscall.SIGKILL)
+		}
+		return nil
+	}},
+	{name: "a host loses its power", weight: 1, ends: true, least: 3 * time.Second, most: 15 * time.Second,
+		do:   func(c *chaos, s strike) error { return c.try("lab", "host", "crash", "--name", labName, s.host) },
+		lift: func(c *chaos, s strike) error { return c.try("lab", "host", "start", "--name", labName, s.host) }},
+}
+
+func signalManager(signal syscall.Signal) error {
+	pid, err := daemonID("manager")
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(pid, signal)
+}
+
+func signalOn(pattern string, which syscall.Signal) func(*chaos, strike) error {
+	return func(_ *chaos, s strike) error {
+		signal(s.host, pattern, which)
+		return nil
+	}
+}
+
+func signal(host, pattern string, which syscall.Signal) {
+	for _, pid := range processesOn(host, pattern) {
+		syscall.Kill(pid, which) // it may have ended
+	}
+}
+
+// strike is a fault at a time.
+type strike struct {
+	at, lasts   time.Duration
+	host, guest string
+	*trouble
+}
+
+func (s strike) String() string {
+	text := fmt.Sprintf("%6.1f s: %s (host %s, guest %s)", s.at.Seconds(), s.name, s.host, s.guest)
+	if s.lasts > 0 {
+		text += fmt.Sprintf(" for %.1f s", s.lasts.Seconds())
+	}
+	return text
+}
+
+const (
+	// strikePause is the mean time between two faults.
+	strikePause = 4 * time.Second
+	// endsPause is the least time between two faults that end guests, so that runs come to an end in between.
+	endsPause = 70 * time.Second
+)
+
+// planChaos decides all faults. The same seed gives the same ones.
+func planChaos(seed uint64, lasts time.Duration, guests []string) (plan []strike) {
+	random := rand.New(rand.NewPCG(seed, seed))
+	var all []*trouble
+	for i := range troubles {
+		for range troubles[i].weight {
+			all = append(all, &troubles[i])
+		}
+	}
+	busy := map[string]time.Duration{} // what has a fault, until when
+	ended := -endsPause / 2
+	for at := strikePause; at < lasts; at += time.Duration(random.Int64N(int64(2 * strikePause))) {
+		s := strike{at: at, trouble: all[random.IntN(len(all))], host: hosts[random.IntN(len(hosts))], guest: guests[random.IntN(len(guests))]}
+		if s.most > 0 {
+			s.lasts = s.least + time.Duration(random.Int64N(int64(s.most-s.least)))
+		}
+		victim := s.host
+		switch {
+		case strings.Contains(s.name, "manager"):
+			victim = "manager"
+		case strings.Contains(s.name, "site"):
+			victim = "site " + s.host[:1]
+		}
+		if s.ends && at < ended+endsPause || at < busy[victim] {
+			continue
+		}
+		if s.ends {
+			ended = at
+		}
+		busy[victim] = at + s.lasts + time.Second
+		plan = append(plan, s)
+	}
+	return plan
+}
+
+// chaos is a chaos under way.
+type chaos struct {
+	t     *testing.T
+	begun time.Time
+
+	mu      sync.Mutex
+	enders  []time.Time // when guests may have been ended
+	right   int
+	excused []string
+}
+
+// try runs a command until it succeeds: the manager may be away.
+func (c *chaos) try(args ...string) error {
+	var out string
+	var err error
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Second) {
+		if out, err = shared.watari(30*time.Second, args...); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("watari %s: %w\n%s", strings.Join(args, " "), err, out)
+}
+
+// mayRefuse runs a command that the manager may refuse, or be away for.
+func (c *chaos) mayRefuse(args ...string) error {
+	shared.watari(5*time.Second, args...)
+	return nil
+}
+
+// strike makes the plan's faults happen, and lifts them.
+func (c *chaos) strike(plan []strike) {
+	var lifts sync.WaitGroup
+	defer lifts.Wait()
+	for _, s := range plan {
+		time.Sleep(time.Until(c.begun.Add(s.at)))
+		c.t.Log(s)
+		if s.ends {
+			c.mu.Lock()
+			c.enders = append(c.enders, time.Now())
+			c.mu.Unlock()
+		}
+		if err := s.do(c, s); err != nil {
+			c.t.Errorf("%s: %v", s, err)
+		}
+		if s.lift == nil {
+			continue
+		}
+		lifts.Go(func() {
+			time.Sleep(s.lasts)
+			if err := s.lift(c, s); err != nil {
+				c.t.Errorf("end of %s: %v", s, err)
+			}
+		})
+	}
+}
+
+// job is a program that runs again and again on a cluster.
+type job struct {
+	cluster string
+	steps   string
+	more    []string // arguments of the run
+	answer  string   // of an undisturbed run
+}
+
+// compute runs the job until a time, and compares its answers.
+func (c *chaos) compute(j *job, until time.Time) {
+	for n := 1; time.Now().Before(until); n++ {
+		name := fmt.Sprintf("%s-%d-%x", j.cluster, n, c.begun.Unix())
+		begun := time.Now()
+		answer, failure := j.run(name, until.Add(3*time.Minute))
+		ended := time.Now()
+		c.mu.Lock()
+		struck := slices.ContainsFunc(c.enders, func(at time.Time) bool { return at.After(begun.Add(-settle)) && at.Before(ended) })
+		switch {
+		case failure == "" && answer == j.answer:
+			c.right++
+			c.t.Logf("%6.1f s: run %s is right, after %.1f s", ended.Sub(c.begun).Seconds(), name, ended.Sub(begun).Seconds())
+		case failure == "":
+			c.t.Errorf("WRONG ANSWER of run %s:\n%s\nwant:\n%s", name, answer, j.answer)
+		case struck:
+			c.excused = append(c.excused, name+": "+failure)
+			c.t.Logf("%6.1f s: run %s has ended with a guest: %s", ended.Sub(c.begun).Seconds(), name, failure)
+		default:
+			c.t.Errorf("run %s failed, and no guest had been ended: %s", name, failure)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// run runs the job once, and returns its table or why there is none. No command's failure counts as the run's: the manager may
+// be away.
+func (j *job) run(name string, limit time.Time) (answer, failure string) {
+	begin := append([]string{"run", j.cluster, "--name", name, "--detach", "--stage", "../examples/melt/in.melt"}, j.more...)
+	begin = append(begin, "--", "lmp", "-in", "in.melt", "-var", "steps", j.steps)
+	var state run
+	last := "it did not begin"
+	for ; time.Now().Before(limit); time.Sleep(time.Second) {
+		out, err := shared.watari(30*time.Second, "-o", "json", "run", "show", name)
+		if err != nil {
+			last = out
+			if strings.Contains(out, "there is no run") {
+				_, last = shared.outcome(30*time.Second, begin...)
+			}
+			continue
+		}
+		if err := json.Unmarshal([]byte(out), &state); err != nil {
+			continue
+		}
+		last = state.State + " " + state.Message
+		if state.Ended.IsZero() {
+			continue
+		}
+		if !strings.HasSuffix(state.State, "_EXITED") || state.ExitCode != 0 {
+			logs, _ := shared.watari(30*time.Second, "run", "logs", name)
+			return "", fmt.Sprintf("%s, status %d: %s\n%s", state.State, state.ExitCode, state.Message, logs)
+		}
+		logs, err := shared.watari(30*time.Second, "run", "logs", name)
+		_, rest, found := strings.Cut(logs, "Step ")
+		lines, _, whole := strings.Cut(rest, "Loop time")
+		if err == nil && found && whole {
+			return lines, ""
+		}
+		last = "its output has no whole table: " + logs
+	}
+	return "", "not within its time: " + last
+}
+
+// outcome runs a command and returns its output with a possible error.
+func (s *system) outcome(limit time.Duration, args ...string) (ok bool, text string) {
+	out, err := s.watari(limit, args...)
+	return err == nil, fmt.Sprintf("%s %v", out, err)
+}
+
+func TestChaos(t *testing.T) {
+	seed, minutes := uint64(defaultSeed), defaultMinutes
+	if chaosMinutes != "" {
+		var errSeed, errMinutes error
+		seed, errSeed = strconv.ParseUint(chaosSeed, 10, 64)
+		minutes, errMinutes = strconv.ParseFloat(chaosMinutes, 64)
+		if errSeed != nil || errMinutes != nil || minutes <= 0 {
+			t.Fatalf("a seed is a number, and so are minutes: SEED=%q MINUTES=%q", chaosSeed, chaosMinutes)
+		}
+	}
+	lasts := time.Duration(minutes * float64(time.Minute))
+	jobs := []*job{{cluster: "storm", steps: "30"}, {cluster: "squall", steps: "20", more: []string{"--transport", "pm"}}}
+	var guests []string
+	for i, j := range jobs {
+		size := 3 - i
+		newCluster(t, j.cluster, size, "--spread", "site")
+		for n := range size {
+			guests = append(guests, fmt.Sprintf("%s-%d", j.cluster, n))
+		}
+		settled(t, j.cluster, size)
+		var failure string
+		if j.answer, failure = j.run(fmt.Sprintf("%s-alone-%x", j.cluster, time.Now().Unix()), time.Now().Add(3*time.Minute)); failure != "" {
+			t.Fatalf("the undisturbed run of %s: %s", j.cluster, failure)
+		}
+	}
+	applyPolicy(t, fmt.Sprintf(harvestPolicy, "true"))
+	plan := planChaos(seed, lasts, guests)
+	t.Logf("seed %d, %v, %d faults", seed, lasts, len(plan))
+	c := &chaos{t: t, begun: time.Now()}
+	var work sync.WaitGroup
+	for _, j := range jobs {
+		work.Go(func() { c.compute(j, c.begun.Add(lasts)) })
+	}
+	c.strike(plan)
+	work.Wait()
+	settle0 := settle
+	settle = 2 * time.Minute // an owner has to have been away for a while
+	defer func() { settle = settle0 }()
+	hostsReady(t)
+	for i, j := range jobs {
+		settled(t, j.cluster, 3-i)
+		if chaosMinutes == "" {
+			continue // the last runs have ended after the last fault
+		}
+		if answer, failure := j.run(fmt.Sprintf("%s-after-%x", j.cluster, time.Now().Unix()), time.Now().Add(3*time.Minute)); failure != "" || answer != j.answer {
+			t.Errorf("a run of %s afterwards: %s\n%s", j.cluster, failure, answer)
+		}
+	}
+	c.report(seed, minutes, plan)
+}
+
+type chaosReport struct {
+	report.Header
+	Seed    uint64         `json:"seed"`
+	Minutes float64        `json:"minutes"`
+	Faults  map[string]int `json:"faults"`
+	Right   int            `json:"runs_right"`
+	Ended   int            `json:"runs_ended_with_a_guest"`
+	Moves   map[string]int `json:"moves"` // by how they ended
+	Passed  bool           `json:"passed"`
+}
+
+// report tells what has happened, and writes it for `make chaos`.
+func (c *chaos) report(seed uint64, minutes float64, plan []strike) {
+	r := chaosReport{Header: report.NewHeader("chaos", fmt.Sprintf("make chaos SEED=%d MINUTES=%g", seed, minutes)), Seed: seed, Minutes: minutes,
+		Faults: map[string]int{}, Moves: map[string]int{}, Right: c.right, Ended: len(c.excused), Passed: !c.t.Failed()}
+	for _, s := range plan {
+		r.Faults[s.name]++
+	}
+	for _, m := range decoded[[]migration](c.t, "migrate", "list", "--all") {
+		r.Moves[strings.TrimPrefix(m.State, "MIGRATION_STATE_")]++
+	}
+	c.t.Logf("%d runs right, %d ended with a guest; faults: %v; moves: %v", r.Right, r.Ended, r.Faults, r.Moves)
+	if r.Right == 0 {
+		c.t.Error("no run came to its end, so that nothing was shown")
+	}
+	if chaosMinutes == "" {
+		return
+	}
+	if root, err := exec.Command("git", "rev-parse", "--show-toplevel").Output(); err == nil {
+		if err := report.Write(filepath.Join(strings.TrimSpace(string(root)), "build/reports/chaos.json"), r); err != nil {
+			c.t.Error(err)
+		}
+	}
+}
