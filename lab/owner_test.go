@@ -116,7 +116,7 @@ func TestAHostHasAShareOfTheProcessorsAndAnOwner(t *testing.T) {
 		t.Errorf("the owner outlived a power failure: %v", got)
 	}
 	limit := map[bool]string{false: "cpu.cfs_quota_us", true: "cpu.max"}[groups.v2]
-	if quota := readWord(filepath.Join(groups.roots[0], groupPath("owned", "a1"), limit)); !strings.HasPrefix(quota, "25000") {
+	if quota := readWord(filepath.Join(groups.roots[0], groupPath("owned", "a1"), limit)); !strings.HasPrefix(quota, "5000") {
 		t.Errorf("the host's share after a power failure: %s", quota)
 	}
 	if err := Down(deadline(t), "owned", nil); err != nil {

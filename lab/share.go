@@ -21,9 +21,13 @@ const (
 	cgroupRoot = "/sys/fs/cgroup"
 	// cgroupFolder holds the control groups of all labs.
 	cgroupFolder = "watari-lab"
-	// quotaPeriod is the period of the CPU quota, in microseconds.
-	quotaPeriod = 100_000
-	// minShare is the smallest share: the kernel accepts no quota below 1 ms.
+	// quotaPeriod is the period of the CPU quota, in microseconds. It is short, because a host stands still for the rest of each period
+	// once its quota is used up, and programs on several such hosts wait for each other. The kernel's usual one is longPeriod.
+	quotaPeriod = 20_000
+	longPeriod  = 100_000
+	// minQuota is the smallest quota that the kernel accepts, in microseconds.
+	minQuota = 1000
+	// minShare is the smallest share: minQuota in longPeriod.
 	minShare = 0.01
 )
 
@@ -119,17 +123,21 @@ func (h hierarchies) prepare(path string, share float64) error {
 }
 
 func (h hierarchies) limit(path string, share float64) error {
-	dir, quota := filepath.Join(h.roots[0], path), strconv.Itoa(int(share*quotaPeriod))
+	dir, period := filepath.Join(h.roots[0], path), quotaPeriod
+	if share > 0 && share*quotaPeriod < minQuota {
+		period = longPeriod
+	}
+	quota := strconv.Itoa(int(share * float64(period)))
 	if h.v2 {
 		if share == 0 {
 			quota = "max"
 		}
-		return writeControl(dir, "cpu.max", fmt.Sprintf("%s %d", quota, quotaPeriod))
+		return writeControl(dir, "cpu.max", fmt.Sprintf("%s %d", quota, period))
 	}
 	if share == 0 {
 		quota = "-1"
 	}
-	if err := writeControl(dir, "cpu.cfs_period_us", strconv.Itoa(quotaPeriod)); err != nil {
+	if err := writeControl(dir, "cpu.cfs_period_us", strconv.Itoa(period)); err != nil {
 		return err
 	}
 	return writeControl(dir, "cpu.cfs_quota_us", quota)

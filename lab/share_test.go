@@ -46,12 +46,12 @@ func TestAShareIsWrittenAsTheKernelsVersionHasIt(t *testing.T) {
 		share float64
 		want  map[string]string
 	}{
-		"version 1": {first, 0.7, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "70000", "cpu/watari-lab/l/a1/cpu.cfs_period_us": "100000",
+		"version 1": {first, 0.7, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "14000", "cpu/watari-lab/l/a1/cpu.cfs_period_us": "20000",
 			"cpu/watari-lab/l/a1/cgroup.procs": "42", "cpuacct/watari-lab/l/a1/cgroup.procs": "42"}},
 		"version 1, no limit": {first, 0, map[string]string{"cpu/watari-lab/l/a1/cpu.cfs_quota_us": "-1"}},
-		"version 2": {second, 1.5, map[string]string{"watari-lab/l/a1/cpu.max": "150000 100000", "watari-lab/l/a1/cgroup.procs": "42",
+		"version 2": {second, 1.5, map[string]string{"watari-lab/l/a1/cpu.max": "30000 20000", "watari-lab/l/a1/cgroup.procs": "42",
 			"cgroup.subtree_control": "+cpu", "watari-lab/l/cgroup.subtree_control": "+cpu"}},
-		"version 2, no limit": {second, 0, map[string]string{"watari-lab/l/a1/cpu.max": "max 100000"}},
+		"version 2, no limit": {second, 0, map[string]string{"watari-lab/l/a1/cpu.max": "max 20000"}},
 		"none, no limit":      {nil, 0, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -256,7 +256,7 @@ func TestBalance(t *testing.T) {
 	}
 	settled(t, "even", 3)
 	moves := map[string]int{}
-	for _, m := range decoded[[]struct{ Guest, Policy string }](t, "migrate", "list") {
+	for _, m := range decoded[[]struct{ Guest, Policy string }](t, "migrate", "list", "--all") {
 		if m.Policy == "balance" {
 			moves[m.Guest]++
 		}

@@ -165,7 +165,7 @@ func measure(s *system.System, steps int, on bool) (took []float64, moves int, e
 		}
 	}
 	var list []struct{ Guest, Policy, State string }
-	if err := s.JSON(&list, "migrate", "list"); err != nil {
+	if err := s.JSON(&list, "migrate", "list", "--all"); err != nil {
 		return nil, 0, err
 	}
 	for _, m := range list {
