@@ -20,7 +20,7 @@ import (
 type Usage struct {
 	Guests map[string]GuestUsage // by uid
 	Hosts  map[string]HostUsage  // by name
-	// Traffic is what guests send to each other; nil: that is not known.
+	// Traffic is what guests sent to each other when the usage was made; nil: that is not known.
 	Traffic Traffic
 }
 

@@ -156,7 +156,7 @@ func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 	case name == SpreadName && p.Spread != nil:
 		return &p.Spread.Bounds, ""
 	case name == LocalityName && p.Locality != nil:
-		return &p.Locality.Bounds, "it talks to guests that are not on %s"
+		return &p.Locality.Bounds, ""
 	}
 	return nil, ""
 }
