@@ -29,7 +29,7 @@ func pairsOf(t *testing.T, cluster string) map[string]pair {
 // file. done has the output.
 func talkUntil(file, a, b string) (done chan string) {
 	done = make(chan string, 1)
-	mpirun := fmt.Sprintf(`mpirun --mca plm_rsh_agent "watari-guest rsh" --host %s,%s -np 2 NPopenmpi -i -n 200 -l 200000 -u 400000`, a, b)
+	mpirun := fmt.Sprintf(`mpirun --mca plm_rsh_agent "watari-guest rsh" --host %s,%s -np 2 NPopenmpi -i -n 3 -l 60000 -u 100000`, a, b)
 	go func() {
 		out, err := shared.watari(patience, "guest", "exec", "-u", "watari", a, "--", "sh", "-c", "until [ -e "+file+" ]; do "+mpirun+" || exit 1; done")
 		if err != nil {
@@ -103,7 +103,7 @@ func TestPairsThatTalkComeTogether(t *testing.T) {
 	must(t, "guest", "exec", "pairs-0", "--", "touch", file)
 	for name, done := range talks {
 		out := <-done
-		wholeUpTo(t, 400000, out)
+		wholeUpTo(t, 98304, out)
 		if strings.Contains(out, "FAILED") || strings.Contains(strings.ToLower(out), "integrity check failed") {
 			t.Errorf("the program of %s:\n%s", name, out)
 		}
