@@ -5,7 +5,9 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
@@ -215,6 +217,7 @@ func (p *pass) bringTogether() {
 		return
 	}
 	looked, planned := p.Core.looked, 0
+	maps.DeleteFunc(looked, func(name string, _ time.Time) bool { return p.Clusters[name] == nil })
 	var places *Places
 	var state *rebalance.State
 	for _, name := range sortedKeys(p.Clusters) {
