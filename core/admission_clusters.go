@@ -95,6 +95,8 @@ func checkSpec(spec *v1.ClusterSpec) error {
 		return invalid("%s bytes of memory are no whole number of MiB; give one, say %d MiB", humanize.Comma(int64(shape.MemoryBytes)), shape.MemoryBytes>>20)
 	case spec.Image == "":
 		return invalid("the cluster has no image")
+	case spec.Abstract && (shape.Vcpus != 1 || spec.Spread != v1.Spread_SPREAD_UNSPECIFIED):
+		return invalid("an abstract processor has one vCPU, and no other spread than by the hosts' speeds")
 	case v1.Spread_name[int32(spec.Spread)] == "":
 		return invalid("unknown spread %d", spec.Spread)
 	case spec.Cpu != "" && !cpuRule.MatchString(spec.Cpu):
@@ -249,6 +251,7 @@ func specDifferences(have, want *v1.ClusterSpec) string {
 	add(have.GetImage() != want.GetImage(), "its image is %s, not %s", have.GetImage(), want.GetImage())
 	add(!slices.Equal(have.GetSites(), want.GetSites()), "its sites are %s, not %s", listOr(have.GetSites(), "any"), listOr(want.GetSites(), "any"))
 	add(have.GetSpread() != want.GetSpread(), "its spread is %s, not %s", spreadName(have.GetSpread()), spreadName(want.GetSpread()))
+	add(have.GetAbstract() != want.GetAbstract(), "its guests are placed %s, not %s", placedName(have.GetAbstract()), placedName(want.GetAbstract()))
 	add(have.GetNoFork() != want.GetNoFork(), "its guests are started %s, not %s", startName(have.GetNoFork()), startName(want.GetNoFork()))
 	add(have.GetCpu() != want.GetCpu(), "its guests' CPU is %s, not %s", cmp.Or(have.GetCpu(), "baseline"), cmp.Or(want.GetCpu(), "baseline"))
 	return strings.Join(d, "; ")
@@ -262,6 +265,13 @@ func spreadName(s v1.Spread) string {
 		return "over hosts"
 	}
 	return "as the scores say"
+}
+
+func placedName(abstract bool) string {
+	if abstract {
+		return "by the hosts' speeds"
+	}
+	return "one by one"
 }
 
 func startName(noFork bool) string {

@@ -75,6 +75,8 @@ type Config struct {
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Identify  Identify
+	// Hurry divides the times that abstract clusters wait before guests move; 0 and 1: as they are. A simulation is short.
+	Hurry int
 }
 
 // Decision is the result of a decision.
@@ -118,6 +120,8 @@ type Core struct {
 	policies policyMemory
 	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
 	last     time.Time            // of the last decision
+	// apportionment is about abstract clusters.
+	apportionment apportionMemory
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }
@@ -141,6 +145,7 @@ func (c *Core) Fresh() *Core {
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
+	fresh.apportionment = c.apportionment.clone()
 	return &fresh
 }
 
@@ -186,6 +191,7 @@ func (c *Core) Decide(w World) Decision {
 	p.drain()
 	p.bringTogether()
 	p.rebalance()
+	p.apportion()
 	p.prune()
 	p.runs()
 	if len(p.changes) < maxChanges && len(c.rest) == 0 {

@@ -54,7 +54,7 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 		return
 	}
 	view := p.viewFor(g)
-	target := view.pick(p.Objects, g)
+	target := view.pick(p, g)
 	if target < 0 {
 		return
 	}
@@ -145,7 +145,7 @@ func (v *leavingView) count(p *pass, guests []*v1.Guest) {
 }
 
 // pick returns the index of the host to which a guest moves; -1: none can take it.
-func (v *leavingView) pick(s *Objects, g *v1.Guest) int {
+func (v *leavingView) pick(p *pass, g *v1.Guest) int {
 	if v.open == 0 {
 		return -1
 	}
@@ -154,7 +154,13 @@ func (v *leavingView) pick(s *Objects, g *v1.Guest) int {
 		v.hosts[i].ClusterGuests--
 		defer func() { v.hosts[i].ClusterGuests++ }()
 	}
-	return placement.Pick(moveRequest(s, g), v.hosts)
+	r := moveRequest(p.Objects, g)
+	if c := p.Clusters[g.Cluster]; apportioned(c) {
+		if chosen := p.divide(c, v.hosts).neediest(r, v.hosts); chosen >= 0 {
+			return chosen
+		}
+	}
+	return placement.Pick(r, v.hosts)
 }
 
 // runsUnderGrant reports whether the guest's host reports it running under the present grant.

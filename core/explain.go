@@ -72,6 +72,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 		e.leaving(&l, p, g, h)
 	} else {
 		l.add("nothing asks it to move")
+		e.apportion(&l, g)
 		e.rebalance(&l, p, g)
 	}
 	e.talking(&l, p, g)

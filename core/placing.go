@@ -149,7 +149,13 @@ func (p *pass) place(key string, g *v1.Guest) {
 		p.refuse(key, g, room.refused)
 		return
 	}
-	chosen := placement.Pick(r, room.view)
+	chosen := -1
+	if apportioned(cluster) {
+		chosen = p.divide(cluster, room.view).neediest(r, room.view)
+	}
+	if chosen < 0 {
+		chosen = placement.Pick(r, room.view)
+	}
 	if chosen < 0 && len(r.Exclude) > 0 {
 		// All other hosts were refused, so hosts that failed before may try again.
 		delete(p.avoid, g.Meta.Uid)

@@ -294,9 +294,12 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	if m.Policy == "" {
 		return ""
 	}
-	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
+	bounds := p.boundsOf(m.Policy)
 	reason := policy.Withdrawn(p.Hosts[m.Source], m.Policy) != nil
-	if policy.CanStay(m.Policy) {
+	switch {
+	case m.Policy == policy.ApportionName:
+		reason = !p.Hosts[m.Target].GetDraining()
+	case policy.CanStay(m.Policy):
 		reason = !p.Core.policies.lapsed[m.Meta.Uid] && !p.Hosts[m.Target].GetDraining()
 	}
 	if bounds == nil || !reason {
@@ -314,7 +317,7 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 // mustStay says why a policy with these bounds must not move a guest now, whatever else it has moved; empty: it may. ended are
 // the guest's ended moves. until is when the reason ends, if that is known.
 func mustStay(whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
-	if whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
+	if whole != nil && whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
 		return "the policy exempts it", time.Time{}
 	}
 	for _, w := range bounds.QuietHours {

@@ -60,12 +60,6 @@ const (
 	standsStill = 0.5 // s
 )
 
-// speedOf returns the speed of a host's processors, against 1.
-func speedOf(*v1.HostInfo) float64 { return 1 }
-
-// apportioned reports whether a cluster's guests are placed by their own rule, so that policies must not rebalance them.
-func apportioned(*v1.Cluster) bool { return false }
-
 // Places are the places of all guests as package rebalance sees them.
 type Places struct {
 	*rebalance.Problem
@@ -253,7 +247,7 @@ func (l *look) host(h placement.Host, turns int) rebalance.Host {
 		made.Closed = "too little is known of what host " + h.Name + " uses"
 	}
 	if !l.byNumber() {
-		cores := cmp.Or(h.Info.GetCpuShare(), float64(max(1, h.Cores)))
+		cores := coresOf(h.Info)
 		made.Capacity, made.Speed = max(0.1*cores, cores-used.Others), speedOf(h.Info)
 	}
 	return made
@@ -379,7 +373,7 @@ const mostOptions = 5
 
 // rebalance says what policies that go by use make of a guest.
 func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
-	if _, is := p.Rebalances(); !is {
+	if _, is := p.Rebalances(); !is || apportioned(e.Clusters[g.Cluster]) {
 		return
 	}
 	if e.Usage == nil {

@@ -52,7 +52,7 @@ func (w *watch) poke() {
 	}
 }
 
-// keepUsage makes the usage anew as often as the policies in force look at it, until ctx ends. Without such a policy it makes none.
+// keepUsage makes the usage anew as often as decisions look at it, until ctx ends. It makes none where no decision does.
 func (w *watch) keepUsage(ctx context.Context, snapshot func() *store.Snapshot, made func(*store.Snapshot) *core.Usage) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -65,7 +65,7 @@ func (w *watch) keepUsage(ctx context.Context, snapshot func() *store.Snapshot, 
 		}
 		s := snapshot()
 		w.mu.Lock()
-		every, is := w.reader.Read(s).Looks()
+		every, is := core.UsageEvery(s, w.reader.Read(s))
 		w.mu.Unlock()
 		switch {
 		case !is:

@@ -226,6 +226,11 @@ func imageCost(h *Host) int {
 	return 1
 }
 
+// Room returns how many more guests of a shape the host has memory for.
+func (h *Host) Room(shape *v1.GuestShape) int {
+	return int(h.free() / max(1, shape.GetMemoryBytes()))
+}
+
 // Place adds a guest of the request's cluster to a host, for the next choice.
 func (h *Host) Place(shape *v1.GuestShape) {
 	h.ClusterGuests++

@@ -26,6 +26,9 @@ const (
 	PackName        = "pack"
 	SpreadName      = "spread"
 	LocalityName    = "locality"
+	// ApportionName is that of moves that keep the guests of abstract clusters in proportion to the hosts' speeds. It is no part
+	// of the policy file: whoever makes such a cluster asks for it.
+	ApportionName = "apportion"
 )
 
 // Policy is a policy file that was read and checked. It never changes.
@@ -141,9 +144,14 @@ func (m *Maintenance) For(h *v1.Host) (windows []MaintenanceWindow) {
 	return windows
 }
 
+// Apportion are the bounds of moves that keep guests in proportion to the hosts' speeds.
+var Apportion = &Bounds{CoolDown: 5 * time.Minute}
+
 // BoundsOf returns the bounds of a policy, and why it makes guests leave a host, with %s for the host; nil: it is off.
 func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 	switch {
+	case name == ApportionName:
+		return Apportion, ""
 	case p == nil:
 	case name == HarvestName && p.Harvest != nil:
 		return &p.Harvest.Bounds, "the owner of host %s is back"

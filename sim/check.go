@@ -302,6 +302,9 @@ func (s *Sim) unsettled() string {
 			return fmt.Sprintf("guest %s: %s", name, why)
 		}
 	}
+	if why := s.disproportionate(); why != "" {
+		return why
+	}
 	for name, h := range o.Hosts {
 		if why := policy.Why(h); why != "" {
 			return fmt.Sprintf("host %s takes no guests, though its owner is away: %s", name, why)

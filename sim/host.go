@@ -262,7 +262,8 @@ func (h *host) observed() *v1.HostObserved {
 	}
 	machine.SeeProcesses(o, pids, err)
 	o.Protocol = protocol.Version
-	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share}
+	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share,
+		CoreSpeed: h.speed()}
 	if h.info != nil {
 		o.Info = h.info
 	}

@@ -160,7 +160,7 @@ func (m *manager) renew() {
 	if m.dead {
 		return
 	}
-	every, is := m.signals.reader.Read(m.objects()).Looks()
+	every, is := core.UsageEvery(m.objects(), m.signals.reader.Read(m.objects()))
 	switch {
 	case !is:
 		every, m.usage = time.Second, nil

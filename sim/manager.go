@@ -46,7 +46,11 @@ func (s *Sim) lead() {
 	}
 	m.began = s.beginTerm(m.name)
 	m.term = m.began.Number
-	m.core = core.New(core.Config{Term: m.term, Began: m.now(), Identify: identify})
+	config := core.Config{Term: m.term, Began: m.now(), Identify: identify}
+	if m.sim.foresight == nil {
+		config.Hurry = apportionHurry
+	}
+	m.core = core.New(config)
 	s.manager = m
 	s.tell(m.name, "leads, term %d", m.term)
 	m.poke()

@@ -97,11 +97,16 @@ func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 	if m.Policy == "" || was != nil && !begins {
 		return
 	}
-	if policy.CanStay(m.Policy) {
+	switch {
+	case policy.CanStay(m.Policy):
 		if was == nil {
 			s.checkRebalanced(now, m)
 		}
-	} else if policy.Withdrawn(now.Hosts[m.Source], m.Policy) == nil {
+	case m.Policy == policy.ApportionName:
+		if was == nil {
+			s.checkApportioned(now, m)
+		}
+	case policy.Withdrawn(now.Hosts[m.Source], m.Policy) == nil:
 		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)
 	}
 	if h := now.Hosts[m.Target]; was == nil && len(h.GetWithdrawn()) > 0 || was == nil && h.GetDraining() {

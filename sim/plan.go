@@ -301,6 +301,9 @@ func (s *Sim) createCluster(pick int) {
 		return
 	}
 	spec := &v1.ClusterSpec{Guests: uint32(1 + pick%4), Shape: &v1.GuestShape{Vcpus: 1, MemoryBytes: uint64(256+256*(pick%3)) << 20}, Spread: v1.Spread(pick % 3), Image: image}
+	if pick%5 == 0 {
+		spec.Abstract, spec.Spread = true, v1.Spread_SPREAD_UNSPECIFIED
+	}
 	name := fmt.Sprintf("c%d", s.clusters+1)
 	granted := s.admit(func(a *core.Admission) (core.Change, error) {
 		return a.CreateCluster(core.ClusterRequest{Name: name, Spec: spec, UID: s.store.uid()})

@@ -99,7 +99,7 @@ func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
 			}
 		}
 		group := func(host string) string {
-			if now.Clusters[cluster].GetSpec().GetSpread() == v1.Spread_SPREAD_SITE {
+			if spec := now.Clusters[cluster].GetSpec(); spec.GetSpread() == v1.Spread_SPREAD_SITE && !spec.GetAbstract() {
 				return site(host)
 			}
 			return host
@@ -113,12 +113,16 @@ func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
 	if is >= was {
 		s.violate("policy locality moves guests of cluster %s, and bytes times distance go from %.0f to %.0f", cluster, was, is)
 	}
+	spec := now.Clusters[cluster].GetSpec()
 	unevenBefore, unevenNow := 0, 0
 	for _, n := range spread {
 		unevenBefore += n[0] * n[0]
 		unevenNow += n[1] * n[1]
+		if spec.GetAbstract() && n[0] != n[1] {
+			s.violate("policy locality changes how many guests of abstract cluster %s a host has", cluster)
+		}
 	}
-	if now.Clusters[cluster].GetSpec().GetSpread() != v1.Spread_SPREAD_UNSPECIFIED && unevenNow > unevenBefore {
+	if spec.GetSpread() != v1.Spread_SPREAD_UNSPECIFIED && unevenNow > unevenBefore {
 		s.violate("policy locality spreads cluster %s less evenly", cluster)
 	}
 }

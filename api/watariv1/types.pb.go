@@ -1100,8 +1100,10 @@ type HostInfo struct {
 	Confinement *Confinement `protobuf:"bytes,17,opt,name=confinement,proto3" json:"confinement,omitempty"`
 	CpuShare    float64      `protobuf:"fixed64,18,opt,name=cpu_share,json=cpuShare,proto3" json:"cpu_share,omitempty"` // processors' worth of time that it may use, where that is limited; 0: all cores
 	// guest_support is unset for an agent that does not report it, and empty until libvirt has answered the agent.
-	GuestSupport  *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
-	Lent          bool          `protobuf:"varint,20,opt,name=lent,proto3" json:"lent,omitempty"` // the host's owner has lent it out, and uses it now and then
+	GuestSupport *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
+	Lent         bool          `protobuf:"varint,20,opt,name=lent,proto3" json:"lent,omitempty"` // the host's owner has lent it out, and uses it now and then
+	// core_speed is how fast one core computes, as its agent has measured: 1 is about a server's core of 2020; 0: not measured.
+	CoreSpeed     float64 `protobuf:"fixed64,21,opt,name=core_speed,json=coreSpeed,proto3" json:"core_speed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1274,6 +1276,13 @@ func (x *HostInfo) GetLent() bool {
 		return x.Lent
 	}
 	return false
+}
+
+func (x *HostInfo) GetCoreSpeed() float64 {
+	if x != nil {
+		return x.CoreSpeed
+	}
+	return 0
 }
 
 // Confinement says what keeps a guest's QEMU from the host.
@@ -2313,7 +2322,10 @@ type ClusterSpec struct {
 	NoFork bool                   `protobuf:"varint,6,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"` // boot plainly instead of forking from a template
 	// cpu is the guests' CPU: "host": all of the host's that a guest starts on; a named model of libvirt's; empty: the
 	// features that all hosts of one vendor and acceleration have in common.
-	Cpu           string `protobuf:"bytes,7,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Cpu string `protobuf:"bytes,7,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	// abstract: the guests are abstract processors. Each has one vCPU, and each host gets a number of them in proportion to its
+	// speed.
+	Abstract      bool `protobuf:"varint,8,opt,name=abstract,proto3" json:"abstract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2395,6 +2407,13 @@ func (x *ClusterSpec) GetCpu() string {
 		return x.Cpu
 	}
 	return ""
+}
+
+func (x *ClusterSpec) GetAbstract() bool {
+	if x != nil {
+		return x.Abstract
+	}
+	return false
 }
 
 // Cluster is a virtual cluster: guests that look like one MPI cluster.
@@ -4360,7 +4379,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
 	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
 	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
-	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xec\x05\n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\x8b\x06\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -4385,7 +4404,9 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\vconfinement\x18\x11 \x01(\v2\x16.watari.v1.ConfinementR\vconfinement\x12\x1b\n" +
 	"\tcpu_share\x18\x12 \x01(\x01R\bcpuShare\x12<\n" +
 	"\rguest_support\x18\x13 \x01(\v2\x17.watari.v1.GuestSupportR\fguestSupport\x12\x12\n" +
-	"\x04lent\x18\x14 \x01(\bR\x04lent\"w\n" +
+	"\x04lent\x18\x14 \x01(\bR\x04lent\x12\x1d\n" +
+	"\n" +
+	"core_speed\x18\x15 \x01(\x01R\tcoreSpeed\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +
@@ -4479,7 +4500,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xd4\x01\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xf0\x01\n" +
 	"\vClusterSpec\x12\x16\n" +
 	"\x06guests\x18\x01 \x01(\rR\x06guests\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12\x14\n" +
@@ -4487,7 +4508,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05sites\x18\x04 \x03(\tR\x05sites\x12)\n" +
 	"\x06spread\x18\x05 \x01(\x0e2\x11.watari.v1.SpreadR\x06spread\x12\x17\n" +
 	"\ano_fork\x18\x06 \x01(\bR\x06noFork\x12\x10\n" +
-	"\x03cpu\x18\a \x01(\tR\x03cpu\"\x84\x03\n" +
+	"\x03cpu\x18\a \x01(\tR\x03cpu\x12\x1a\n" +
+	"\babstract\x18\b \x01(\bR\babstract\"\x84\x03\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +

@@ -19,6 +19,7 @@ import (
 	"watari/agent/cache"
 	"watari/agent/load"
 	"watari/agent/monitor"
+	"watari/agent/speed"
 	"watari/agent/throttle"
 	"watari/agent/tunnel"
 	"watari/agent/uplink"
@@ -46,6 +47,9 @@ func serve(ctx context.Context, o options) error {
 	var err error
 	if info.BootId, err = bootID(o.run); err != nil {
 		return err
+	}
+	if info.CoreSpeed, err = speed.Core(); err != nil {
+		log.Warn("this host counts as one of speed 1", "error", err)
 	}
 	info.Acceleration = accel.Probe(ctx)
 	log.Info("acceleration", "kind", info.Acceleration.Kind, "reason", info.Acceleration.Reason)

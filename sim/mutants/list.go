@@ -123,4 +123,9 @@ var mutants = []mutant{
 		"		if g := x.objects.Guests[m.GetGuest()]; g != nil {\n", "		if g := x.objects.Guests[m.GetGuest()]; g != nil && m == nil {\n"}}},
 	{"orders are not made again when a host reports", []edit{{"core/index.go",
 		"func (x *index) seeReport(host string, before, now Seen) {\n	x.hosts[host] = true\n", "func (x *index) seeReport(host string, before, now Seen) {\n"}}},
+	// Abstract clusters.
+	{"guests of abstract clusters stay where they are", []edit{{"core/apportion.go",
+		`if p.Now.Sub(since) >= p.hurried(apportionHold) {`, `if p.Now.Sub(since) >= p.hurried(apportionHold) && c == nil {`}}},
+	{"guests of abstract clusters move to and fro", []edit{{"core/apportion.go",
+		`hurried.CoolDown = p.hurried(hurried.CoolDown)`, `hurried.CoolDown = 0`}}},
 }

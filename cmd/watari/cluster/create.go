@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 type createFlags struct {
 	guests, vcpus         uint32
+	abstract              uint32
 	memory, image, spread string
 	cpu                   string
 	sites                 []string
@@ -31,18 +33,34 @@ func newCreate(env *cli.Env) *cobra.Command {
 			"Creating the same cluster again does nothing. Creating a different cluster with an existing name fails. " +
 			"Without --wait the command returns at once, and the guests start in the background. Ctrl-C ends only the " +
 			"waiting.\n\n" +
+			"With --abstract, the guests are abstract processors: each has one virtual CPU, and each host gets a number of them in " +
+			"proportion to its speed, as measured, so that equal parts of a program end at the same time. Guests move when the hosts, or " +
+			"what is free of them, have changed for a while.\n\n" +
 			"A guest keeps the CPU that it was started with, and moves only to hosts that provide all features of it. With " +
 			"--cpu baseline, the CPU has the features that all hosts with CPUs of the same vendor have in common when the cluster is " +
 			"created (of the hosts at the given sites), so a guest can move to each of them. With --cpu host, it has all " +
 			"features of the host on which the guest starts, and the guest moves only to hosts that have them, too. With --cpu MODEL, guests start on " +
 			"hosts that support this model. `watari cluster show` shows what was chosen and what was left out.",
 		Example: "  watari cluster create md --guests 4 --memory 512M --image mpi --wait\n" +
-			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site",
+			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site\n" +
+			"  watari cluster create md --abstract 16 --memory 512M --image mpi",
 		Args: cli.Args("CLUSTER"),
-		RunE: env.Run(func(ctx context.Context, args []string) error { return create(ctx, env, args[0], flags) }),
 	}
 	f := command.Flags()
+	command.RunE = env.Run(func(ctx context.Context, args []string) error {
+		if flags.abstract > 0 {
+			for _, other := range []string{"guests", "vcpus", "spread"} {
+				if f.Changed(other) {
+					return cli.Usagef("--abstract %d and --%s exclude each other: an abstract processor has one virtual CPU, and the hosts' speeds place it", flags.abstract, other)
+				}
+			}
+		} else if f.Changed("abstract") {
+			return cli.Usagef("--abstract 0: a cluster needs at least one guest")
+		}
+		return create(ctx, env, args[0], flags)
+	})
 	f.Uint32VarP(&flags.guests, "guests", "g", 1, "number of guests")
+	f.Uint32Var(&flags.abstract, "abstract", 0, "number of abstract processors: guests of one virtual CPU, placed by the hosts' speeds")
 	f.Uint32Var(&flags.vcpus, "vcpus", 1, "virtual CPUs of each guest")
 	f.StringVarP(&flags.memory, "memory", "m", "512M", "memory of each guest")
 	f.StringVarP(&flags.image, "image", "i", "", "image that the guests boot")
@@ -84,7 +102,7 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 		cpu = "" // the manager's default; left empty for managers that do not know the field
 	}
 	return &v1.ClusterSpec{
-		Guests: f.guests, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
+		Guests: cmp.Or(f.abstract, f.guests), Abstract: f.abstract > 0, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
 		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu,
 	}, nil
 }

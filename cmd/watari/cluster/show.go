@@ -58,6 +58,14 @@ func cpu(c *v1.Cluster) string {
 	return strings.Join(lines, "\n")
 }
 
+// placement says how hosts are chosen; empty: as usual.
+func placement(spec *v1.ClusterSpec) string {
+	if spec.GetAbstract() {
+		return "abstract processors: each host has guests in proportion to its speed"
+	}
+	return ""
+}
+
 func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 	spec := c.GetSpec()
 	start := "forked from a booted template"
@@ -72,6 +80,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"image", spec.GetImage() + " (" + output.Digest(c.GetImageDigest()) + ")"},
 		[2]string{"sites", strings.Join(spec.GetSites(), ", ")},
 		[2]string{"spread", output.State(spec.GetSpread())},
+		[2]string{"placement", placement(spec)},
 		[2]string{"start", start},
 		[2]string{"CPU", cpu(c)},
 		[2]string{"network", fmt.Sprintf("%s, MTU %d", c.GetPrefix(), c.GetMtu())},

@@ -25,6 +25,9 @@ const reasonLimit = 500
 
 func cores(info *v1.HostInfo) string {
 	text := fmt.Sprintf("%d, %s", info.GetCores(), info.GetCpuModel())
+	if speed := info.GetCoreSpeed(); speed > 0 {
+		text += fmt.Sprintf("; speed %v each", speed)
+	}
 	if share := info.GetCpuShare(); share > 0 {
 		text += fmt.Sprintf("; limited to the time of %v", share)
 	}

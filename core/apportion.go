@@ -1,0 +1,315 @@
+package core
+
+// apportion.go - gives hosts guests of abstract clusters (abstract processors) in proportion to what the hosts compute. The VM
+// scheduler's paper calls this heterogeneous distribution, and the moves at run time dynamic load balance.
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/placement"
+	"watari/policy"
+)
+
+const (
+	// apportionEvery is the time between two looks at abstract clusters.
+	apportionEvery = 10 * time.Second
+	// apportionHold is for how long another division has to be better before guests move.
+	apportionHold = 30 * time.Second
+	// apportionGain is by what part the slowest host has to become faster.
+	apportionGain = 0.1
+	// emulated is the speed of a guest that QEMU emulates, against one under KVM.
+	emulated = 0.1
+	// leastFree is the part of a host's cores that a cluster can count on, whatever else the host does.
+	leastFree = 0.1
+)
+
+// speedOf returns the speed of a host's processors. One that was not measured counts as 1.
+func speedOf(h *v1.HostInfo) float64 { return cmp.Or(max(0, h.GetCoreSpeed()), 1) }
+
+// coresOf returns how many cores' time a host has.
+func coresOf(h *v1.HostInfo) float64 {
+	return cmp.Or(max(0, h.GetCpuShare()), float64(max(1, h.GetCores())))
+}
+
+// apportioned reports whether a cluster's guests are placed by their own rule, so that policies must not rebalance them.
+func apportioned(c *v1.Cluster) bool { return c.GetSpec().GetAbstract() }
+
+// UsageEvery returns how often decisions want to know anew what hosts and guests use; false: they do not.
+func UsageEvery(s *Objects, p *policy.Policy) (time.Duration, bool) {
+	every, is := p.Looks()
+	for _, c := range s.Clusters {
+		if apportioned(c) {
+			if is {
+				return min(every, apportionEvery), true
+			}
+			return apportionEvery, true
+		}
+	}
+	return every, is
+}
+
+// apportionMemory is what a Core remembers for abstract clusters.
+type apportionMemory struct {
+	looked time.Time
+	// better has since when another division is better, by cluster.
+	better map[string]time.Time
+}
+
+func (m apportionMemory) clone() apportionMemory {
+	m.better = maps.Clone(m.better)
+	return m
+}
+
+// hurried returns a time as short as Config.Hurry asks.
+func (p *pass) hurried(d time.Duration) time.Duration { return d / time.Duration(max(1, p.Hurry)) }
+
+// boundsOf returns the bounds of a policy; nil: it is off.
+func (p *pass) boundsOf(name string) *policy.Bounds {
+	bounds, _ := p.Core.policies.policy.BoundsOf(name)
+	if name == policy.ApportionName {
+		hurried := *bounds
+		hurried.CoolDown = p.hurried(hurried.CoolDown)
+		bounds = &hurried
+	}
+	return bounds
+}
+
+// division is how a cluster's guests are divided among hosts.
+type division struct {
+	shares []placement.Share
+	counts []int // wanted, by host
+}
+
+// divide divides the guests of an abstract cluster among hosts as they are seen by a guest of the cluster. guestsAt returns the
+// guests with a grant on a host.
+func divide(u *Usage, c *v1.Cluster, n int, hosts []placement.Host, guestsAt func(host string) set[*v1.Guest]) division {
+	r := request(c)
+	r.Shape = c.Spec.Shape
+	d := division{shares: make([]placement.Share, len(hosts))}
+	for i := range hosts {
+		h := &hosts[i]
+		share := placement.Share{Host: h.Name, Has: h.ClusterGuests, Capacity: capacityFor(h, u, c, guestsAt(h.Name))}
+		switch {
+		case !h.Connected: // its guests stay
+			share.Least, share.Most = h.ClusterGuests, h.ClusterGuests
+		case placement.Check(r, h) == "":
+			share.Most = h.ClusterGuests + h.Room(r.Shape)
+		case !h.Draining && h.Withdrawn == "":
+			share.Most = h.ClusterGuests
+		}
+		d.shares[i] = share
+	}
+	d.counts = placement.Apportion(n, d.shares)
+	return d
+}
+
+// capacityFor returns what a host computes for a cluster in a second: the cores that nothing else uses, by their speed.
+func capacityFor(h *placement.Host, u *Usage, c *v1.Cluster, guests set[*v1.Guest]) float64 {
+	cores := coresOf(h.Info)
+	free := cores
+	if u != nil {
+		free -= u.Hosts[h.Name].Others
+		for g := range guests {
+			if g.Cluster != c.Meta.Name {
+				free -= u.Guests[g.Meta.Uid].CPU
+			}
+		}
+	}
+	capacity := speedOf(h.Info) * max(free, leastFree*cores)
+	if h.Acceleration != v1.AccelerationKind_ACCELERATION_KIND_KVM {
+		capacity *= emulated
+	}
+	return capacity
+}
+
+// now returns how slow the slowest host is with the present division.
+func (d division) now() float64 {
+	has := make([]int, len(d.shares))
+	for i, s := range d.shares {
+		has[i] = s.Has
+	}
+	return placement.Slowest(has, d.shares)
+}
+
+// neediest returns the index of the host that lacks most guests and takes this one; -1: none does.
+func (d division) neediest(r *placement.Request, hosts []placement.Host) int {
+	best, most := -1, 0
+	for i := range hosts {
+		if lacks := d.counts[i] - hosts[i].ClusterGuests; lacks > most && placement.Check(r, &hosts[i]) == "" {
+			best, most = i, lacks
+		}
+	}
+	return best
+}
+
+func (p *pass) divide(c *v1.Cluster, hosts []placement.Host) division {
+	return divide(p.Usage, c, p.wantedGuests(c), hosts, func(host string) set[*v1.Guest] { return p.index.onHost[host] })
+}
+
+func (p *pass) wantedGuests(c *v1.Cluster) (n int) {
+	for _, g := range p.index.guestsOf(c.Meta.Name) {
+		if !unwanted(p.Objects, g) {
+			n++
+		}
+	}
+	return n
+}
+
+// apportion moves guests of abstract clusters when their hosts, or what is free of them, have changed for a while.
+func (p *pass) apportion() {
+	memory := &p.Core.apportionment
+	next := memory.looked.Add(p.hurried(apportionEvery))
+	if p.Now.Before(next) && !p.Now.Before(memory.looked) { // else the clock was set back
+		if len(memory.better) > 0 {
+			p.again = earlier(p.again, next)
+		}
+		return
+	}
+	memory.looked = p.Now
+	better := map[string]time.Time{}
+	for _, name := range sortedKeys(p.Clusters) {
+		c := p.Clusters[name]
+		if !apportioned(c) || c.Meta.Deleting != nil || p.full() {
+			continue
+		}
+		hosts, d := p.reapportioned(c)
+		if d == nil {
+			continue
+		}
+		since, was := memory.better[name]
+		if !was || since.After(p.Now) {
+			since = p.Now
+		}
+		better[name] = since
+		if p.Now.Sub(since) >= p.hurried(apportionHold) {
+			p.reapportion(c, hosts, *d)
+		}
+	}
+	memory.better = better
+}
+
+// reapportioned returns the division of a cluster that is better than the present one, and the hosts; nil: none is, or its guests
+// are just being placed or moved.
+func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
+	guests := p.index.guestsOf(c.Meta.Name)
+	for _, g := range guests {
+		if !unwanted(p.Objects, g) && (g.Host == "" || p.index.moves[g.Meta.Uid] != nil) {
+			return nil, nil
+		}
+	}
+	if p.room == nil {
+		p.room = newRoom(p.Objects, p, p.index.moves)
+	}
+	hosts := p.room.forCluster(p, p.index.moves, guests, c.ImageDigest)
+	d := p.divide(c, hosts)
+	if placement.Slowest(d.counts, d.shares)*(1+apportionGain) > d.now() {
+		return nil, nil
+	}
+	return hosts, &d
+}
+
+// reapportion begins the moves to a division: as many as hosts lack guests.
+func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
+	at := p.room.at
+	for _, g := range p.index.guestsOf(c.Meta.Name) {
+		from, is := at[g.Host]
+		if p.full() {
+			return
+		}
+		if !is || hosts[from].ClusterGuests <= d.counts[from] || p.staysApportioned(g) {
+			continue
+		}
+		to := d.neediest(moveRequest(p.Objects, g), hosts)
+		if to < 0 {
+			continue
+		}
+		m := newMove(p.working.Objects, g, hosts[to].Name)
+		m.Policy, m.Reason = policy.ApportionName, "guests in proportion to the hosts' speeds: "+d.String()
+		var change Change
+		change.write(Create, m)
+		change.write(Expect, p.Hosts[m.Source])
+		change.write(Expect, p.Hosts[m.Target])
+		change.write(Expect, g)
+		p.propose("guest/"+g.Meta.Name, change)
+		p.room.take(m.Target, g.Shape)
+		hosts[to].Place(g.Shape)
+		hosts[from].ClusterGuests--
+	}
+}
+
+// staysApportioned reports whether a guest must not be moved now to keep the proportion.
+func (p *pass) staysApportioned(g *v1.Guest) bool {
+	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(p.Hosts[g.Host]) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || failedLately(p.index.ended[g.Meta.Uid], p.Now) > 0 {
+		return true
+	}
+	why, _ := mustStay(p.Core.policies.policy, p.boundsOf(policy.ApportionName), g, p.index.ended[g.Meta.Uid], p.Now)
+	return why != ""
+}
+
+func (d division) String() string {
+	var parts []string
+	for i, s := range d.shares {
+		if d.counts[i] > 0 || s.Has > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", s.Host, d.counts[i]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Disproportion returns by what part the slowest host of an abstract cluster would be faster with another division.
+func (e *Explainer) Disproportion(c *v1.Cluster) float64 {
+	d := e.divide(c)
+	return d.now()/max(placement.Slowest(d.counts, d.shares), math.SmallestNonzeroFloat64) - 1
+}
+
+func (e *Explainer) divide(c *v1.Cluster) division {
+	guests, moves := GuestsOf(e.Objects, c.Meta.Name), ActiveMoves(e.Objects)
+	n := len(slices.DeleteFunc(slices.Clone(guests), func(g *v1.Guest) bool { return unwanted(e.Objects, g) }))
+	onHost := map[string]set[*v1.Guest]{}
+	for _, g := range e.Guests {
+		add(onHost, g.Host, g)
+	}
+	hosts := newRoom(e.Objects, e.Reports, moves).forCluster(e.Reports, moves, guests, c.ImageDigest)
+	return divide(e.Usage, c, n, hosts, func(host string) set[*v1.Guest] { return onHost[host] })
+}
+
+// apportion says how the guests of a guest's abstract cluster are divided.
+func (e *Explainer) apportion(l *lines, g *v1.Guest) {
+	c := e.Clusters[g.Cluster]
+	if !apportioned(c) {
+		return
+	}
+	d, n, total := e.divide(c), 0, 0.0
+	for _, count := range d.counts {
+		n += count
+	}
+	for _, s := range d.shares {
+		total += s.Capacity
+	}
+	l.add("its cluster's %d guests are divided in proportion to the hosts' speeds; they move if that makes the slowest host %.0f %% faster for %.0f s:",
+		n, 100*apportionGain, apportionHold.Seconds())
+	for i, s := range d.shares {
+		if s.Most == 0 && s.Has == 0 {
+			continue
+		}
+		l.add("  %s: has %d, wanted %d; %.2f of the hosts' speed%s", s.Host, s.Has, d.counts[i], s.Capacity/math.Max(total, math.SmallestNonzeroFloat64), bounded(s, d.counts[i]))
+	}
+}
+
+// bounded says that a host cannot have more guests; empty: it can.
+func bounded(s placement.Share, count int) string {
+	switch {
+	case s.Least == s.Most && s.Has > 0:
+		return ", not reachable"
+	case count == s.Most:
+		return ", no room for more"
+	}
+	return ""
+}

@@ -1,0 +1,89 @@
+package test
+
+// apportion_test.go - abstract processors: guests in proportion to the hosts' speeds.
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// limitCPUs limits the processor time of the lab's hosts until the test ends.
+func limitCPUs(t *testing.T, limits string) {
+	t.Helper()
+	set := func(limits string) {
+		must(t, append([]string{"lab", "up", "--name", labName, "--cpus", limits}, labShape...)...)
+		for _, host := range hosts { // an agent reads its limit when it starts
+			mustKill(t, host, "watari-agent --manager")
+		}
+		hostsReady(t)
+	}
+	t.Cleanup(func() { set("none") })
+	set(limits)
+}
+
+// divided returns how many guests of a cluster each host has: "a1 2, a2 1".
+func divided(t *testing.T, cluster string) string {
+	t.Helper()
+	n := map[string]int{}
+	for _, g := range guestsOf(t, cluster) {
+		n[g.Host]++
+	}
+	var parts []string
+	for _, host := range hosts {
+		if n[host] > 0 {
+			parts = append(parts, fmt.Sprint(host, " ", n[host]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Abstract processors are placed by the hosts' speeds, and are divided anew when a host goes and comes back, under a program.
+func TestAbstractProcessors(t *testing.T) {
+	limitCPUs(t, "a1=0.8,a2=0.4,b1=0.4,b2=0.4")
+	must(t, "host", "drain", "b2")
+	t.Cleanup(func() { must(t, "host", "drain", "--undo", "b2") })
+	must(t, "cluster", "create", "abstract", "--abstract", "4", "--memory", "256M", "--image", imageName, "--wait")
+	t.Cleanup(func() { must(t, "cluster", "delete", "abstract", "--wait") })
+	settled(t, "abstract", 4)
+	if got := divided(t, "abstract"); got != "a1 2, a2 1, b1 1" {
+		t.Errorf("the guests are divided as %s", got)
+	}
+	refused(t, []string{"--abstract 4 and --guests exclude each other"}, "cluster", "create", "no", "--abstract", "4", "--guests", "3", "--image", imageName)
+	dir := t.TempDir()
+	melt := func(name string) string {
+		log := filepath.Join(dir, name)
+		must(t, "run", "abstract", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log, "--", "lmp", "-in", "in.melt", "-var", "steps", "40")
+		return table(t, log)
+	}
+	alone := melt("abstract-alone")
+	unmarked := mark(t, "abstract-0", "abstract-1", "abstract-2", "abstract-3")
+	var moved string
+	done := make(chan struct{})
+	go func() { defer close(done); moved = melt("abstract-moved") }()
+	until(t, time.Minute, "the program writes its table", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", "abstract-moved")
+		return strings.Contains(out, "Step"), out
+	})
+	must(t, "host", "drain", "b1", "--wait")
+	if got := divided(t, "abstract"); got != "a1 3, a2 1" {
+		t.Errorf("without b1 the guests are divided as %s", got)
+	}
+	must(t, "host", "drain", "--undo", "b1")
+	<-done
+	if moved != alone {
+		t.Errorf("the answers differ:\n%s\n---\n%s", alone, moved)
+	}
+	until(t, 3*time.Minute, "b1 gets its part again", func() (bool, string) {
+		return strings.Contains(divided(t, "abstract"), "b1 1"), must(t, "explain", "guest", "abstract-0")
+	})
+	settled(t, "abstract", 4)
+	if out := must(t, "explain", "guest", "abstract-0"); !strings.Contains(out, "in proportion to the hosts' speeds") || !strings.Contains(out, "wanted") {
+		t.Errorf("a guest is explained so:\n%s", out)
+	}
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+}
