@@ -45,7 +45,7 @@ func (a *Agent) keepGuestsLocked() {
 		}
 		if g.wantedIdentity != view.Identity {
 			g.wantedIdentity = view.Identity
-			g.identity.poke()
+			g.identity.expect(view.Identity)
 		}
 	}
 	for uid, g := range a.guests {

@@ -18,6 +18,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/api/watariv1/watariv1connect"
+	"watari/guest/peers"
 	"watari/hostlink"
 )
 
@@ -48,6 +49,8 @@ type identityKeeper struct {
 	hash    string    // the guest's own hash of its peers when it got that identity
 	boot    string    // the guest kernel's boot id at that time
 	memory  *v1.OutOfMemory
+	list    string // hash of the list of guests that it is to have
+	stale   bool   // it was given an earlier list
 }
 
 func newIdentityKeeper(g *guest) *identityKeeper {
@@ -55,6 +58,19 @@ func newIdentityKeeper(g *guest) *identityKeeper {
 	k.channel = g.agent.config.Dial(g.uid, g.agent.channelSocket(g.uid))
 	k.client = watariv1connect.NewGuestServiceClient(&http.Client{Transport: k.channel}, "http://guest", hostlink.GuestLimit())
 	return k
+}
+
+// expect has the keeper give the guest an identity, unless it is nil. Until the guest has the identity's list of guests, it
+// does not count as ready: launchers would read an old list.
+func (k *identityKeeper) expect(identity *v1.Identity) {
+	if identity != nil {
+		list := peers.Hash(identity.Peers, identity.HomeServer)
+		k.mu.Lock()
+		k.stale = k.stale || k.list != "" && k.list != list
+		k.list = list
+		k.mu.Unlock()
+	}
+	k.poke()
 }
 
 func (k *identityKeeper) poke() { poke(k.wake) }
@@ -88,7 +104,7 @@ func (k *identityKeeper) resumed() {
 func (k *identityKeeper) ready() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.isReady || time.Now().Before(k.trusted)
+	return !k.stale && (k.isReady || time.Now().Before(k.trusted))
 }
 
 func (k *identityKeeper) run(ctx context.Context) {
@@ -192,7 +208,14 @@ func (k *identityKeeper) check(ctx context.Context, identity *v1.Identity) error
 	}
 	k.mu.Lock()
 	k.given, k.setTime, k.boot, k.hash = sum, false, d.GetBootId()+"/", d.GetPeersHash()
+	renewed := k.stale && k.list == peers.Hash(identity.Peers, identity.HomeServer)
+	if renewed {
+		k.stale = false
+	}
 	k.mu.Unlock()
+	if renewed {
+		k.g.agent.publish()
+	}
 	return nil
 }
 

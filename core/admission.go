@@ -159,6 +159,14 @@ func beingDeleted(s *Objects, cluster string) error {
 	return nil
 }
 
+// beingRemoved refuses requests about a guest that is being removed, alone or with its cluster.
+func beingRemoved(s *Objects, g *v1.Guest) error {
+	if removing(g) {
+		return precondition("guest %s is being removed from cluster %s", g.Meta.Name, g.Cluster)
+	}
+	return beingDeleted(s, g.Cluster)
+}
+
 func listOr(list []string, empty string) string {
 	if len(list) == 0 {
 		return empty

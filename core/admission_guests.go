@@ -37,7 +37,7 @@ func (a *Admission) changeGuest(name, what string, change func(*v1.Guest) bool) 
 	if err != nil {
 		return c, err
 	}
-	if err := beingDeleted(a.Objects, g.Cluster); err != nil {
+	if err := beingRemoved(a.Objects, g); err != nil {
 		return c, err
 	}
 	g = proto.CloneOf(g)
@@ -99,7 +99,7 @@ func (a *Admission) movable(r *v1.MigrateRequest) (*v1.Guest, error) {
 	if known := sites(a.Objects); r.ToSite != "" && !known[r.ToSite] {
 		return nil, Missing("site", r.ToSite, known)
 	}
-	if err := beingDeleted(a.Objects, g.Cluster); err != nil {
+	if err := beingRemoved(a.Objects, g); err != nil {
 		return nil, err
 	}
 	if g.Stopped {

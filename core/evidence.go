@@ -79,5 +79,10 @@ func livesInAnotherBoot(r Reports, g *v1.Guest) bool {
 // unwanted reports whether no copy of a guest may run.
 func unwanted(s *Objects, g *v1.Guest) bool {
 	c := s.Clusters[g.Cluster]
-	return g.Stopped || c == nil || c.Meta.Deleting != nil
+	return g.Stopped || leaves(c, g)
+}
+
+// leaves reports whether a guest is to be removed: alone, or with its cluster, which may be gone.
+func leaves(c *v1.Cluster, g *v1.Guest) bool {
+	return g.Meta.Deleting != nil || c == nil || c.Meta.Deleting != nil
 }

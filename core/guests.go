@@ -38,8 +38,7 @@ func (p *pass) guest(g *v1.Guest) {
 		p.rebind(key, g)
 		return
 	}
-	cluster := p.Clusters[g.Cluster]
-	d := lifecycle.Step(g, p.lifecycleHost(g), cluster == nil || cluster.Meta.Deleting != nil)
+	d := lifecycle.Step(g, p.lifecycleHost(g), leaves(p.Clusters[g.Cluster], g))
 	switch d.Act {
 	case lifecycle.Remove:
 		if !p.complete() {

@@ -139,7 +139,8 @@ func (x *index) seeGuest(name string, before, now *v1.Guest) {
 			x.unplaced[name] = true
 		}
 	}
-	if before == nil || now == nil || before.Host != now.Host || before.Address != now.Address || before.Index != now.Index {
+	if before == nil || now == nil || before.Host != now.Host || before.Address != now.Address || before.Index != now.Index ||
+		(before.Meta.Deleting == nil) != (now.Meta.Deleting == nil) {
 		x.markNetwork(before.GetCluster())
 		x.markNetwork(now.GetCluster())
 	}

@@ -15,7 +15,7 @@ type clusterNetwork struct {
 	routes     []*v1.GuestRoute // by address
 	peers      map[string]bool  // hosts with a guest or a move of the cluster
 	parts      map[string]bool  // hosts that have, or will have, a guest of the cluster
-	identities []*v1.Peer       // the cluster's guests, for guests' identities, by index
+	identities []*v1.Peer       // the guests that stay, for guests' identities, by index
 	homeServer string           // address of the guest that serves the shared home
 }
 
@@ -36,7 +36,9 @@ func (p *pass) network(cluster string) *clusterNetwork {
 	n := &clusterNetwork{peers: map[string]bool{}, parts: map[string]bool{}}
 	guests := x.guestsOf(cluster)
 	for _, g := range guests {
-		n.identities = append(n.identities, &v1.Peer{Name: g.Meta.Name, Address: g.Address, Slots: g.Shape.GetVcpus()})
+		if g.Meta.Deleting == nil {
+			n.identities = append(n.identities, &v1.Peer{Name: g.Meta.Name, Address: g.Address, Slots: g.Shape.GetVcpus()})
+		}
 		m := x.moves[g.Meta.Uid]
 		at := routedTo(g, m)
 		if at != "" {

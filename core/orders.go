@@ -219,7 +219,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 func guestFacts(c *v1.Cluster, g *v1.Guest) *v1.GuestFacts {
 	return &v1.GuestFacts{
 		Cluster: &v1.ClusterFacts{Name: g.Cluster, Uid: c.GetMeta().GetUid(), Owner: c.GetMeta().GetOwner(), OwnerUid: c.GetMeta().GetOwnerUid(),
-			Prefix: c.GetPrefix(), Mtu: c.GetMtu(), Spec: c.GetSpec()},
+			Prefix: c.GetPrefix(), Mtu: c.GetMtu(), Spec: c.GetSpec(), Resizes: c.GetResizes()},
 		Owner: g.Meta.Owner, OwnerUid: g.Meta.OwnerUid, Index: g.Index, Shape: g.Shape, ImageDigest: g.ImageDigest, Address: g.Address,
 		NoFork: g.NoFork, Platform: g.Platform, StartedEpoch: g.StartedEpoch,
 	}

@@ -272,6 +272,19 @@ func Feasible(s *Objects, r Reports, spec *v1.ClusterSpec, imageDigest string, n
 	return cluster.Platforms, err
 }
 
+// feasibleMore checks whether more guests of a cluster could be placed now, as Feasible does for a new cluster.
+func feasibleMore(s *Objects, r Reports, c *v1.Cluster, guests []*v1.Guest, more uint32, now, began time.Time) error {
+	req := request(c)
+	req.Shape = c.Spec.Shape
+	moves := ActiveMoves(s)
+	hosts := newRoom(s, r, moves).forCluster(r, moves, guests, c.ImageDigest)
+	for i, h := range hosts {
+		hosts[i].Connected = h.Info != nil && Expected(r, h.Name, now, began)
+	}
+	_, err := placement.Plan(req, int(more), hosts)
+	return err
+}
+
 // PlanMove chooses the target of a guest's move and makes the move's record, which it does not store. The explanation
 // has a line for each host. The error says why the guest cannot be moved.
 func PlanMove(s *Objects, r Reports, g *v1.Guest, toHost, toSite string) (*v1.Migration, []string, error) {

@@ -47,10 +47,21 @@ type RecoveredGuest struct {
 	Object *v1.Guest
 }
 
-// RecoveredCluster is a cluster that is made again, without the certificate and key of its authority.
+// RecoveredCluster is a cluster that is made again, without the certificate and key of its authority, or a known one that
+// gets guests.
 type RecoveredCluster struct {
 	*v1.ClusterRecovery
 	Object *v1.Cluster
+}
+
+// Known reports whether the state has the cluster, which has grown since.
+func (c RecoveredCluster) Known() bool { return c.Object.Meta.GetRevision() != 0 }
+
+func (c RecoveredCluster) why() string {
+	if c.Known() {
+		return "its cluster has grown since"
+	}
+	return "its cluster is made again"
 }
 
 // RecoveryPlan is the work of a recovery. It is carried out only if there are no Obstacles.
@@ -388,7 +399,7 @@ func (r *recovery) conflict(row *v1.GuestRecovery, live []guestCopy) (at *guestC
 // nowhere decides about a guest in the state that no connected host runs.
 func (r *recovery) nowhere(row *v1.GuestRecovery, g *v1.Guest) {
 	away := r.objects.Hosts[g.Host] != nil && slices.Contains(r.absent, g.Host)
-	deleting := r.objects.Clusters[g.Cluster] == nil || r.objects.Clusters[g.Cluster].Meta.GetDeleting() != nil
+	deleting := leaves(r.objects.Clusters[g.Cluster], g)
 	idle := g.Stopped || g.Host == "" && g.Failure != ""
 	switch {
 	case away:

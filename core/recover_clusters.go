@@ -29,13 +29,18 @@ func GuestUID(cluster string, index uint32) string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes.
-func recoveredPrefix(text string, guests uint32) (prefix netip.Prefix, ok bool) {
+// recoveredPrefix is the prefix of a cluster with so many guests. ok: a manager makes such prefixes. The prefix of a
+// cluster that was made with more guests and resized is larger.
+func recoveredPrefix(text string, guests uint32, resized bool) (prefix netip.Prefix, ok bool) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil || !prefix.Addr().Is4() || prefix.Masked() != prefix {
 		return prefix, false
 	}
-	return prefix, prefix.Bits() == prefixBits(int(guests))
+	least, most := prefixBits(int(guests)), prefixBits(int(guests))
+	if resized {
+		least = prefixBits(maxGuests)
+	}
+	return prefix, prefix.Bits() >= least && prefix.Bits() <= most
 }
 
 // recoveredAddress is the address of a cluster's guest. Addresses are in the order of the indices, and like is another
@@ -57,7 +62,9 @@ func fits(prefix netip.Prefix, address netip.Addr, index, guests uint32) bool {
 	return n >= first+uint64(index) && n-uint64(index)+uint64(guests) <= first+1<<(32-prefix.Bits())
 }
 
-// clusters plans the clusters to make again: unknown clusters with a copy that may run.
+// clusters plans the clusters to make again: unknown clusters with a copy that may run, and known ones that have grown since
+// the state was written. Copies disagree about the number of guests if a host was away during a resize: the last resize
+// counts.
 func (r *recovery) clusters() {
 	facts := map[string]*v1.GuestFacts{} // one of each unknown cluster, by its uid
 	for _, uid := range slices.Sorted(maps.Keys(r.copies)) {
@@ -65,15 +72,22 @@ func (r *recovery) clusters() {
 			f := c.seen.GetFacts()
 			cluster := f.GetCluster().GetUid()
 			switch {
-			case cluster == "" || r.clusterByUID(cluster) != nil || !mayRun(c.seen) && c.seen.Condition != v1.GuestCondition_GUEST_CONDITION_RECEIVED:
+			case cluster == "" || !mayRun(c.seen) && c.seen.Condition != v1.GuestCondition_GUEST_CONDITION_RECEIVED:
 			case facts[cluster] == nil:
 				facts[cluster], r.made[cluster] = f, r.refused(f)
 			case !sameCluster(facts[cluster], f):
 				r.made[cluster] = "hosts do not agree about its cluster"
+			case f.Cluster.Resizes > facts[cluster].Cluster.Resizes && r.made[cluster] == "":
+				facts[cluster], r.made[cluster] = f, r.refused(f)
 			}
 		}
 	}
 	for _, uid := range slices.Sorted(maps.Keys(facts)) {
+		if c := r.clusterByUID(uid); c != nil {
+			delete(r.made, uid)
+			r.grown(c, facts[uid])
+			continue
+		}
 		if r.made[uid] == "" {
 			r.made[uid] = r.taken(facts[uid])
 		}
@@ -93,14 +107,32 @@ func (r *recovery) clusterByUID(uid string) *v1.Cluster {
 }
 
 func sameCluster(a, b *v1.GuestFacts) bool {
-	return proto.Equal(a.Cluster, b.Cluster) && a.ImageDigest == b.ImageDigest
+	x, y := proto.CloneOf(a.Cluster), proto.CloneOf(b.Cluster)
+	if x.Resizes != y.Resizes && x.Spec != nil && y.Spec != nil {
+		x.Spec.Guests, x.Resizes = y.Spec.Guests, y.Resizes
+	}
+	return proto.Equal(x, y) && a.ImageDigest == b.ImageDigest
+}
+
+// grown plans the guests that a cluster of the state got after the state was written. Guests that it lost since are kept: a
+// user can remove them again.
+func (r *recovery) grown(c *v1.Cluster, f *v1.GuestFacts) {
+	if f.Cluster.Resizes <= c.Resizes || c.Meta.Deleting != nil || r.refused(f) != "" || f.Cluster.Spec.Guests <= c.Spec.GetGuests() ||
+		f.Cluster.Name != c.Meta.Name || f.Cluster.Prefix != c.Prefix || f.ImageDigest != c.ImageDigest {
+		return
+	}
+	object := proto.CloneOf(c)
+	object.Spec.Guests, object.Resizes = f.Cluster.Spec.Guests, f.Cluster.Resizes
+	row := &v1.ClusterRecovery{Cluster: c.Meta.Name, Uid: c.Meta.Uid, Owner: c.Meta.Owner, Guests: object.Spec.Guests,
+		Notes: []string{fmt.Sprintf("it had %d guests when the copy of the state was made, and has grown since", c.Spec.Guests)}}
+	r.plan.Clusters = append(r.plan.Clusters, RecoveredCluster{row, object})
 }
 
 // refused returns what is wrong with a cluster's facts; empty: nothing. It checks all values, because no host is
 // trusted.
 func (r *recovery) refused(f *v1.GuestFacts) string {
 	c := f.GetCluster()
-	_, made := recoveredPrefix(c.GetPrefix(), c.GetSpec().GetGuests())
+	_, made := recoveredPrefix(c.GetPrefix(), c.GetSpec().GetGuests(), c.GetResizes() > 0)
 	switch {
 	case !nameRule.MatchString(c.GetName()):
 		return "its host keeps facts of a cluster with a name that no cluster has"
@@ -152,7 +184,7 @@ func (r *recovery) makeAgain(f *v1.GuestFacts) {
 	}
 	r.plan.Clusters = append(r.plan.Clusters, RecoveredCluster{row, &v1.Cluster{
 		Meta: &v1.Meta{Name: c.Name, Uid: c.Uid, Owner: c.Owner, OwnerUid: c.OwnerUid},
-		Spec: proto.CloneOf(c.Spec), ImageDigest: f.ImageDigest, Prefix: c.Prefix, Mtu: c.Mtu,
+		Spec: proto.CloneOf(c.Spec), ImageDigest: f.ImageDigest, Prefix: c.Prefix, Mtu: c.Mtu, Resizes: c.Resizes,
 	}})
 }
 
@@ -236,7 +268,7 @@ func (r *recovery) member(made *RecoveredCluster, row *v1.GuestRecovery, at *gue
 	r.adopt(g, at)
 	g.LastEpoch = r.lastEpoch(g)
 	addPlatform(c, g.Platform)
-	row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_ADOPT, strings.Trim("its cluster is made again; "+row.Reason, "; ")
+	row.Act, row.Reason = v1.RecoveryAct_RECOVERY_ACT_ADOPT, strings.Trim(made.why()+"; "+row.Reason, "; ")
 	r.add(row, g)
 	return ""
 }
@@ -259,7 +291,7 @@ func (r *recovery) missing(byUID map[string]*v1.Guest) {
 		var members []*v1.Guest
 		taken, derived := map[uint32]bool{}, true
 		for _, g := range r.plan.Guests {
-			if g.Object == nil || byUID[g.Uid] != nil || g.Object.Cluster != made.Cluster {
+			if g.Object == nil || byUID[g.Uid] != nil && !made.Known() || g.Object.Cluster != made.Cluster {
 				continue
 			}
 			members = append(members, g.Object)
@@ -306,7 +338,7 @@ func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32
 	if len(r.absent) > 0 {
 		r.holdBack(row, g)
 	} else {
-		r.restart(row, g, "its cluster is made again, and no host runs it")
+		r.restart(row, g, made.why()+", and no host runs it")
 	}
 	r.add(row, g)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
 	"watari/internal/protocol"
@@ -439,5 +440,63 @@ func TestARecordThatCannotBeReadOfAGuestThatIsNotKnownStopsNothing(t *testing.T)
 	w.reports["b1"].Guests = append(w.reports["b1"].Guests, &v1.GuestObserved{Uid: "0123456789ab", Message: "it cannot be read now"})
 	if p := w.plan(); len(p.Obstacles) > 0 {
 		t.Error(p.Obstacles)
+	}
+}
+
+// resized gives facts the number of guests of a resize.
+func resized(guests uint32, resizes uint64) func(*v1.GuestFacts) {
+	return func(f *v1.GuestFacts) { f.Cluster.Spec.Guests, f.Cluster.Resizes = guests, resizes }
+}
+
+func TestAResizedClusterIsMadeAgainWithItsLastSize(t *testing.T) {
+	w := newOldState()
+	w.sees("a1", "md-0", 3, runningThere)
+	w.sees("a1", "md-1", 4, runningThere)
+	w.sees("a1", "lu-0", 2, runningThere, newer(0, resized(2, 0))) // its host was away during the resizes
+	w.sees("b1", "lu-1", 2, runningThere, newer(1, resized(3, 2)))
+	w.sees("b1", "lu-3", 2, runningThere, newer(3, resized(4, 1))) // it was to be removed
+	p := w.plan()
+	if len(p.Obstacles) > 0 || len(p.Clusters) != 1 || p.Clusters[0].Object.Spec.Guests != 3 || p.Clusters[0].Object.Resizes != 2 || p.Clusters[0].Known() {
+		t.Fatalf("%+v", p)
+	}
+	planRow(t, p, "lu-0", adoptAct)
+	planRow(t, p, "lu-1", adoptAct)
+	planRow(t, p, "lu-2", restartAct)
+	planRow(t, p, "lu-3", leaveAct)
+}
+
+func TestAClusterThatHasGrownSinceGetsItsGuests(t *testing.T) {
+	w := newOldState()
+	c := w.objects.Clusters["md"]
+	c.ImageDigest, c.Spec, c.Meta.Revision = "sha256:mpi", &v1.ClusterSpec{Guests: 2, Image: "mpi"}, 5
+	for _, g := range w.objects.Guests {
+		g.Address = fmt.Sprintf("10.77.0.%d", 10+g.Index)
+	}
+	grown := newer(2, func(f *v1.GuestFacts) {
+		f.Address = "10.77.0.12"
+		f.Cluster.Name, f.Cluster.Uid, f.Cluster.Prefix, f.Cluster.Spec.Guests, f.Cluster.Resizes = "md", "md-uid", "10.77.0.0/24", 4, 1
+	})
+	w.sees("a1", "md-0", 3, runningThere)
+	w.sees("a1", "md-1", 4, runningThere)
+	w.sees("b1", "md-2", 2, runningThere, grown)
+	p := w.plan()
+	if len(p.Obstacles) > 0 || len(p.Clusters) != 1 || p.Clusters[0].Object.Spec.Guests != 4 || !p.Clusters[0].Known() {
+		t.Fatalf("%+v", p)
+	}
+	planRow(t, p, "md-0", keepAct)
+	if g := planRow(t, p, "md-2", adoptAct).Object; g.Host != "b1" || g.Epoch != 2 || g.Cluster != "md" {
+		t.Error(g)
+	}
+	if g := planRow(t, p, "md-3", restartAct).Object; g.Address != "10.77.0.13" || g.Index != 3 {
+		t.Error(g)
+	}
+}
+
+func TestAGuestThatWasBeingRemovedIsNotStarted(t *testing.T) {
+	w := newOldState()
+	w.objects.Guests["md-1"].Meta.Deleting = timestamppb.Now()
+	w.sees("a1", "md-0", 3, runningThere)
+	if g := planRow(t, w.plan(), "md-1", keepAct).Object; g.Host != "" {
+		t.Error(g)
 	}
 }

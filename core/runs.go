@@ -59,7 +59,7 @@ func (p *pass) runs() {
 
 func (p *pass) pendingRun(run *v1.Run) {
 	cluster := p.Clusters[run.Spec.GetCluster()]
-	guests := p.index.guestsOf(run.Spec.GetCluster())
+	guests := members(p.index.guestsOf(run.Spec.GetCluster()))
 	halted := ""
 	if !run.Spec.GetHold() {
 		halted = Halted(guests)
@@ -79,14 +79,30 @@ func (p *pass) pendingRun(run *v1.Run) {
 			p.say(run, "waits for cluster "+run.Spec.Cluster+": "+status.Message)
 			return
 		}
+		if !p.listsSet(guests) {
+			p.say(run, "waits for cluster "+run.Spec.Cluster+": its guests are told who belongs to it")
+			return
+		}
 		update := proto.CloneOf(run)
 		update.State, update.Message, update.Directory = v1.RunState_RUN_STATE_STARTING, "", RunDirectory(run)
 		update.Head, update.HeadUid = RunHead(p.Objects, run)
 		update.StartedEpochs = startedEpochs(guests)
 		var c Change
 		c.write(Update, update)
+		c.write(Expect, cluster) // a resize would change the guests
 		p.propose("run/"+run.Meta.Name, c)
 	}
+}
+
+// listsSet reports whether the connected hosts of a cluster's guests follow the present orders. What a host reports of its
+// guests' readiness is then about the present list of guests, which launchers read.
+func (p *pass) listsSet(guests []*v1.Guest) bool {
+	for _, g := range guests {
+		if _, _, connected := p.Observed(g.Host); connected && !p.current(g.Host) {
+			return false
+		}
+	}
+	return true
 }
 
 // status returns a cluster's status. It computes it once for a decision.

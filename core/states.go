@@ -39,6 +39,8 @@ func ActiveMoves(s *Objects) Moves {
 func GuestState(r Reports, moves Moves, g *v1.Guest) (state v1.GuestState, message string, ready bool) {
 	if g.Host == "" {
 		switch {
+		case removing(g):
+			return v1.GuestState_GUEST_STATE_STOPPED, "is being removed", false
 		case g.Failure != "":
 			return v1.GuestState_GUEST_STATE_FAILED, g.Failure, false
 		case g.Stopped:
@@ -60,6 +62,9 @@ func GuestState(r Reports, moves Moves, g *v1.Guest) (state v1.GuestState, messa
 	}
 	switch seen.Condition {
 	case v1.GuestCondition_GUEST_CONDITION_RUNNING:
+		if removing(g) {
+			return v1.GuestState_GUEST_STATE_RUNNING, "is being removed", ready
+		}
 		if g.Stopped {
 			return v1.GuestState_GUEST_STATE_RUNNING, "is being stopped", ready
 		}
@@ -95,12 +100,13 @@ type ClusterStatus struct {
 	Ready   uint32 // guests that answer
 }
 
-// StatusOf returns the state of a cluster whose guests are given, in the order of their index.
+// StatusOf returns the state of a cluster whose guests are given, in the order of their index. Guests that are being
+// removed do not count.
 func StatusOf(r Reports, moves Moves, c *v1.Cluster, guests []*v1.Guest) ClusterStatus {
 	var status ClusterStatus
 	var wanted, settled int
 	var why []string
-	for _, g := range guests {
+	for _, g := range members(guests) {
 		state, message, ready := GuestState(r, moves, g)
 		if ready {
 			status.Ready++
@@ -144,6 +150,16 @@ func GuestsOf(s *Objects, cluster string) []*v1.Guest {
 	return guests
 }
 
+// members returns the guests that are not being removed from their cluster.
+func members(guests []*v1.Guest) []*v1.Guest {
+	if !slices.ContainsFunc(guests, removing) {
+		return guests
+	}
+	return slices.DeleteFunc(slices.Clone(guests), removing)
+}
+
+func removing(g *v1.Guest) bool { return g.Meta.Deleting != nil }
+
 func byIndex(guests []*v1.Guest) {
 	slices.SortFunc(guests, func(a, b *v1.Guest) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Meta.Name, b.Meta.Name))
@@ -155,7 +171,7 @@ func byIndex(guests []*v1.Guest) {
 // whole cluster.
 func Halted(guests []*v1.Guest) string {
 	var why []string
-	for _, g := range guests {
+	for _, g := range members(guests) {
 		switch {
 		case g.Stopped:
 			why = append(why, fmt.Sprintf("guest %s is stopped; `watari guest start %s` starts it", g.Meta.Name, g.Meta.Name))

@@ -127,9 +127,28 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 	s.checkTogether(before, now)
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
+		s.checkSize(now, name, c)
 	}
 	s.checkQuotas(before, now)
 	s.checkRoom(now)
+}
+
+// checkSize looks whether a cluster has the guests that its size says, besides those that are being removed. A recovery writes
+// clusters and guests one after the other.
+func (s *Sim) checkSize(now *core.Objects, name string, c *v1.Cluster) {
+	if c.Meta.Deleting != nil || s.restored {
+		return
+	}
+	for i := range c.Spec.Guests {
+		if g := now.Guests[fmt.Sprintf("%s-%d", name, i)]; g == nil || g.Meta.Deleting != nil {
+			s.violate("cluster %s has %d guests, and guest %d is not there or is being removed", name, c.Spec.Guests, i)
+		}
+	}
+	for _, g := range core.GuestsOf(now, name) {
+		if g.Index >= c.Spec.Guests && g.Meta.Deleting == nil {
+			s.violate("cluster %s has %d guests, and guest %s is not being removed", name, c.Spec.Guests, g.Meta.Name)
+		}
+	}
 }
 
 // checkPrefix looks whether a cluster has its prefix for itself.
@@ -298,6 +317,9 @@ func (s *Sim) unsettled() string {
 		}
 	}
 	for name, g := range o.Guests {
+		if g.Meta.Deleting != nil {
+			return fmt.Sprintf("guest %s is being removed", name)
+		}
 		if why := s.unsettledGuest(g); why != "" {
 			return fmt.Sprintf("guest %s: %s", name, why)
 		}

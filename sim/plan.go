@@ -31,14 +31,14 @@ var kinds = []struct {
 	kind   string
 	weight int
 }{
-	{"create", 8}, {"delete", 3}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
+	{"create", 8}, {"delete", 3}, {"resize", 6}, {"stop", 3}, {"start", 4}, {"move", 16}, {"cancel", 4}, {"drain", 3}, {"undrain", 3},
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
 }
 
 // requests are the kinds of steps that users ask a manager for.
-var requests = map[string]bool{"create": true, "delete": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true}
+var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true}
 
 // away are the kinds by which a host cannot be reached.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
@@ -98,6 +98,8 @@ func (s *Sim) perform(step Step) {
 		s.createCluster(step.Pick)
 	case "delete":
 		s.deleteCluster(step.Pick)
+	case "resize":
+		s.resizeCluster(step.Pick)
 	case "stop":
 		s.stop(step.Pick)
 	case "start":
@@ -331,6 +333,33 @@ func (s *Sim) deleteCluster(pick int) {
 	}
 	for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
 		s.intent[g.Meta.Uid] = false
+	}
+}
+
+// resizeCluster asks for another number of a cluster's guests.
+func (s *Sim) resizeCluster(pick int) {
+	c := pickOf(s.store.objects.Clusters, pick)
+	if c == nil || s.restored && !s.recovered {
+		return
+	}
+	before := map[string]bool{}
+	for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
+		before[g.Meta.Uid] = true
+	}
+	granted := s.admit(func(a *core.Admission) (core.Change, error) {
+		resized, err := a.ResizeCluster(core.ResizeRequest{Name: c.Meta.Name, Guests: uint32(1 + pick/7%5), UID: s.store.uid()})
+		return resized.Change, err
+	})
+	if !granted {
+		return
+	}
+	for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
+		switch {
+		case g.Meta.Deleting != nil:
+			s.intent[g.Meta.Uid] = false
+		case !before[g.Meta.Uid]:
+			s.intent[g.Meta.Uid] = true
+		}
 	}
 }
 

@@ -104,6 +104,9 @@ func (s *Sim) recover() {
 	defer func() { s.recovering = false }()
 	for _, c := range plan.Clusters {
 		change := create(c.Object)
+		if c.Known() {
+			change.Ops[0].Kind = core.Update
+		}
 		for _, g := range plan.Guests {
 			if g.Object != nil && g.Object.Cluster == c.Cluster && o.Guests[g.Guest] == nil {
 				change.Ops = append(change.Ops, core.Op{Kind: core.Create, Object: g.Object})

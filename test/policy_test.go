@@ -135,6 +135,12 @@ func TestAllOwnersComeBack(t *testing.T) {
 		explained := must(t, "explain", "guest", "all-0")
 		return strings.Contains(status, "guests have to leave host "+host) && strings.Contains(explained, "no host has room for it") && strings.Contains(explained, "of a processor's time"), status + explained
 	})
+	if !wholeHosts {
+		until(t, settle, "the guest is slowed down", func() (bool, string) {
+			out, err := onHost(t, host, "sh", "-c", "find /sys/fs/cgroup -name 'watari-vcpu-*' -type d | xargs -I{} sh -c 'cat {}/cpu.cfs_quota_us {}/cpu.max 2>/dev/null' | grep -v '^-1\\|max'")
+			return err == nil && out != "", out
+		})
+	}
 	refused(t, []string{"no host for guest 1 of 1", "its owner uses it"}, "cluster", "create", "none", "--guests", "1", "--memory", "256M", "--image", imageName)
 	for _, leave := range away {
 		leave()

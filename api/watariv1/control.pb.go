@@ -1158,6 +1158,118 @@ func (x *ListClustersResponse) GetClusters() []*Cluster {
 	return nil
 }
 
+type ResizeClusterRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Guests        uint32                 `protobuf:"varint,2,opt,name=guests,proto3" json:"guests,omitempty"` // the wanted number
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeClusterRequest) Reset() {
+	*x = ResizeClusterRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeClusterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeClusterRequest) ProtoMessage() {}
+
+func (x *ResizeClusterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeClusterRequest.ProtoReflect.Descriptor instead.
+func (*ResizeClusterRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ResizeClusterRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ResizeClusterRequest) GetGuests() uint32 {
+	if x != nil {
+		return x.Guests
+	}
+	return 0
+}
+
+type ResizeClusterResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Unchanged     bool                   `protobuf:"varint,2,opt,name=unchanged,proto3" json:"unchanged,omitempty"` // the cluster was of that size, or is becoming so
+	Runs          []string               `protobuf:"bytes,3,rep,name=runs,proto3" json:"runs,omitempty"`            // use guests that would be removed; nothing was changed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeClusterResponse) Reset() {
+	*x = ResizeClusterResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeClusterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeClusterResponse) ProtoMessage() {}
+
+func (x *ResizeClusterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeClusterResponse.ProtoReflect.Descriptor instead.
+func (*ResizeClusterResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ResizeClusterResponse) GetCluster() *Cluster {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+func (x *ResizeClusterResponse) GetUnchanged() bool {
+	if x != nil {
+		return x.Unchanged
+	}
+	return false
+}
+
+func (x *ResizeClusterResponse) GetRuns() []string {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
 type DeleteClusterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1167,7 +1279,7 @@ type DeleteClusterRequest struct {
 
 func (x *DeleteClusterRequest) Reset() {
 	*x = DeleteClusterRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1291,7 @@ func (x *DeleteClusterRequest) String() string {
 func (*DeleteClusterRequest) ProtoMessage() {}
 
 func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[22]
+	mi := &file_watari_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1192,7 +1304,7 @@ func (x *DeleteClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteClusterRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteClusterRequest) GetName() string {
@@ -1210,7 +1322,7 @@ type DeleteClusterResponse struct {
 
 func (x *DeleteClusterResponse) Reset() {
 	*x = DeleteClusterResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1334,7 @@ func (x *DeleteClusterResponse) String() string {
 func (*DeleteClusterResponse) ProtoMessage() {}
 
 func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[23]
+	mi := &file_watari_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1347,7 @@ func (x *DeleteClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteClusterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 type ListGuestsRequest struct {
@@ -1248,7 +1360,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1372,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[24]
+	mi := &file_watari_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1385,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -1299,7 +1411,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1423,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[25]
+	mi := &file_watari_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1436,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -1343,7 +1455,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1355,7 +1467,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1368,7 +1480,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -1387,7 +1499,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1511,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1524,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -1431,7 +1543,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1555,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1568,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -1475,7 +1587,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1599,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1612,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -1522,7 +1634,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1646,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1659,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -1588,7 +1700,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1712,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1725,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -1639,7 +1751,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1763,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1776,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -1684,7 +1796,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +1808,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +1821,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -1738,7 +1850,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1862,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1875,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -1803,7 +1915,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1927,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1940,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -1849,7 +1961,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1973,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1986,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -1907,7 +2019,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1919,7 +2031,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1932,7 +2044,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -1954,7 +2066,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2078,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2091,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -2019,7 +2131,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2143,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2156,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -2066,7 +2178,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2190,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2203,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -2132,7 +2244,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2256,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2269,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -2183,7 +2295,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2307,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2320,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -2227,7 +2339,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2351,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2364,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -2273,7 +2385,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2397,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2410,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -2331,7 +2443,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2455,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2468,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -2379,7 +2491,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2503,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2516,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -2437,7 +2549,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2561,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2574,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -2481,7 +2593,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2493,7 +2605,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2506,7 +2618,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -2525,7 +2637,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2537,7 +2649,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2550,7 +2662,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -2570,7 +2682,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2694,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2707,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -2621,7 +2733,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2745,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2758,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -2668,7 +2780,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2792,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2805,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -2719,7 +2831,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2843,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2856,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -2766,7 +2878,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +2890,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +2903,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -2833,7 +2945,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +2957,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +2970,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -2892,7 +3004,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3016,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3029,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -2944,7 +3056,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2956,7 +3068,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2969,7 +3081,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2997,7 +3109,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3121,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3134,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -3056,7 +3168,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3180,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3193,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -3106,7 +3218,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3230,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3243,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 type ListUsersResponse struct {
@@ -3143,7 +3255,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3267,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3280,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -3187,7 +3299,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3311,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3324,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -3230,7 +3342,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3354,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3367,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 type SetQuotaRequest struct {
@@ -3268,7 +3380,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3392,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3405,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3319,7 +3431,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3331,7 +3443,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3344,7 +3456,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -3365,7 +3477,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3489,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3502,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -3426,7 +3538,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3550,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3563,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -3479,7 +3591,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3603,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3616,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -3537,7 +3649,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3549,7 +3661,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3562,7 +3674,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -3582,7 +3694,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3706,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3719,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -3642,7 +3754,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3766,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3779,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -3744,7 +3856,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3756,7 +3868,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3769,7 +3881,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3802,7 +3914,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3814,7 +3926,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3827,7 +3939,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3847,7 +3959,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3859,7 +3971,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3872,7 +3984,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -3904,7 +4016,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3916,7 +4028,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3929,7 +4041,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -3994,7 +4106,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4118,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +4131,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -4067,7 +4179,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4079,7 +4191,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4092,7 +4204,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -4119,7 +4231,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4243,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4256,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -4170,7 +4282,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4182,7 +4294,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4195,7 +4307,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4216,7 +4328,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4228,7 +4340,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4241,7 +4353,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -4275,7 +4387,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4287,7 +4399,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +4412,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -4332,7 +4444,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4344,7 +4456,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4357,7 +4469,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -4412,7 +4524,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4536,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4549,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -4464,7 +4576,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4476,7 +4588,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4489,7 +4601,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -4521,7 +4633,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4533,7 +4645,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4546,7 +4658,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -4602,7 +4714,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4614,7 +4726,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4627,7 +4739,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -4663,7 +4775,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +4787,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +4800,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -4730,7 +4842,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4742,7 +4854,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4755,7 +4867,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -4795,7 +4907,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4807,7 +4919,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4820,7 +4932,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -4886,7 +4998,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5010,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5023,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -4961,7 +5073,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4973,7 +5085,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5098,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -5025,7 +5137,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5037,7 +5149,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5050,7 +5162,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -5165,7 +5277,14 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x13ListClustersRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"F\n" +
 	"\x14ListClustersResponse\x12.\n" +
-	"\bclusters\x18\x01 \x03(\v2\x12.watari.v1.ClusterR\bclusters\"*\n" +
+	"\bclusters\x18\x01 \x03(\v2\x12.watari.v1.ClusterR\bclusters\"B\n" +
+	"\x14ResizeClusterRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06guests\x18\x02 \x01(\rR\x06guests\"w\n" +
+	"\x15ResizeClusterResponse\x12,\n" +
+	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\x12\x1c\n" +
+	"\tunchanged\x18\x02 \x01(\bR\tunchanged\x12\x12\n" +
+	"\x04runs\x18\x03 \x03(\tR\x04runs\"*\n" +
 	"\x14DeleteClusterRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
 	"\x15DeleteClusterResponse\"A\n" +
@@ -5433,7 +5552,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xda\x18\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xae\x19\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -5448,6 +5567,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\vRemoveImage\x12\x1d.watari.v1.RemoveImageRequest\x1a\x1e.watari.v1.RemoveImageResponse\x12R\n" +
 	"\rCreateCluster\x12\x1f.watari.v1.CreateClusterRequest\x1a .watari.v1.CreateClusterResponse\x12O\n" +
 	"\fListClusters\x12\x1e.watari.v1.ListClustersRequest\x1a\x1f.watari.v1.ListClustersResponse\x12R\n" +
+	"\rResizeCluster\x12\x1f.watari.v1.ResizeClusterRequest\x1a .watari.v1.ResizeClusterResponse\x12R\n" +
 	"\rDeleteCluster\x12\x1f.watari.v1.DeleteClusterRequest\x1a .watari.v1.DeleteClusterResponse\x12I\n" +
 	"\n" +
 	"ListGuests\x12\x1c.watari.v1.ListGuestsRequest\x1a\x1d.watari.v1.ListGuestsResponse\x12I\n" +
@@ -5499,7 +5619,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -5524,259 +5644,264 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*CreateClusterResponse)(nil),     // 20: watari.v1.CreateClusterResponse
 	(*ListClustersRequest)(nil),       // 21: watari.v1.ListClustersRequest
 	(*ListClustersResponse)(nil),      // 22: watari.v1.ListClustersResponse
-	(*DeleteClusterRequest)(nil),      // 23: watari.v1.DeleteClusterRequest
-	(*DeleteClusterResponse)(nil),     // 24: watari.v1.DeleteClusterResponse
-	(*ListGuestsRequest)(nil),         // 25: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 26: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 27: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 28: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 29: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 30: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 31: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 32: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 33: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 34: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 35: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 36: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 37: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 38: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 39: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 40: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 41: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 42: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 43: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 44: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 45: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 46: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 47: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 48: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 49: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 50: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 51: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 52: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 53: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 54: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 55: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 56: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 57: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 58: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 59: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 60: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 61: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 62: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 63: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 64: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 65: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 66: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 67: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 68: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 69: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 70: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 71: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 72: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 73: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 74: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 75: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 76: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 77: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 78: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 79: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 80: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 81: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 82: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 83: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 84: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 85: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 86: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 87: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 88: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 89: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 90: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 91: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 92: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 93: watari.v1.RecoverResponse
-	nil,                               // 94: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 95: watari.v1.User
-	(*Host)(nil),                      // 96: watari.v1.Host
-	(*Image)(nil),                     // 97: watari.v1.Image
-	(*Blob)(nil),                      // 98: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 99: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 100: watari.v1.Cluster
-	(*Guest)(nil),                     // 101: watari.v1.Guest
-	(*KeptConsole)(nil),               // 102: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 103: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 104: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 105: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 106: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 107: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 108: watari.v1.Migration
-	(*RunSpec)(nil),                   // 109: watari.v1.RunSpec
-	(*Run)(nil),                       // 110: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 111: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 112: google.protobuf.Timestamp
-	(Role)(0),                         // 113: watari.v1.Role
-	(*Quota)(nil),                     // 114: watari.v1.Quota
-	(*HostSample)(nil),                // 115: watari.v1.HostSample
-	(*GuestSample)(nil),               // 116: watari.v1.GuestSample
-	(*Event)(nil),                     // 117: watari.v1.Event
-	(*Policy)(nil),                    // 118: watari.v1.Policy
+	(*ResizeClusterRequest)(nil),      // 23: watari.v1.ResizeClusterRequest
+	(*ResizeClusterResponse)(nil),     // 24: watari.v1.ResizeClusterResponse
+	(*DeleteClusterRequest)(nil),      // 25: watari.v1.DeleteClusterRequest
+	(*DeleteClusterResponse)(nil),     // 26: watari.v1.DeleteClusterResponse
+	(*ListGuestsRequest)(nil),         // 27: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 28: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 29: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 30: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 31: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 32: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 33: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 34: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 35: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 36: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 37: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 38: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 39: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 40: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 41: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 42: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 43: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 44: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 45: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 46: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 47: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 48: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 49: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 50: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 51: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 52: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 53: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 54: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 55: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 56: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 57: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 58: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 59: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 60: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 61: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 62: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 63: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 64: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 65: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 66: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 67: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 68: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 69: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 70: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 71: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 72: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 73: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 74: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 75: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 76: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 77: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 78: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 79: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 80: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 81: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 82: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 83: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 84: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 85: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 86: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 87: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 88: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 89: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 90: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 91: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 92: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 93: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 94: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 95: watari.v1.RecoverResponse
+	nil,                               // 96: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 97: watari.v1.User
+	(*Host)(nil),                      // 98: watari.v1.Host
+	(*Image)(nil),                     // 99: watari.v1.Image
+	(*Blob)(nil),                      // 100: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 101: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 102: watari.v1.Cluster
+	(*Guest)(nil),                     // 103: watari.v1.Guest
+	(*KeptConsole)(nil),               // 104: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 105: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 106: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 107: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 108: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 109: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 110: watari.v1.Migration
+	(*RunSpec)(nil),                   // 111: watari.v1.RunSpec
+	(*Run)(nil),                       // 112: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 113: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 114: google.protobuf.Timestamp
+	(Role)(0),                         // 115: watari.v1.Role
+	(*Quota)(nil),                     // 116: watari.v1.Quota
+	(*HostSample)(nil),                // 117: watari.v1.HostSample
+	(*GuestSample)(nil),               // 118: watari.v1.GuestSample
+	(*Event)(nil),                     // 119: watari.v1.Event
+	(*Policy)(nil),                    // 120: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	95,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	96,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	96,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	96,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	97,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	97,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	98,  // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	97,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	99,  // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	100, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	100, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	101, // 11: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	101, // 12: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	101, // 13: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	102, // 14: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	103, // 15: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	104, // 16: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	105, // 17: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	106, // 18: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	107, // 19: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	108, // 20: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	108, // 21: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	108, // 22: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	109, // 23: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	110, // 24: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	110, // 25: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	110, // 26: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	110, // 27: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	110, // 28: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	111, // 29: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	112, // 30: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	113, // 31: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	114, // 32: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	95,  // 33: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	95,  // 34: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	114, // 35: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	95,  // 36: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	112, // 37: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	115, // 38: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	69,  // 39: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	112, // 40: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	116, // 41: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	72,  // 42: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	117, // 43: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	100, // 44: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	101, // 45: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	96,  // 46: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	108, // 47: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	110, // 48: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	101, // 49: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	118, // 50: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	118, // 51: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	112, // 52: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	112, // 53: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	83,  // 54: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	112, // 55: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	86,  // 56: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	112, // 57: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	111, // 58: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	94,  // 59: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 60: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	90,  // 61: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	91,  // 62: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	92,  // 63: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 64: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 65: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 66: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,   // 67: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,   // 68: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11,  // 69: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13,  // 70: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15,  // 71: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17,  // 72: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19,  // 73: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21,  // 74: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23,  // 75: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	25,  // 76: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	27,  // 77: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	29,  // 78: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	31,  // 79: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	33,  // 80: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	35,  // 81: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	37,  // 82: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	39,  // 83: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	41,  // 84: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	43,  // 85: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	45,  // 86: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	47,  // 87: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	49,  // 88: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	51,  // 89: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	53,  // 90: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	55,  // 91: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	57,  // 92: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	59,  // 93: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	61,  // 94: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	63,  // 95: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	65,  // 96: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	89,  // 97: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	67,  // 98: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	70,  // 99: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	77,  // 100: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	79,  // 101: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	81,  // 102: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	84,  // 103: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	73,  // 104: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	75,  // 105: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	87,  // 106: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 107: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 108: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 109: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,   // 110: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10,  // 111: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12,  // 112: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14,  // 113: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16,  // 114: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18,  // 115: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20,  // 116: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22,  // 117: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24,  // 118: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	26,  // 119: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	28,  // 120: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	30,  // 121: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	32,  // 122: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	34,  // 123: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	36,  // 124: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	38,  // 125: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	40,  // 126: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	42,  // 127: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	44,  // 128: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	46,  // 129: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	48,  // 130: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	50,  // 131: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	52,  // 132: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	54,  // 133: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	56,  // 134: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	58,  // 135: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	60,  // 136: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	62,  // 137: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	64,  // 138: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	66,  // 139: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	93,  // 140: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	68,  // 141: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	71,  // 142: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	78,  // 143: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	80,  // 144: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	82,  // 145: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	85,  // 146: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	74,  // 147: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	76,  // 148: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	88,  // 149: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	107, // [107:150] is the sub-list for method output_type
-	64,  // [64:107] is the sub-list for method input_type
-	64,  // [64:64] is the sub-list for extension type_name
-	64,  // [64:64] is the sub-list for extension extendee
-	0,   // [0:64] is the sub-list for field type_name
+	97,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	98,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	98,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	98,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	99,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	99,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	100, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	99,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	101, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	102, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	102, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	102, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	103, // 12: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	103, // 13: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	103, // 14: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	104, // 15: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	105, // 16: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	106, // 17: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	107, // 18: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	108, // 19: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	109, // 20: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	110, // 21: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	110, // 22: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	110, // 23: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	111, // 24: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	112, // 25: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	112, // 26: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	112, // 27: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	112, // 28: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	112, // 29: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	113, // 30: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	114, // 31: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	115, // 32: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	116, // 33: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	97,  // 34: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	97,  // 35: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	116, // 36: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	97,  // 37: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	114, // 38: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	117, // 39: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	71,  // 40: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	114, // 41: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	118, // 42: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	74,  // 43: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	119, // 44: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	102, // 45: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	103, // 46: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	98,  // 47: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	110, // 48: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	112, // 49: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	103, // 50: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	120, // 51: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	120, // 52: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	114, // 53: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	114, // 54: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	85,  // 55: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	114, // 56: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	88,  // 57: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	114, // 58: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	113, // 59: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	96,  // 60: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 61: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	92,  // 62: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	93,  // 63: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	94,  // 64: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 65: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 66: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 67: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,   // 68: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,   // 69: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11,  // 70: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13,  // 71: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15,  // 72: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17,  // 73: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19,  // 74: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21,  // 75: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23,  // 76: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	25,  // 77: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	27,  // 78: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	29,  // 79: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	31,  // 80: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	33,  // 81: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	35,  // 82: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	37,  // 83: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	39,  // 84: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	41,  // 85: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	43,  // 86: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	45,  // 87: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	47,  // 88: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	49,  // 89: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	51,  // 90: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	53,  // 91: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	55,  // 92: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	57,  // 93: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	59,  // 94: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	61,  // 95: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	63,  // 96: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	65,  // 97: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	67,  // 98: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	91,  // 99: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	69,  // 100: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	72,  // 101: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	79,  // 102: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	81,  // 103: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	83,  // 104: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	86,  // 105: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	75,  // 106: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	77,  // 107: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	89,  // 108: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 109: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 110: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 111: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,   // 112: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10,  // 113: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12,  // 114: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14,  // 115: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16,  // 116: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18,  // 117: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20,  // 118: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22,  // 119: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24,  // 120: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	26,  // 121: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	28,  // 122: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	30,  // 123: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	32,  // 124: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	34,  // 125: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	36,  // 126: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	38,  // 127: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	40,  // 128: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	42,  // 129: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	44,  // 130: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	46,  // 131: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	48,  // 132: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	50,  // 133: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	52,  // 134: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	54,  // 135: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	56,  // 136: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	58,  // 137: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	60,  // 138: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	62,  // 139: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	64,  // 140: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	66,  // 141: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	68,  // 142: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	95,  // 143: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	70,  // 144: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	73,  // 145: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	80,  // 146: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	82,  // 147: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	84,  // 148: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	87,  // 149: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	76,  // 150: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	78,  // 151: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	90,  // 152: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	109, // [109:153] is the sub-list for method output_type
+	65,  // [65:109] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -5792,7 +5917,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   94,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -2429,6 +2429,8 @@ type Cluster struct {
 	// platforms has one entry for each kind of host (acceleration and CPU vendor) that the cluster's guests have been
 	// started on, or could be when the cluster was made. An entry is decided once and does not change.
 	Platforms []*Platform `protobuf:"bytes,8,rep,name=platforms,proto3" json:"platforms,omitempty"`
+	// resizes counts how often its number of guests was changed. A recovery takes the number of the highest count.
+	Resizes uint64 `protobuf:"varint,9,opt,name=resizes,proto3" json:"resizes,omitempty"`
 	// observed
 	State         ClusterState `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.ClusterState" json:"state,omitempty"`
 	Message       string       `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
@@ -2521,6 +2523,13 @@ func (x *Cluster) GetPlatforms() []*Platform {
 		return x.Platforms
 	}
 	return nil
+}
+
+func (x *Cluster) GetResizes() uint64 {
+	if x != nil {
+		return x.Resizes
+	}
+	return 0
 }
 
 func (x *Cluster) GetState() ClusterState {
@@ -4140,6 +4149,7 @@ type ClusterFacts struct {
 	Prefix        string                 `protobuf:"bytes,5,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	Mtu           uint32                 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	Spec          *ClusterSpec           `protobuf:"bytes,7,opt,name=spec,proto3" json:"spec,omitempty"`
+	Resizes       uint64                 `protobuf:"varint,8,opt,name=resizes,proto3" json:"resizes,omitempty"` // the cluster's count that spec.guests belongs to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4221,6 +4231,13 @@ func (x *ClusterFacts) GetSpec() *ClusterSpec {
 		return x.Spec
 	}
 	return nil
+}
+
+func (x *ClusterFacts) GetResizes() uint64 {
+	if x != nil {
+		return x.Resizes
+	}
+	return 0
 }
 
 // GuestFacts are what is needed to make a guest's object again. Hosts keep them for the manager.
@@ -4509,7 +4526,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06spread\x18\x05 \x01(\x0e2\x11.watari.v1.SpreadR\x06spread\x12\x17\n" +
 	"\ano_fork\x18\x06 \x01(\bR\x06noFork\x12\x10\n" +
 	"\x03cpu\x18\a \x01(\tR\x03cpu\x12\x1a\n" +
-	"\babstract\x18\b \x01(\bR\babstract\"\x84\x03\n" +
+	"\babstract\x18\b \x01(\bR\babstract\"\x9e\x03\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -4518,7 +4535,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12%\n" +
 	"\x0eca_certificate\x18\x06 \x01(\fR\rcaCertificate\x12\x15\n" +
 	"\x06ca_key\x18\a \x01(\fR\x05caKey\x121\n" +
-	"\tplatforms\x18\b \x03(\v2\x13.watari.v1.PlatformR\tplatforms\x12-\n" +
+	"\tplatforms\x18\b \x03(\v2\x13.watari.v1.PlatformR\tplatforms\x12\x18\n" +
+	"\aresizes\x18\t \x01(\x04R\aresizes\x12-\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
@@ -4680,7 +4698,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\avouched\x18\x04 \x03(\v2\x16.watari.v1.VouchedHostR\avouched\"5\n" +
 	"\vVouchedHost\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04term\x18\x02 \x01(\x04R\x04term\"\xbd\x01\n" +
+	"\x04term\x18\x02 \x01(\x04R\x04term\"\xd7\x01\n" +
 	"\fClusterFacts\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x14\n" +
@@ -4688,7 +4706,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\towner_uid\x18\x04 \x01(\tR\bownerUid\x12\x16\n" +
 	"\x06prefix\x18\x05 \x01(\tR\x06prefix\x12\x10\n" +
 	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12*\n" +
-	"\x04spec\x18\a \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\"\xe1\x02\n" +
+	"\x04spec\x18\a \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12\x18\n" +
+	"\aresizes\x18\b \x01(\x04R\aresizes\"\xe1\x02\n" +
 	"\n" +
 	"GuestFacts\x121\n" +
 	"\acluster\x18\x01 \x01(\v2\x17.watari.v1.ClusterFactsR\acluster\x12\x14\n" +

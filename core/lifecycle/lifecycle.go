@@ -68,7 +68,7 @@ type Decision struct {
 	Avoid bool
 }
 
-// Step decides about one guest. deleting: its cluster is being deleted.
+// Step decides about one guest. deleting: the guest or its cluster is being deleted.
 func Step(g *v1.Guest, h Host, deleting bool) Decision {
 	if g.Host == "" {
 		switch {

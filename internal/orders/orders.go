@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	v1 "watari/api/watariv1"
 	"watari/internal/protocol"
@@ -105,8 +106,8 @@ func WithPeers(w *v1.HostWanted) *v1.HostWanted {
 	for _, c := range w.Network.GetClusters() {
 		clusters[c.Name] = c
 	}
-	full := &v1.HostWanted{Term: w.Term, Generation: w.Generation, BootId: w.BootId, Protocol: w.Protocol, Stamp: w.Stamp, Sharing: w.Sharing,
-		TrustGroup: w.TrustGroup, Images: w.Images, Blobs: w.Blobs, Templates: w.Templates, Network: w.Network}
+	full := shallow(w)
+	full.Guests = nil
 	for _, g := range w.Guests {
 		if c := clusters[g.Cluster]; g.Identity != nil && len(g.Identity.Peers) == 0 && c != nil {
 			g = with(g, c)
@@ -118,8 +119,18 @@ func WithPeers(w *v1.HostWanted) *v1.HostWanted {
 
 // with returns a guest's orders with the peers of its cluster.
 func with(g *v1.GuestWanted, c *v1.ClusterNetwork) *v1.GuestWanted {
-	id := proto.CloneOf(g.Identity)
-	id.Peers, id.HomeServer = c.Peers, c.HomeServer
-	return &v1.GuestWanted{Uid: g.Uid, Name: g.Name, Cluster: g.Cluster, Role: g.Role, Epoch: g.Epoch, Shape: g.Shape, Image: g.Image,
-		NoFork: g.NoFork, Identity: id, Migration: g.Migration, Platform: g.Platform, Facts: g.Facts}
+	g = shallow(g)
+	g.Identity = proto.CloneOf(g.Identity)
+	g.Identity.Peers, g.Identity.HomeServer = c.Peers, c.HomeServer
+	return g
+}
+
+// shallow returns a copy of a message that shares its parts. It has all fields, also those that a later version adds.
+func shallow[M proto.Message](m M) M {
+	made := m.ProtoReflect().New()
+	m.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		made.Set(field, value)
+		return true
+	})
+	return made.Interface().(M)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	v1 "watari/api/watariv1"
 	"watari/internal/protocol"
@@ -114,5 +115,39 @@ func TestIdentitiesNameTheGuestsOfTheirCluster(t *testing.T) {
 	full.Guests[0].Identity = w.Guests[0].Identity
 	if !proto.Equal(full, w) {
 		t.Errorf("more has changed: %v", full)
+	}
+}
+
+// Nothing of a guest's orders is lost when its identity gets the list of guests.
+func TestAllFieldsOfAGuestsOrdersRemain(t *testing.T) {
+	g := &v1.GuestWanted{}
+	fields := g.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		switch value := g.ProtoReflect().NewField(field); field.Kind() {
+		case protoreflect.StringKind:
+			g.ProtoReflect().Set(field, protoreflect.ValueOfString("md"))
+		case protoreflect.BoolKind:
+			g.ProtoReflect().Set(field, protoreflect.ValueOfBool(true))
+		case protoreflect.EnumKind:
+			g.ProtoReflect().Set(field, protoreflect.ValueOfEnum(1))
+		case protoreflect.Uint64Kind:
+			g.ProtoReflect().Set(field, protoreflect.ValueOfUint64(7))
+		case protoreflect.MessageKind:
+			g.ProtoReflect().Set(field, value)
+		default:
+			t.Fatalf("field %s: this test knows no %s", field.Name(), field.Kind())
+		}
+	}
+	w := &v1.HostWanted{Term: 3, BootId: "boot", Guests: []*v1.GuestWanted{g}, Network: &v1.NetworkWanted{
+		Clusters: []*v1.ClusterNetwork{{Name: "md", Peers: []*v1.Peer{{Name: "md-0"}}, HomeServer: "10.0.0.1"}}}}
+	want := proto.CloneOf(w)
+	full := WithPeers(w)
+	if !proto.Equal(w, want) {
+		t.Error("the orders were changed")
+	}
+	want.Guests[0].Identity = &v1.Identity{Peers: w.Network.Clusters[0].Peers, HomeServer: "10.0.0.1"}
+	if !proto.Equal(full, want) {
+		t.Errorf("%v\nwant\n%v", full, want)
 	}
 }

@@ -127,6 +127,7 @@ var adminOnly = map[string]bool{
 // remove what lost objects may need. Users, images and tokens can be added, since a recovery may need them.
 var heldBack = map[string]bool{
 	watariv1connect.ControlServiceCreateClusterProcedure:   true,
+	watariv1connect.ControlServiceResizeClusterProcedure:   true,
 	watariv1connect.ControlServiceDeleteClusterProcedure:   true,
 	watariv1connect.ControlServiceStartGuestProcedure:      true,
 	watariv1connect.ControlServiceStopGuestProcedure:       true,

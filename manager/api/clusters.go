@@ -1,6 +1,6 @@
 package api
 
-// clusters.go - creating, listing and deleting clusters.
+// clusters.go - creating, listing, resizing and deleting clusters.
 
 import (
 	"context"
@@ -82,6 +82,23 @@ func (s *Server) ClusterTraffic(ctx context.Context, r *connect.Request[v1.Clust
 		}
 	}
 	return connect.NewResponse(core.ClusterTraffic(snap, c.Meta.Name, traffic, distance)), nil
+}
+
+// ResizeCluster changes the number of a cluster's guests. Removed guests end afterwards.
+func (s *Server) ResizeCluster(ctx context.Context, r *connect.Request[v1.ResizeClusterRequest]) (*connect.Response[v1.ResizeClusterResponse], error) {
+	resp := &v1.ResizeClusterResponse{}
+	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
+		resized, err := a.ResizeCluster(core.ResizeRequest{Name: r.Msg.Name, Guests: r.Msg.Guests, UID: store.NewUID(), MaxOps: s.Store.MaxOps()})
+		resp.Runs, resp.Unchanged = resized.Runs, len(resized.Ops) == 0
+		return resized.Change, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if resp.Cluster = view.Cluster(s.Store.Snapshot(), s.Sessions, r.Msg.Name); resp.Cluster == nil {
+		return nil, fail(connect.CodeAborted, "cluster %s was deleted at once", r.Msg.Name)
+	}
+	return connect.NewResponse(resp), nil
 }
 
 // DeleteCluster asks for a cluster's end; it is gone when nothing of it is left.

@@ -136,12 +136,17 @@ func adopted(plan core.RecoveryPlan) (n int) {
 	return n
 }
 
-// clusterAgain makes a cluster and its guests.
+// clusterAgain makes a cluster and its guests, or adds to a known cluster the guests that it has got since.
 func (s *Server) clusterAgain(ctx context.Context, snap *store.Snapshot, c core.RecoveredCluster, plan core.RecoveryPlan) ([]store.Op, error) {
-	if err := s.giveAuthority(c.Object); err != nil {
-		return nil, err
+	written, what := store.Update(c.Object), "got guests again after the state was put back"
+	if !c.Known() {
+		what = "made again after the state was put back"
+		if err := s.giveAuthority(c.Object); err != nil {
+			return nil, err
+		}
+		written = store.Create(c.Object)
 	}
-	ops := []store.Op{store.Create(c.Object), audit(ctx, "cluster", c.Cluster, "%s", strings.Join(append([]string{"made again after the state was put back"}, c.Notes...), "; "))}
+	ops := []store.Op{written, audit(ctx, "cluster", c.Cluster, "%s", strings.Join(append([]string{what}, c.Notes...), "; "))}
 	for _, g := range plan.Guests {
 		if g.Object != nil && g.Object.Cluster == c.Cluster && snap.Guests[g.Guest] == nil {
 			ops = append(ops, store.Create(g.Object))

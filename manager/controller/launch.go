@@ -75,7 +75,11 @@ func startRequest(s *store.Snapshot, run *v1.Run) (*v1.StartProcessRequest, erro
 	}
 	ranks := run.Spec.Ranks
 	if ranks == 0 {
-		ranks = cluster.Spec.Guests * cluster.Spec.Shape.GetVcpus()
+		guests := len(run.StartedEpochs) // the cluster may have been resized since
+		if guests == 0 {
+			guests = int(cluster.Spec.Guests)
+		}
+		ranks = uint32(guests) * cluster.Spec.Shape.GetVcpus()
 	}
 	user := run.Spec.User
 	if user == "" {

@@ -23,6 +23,13 @@ var mutants = []mutant{
 	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+	// Resizes.
+	{"guests that are removed from their cluster run on", []edit{{"core/evidence.go",
+		"	return g.Meta.Deleting != nil || c == nil", "	return c == nil"}}},
+	{"a guest is added while an earlier one of its name is being removed", []edit{{"core/admission_resize.go",
+		"slices.IndexFunc(guests, removing); i >= 0", "slices.IndexFunc(guests, removing); i < -1"}}},
+	{"a cluster shrinks, and its guests stay", []edit{{"core/admission_resize.go",
+		"		g.Meta.Deleting = timestamppb.New(a.Now)\n", "		_ = timestamppb.New(a.Now)\n"}}},
 	{"guests are rebalanced again within their cool-down", []edit{{"core/rebalance.go",
 		"&longer, g, ended, l.now)\n", "&longer, g, nil, l.now)\n"}}},
 	{"a move is proposed that gains too little", []edit{{"rebalance/rebalance.go",

@@ -70,6 +70,9 @@ const (
 	// ControlServiceListClustersProcedure is the fully-qualified name of the ControlService's
 	// ListClusters RPC.
 	ControlServiceListClustersProcedure = "/watari.v1.ControlService/ListClusters"
+	// ControlServiceResizeClusterProcedure is the fully-qualified name of the ControlService's
+	// ResizeCluster RPC.
+	ControlServiceResizeClusterProcedure = "/watari.v1.ControlService/ResizeCluster"
 	// ControlServiceDeleteClusterProcedure is the fully-qualified name of the ControlService's
 	// DeleteCluster RPC.
 	ControlServiceDeleteClusterProcedure = "/watari.v1.ControlService/DeleteCluster"
@@ -169,6 +172,8 @@ type ControlServiceClient interface {
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
 	CreateCluster(context.Context, *connect.Request[watariv1.CreateClusterRequest]) (*connect.Response[watariv1.CreateClusterResponse], error)
 	ListClusters(context.Context, *connect.Request[watariv1.ListClustersRequest]) (*connect.Response[watariv1.ListClustersResponse], error)
+	// ResizeCluster adds or removes guests of the highest indices.
+	ResizeCluster(context.Context, *connect.Request[watariv1.ResizeClusterRequest]) (*connect.Response[watariv1.ResizeClusterResponse], error)
 	DeleteCluster(context.Context, *connect.Request[watariv1.DeleteClusterRequest]) (*connect.Response[watariv1.DeleteClusterResponse], error)
 	ListGuests(context.Context, *connect.Request[watariv1.ListGuestsRequest]) (*connect.Response[watariv1.ListGuestsResponse], error)
 	StartGuest(context.Context, *connect.Request[watariv1.StartGuestRequest]) (*connect.Response[watariv1.StartGuestResponse], error)
@@ -294,6 +299,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceListClustersProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("ListClusters")),
+			connect.WithClientOptions(opts...),
+		),
+		resizeCluster: connect.NewClient[watariv1.ResizeClusterRequest, watariv1.ResizeClusterResponse](
+			httpClient,
+			baseURL+ControlServiceResizeClusterProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ResizeCluster")),
 			connect.WithClientOptions(opts...),
 		),
 		deleteCluster: connect.NewClient[watariv1.DeleteClusterRequest, watariv1.DeleteClusterResponse](
@@ -498,6 +509,7 @@ type controlServiceClient struct {
 	removeImage       *connect.Client[watariv1.RemoveImageRequest, watariv1.RemoveImageResponse]
 	createCluster     *connect.Client[watariv1.CreateClusterRequest, watariv1.CreateClusterResponse]
 	listClusters      *connect.Client[watariv1.ListClustersRequest, watariv1.ListClustersResponse]
+	resizeCluster     *connect.Client[watariv1.ResizeClusterRequest, watariv1.ResizeClusterResponse]
 	deleteCluster     *connect.Client[watariv1.DeleteClusterRequest, watariv1.DeleteClusterResponse]
 	listGuests        *connect.Client[watariv1.ListGuestsRequest, watariv1.ListGuestsResponse]
 	startGuest        *connect.Client[watariv1.StartGuestRequest, watariv1.StartGuestResponse]
@@ -584,6 +596,11 @@ func (c *controlServiceClient) CreateCluster(ctx context.Context, req *connect.R
 // ListClusters calls watari.v1.ControlService.ListClusters.
 func (c *controlServiceClient) ListClusters(ctx context.Context, req *connect.Request[watariv1.ListClustersRequest]) (*connect.Response[watariv1.ListClustersResponse], error) {
 	return c.listClusters.CallUnary(ctx, req)
+}
+
+// ResizeCluster calls watari.v1.ControlService.ResizeCluster.
+func (c *controlServiceClient) ResizeCluster(ctx context.Context, req *connect.Request[watariv1.ResizeClusterRequest]) (*connect.Response[watariv1.ResizeClusterResponse], error) {
+	return c.resizeCluster.CallUnary(ctx, req)
 }
 
 // DeleteCluster calls watari.v1.ControlService.DeleteCluster.
@@ -755,6 +772,8 @@ type ControlServiceHandler interface {
 	RemoveImage(context.Context, *connect.Request[watariv1.RemoveImageRequest]) (*connect.Response[watariv1.RemoveImageResponse], error)
 	CreateCluster(context.Context, *connect.Request[watariv1.CreateClusterRequest]) (*connect.Response[watariv1.CreateClusterResponse], error)
 	ListClusters(context.Context, *connect.Request[watariv1.ListClustersRequest]) (*connect.Response[watariv1.ListClustersResponse], error)
+	// ResizeCluster adds or removes guests of the highest indices.
+	ResizeCluster(context.Context, *connect.Request[watariv1.ResizeClusterRequest]) (*connect.Response[watariv1.ResizeClusterResponse], error)
 	DeleteCluster(context.Context, *connect.Request[watariv1.DeleteClusterRequest]) (*connect.Response[watariv1.DeleteClusterResponse], error)
 	ListGuests(context.Context, *connect.Request[watariv1.ListGuestsRequest]) (*connect.Response[watariv1.ListGuestsResponse], error)
 	StartGuest(context.Context, *connect.Request[watariv1.StartGuestRequest]) (*connect.Response[watariv1.StartGuestResponse], error)
@@ -876,6 +895,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceListClustersProcedure,
 		svc.ListClusters,
 		connect.WithSchema(controlServiceMethods.ByName("ListClusters")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceResizeClusterHandler := connect.NewUnaryHandler(
+		ControlServiceResizeClusterProcedure,
+		svc.ResizeCluster,
+		connect.WithSchema(controlServiceMethods.ByName("ResizeCluster")),
 		connect.WithHandlerOptions(opts...),
 	)
 	controlServiceDeleteClusterHandler := connect.NewUnaryHandler(
@@ -1088,6 +1113,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceCreateClusterHandler.ServeHTTP(w, r)
 		case ControlServiceListClustersProcedure:
 			controlServiceListClustersHandler.ServeHTTP(w, r)
+		case ControlServiceResizeClusterProcedure:
+			controlServiceResizeClusterHandler.ServeHTTP(w, r)
 		case ControlServiceDeleteClusterProcedure:
 			controlServiceDeleteClusterHandler.ServeHTTP(w, r)
 		case ControlServiceListGuestsProcedure:
@@ -1201,6 +1228,10 @@ func (UnimplementedControlServiceHandler) CreateCluster(context.Context, *connec
 
 func (UnimplementedControlServiceHandler) ListClusters(context.Context, *connect.Request[watariv1.ListClustersRequest]) (*connect.Response[watariv1.ListClustersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListClusters is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ResizeCluster(context.Context, *connect.Request[watariv1.ResizeClusterRequest]) (*connect.Response[watariv1.ResizeClusterResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ResizeCluster is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) DeleteCluster(context.Context, *connect.Request[watariv1.DeleteClusterRequest]) (*connect.Response[watariv1.DeleteClusterResponse], error) {

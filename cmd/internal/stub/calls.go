@@ -95,6 +95,11 @@ func (m *Manager) ClusterTraffic(ctx context.Context, r *connect.Request[v1.Clus
 	return answer[v1.ClusterTrafficRequest, v1.ClusterTrafficResponse](ctx, m, r)
 }
 
+// ResizeCluster implements the service.
+func (m *Manager) ResizeCluster(ctx context.Context, r *connect.Request[v1.ResizeClusterRequest]) (*connect.Response[v1.ResizeClusterResponse], error) {
+	return answer[v1.ResizeClusterRequest, v1.ResizeClusterResponse](ctx, m, r)
+}
+
 // DeleteCluster implements the service.
 func (m *Manager) DeleteCluster(ctx context.Context, r *connect.Request[v1.DeleteClusterRequest]) (*connect.Response[v1.DeleteClusterResponse], error) {
 	return answer[v1.DeleteClusterRequest, v1.DeleteClusterResponse](ctx, m, r)

@@ -1,0 +1,61 @@
+package test
+
+// resize_test.go - a cluster grows and shrinks under a program that checks itself.
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAClusterIsResizedUnderARun(t *testing.T) {
+	newCluster(t, "grows", 2, "--spread", "site")
+	dir := t.TempDir()
+	// melt runs LAMMPS and returns the table that it wrote.
+	melt := func(name, steps string) string {
+		log := filepath.Join(dir, name)
+		must(t, "run", "grows", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+		return table(t, log)
+	}
+	alone := melt("grows-alone", "120")
+	unmarked := mark(t, "grows-0", "grows-1")
+	var during string
+	done := make(chan struct{})
+	go func() { defer close(done); during = melt("grows-during", "120") }()
+	until(t, time.Minute, "the program writes its table", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", "grows-during")
+		return strings.Contains(out, "Step"), out
+	})
+	must(t, "cluster", "resize", "grows", "--guests", "3")
+	if out := must(t, "cluster", "resize", "grows", "--guests", "3"); !strings.Contains(out, "already has, or is getting, 3 guests") {
+		t.Errorf("the same request again: %s", out)
+	}
+	<-done
+	if during != alone {
+		t.Errorf("the answers differ:\n%s\n---\n%s", alone, during)
+	}
+	must(t, "cluster", "resize", "grows", "--guests", "3", "--wait")
+	settled(t, "grows", 3)
+
+	must(t, "run", "grows", "--name", "grows-three", "--detach", "--", "sh", "-c", "echo begun on $(hostname); sleep 40")
+	until(t, time.Minute, "all guests take part in the run", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", "grows-three")
+		return strings.Count(out, "begun") == 3 && strings.Contains(out, "grows-2"), out
+	})
+	refused(t, []string{"grows-three", "--when-idle"}, "cluster", "resize", "grows", "--guests", "2")
+	killManager(t)
+	startManager(t)
+	refused(t, []string{"grows-three", "--when-idle"}, "cluster", "resize", "grows", "--guests", "2")
+	must(t, "cluster", "resize", "grows", "--guests", "2", "--when-idle", "--wait")
+	if state := decoded[run](t, "run", "show", "grows-three").State; !strings.HasSuffix(state, "_EXITED") {
+		t.Errorf("the run is %s after the cluster has shrunk", state)
+	}
+	settled(t, "grows", 2)
+	if out := must(t, "run", "grows", "--", "hostname"); strings.Contains(out, "grows-2") || strings.Count(out, "grows-") < 2 {
+		t.Errorf("a run after the cluster has shrunk: %s", out)
+	}
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+}
