@@ -36,13 +36,13 @@ type closer struct {
 
 // closer returns the plan of a cluster. why says why nothing is to be moved; empty: the plan has moves.
 func (l *look) closer(cluster *v1.Cluster, guests []*v1.Guest) (c *closer, plan locality.Plan, why string) {
-	c = &closer{look: l, cluster: cluster, guests: slices.Clone(guests)}
+	c = &closer{look: l, cluster: cluster, guests: slices.DeleteFunc(slices.Clone(guests), func(g *v1.Guest) bool { return unwanted(l.Objects, g) })}
 	slices.SortFunc(c.guests, func(a, b *v1.Guest) int { return cmp.Compare(a.Index, b.Index) })
 	for _, g := range c.guests {
 		if l.moves[g.Meta.Uid] != nil {
 			return c, plan, fmt.Sprintf("guest %s is moving", g.Meta.Name)
 		}
-		if g.Host == "" && !unwanted(l.Objects, g) {
+		if g.Host == "" {
 			return c, plan, fmt.Sprintf("guest %s is to be started", g.Meta.Name)
 		}
 	}

@@ -3,6 +3,7 @@ package sim
 // traffic.go - guests that talk to each other, and what policy locality makes of that.
 
 import (
+	"slices"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -70,7 +71,7 @@ func (s *Sim) checkTogether(before, now *core.Objects) {
 }
 
 func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
-	guests := core.GuestsOf(now, cluster)
+	guests := slices.DeleteFunc(core.GuestsOf(now, cluster), func(g *v1.Guest) bool { return g.Stopped || g.Meta.Deleting != nil })
 	going := map[string]string{}
 	for name, m := range now.Migrations {
 		if before.Migrations[name] == nil && m.Policy == policy.LocalityName {
