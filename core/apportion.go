@@ -43,7 +43,7 @@ func apportioned(c *v1.Cluster) bool { return c.GetSpec().GetAbstract() }
 
 // UsageEvery returns how often decisions want to know anew what hosts and guests use; false: they do not.
 func UsageEvery(s *Objects, p *policy.Policy) (time.Duration, bool) {
-	every, is := p.Rebalances()
+	every, is := p.Looks()
 	for _, c := range s.Clusters {
 		if apportioned(c) {
 			if is {
@@ -246,7 +246,7 @@ func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
 
 // staysApportioned reports whether a guest must not be moved now to keep the proportion.
 func (p *pass) staysApportioned(g *v1.Guest) bool {
-	if p.changed(g) || p.changed(p.Hosts[g.Host]) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || failedLately(p.index.ended[g.Meta.Uid], p.Now) > 0 {
+	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(p.Hosts[g.Host]) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || failedLately(p.index.ended[g.Meta.Uid], p.Now) > 0 {
 		return true
 	}
 	why, _ := mustStay(p.Core.policies.policy, p.boundsOf(policy.ApportionName), g, p.index.ended[g.Meta.Uid], p.Now)

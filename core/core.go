@@ -118,6 +118,8 @@ type Core struct {
 	dueHost  map[string]time.Time  // the same of hosts' orders
 	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
 	policies policyMemory
+	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
+	last     time.Time            // of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
 	// described are the hosts whose description was changed just now.
@@ -133,7 +135,7 @@ type stateSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, described: map[string]described{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -142,7 +144,7 @@ func (c *Core) Fresh() *Core {
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
-	fresh.dueHost, fresh.policies = maps.Clone(c.dueHost), c.policies.clone()
+	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
 	fresh.apportionment = c.apportionment.clone()
 	return &fresh
 }
@@ -156,6 +158,10 @@ func (c *Core) Rest(key string, until time.Time) {
 // Decide makes a decision about w. Changes of an earlier decision count as made only if w shows them.
 func (c *Core) Decide(w World) Decision {
 	c.index.see(&w)
+	if w.Now.Before(c.last) { // the clock was set back: what was due may be so no more
+		c.index.everything = true
+	}
+	c.last = w.Now
 	maps.DeleteFunc(c.due, func(name string, at time.Time) bool {
 		due := !w.Now.Before(at)
 		if due {
@@ -171,7 +177,7 @@ func (c *Core) Decide(w World) Decision {
 		return due
 	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
-	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), statuses: map[string]ClusterStatus{}}
+	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}}
 	p.again = w.Now.Add(idlePass)
 	p.inForce()
 	p.makeOrders()
@@ -183,6 +189,7 @@ func (c *Core) Decide(w World) Decision {
 	p.clusters()
 	p.outOfMemory()
 	p.drain()
+	p.bringTogether()
 	p.rebalance()
 	p.apportion()
 	p.prune()
@@ -222,6 +229,7 @@ type pass struct {
 	room      *room
 	leaving   *leavingView             // of the last guest that had to leave its host; nil: none had
 	begun     map[string]int           // moves that each policy has begun within the last hour; nil: not counted yet
+	asked     map[string]bool          // guests whose move this decision has begun, by uid
 	statuses  map[string]ClusterStatus // by cluster
 }
 
@@ -234,6 +242,11 @@ func (p *pass) propose(key string, c Change) {
 		return
 	}
 	c.Key = key
+	for _, op := range c.Ops {
+		if m, is := op.Object.(*v1.Migration); is && op.Kind == Create {
+			p.asked[m.GuestUid] = true
+		}
+	}
 	p.working.apply(c)
 	p.changes = append(p.changes, c)
 }

@@ -75,6 +75,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 		e.apportion(&l, g)
 		e.rebalance(&l, p, g)
 	}
+	e.talking(&l, p, g)
 	e.past(&l, g)
 	return &v1.ExplainResponse{Lines: l, Conditions: e.conditions(p, h)}
 }

@@ -12,6 +12,7 @@ import (
 	v1 "watari/api/watariv1"
 	"watari/core/lifecycle"
 	"watari/migration"
+	"watari/policy"
 )
 
 // MovesPerHost is the number of concurrent moves of a host. More moves would share its network and, under emulation,
@@ -39,6 +40,9 @@ func (p *pass) moves() {
 		pending := m.State == v1.MigrationState_MIGRATION_STATE_PENDING
 		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost
 		if pending && turn && !p.fits(m) {
+			if p.roomComes(m, map[*v1.Migration]bool{}) {
+				continue
+			}
 			p.endMove("migration/"+m.Meta.Name, m, v1.MigrationState_MIGRATION_STATE_FAILED, fmt.Sprintf("host %s has no memory left for the guest", m.Target))
 			continue
 		}
@@ -78,6 +82,25 @@ func (p *pass) fits(m *v1.Migration) bool {
 		}
 	}
 	return used <= memory
+}
+
+// roomComes reports whether a guest leaves the target of a move that waits, so that the move may have room then: guests change
+// places one after the other. seen are moves that wait for this one.
+func (p *pass) roomComes(m *v1.Migration, seen map[*v1.Migration]bool) bool {
+	if m.Policy != policy.LocalityName {
+		return false
+	}
+	seen[m] = true
+	for other := range p.index.movesAt[m.Target] {
+		now := p.working.Migrations[other.Meta.Name]
+		if other.Source != m.Target || seen[other] || now == nil || migration.Ended(now.State) {
+			continue
+		}
+		if now.State != v1.MigrationState_MIGRATION_STATE_PENDING || p.fits(other) || p.roomComes(other, seen) {
+			return true
+		}
+	}
+	return false
 }
 
 // passing reports whether a move's guest stands still until the grant has passed on. Then the report of a host outside the

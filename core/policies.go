@@ -299,11 +299,16 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 	switch {
 	case m.Policy == policy.ApportionName:
 		reason = !p.Hosts[m.Target].GetDraining()
-	case policy.Rebalancing(m.Policy):
+	case policy.CanStay(m.Policy):
 		reason = !p.Core.policies.lapsed[m.Meta.Uid] && !p.Hosts[m.Target].GetDraining()
 	}
 	if bounds == nil || !reason {
 		return "its reason has ended"
+	}
+	if m.Policy == policy.LocalityName {
+		if why := p.apart(m, g); why != "" {
+			return why
+		}
 	}
 	why, _ := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
 	return why

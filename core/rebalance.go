@@ -20,6 +20,8 @@ import (
 type Usage struct {
 	Guests map[string]GuestUsage // by uid
 	Hosts  map[string]HostUsage  // by name
+	// Traffic is what guests sent to each other when the usage was made; nil: that is not known.
+	Traffic Traffic
 }
 
 // GuestUsage is what a guest has used.
@@ -79,6 +81,17 @@ type look struct {
 	now     time.Time
 }
 
+// beginning returns the clusters on which a run is being started.
+func (l *look) beginning() map[string]bool {
+	clusters := map[string]bool{}
+	for _, run := range l.Runs {
+		if run.State == v1.RunState_RUN_STATE_STARTING {
+			clusters[run.Spec.GetCluster()] = true
+		}
+	}
+	return clusters
+}
+
 // places returns the guests' places.
 func (l *look) places() *Places {
 	p := &Places{Problem: &rebalance.Problem{Most: mostProposals}, at: map[string]int{}, hostAt: l.room.at}
@@ -90,12 +103,7 @@ func (l *look) places() *Places {
 	for _, h := range l.room.hosts {
 		p.Hosts = append(p.Hosts, l.host(h, MovesPerHost-active[h.Name]))
 	}
-	beginning := map[string]bool{} // clusters
-	for _, run := range l.Runs {
-		if run.State == v1.RunState_RUN_STATE_STARTING {
-			beginning[run.Spec.GetCluster()] = true
-		}
-	}
+	beginning := l.beginning()
 	for _, name := range sortedKeys(l.Guests) {
 		g := l.Guests[name]
 		m := l.moves[g.Meta.Uid]
@@ -123,22 +131,25 @@ func (l *look) places() *Places {
 		g := &p.Guests[i]
 		g.Lost = slowsMoving*g.Demand*g.Seconds + standsStill*demand[g.Cluster]
 	}
-	p.Policies = l.policies()
-	p.Forbids = func(guest int, name string) string {
-		bounds, _ := l.policy.BoundsOf(name)
-		ended := l.ended(p.guests[guest].Meta.Uid)
-		for _, m := range ended {
-			age := l.now.Sub(m.Ended.AsTime())
-			if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.Rebalancing(m.Policy) && age >= 0 && age < bounds.CoolDown {
-				return "its last move by " + m.Policy + " failed: " + m.Message
-			}
-		}
-		longer := *bounds
-		longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
-		why, _ := mustStay(l.policy, &longer, p.guests[guest], ended, l.now)
-		return why
-	}
+	p.Policies = l.policies(p)
+	p.Forbids = func(guest int, name string) string { return l.forbids(p.guests[guest], name) }
 	return p
+}
+
+// forbids returns why a policy that moves guests which could stay must not move a guest now; empty: it may.
+func (l *look) forbids(g *v1.Guest, name string) string {
+	bounds, _ := l.policy.BoundsOf(name)
+	ended := l.ended(g.Meta.Uid)
+	for _, m := range ended {
+		age := l.now.Sub(m.Ended.AsTime())
+		if m.State == v1.MigrationState_MIGRATION_STATE_FAILED && policy.CanStay(m.Policy) && age >= 0 && age < bounds.CoolDown {
+			return "its last move by " + m.Policy + " failed: " + m.Message
+		}
+	}
+	longer := *bounds
+	longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
+	why, _ := mustStay(l.policy, &longer, g, ended, l.now)
+	return why
 }
 
 // askedOnce makes a request remember which hosts are compatible. A look asks for the same hosts many times.
@@ -164,7 +175,7 @@ func askedOnce(r *placement.Request) *placement.Request {
 func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
 	for _, m := range ended {
 		age := now.Sub(m.Ended.AsTime())
-		if policy.Rebalancing(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
+		if policy.CanStay(m.Policy) && m.State == v1.MigrationState_MIGRATION_STATE_DONE && age >= 0 && age < time.Hour {
 			n++
 		}
 	}
@@ -173,22 +184,35 @@ func rebalancedLately(ended []*v1.Migration, now time.Time) (n int) {
 
 // PlacesOf returns the places of all guests under a policy, for explanations and checks.
 func PlacesOf(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *Places {
+	return lookAt(o, r, u, p, now).places()
+}
+
+// lookAt returns what places are made from, without the memory of a Core.
+func lookAt(o *Objects, r Reports, u *Usage, p *policy.Policy, now time.Time) *look {
 	moves, ended := ActiveMoves(o), map[string][]*v1.Migration{}
 	for _, m := range o.Migrations {
 		if migration.Ended(m.State) {
 			ended[m.GuestUid] = append(ended[m.GuestUid], m)
 		}
 	}
-	l := &look{Objects: o, reports: r, usage: u, policy: p, room: newRoom(o, r, moves), moves: moves,
+	return &look{Objects: o, reports: r, usage: u, policy: p, room: newRoom(o, r, moves), moves: moves,
 		ended: func(uid string) []*v1.Migration { return ended[uid] }, begun: begunLately(o.Migrations, now), now: now}
-	return l.places()
+}
+
+// look returns what places are made from.
+func (p *pass) look() *look {
+	if p.room == nil {
+		p.room = newRoom(p.Objects, p, p.index.moves)
+	}
+	return &look{Objects: p.Objects, reports: p, usage: p.Usage, policy: p.Core.policies.policy, room: p.room, moves: p.index.moves,
+		ended: func(uid string) []*v1.Migration { return p.index.ended[uid] }, begun: p.begunLately(), now: p.Now}
 }
 
 // Move puts a guest on another host, as if it had moved.
 func (p *Places) Move(uid, host string) { p.Guests[p.at[uid]].Host = p.hostAt[host] }
 
 // policies returns the policies that are on.
-func (l *look) policies() (list []rebalance.Policy) {
+func (l *look) policies(p *Places) (list []rebalance.Policy) {
 	add := func(name string, term rebalance.Term, o policy.Objective) {
 		bounds, _ := l.policy.BoundsOf(name)
 		one := rebalance.Policy{Name: name, Term: term, Weight: o.Weight, LeastGain: o.LeastGain, Horizon: max(time.Minute, bounds.CoolDown).Seconds(), Left: -1}
@@ -205,6 +229,9 @@ func (l *look) policies() (list []rebalance.Policy) {
 	}
 	if l.policy.Spread != nil {
 		add(policy.SpreadName, rebalance.Spread{}, l.policy.Spread.Objective)
+	}
+	if local := l.policy.Locality; local != nil && l.usage.Traffic != nil && len(list) > 0 {
+		list = append(list, rebalance.Policy{Name: policy.LocalityName, Term: l.together(p), Weight: local.Weight, Silent: true})
 	}
 	return list
 }
@@ -245,16 +272,29 @@ func (l *look) demand(g *v1.Guest) float64 {
 	return 0
 }
 
-// stays returns why no policy may rebalance a guest now; empty: they may. beginning: a run of its cluster is being started.
+// stays returns why no policy may rebalance a guest now by what it uses; empty: they may. beginning: a run of its cluster is being
+// started.
 func (l *look) stays(g *v1.Guest, m *v1.Migration, beginning bool) string {
+	if why := l.fixed(g, m, beginning); why != "" {
+		return why
+	}
+	switch {
+	case apportioned(l.Clusters[g.Cluster]):
+		return "its cluster apportions its guests to hosts by itself"
+	case l.usage.Guests[g.Meta.Uid].Known < leastKnown:
+		return "too little is known of what it uses"
+	}
+	return ""
+}
+
+// fixed returns why a guest must not be moved now, whatever a policy goes by; empty: it may be.
+func (l *look) fixed(g *v1.Guest, m *v1.Migration, beginning bool) string {
 	h := l.Hosts[g.Host]
 	report, _, connected := l.reports.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
 	switch {
 	case m != nil:
 		return "it is moving"
-	case apportioned(l.Clusters[g.Cluster]):
-		return "its cluster apportions its guests to hosts by itself"
 	case unwanted(l.Objects, g):
 		return "it is not to run any more"
 	case h.GetDraining() || len(h.GetWithdrawn()) > 0:
@@ -263,8 +303,6 @@ func (l *look) stays(g *v1.Guest, m *v1.Migration, beginning bool) string {
 		return "it does not answer now"
 	case beginning:
 		return "a run of its cluster is just being started"
-	case l.usage.Guests[g.Meta.Uid].Known < leastKnown:
-		return "too little is known of what it uses"
 	case failedLately(l.ended(g.Meta.Uid), l.now) > 0:
 		return "a move of it failed just now"
 	}
@@ -299,12 +337,7 @@ func (p *pass) rebalance() {
 		return
 	}
 	memory.usage = p.Usage
-	if p.room == nil {
-		p.room = newRoom(p.Objects, p, p.index.moves)
-	}
-	l := &look{Objects: p.Objects, reports: p, usage: p.Usage, policy: memory.policy, room: p.room, moves: p.index.moves,
-		ended: func(uid string) []*v1.Migration { return p.index.ended[uid] }, begun: p.begunLately(), now: p.Now}
-	places := l.places()
+	places := p.look().places()
 	memory.lapsed = places.lapsed(p.index.moves)
 	var c Change
 	group := 0
@@ -371,10 +404,12 @@ func (e *Explainer) rebalance(l *lines, p *policy.Policy, g *v1.Guest) {
 	}
 }
 
-// touches reports whether this decision has changed an object that a change expects to be as it was.
+// touches reports whether this decision has changed an object that a change expects to be as it was, or moves a guest already that
+// the change moves.
 func (p *pass) touches(c Change) bool {
 	for _, op := range c.Ops {
-		if op.Kind == Expect && p.changed(op.Object) {
+		m, moves := op.Object.(*v1.Migration)
+		if op.Kind == Expect && p.changed(op.Object) || moves && p.asked[m.GuestUid] {
 			return true
 		}
 	}

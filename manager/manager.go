@@ -81,6 +81,7 @@ type Manager struct {
 	sessions  *session.Sessions
 	history   *history.History
 	watch     *watch
+	traffic   traffic
 	blobs     *blob.Store
 	api       *api.Server
 	leading   atomic.Bool
@@ -189,6 +190,7 @@ func (m *Manager) open(ctx context.Context) error {
 	m.watch = newWatch()
 	m.sessions.Sampled = m.sampled
 	m.api.History, m.api.Signals, m.api.Lately = m.history, m.watch.now, m.watch.usage.Load
+	m.api.Traffic = m.traffic.at
 	return nil
 }
 

@@ -18,8 +18,9 @@ func (m *Manager) historyFile() string { return filepath.Join(m.State, "history"
 // sampled takes a host's sample. The host can speak for the guests that it has been granted only.
 func (m *Manager) sampled(host string, sample *v1.HostSample) {
 	s := m.store.Snapshot()
-	guests := s.Guests
-	m.watch.see(s, host, sample, time.Now())
+	guests, now := s.Guests, time.Now()
+	m.watch.see(s, host, sample, now)
+	m.traffic.see(s, host, sample, now)
 	m.history.Add(host, sample, func(s *v1.GuestSample) bool {
 		g := guests[s.Name]
 		return g != nil && g.Meta.Uid == s.Uid && g.Host == host
@@ -37,7 +38,7 @@ func (m *Manager) measured() (hosts []metrics.Host) {
 // usage returns what hosts and guests have used lately.
 func (m *Manager) usage(s *store.Snapshot) *core.Usage {
 	since := time.Now().Add(-core.UsageWindow)
-	usage := &core.Usage{Guests: make(map[string]core.GuestUsage, len(s.Guests)), Hosts: make(map[string]core.HostUsage, len(s.Hosts))}
+	usage := &core.Usage{Guests: make(map[string]core.GuestUsage, len(s.Guests)), Hosts: make(map[string]core.HostUsage, len(s.Hosts)), Traffic: m.traffic.at(time.Now())}
 	for name := range s.Hosts {
 		mean, known := m.history.HostMean(name, since)
 		usage.Hosts[name] = core.HostUsage{Others: mean.CpuOwner + mean.CpuSystem, Known: known}
@@ -70,6 +71,7 @@ func (m *Manager) keepHistory(ctx context.Context) {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
+		m.traffic.forget(m.knowsGuests(), time.Now())
 		if err := m.history.Save(m.historyFile(), m.knowsGuests()); err != nil {
 			m.Log.Warn("what hosts and guests have used was not saved; it is tried again", "every", saveEvery.String(), "error", err)
 		}

@@ -22,7 +22,8 @@ import (
 //
 // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
 // prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
-// overlay enabled forwarding).
+// overlay enabled forwarding); sent (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is
+// full, packets pass uncounted.
 var ruleset = template.Must(template.New("ruleset").Parse(`
 add table inet watari
 delete table inet watari
@@ -33,6 +34,7 @@ table inet watari {
 	set clusters { type ipv4_addr; flags interval; {{with .Clusters}}elements = { {{.}} }{{end}} }
 	set pairs { type ipv4_addr . ipv4_addr; flags interval; {{with .Pairs}}elements = { {{.}} }{{end}} }
 	set opened { type ifname; {{with .Opened}}elements = { {{.}} }{{end}} }
+	set sent { type ifname . ipv4_addr; flags dynamic,timeout; timeout {{.KeepSent}}s; size {{.MaxSent}}; }
 
 	chain untracked {
 		type filter hook prerouting priority raw; policy accept;
@@ -53,6 +55,7 @@ table inet watari {
 		meta nfproto != ipv4 drop
 		iifname . ip saddr != @sources drop
 		iifname . ip daddr != @prefixes drop
+		update @sent { iifname . ip daddr counter }
 		oifname @taps accept
 		oifname { "{{.LAN}}", "{{.WireGuard}}" } accept
 		drop
@@ -107,6 +110,7 @@ type rulesetData struct {
 	LAN, WireGuard                                   string
 	Gateway                                          netip.Addr
 	Taps, Sources, Prefixes, Clusters, Pairs, Opened string
+	KeepSent, MaxSent                                int
 }
 
 func (o *Overlay) rulesetData() rulesetData {
@@ -124,7 +128,7 @@ func (o *Overlay) rulesetData() rulesetData {
 	d := rulesetData{
 		LAN: o.lan.name, WireGuard: Device, Gateway: Gateway,
 		Taps: elements(taps), Sources: elements(sources), Prefixes: elements(prefixes),
-		Clusters: elements(clusters), Pairs: elements(pairs),
+		Clusters: elements(clusters), Pairs: elements(pairs), KeepSent: int(keepSent.Seconds()), MaxSent: maxSent,
 	}
 	if f, ok := o.readSavedLAN(); ok && f.Forwarding == "0" {
 		d.Opened = quote(o.lan.name)

@@ -98,6 +98,7 @@ type (
 		Balance     *entry[balanceText] `yaml:"balance"`
 		Pack        *entry[packText]    `yaml:"pack"`
 		Spread      *entry[spreadText]  `yaml:"spread"`
+		Locality    *localityText       `yaml:"locality"`
 		Exempt      exemptText          `yaml:"exempt"`
 	}
 	ownerText struct {
@@ -208,6 +209,9 @@ func Parse(text string) (*Policy, error) {
 		p.Maintenance = r.maintenance(f.Maintenance)
 	}
 	r.rebalancing(p, &f)
+	if f.Locality != nil {
+		p.Locality = r.locality(f.Locality)
+	}
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -498,12 +502,17 @@ func (r *reader) permille(s *scalar) uint32 {
 	if s == nil {
 		return 0
 	}
+	return uint32(r.percent(s, "cpu", 0.1) * 10)
+}
+
+// percent reads a percentage that is not below least.
+func (r *reader) percent(s *scalar, key string, least float64) float64 {
 	percent, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(s.text, "%")), 64)
-	if err != nil || !strings.HasSuffix(s.text, "%") || !(percent >= 0.1 && percent <= 100) {
-		r.fail(s.errorf("cpu: %q is not a percentage from 0.1%% to 100%%", s.text))
+	if err != nil || !strings.HasSuffix(s.text, "%") || !(percent >= least && percent <= 100) {
+		r.fail(s.errorf("%s: %q is not a percentage from %g%% to 100%%", key, s.text, least))
 		return 0
 	}
-	return uint32(percent * 10)
+	return percent
 }
 
 func (r *reader) maintenance(m *maintenanceText) *Maintenance {

@@ -25,6 +25,7 @@ const (
 	BalanceName     = "balance"
 	PackName        = "pack"
 	SpreadName      = "spread"
+	LocalityName    = "locality"
 	// ApportionName is that of moves that keep the guests of abstract clusters in proportion to the hosts' speeds. It is no part
 	// of the policy file: whoever makes such a cluster asks for it.
 	ApportionName = "apportion"
@@ -36,9 +37,10 @@ type Policy struct {
 	Owners      []*OwnerRule
 	Harvest     *Harvest     // nil: it is off
 	Maintenance *Maintenance // nil: it is off
-	Balance     *Balance     // nil: it is off, like the next two
+	Balance     *Balance     // nil: it is off, like the next ones
 	Pack        *Pack
 	Spread      *Spread
+	Locality    *Locality
 	Exempt      Exempt
 }
 
@@ -161,6 +163,8 @@ func (p *Policy) BoundsOf(name string) (bounds *Bounds, why string) {
 		return &p.Pack.Bounds, ""
 	case name == SpreadName && p.Spread != nil:
 		return &p.Spread.Bounds, ""
+	case name == LocalityName && p.Locality != nil:
+		return &p.Locality.Bounds, ""
 	}
 	return nil, ""
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "watari/api/watariv1"
+	"watari/locality"
 )
 
 func parse(t *testing.T, text string) *Policy {
@@ -44,6 +45,10 @@ func TestErrorsNameTheirLine(t *testing.T) {
 		{"list for a value", "harvest:\n  throttle:\n    weight: [1]\n", "line 3: a single value is wanted"},
 		{"YAML", "owners: [\n", "line "},
 		{"duplicate", "harvest: {}\nharvest: {}\n", "line 2: "},
+		{"distance", "locality:\n  distance: {site: 0}\n", `line 2: site: "0" is not a number from 0.01`},
+		{"sites nearer than hosts", "locality:\n  distance:\n    site: 20\n", "distance: hosts of a site are farther from each other (20) than sites (10)"},
+		{"gain", "locality:\n  least_gain: 0.5\n", `line 2: least_gain: "0.5" is not a percentage from 1% to 100%`},
+		{"horizon", "locality:\n  horizon: 0s\n", "line 2: horizon: 0s is less than 1s"},
 		{"day", "maintenance:\n  windows:\n  - days: [someday]\n    from: '10:00'\n    to: '11:00'\n", `line 3: days: "someday"`},
 		{"hour", "maintenance:\n  windows:\n  - from: '25:00'\n    to: '11:00'\n", `line 3: "25:00" is not a time of day`},
 		{"half a window", "maintenance:\n  windows:\n  - from: '10:00'\n", "line 3: windows: a window has"},
@@ -368,6 +373,17 @@ maintenance:
 		if _, _, got := c.window.Around(c.at, c.window.Lead); got != c.want {
 			t.Errorf("%v at %v: %v", c.window.Window, c.at, got)
 		}
+	}
+}
+
+func TestLocality(t *testing.T) {
+	l := parse(t, "locality: {}\n").Locality
+	if l.Distance != locality.Default || l.CoolDown != 10*time.Minute || l.Horizon != 10*time.Minute || l.LeastGain != 0.1 || l.MovesPerHour != 0 {
+		t.Errorf("the defaults are %+v", l)
+	}
+	l = parse(t, "locality:\n  cool_down: 0s\n  distance: {wan: 40}\n  horizon: 1h\n  least_gain: 25%\n  moves_per_hour: 6\n").Locality
+	if l.Distance != (locality.Distance{Site: 1, WAN: 40}) || l.CoolDown != 0 || l.Horizon != time.Hour || l.LeastGain != 0.25 || l.MovesPerHour != 6 {
+		t.Errorf("got %+v", l)
 	}
 }
 

@@ -95,11 +95,16 @@ func (r *reader) rebalancing(p *Policy, f *file) {
 
 func (r *reader) objective(o objectiveText, leastGain float64) Objective {
 	made := Objective{Weight: r.decimal(o.Weight, "weight", 0.01, 100, 1), LeastGain: r.decimal(o.LeastGain, "least_gain", 0.01, 1000, leastGain),
-		Interval: r.wait(o.Interval, "interval", defaultInterval)}
-	if r.err == nil && made.Interval < leastInterval {
-		r.fail(o.Interval.errorf("interval: %s is less than %s", made.Interval, leastInterval))
-	}
+		Interval: r.interval(o.Interval)}
 	return made
+}
+
+func (r *reader) interval(s *scalar) time.Duration {
+	every := r.wait(s, "interval", defaultInterval)
+	if r.err == nil && every < leastInterval {
+		r.fail(s.errorf("interval: %s is less than %s", every, leastInterval))
+	}
+	return every
 }
 
 // decimal reads a number that may have a point.

@@ -73,6 +73,8 @@ type Policy struct {
 	Horizon float64
 	// Left is how many more moves the policy may begin; negative: any number.
 	Left int
+	// Silent policies propose nothing here. Their costs count all the same.
+	Silent bool
 }
 
 // Problem is what a round decides about.
@@ -171,11 +173,33 @@ func (s *State) gain(guest, to int) (sum float64, by *Policy) {
 		policy := &s.Policies[i]
 		one := policy.Weight * policy.Term.Gain(s, guest, to)
 		sum += one
-		if one > most {
+		if one > most && !policy.Silent {
 			most, by = one, policy
 		}
 	}
 	return sum, by
+}
+
+// Move is a guest's move to a host.
+type Move struct{ Guest, To int }
+
+// Try makes moves together if they gain more than they cost, spread over a horizon in seconds. It reports whether they do.
+func (s *State) Try(moves []Move, horizon float64) bool {
+	net := 0.0
+	from := make([]int, len(moves))
+	for i, m := range moves {
+		from[i] = s.At[m.Guest]
+		gain, _ := s.gain(m.Guest, m.To)
+		net += gain - s.Guests[m.Guest].Lost/horizon
+		s.shift(m.Guest, m.To)
+	}
+	if net > 0 {
+		return true
+	}
+	for i := len(moves) - 1; i >= 0; i-- {
+		s.shift(moves[i].Guest, from[i])
+	}
+	return false
 }
 
 // enough reports whether a net gain is enough for a policy.

@@ -115,9 +115,16 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 			s.checkGrant(now, was, g)
 		}
 	}
+	moving := map[string]string{}
 	for name, m := range now.Migrations {
+		if other := moving[m.GuestUid]; !migration.Ended(m.State) && other != "" {
+			s.violate("guest %s moves twice at once: %s and %s", m.Guest, min(other, name), max(other, name))
+		} else if !migration.Ended(m.State) {
+			moving[m.GuestUid] = name
+		}
 		s.checkMove(now, before.Migrations[name], m)
 	}
+	s.checkTogether(before, now)
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
 		s.checkSize(now, name, c)

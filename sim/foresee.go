@@ -29,6 +29,8 @@ type Past struct {
 	// Guests are the guests' usage in the past, oldest first, by uid.
 	Guests       map[string][]*v1.GuestStep
 	Since, Until time.Time
+	// Traffic is that of now, which counts for the whole time; nil: none is known.
+	Traffic core.Traffic
 	// Go is called now and then; the replay ends early once it returns false.
 	Go func() bool
 }
@@ -39,7 +41,9 @@ type foresight struct {
 	stale  time.Duration
 	policy *policy.Policy
 	goOn   func() bool
-	ended  bool // because goOn said so
+	// traffic is that between guests.
+	traffic core.Traffic
+	ended   bool // because goOn said so
 }
 
 // maxSteps bounds what a replay finds.
@@ -51,7 +55,7 @@ const maxSteps = 10_000
 func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	s := &Sim{engine: engine{now: p.begin(), rng: rand.New(rand.NewPCG(1, 1))}, store: newStore(), hosts: map[string]*host{},
 		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
-		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, foresight: &foresight{policy: p.Policy, goOn: p.Go}}
+		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, foresight: &foresight{policy: p.Policy, goOn: p.Go, traffic: p.Traffic}}
 	s.install(p)
 	for _, samples := range p.Samples {
 		for _, sample := range samples {
@@ -60,6 +64,9 @@ func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	}
 	s.lead()
 	notes = append(notes, "what was measured is replayed with the hosts and guests of now")
+	if p.Policy.Locality != nil {
+		notes = append(notes, "which guests talk to each other is not kept: locality is tested with the traffic of now")
+	}
 	for _, name := range s.names {
 		h := s.hosts[name]
 		h.up = true

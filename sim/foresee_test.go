@@ -124,3 +124,25 @@ func TestForeseeBalance(t *testing.T) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
 }
+
+func TestForeseeLocality(t *testing.T) {
+	p := pastOf("locality: {}\n", 5*time.Second)
+	p.Objects.Clusters["md"].Spec.Guests = 2
+	g := proto.CloneOf(p.Objects.Guests["md-0"])
+	g.Meta.Name, g.Meta.Uid, g.Address, g.Index, g.Host, g.BootId = "md-1", "00000000-0000-4000-8000-000000000002", "10.0.0.2", 1, "a2", "boot-a2"
+	p.Objects.Guests["md-1"] = g
+	p.Traffic = func(uid string) map[string]float64 {
+		if uid == g.Meta.Uid {
+			return map[string]float64{p.Objects.Guests["md-0"].Meta.Uid: 32 << 20}
+		}
+		return nil
+	}
+	steps, notes := Foresee(p)
+	if got := messages(steps, p.Since); len(got) != 1 ||
+		!strings.HasSuffix(got[0], "guest md-0 moves from a1 to a2: locality: it exchanges 32 MiB/s with md-1; 1 move of cluster md cut its bytes times distance from 32 MiB/s to 0 B/s") {
+		t.Errorf("got\n%s", strings.Join(got, "\n"))
+	}
+	if !strings.Contains(strings.Join(notes, " "), "locality is tested with the traffic of now") {
+		t.Errorf("notes %q", notes)
+	}
+}

@@ -170,6 +170,7 @@ func (m *manager) renew() {
 			fresh = max(fresh, f.stale)
 		}
 		m.usage, m.metered = m.meter.usage(m.now(), fresh), false
+		m.usage.Traffic = m.traffic(m.now())
 		m.poke()
 	}
 	m.sim.after(every, m.renew)

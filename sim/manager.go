@@ -10,6 +10,7 @@ import (
 
 	v1 "watari/api/watariv1"
 	"watari/core"
+	"watari/locality"
 	"watari/policy"
 )
 
@@ -33,6 +34,7 @@ type manager struct {
 	meter   meter
 	metered bool        // meter has seen a sample since usage was made
 	usage   *core.Usage // nil: nothing is known
+	matrix  locality.Matrix
 }
 
 // lead starts a manager, which leads at once.

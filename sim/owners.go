@@ -23,6 +23,7 @@ owners:
     for: 3s
 harvest:
   throttle: {weight: 1, cpu: 20%, stop_after: 3s}
+locality: {interval: 5s, cool_down: 10s, horizon: 5m}
 `
 
 // hasPolicy tells whether a seed has a policy.
@@ -58,6 +59,7 @@ func (h *host) showOwner(c *connection) {
 		sample.CpuOwner = 2
 	}
 	h.use(sample)
+	h.talk(sample)
 	h.show(c, sample, s.latency(2*time.Millisecond))
 }
 
@@ -69,6 +71,7 @@ func (h *host) show(c *connection, sample *v1.HostSample, later time.Duration) {
 		if c.broken || m.dead || stored == nil {
 			return
 		}
+		core.Talked(m.objects(), h.name, sample, func(from, to string, bytes uint64) { m.matrix.Add(from, to, bytes, m.now()) })
 		m.meters(h.name, sample)
 		if m.signals.watcher.See(m.signals.reader.Read(m.objects()), stored, sample, m.now()) {
 			m.poke()
@@ -95,7 +98,7 @@ func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 		return
 	}
 	switch {
-	case policy.Rebalancing(m.Policy):
+	case policy.CanStay(m.Policy):
 		if was == nil {
 			s.checkRebalanced(now, m)
 		}

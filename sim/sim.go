@@ -76,6 +76,7 @@ type Sim struct {
 	pattern    pattern
 	lastTarget string
 	coolDown   time.Duration // of the policies that decide by use
+	talking    int           // the pattern of the guests' traffic
 	jumped     bool          // a manager's clock has
 	foresight  *foresight    // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
@@ -110,7 +111,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 	if hasPolicy(seed) {
 		policies = simPolicy + rebalancing(seed)
 	}
-	s.oracle, s.pattern = seed%4 == 0, pattern(seed/7)%patterns
+	s.oracle, s.pattern, s.talking = seed%4 == 0, pattern(seed/7)%patterns, int(seed%7)
 	s.begin(seed, policies)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {

@@ -5,6 +5,7 @@ package monitor
 import (
 	"context"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -23,6 +24,8 @@ type Config struct {
 	Host Host
 	// Tap returns the name of the network interface of a guest.
 	Tap func(uid string) string
+	// Sent returns what guests have sent to each address since their counts began, by the guest's interface; nil: not counted.
+	Sent func() (map[string]map[netip.Addr]uint64, error)
 }
 
 // Host tells of the host as a whole; load.Reader does.
@@ -51,6 +54,7 @@ type Monitor struct {
 	processes map[int]process
 	taps      procfs.NetDev
 	pressures map[string]procfs.PSIStats
+	peers     peers
 
 	mu     sync.Mutex
 	latest *v1.HostSample
@@ -157,6 +161,7 @@ func (m *Monitor) Sample(now time.Time) *v1.HostSample {
 	m.at = now
 	guests := m.measureProcesses(s, since)
 	m.measureTaps(guests, since)
+	m.measurePeers(guests, now)
 	for _, uid := range slices.Sorted(maps.Keys(guests)) {
 		s.Guests = append(s.Guests, guests[uid])
 		s.MemoryGuestsBytes += guests[uid].MemoryBytes

@@ -3640,6 +3640,211 @@ func (x *GuestStep) GetSample() *GuestSample {
 	return nil
 }
 
+type ClusterTrafficRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterTrafficRequest) Reset() {
+	*x = ClusterTrafficRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterTrafficRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterTrafficRequest) ProtoMessage() {}
+
+func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
+func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *ClusterTrafficRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ClusterTrafficResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pairs         []*GuestPair           `protobuf:"bytes,1,rep,name=pairs,proto3" json:"pairs,omitempty"` // that talk to each other; first those with the most bytes times distance
+	Cost          float64                `protobuf:"fixed64,2,opt,name=cost,proto3" json:"cost,omitempty"` // bytes per second times distance, of all pairs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterTrafficResponse) Reset() {
+	*x = ClusterTrafficResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterTrafficResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterTrafficResponse) ProtoMessage() {}
+
+func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
+func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
+	if x != nil {
+		return x.Pairs
+	}
+	return nil
+}
+
+func (x *ClusterTrafficResponse) GetCost() float64 {
+	if x != nil {
+		return x.Cost
+	}
+	return 0
+}
+
+// GuestPair is the traffic of two guests, averaged over about a minute.
+type GuestPair struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Guest         string                 `protobuf:"bytes,1,opt,name=guest,proto3" json:"guest,omitempty"`
+	Other         string                 `protobuf:"bytes,2,opt,name=other,proto3" json:"other,omitempty"`
+	Sent          float64                `protobuf:"fixed64,3,opt,name=sent,proto3" json:"sent,omitempty"`         // by guest to other, bytes per second
+	Received      float64                `protobuf:"fixed64,4,opt,name=received,proto3" json:"received,omitempty"` // by guest from other
+	Host          string                 `protobuf:"bytes,5,opt,name=host,proto3" json:"host,omitempty"`           // of guest; empty: none
+	OtherHost     string                 `protobuf:"bytes,6,opt,name=other_host,json=otherHost,proto3" json:"other_host,omitempty"`
+	Site          string                 `protobuf:"bytes,7,opt,name=site,proto3" json:"site,omitempty"`
+	OtherSite     string                 `protobuf:"bytes,8,opt,name=other_site,json=otherSite,proto3" json:"other_site,omitempty"`
+	Distance      float64                `protobuf:"fixed64,9,opt,name=distance,proto3" json:"distance,omitempty"` // 0: on one host
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestPair) Reset() {
+	*x = GuestPair{}
+	mi := &file_watari_v1_control_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestPair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestPair) ProtoMessage() {}
+
+func (x *GuestPair) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
+func (*GuestPair) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *GuestPair) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *GuestPair) GetOther() string {
+	if x != nil {
+		return x.Other
+	}
+	return ""
+}
+
+func (x *GuestPair) GetSent() float64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *GuestPair) GetReceived() float64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *GuestPair) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *GuestPair) GetOtherHost() string {
+	if x != nil {
+		return x.OtherHost
+	}
+	return ""
+}
+
+func (x *GuestPair) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *GuestPair) GetOtherSite() string {
+	if x != nil {
+		return x.OtherSite
+	}
+	return ""
+}
+
+func (x *GuestPair) GetDistance() float64 {
+	if x != nil {
+		return x.Distance
+	}
+	return 0
+}
+
 type EventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"` // id
@@ -3651,7 +3856,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3663,7 +3868,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3676,7 +3881,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3709,7 +3914,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +3926,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +3939,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3754,7 +3959,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +3971,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +3984,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -3811,7 +4016,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +4028,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +4041,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -3901,7 +4106,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4118,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4131,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -3974,7 +4179,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +4191,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +4204,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -4026,7 +4231,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4038,7 +4243,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4051,7 +4256,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -4077,7 +4282,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4294,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4307,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4123,7 +4328,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4135,7 +4340,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4148,7 +4353,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -4182,7 +4387,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4194,7 +4399,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4207,7 +4412,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -4239,7 +4444,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4251,7 +4456,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4264,7 +4469,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -4319,7 +4524,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +4536,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +4549,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -4371,7 +4576,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4588,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4601,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -4428,7 +4633,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4440,7 +4645,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4453,7 +4658,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -4509,7 +4714,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4521,7 +4726,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4534,7 +4739,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -4570,7 +4775,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +4787,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +4800,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -4637,7 +4842,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4649,7 +4854,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4662,7 +4867,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -4702,7 +4907,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +4919,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +4932,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -4793,7 +4998,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +5010,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +5023,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -4868,7 +5073,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4880,7 +5085,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4893,7 +5098,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -4932,7 +5137,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4944,7 +5149,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4957,7 +5162,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -5213,7 +5418,24 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tGuestStep\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\x01R\aseconds\x12.\n" +
-	"\x06sample\x18\x03 \x01(\v2\x16.watari.v1.GuestSampleR\x06sample\"Q\n" +
+	"\x06sample\x18\x03 \x01(\v2\x16.watari.v1.GuestSampleR\x06sample\"+\n" +
+	"\x15ClusterTrafficRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"X\n" +
+	"\x16ClusterTrafficResponse\x12*\n" +
+	"\x05pairs\x18\x01 \x03(\v2\x14.watari.v1.GuestPairR\x05pairs\x12\x12\n" +
+	"\x04cost\x18\x02 \x01(\x01R\x04cost\"\xe9\x01\n" +
+	"\tGuestPair\x12\x14\n" +
+	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x14\n" +
+	"\x05other\x18\x02 \x01(\tR\x05other\x12\x12\n" +
+	"\x04sent\x18\x03 \x01(\x01R\x04sent\x12\x1a\n" +
+	"\breceived\x18\x04 \x01(\x01R\breceived\x12\x12\n" +
+	"\x04host\x18\x05 \x01(\tR\x04host\x12\x1d\n" +
+	"\n" +
+	"other_host\x18\x06 \x01(\tR\totherHost\x12\x12\n" +
+	"\x04site\x18\a \x01(\tR\x04site\x12\x1d\n" +
+	"\n" +
+	"other_site\x18\b \x01(\tR\totherSite\x12\x1a\n" +
+	"\bdistance\x18\t \x01(\x01R\bdistance\"Q\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
@@ -5330,7 +5552,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xd7\x18\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xae\x19\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -5372,7 +5594,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"RemoveUser\x12\x1c.watari.v1.RemoveUserRequest\x1a\x1d.watari.v1.RemoveUserResponse\x12C\n" +
 	"\bSetQuota\x12\x1a.watari.v1.SetQuotaRequest\x1a\x1b.watari.v1.SetQuotaResponse\x12@\n" +
 	"\aRecover\x12\x19.watari.v1.RecoverRequest\x1a\x1a.watari.v1.RecoverResponse\x12:\n" +
-	"\x05Usage\x12\x17.watari.v1.UsageRequest\x1a\x18.watari.v1.UsageResponse\x12L\n" +
+	"\x05Usage\x12\x17.watari.v1.UsageRequest\x1a\x18.watari.v1.UsageResponse\x12U\n" +
+	"\x0eClusterTraffic\x12 .watari.v1.ClusterTrafficRequest\x1a!.watari.v1.ClusterTrafficResponse\x12L\n" +
 	"\vApplyPolicy\x12\x1d.watari.v1.ApplyPolicyRequest\x1a\x1e.watari.v1.ApplyPolicyResponse\x12O\n" +
 	"\fListPolicies\x12\x1e.watari.v1.ListPoliciesRequest\x1a\x1f.watari.v1.ListPoliciesResponse\x12I\n" +
 	"\n" +
@@ -5396,7 +5619,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -5470,209 +5693,215 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*UsageRequest)(nil),              // 69: watari.v1.UsageRequest
 	(*UsageResponse)(nil),             // 70: watari.v1.UsageResponse
 	(*GuestStep)(nil),                 // 71: watari.v1.GuestStep
-	(*EventsRequest)(nil),             // 72: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 73: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 74: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 75: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 76: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 77: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 78: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 79: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 80: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 81: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 82: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 83: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 84: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 85: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 86: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 87: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 88: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 89: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 90: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 91: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 92: watari.v1.RecoverResponse
-	nil,                               // 93: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 94: watari.v1.User
-	(*Host)(nil),                      // 95: watari.v1.Host
-	(*Image)(nil),                     // 96: watari.v1.Image
-	(*Blob)(nil),                      // 97: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 98: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 99: watari.v1.Cluster
-	(*Guest)(nil),                     // 100: watari.v1.Guest
-	(*KeptConsole)(nil),               // 101: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 102: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 103: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 104: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 105: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 106: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 107: watari.v1.Migration
-	(*RunSpec)(nil),                   // 108: watari.v1.RunSpec
-	(*Run)(nil),                       // 109: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 110: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 111: google.protobuf.Timestamp
-	(Role)(0),                         // 112: watari.v1.Role
-	(*Quota)(nil),                     // 113: watari.v1.Quota
-	(*HostSample)(nil),                // 114: watari.v1.HostSample
-	(*GuestSample)(nil),               // 115: watari.v1.GuestSample
-	(*Event)(nil),                     // 116: watari.v1.Event
-	(*Policy)(nil),                    // 117: watari.v1.Policy
+	(*ClusterTrafficRequest)(nil),     // 72: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 73: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 74: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 75: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 76: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 77: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 78: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 79: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 80: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 81: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 82: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 83: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 84: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 85: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 86: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 87: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 88: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 89: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 90: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 91: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 92: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 93: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 94: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 95: watari.v1.RecoverResponse
+	nil,                               // 96: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 97: watari.v1.User
+	(*Host)(nil),                      // 98: watari.v1.Host
+	(*Image)(nil),                     // 99: watari.v1.Image
+	(*Blob)(nil),                      // 100: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 101: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 102: watari.v1.Cluster
+	(*Guest)(nil),                     // 103: watari.v1.Guest
+	(*KeptConsole)(nil),               // 104: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 105: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 106: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 107: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 108: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 109: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 110: watari.v1.Migration
+	(*RunSpec)(nil),                   // 111: watari.v1.RunSpec
+	(*Run)(nil),                       // 112: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 113: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 114: google.protobuf.Timestamp
+	(Role)(0),                         // 115: watari.v1.Role
+	(*Quota)(nil),                     // 116: watari.v1.Quota
+	(*HostSample)(nil),                // 117: watari.v1.HostSample
+	(*GuestSample)(nil),               // 118: watari.v1.GuestSample
+	(*Event)(nil),                     // 119: watari.v1.Event
+	(*Policy)(nil),                    // 120: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	94,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	95,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	95,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	95,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	96,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	96,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	97,  // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	96,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	98,  // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	99,  // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	99,  // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	99,  // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	100, // 12: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	100, // 13: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	100, // 14: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	101, // 15: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	102, // 16: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	103, // 17: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	104, // 18: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	105, // 19: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	106, // 20: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	107, // 21: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	107, // 22: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	107, // 23: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	108, // 24: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	109, // 25: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	109, // 26: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	109, // 27: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	109, // 28: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	109, // 29: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	110, // 30: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	111, // 31: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	112, // 32: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	113, // 33: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	94,  // 34: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	94,  // 35: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	113, // 36: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	94,  // 37: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	111, // 38: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	114, // 39: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	97,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	98,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	98,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	98,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	99,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	99,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	100, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	99,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	101, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	102, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	102, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	102, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	103, // 12: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	103, // 13: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	103, // 14: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	104, // 15: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	105, // 16: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	106, // 17: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	107, // 18: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	108, // 19: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	109, // 20: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	110, // 21: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	110, // 22: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	110, // 23: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	111, // 24: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	112, // 25: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	112, // 26: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	112, // 27: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	112, // 28: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	112, // 29: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	113, // 30: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	114, // 31: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	115, // 32: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	116, // 33: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	97,  // 34: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	97,  // 35: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	116, // 36: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	97,  // 37: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	114, // 38: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	117, // 39: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
 	71,  // 40: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	111, // 41: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	115, // 42: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	116, // 43: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	99,  // 44: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	100, // 45: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	95,  // 46: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	107, // 47: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	109, // 48: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	100, // 49: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	117, // 50: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	117, // 51: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	111, // 52: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	111, // 53: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	82,  // 54: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	111, // 55: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	85,  // 56: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	111, // 57: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	110, // 58: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	93,  // 59: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 60: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	89,  // 61: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	90,  // 62: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	91,  // 63: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 64: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 65: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 66: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,   // 67: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,   // 68: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11,  // 69: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13,  // 70: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15,  // 71: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17,  // 72: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19,  // 73: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21,  // 74: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23,  // 75: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	25,  // 76: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	27,  // 77: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	29,  // 78: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	31,  // 79: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	33,  // 80: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	35,  // 81: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	37,  // 82: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	39,  // 83: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	41,  // 84: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	43,  // 85: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	45,  // 86: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	47,  // 87: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	49,  // 88: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	51,  // 89: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	53,  // 90: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	55,  // 91: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	57,  // 92: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	59,  // 93: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	61,  // 94: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	63,  // 95: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	65,  // 96: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	67,  // 97: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	88,  // 98: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	69,  // 99: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	76,  // 100: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	78,  // 101: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	80,  // 102: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	83,  // 103: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	72,  // 104: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	74,  // 105: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	86,  // 106: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 107: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 108: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 109: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,   // 110: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10,  // 111: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12,  // 112: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14,  // 113: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16,  // 114: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18,  // 115: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20,  // 116: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22,  // 117: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24,  // 118: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	26,  // 119: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	28,  // 120: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	30,  // 121: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	32,  // 122: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	34,  // 123: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	36,  // 124: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	38,  // 125: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	40,  // 126: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	42,  // 127: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	44,  // 128: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	46,  // 129: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	48,  // 130: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	50,  // 131: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	52,  // 132: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	54,  // 133: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	56,  // 134: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	58,  // 135: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	60,  // 136: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	62,  // 137: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	64,  // 138: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	66,  // 139: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	68,  // 140: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	92,  // 141: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	70,  // 142: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	77,  // 143: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	79,  // 144: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	81,  // 145: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	84,  // 146: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	73,  // 147: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	75,  // 148: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	87,  // 149: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	107, // [107:150] is the sub-list for method output_type
-	64,  // [64:107] is the sub-list for method input_type
-	64,  // [64:64] is the sub-list for extension type_name
-	64,  // [64:64] is the sub-list for extension extendee
-	0,   // [0:64] is the sub-list for field type_name
+	114, // 41: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	118, // 42: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	74,  // 43: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	119, // 44: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	102, // 45: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	103, // 46: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	98,  // 47: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	110, // 48: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	112, // 49: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	103, // 50: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	120, // 51: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	120, // 52: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	114, // 53: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	114, // 54: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	85,  // 55: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	114, // 56: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	88,  // 57: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	114, // 58: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	113, // 59: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	96,  // 60: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 61: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	92,  // 62: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	93,  // 63: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	94,  // 64: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 65: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 66: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 67: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,   // 68: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,   // 69: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11,  // 70: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13,  // 71: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15,  // 72: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17,  // 73: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19,  // 74: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21,  // 75: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23,  // 76: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	25,  // 77: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	27,  // 78: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	29,  // 79: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	31,  // 80: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	33,  // 81: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	35,  // 82: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	37,  // 83: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	39,  // 84: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	41,  // 85: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	43,  // 86: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	45,  // 87: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	47,  // 88: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	49,  // 89: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	51,  // 90: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	53,  // 91: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	55,  // 92: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	57,  // 93: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	59,  // 94: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	61,  // 95: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	63,  // 96: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	65,  // 97: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	67,  // 98: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	91,  // 99: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	69,  // 100: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	72,  // 101: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	79,  // 102: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	81,  // 103: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	83,  // 104: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	86,  // 105: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	75,  // 106: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	77,  // 107: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	89,  // 108: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 109: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 110: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 111: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,   // 112: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10,  // 113: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12,  // 114: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14,  // 115: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16,  // 116: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18,  // 117: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20,  // 118: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22,  // 119: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24,  // 120: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	26,  // 121: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	28,  // 122: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	30,  // 123: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	32,  // 124: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	34,  // 125: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	36,  // 126: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	38,  // 127: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	40,  // 128: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	42,  // 129: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	44,  // 130: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	46,  // 131: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	48,  // 132: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	50,  // 133: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	52,  // 134: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	54,  // 135: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	56,  // 136: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	58,  // 137: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	60,  // 138: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	62,  // 139: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	64,  // 140: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	66,  // 141: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	68,  // 142: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	95,  // 143: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	70,  // 144: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	73,  // 145: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	80,  // 146: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	82,  // 147: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	84,  // 148: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	87,  // 149: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	76,  // 150: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	78,  // 151: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	90,  // 152: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	109, // [109:153] is the sub-list for method output_type
+	65,  // [65:109] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -5688,7 +5917,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   93,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

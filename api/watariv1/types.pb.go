@@ -1797,6 +1797,7 @@ type GuestSample struct {
 	Received      float64                `protobuf:"fixed64,5,opt,name=received,proto3" json:"received,omitempty"`                         // bytes per second that the guest received from its cluster's network
 	Sent          float64                `protobuf:"fixed64,6,opt,name=sent,proto3" json:"sent,omitempty"`                                 // and that it sent
 	CpuWait       float64                `protobuf:"fixed64,7,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`            // cores for which its vCPUs waited for a processor; cpu + cpu_wait is what it would use on an idle host
+	Peers         []*GuestTraffic        `protobuf:"bytes,8,rep,name=peers,proto3" json:"peers,omitempty"`                                 // what it sent to other guests of its cluster; only in every few samples
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1880,6 +1881,66 @@ func (x *GuestSample) GetCpuWait() float64 {
 	return 0
 }
 
+func (x *GuestSample) GetPeers() []*GuestTraffic {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+// GuestTraffic is what a guest has sent to another guest.
+type GuestTraffic struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // the other's, IPv4
+	Sent          uint64                 `protobuf:"varint,2,opt,name=sent,proto3" json:"sent,omitempty"`      // bytes since the host's last sample that has peers
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestTraffic) Reset() {
+	*x = GuestTraffic{}
+	mi := &file_watari_v1_types_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestTraffic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestTraffic) ProtoMessage() {}
+
+func (x *GuestTraffic) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestTraffic.ProtoReflect.Descriptor instead.
+func (*GuestTraffic) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GuestTraffic) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *GuestTraffic) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
 // OwnerActivity is what the people who own a host do on it. Times are seconds; an unset time is not known, because nobody is
 // logged in there, or because the host has no such device.
 type OwnerActivity struct {
@@ -1893,7 +1954,7 @@ type OwnerActivity struct {
 
 func (x *OwnerActivity) Reset() {
 	*x = OwnerActivity{}
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +1966,7 @@ func (x *OwnerActivity) String() string {
 func (*OwnerActivity) ProtoMessage() {}
 
 func (x *OwnerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[13]
+	mi := &file_watari_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +1979,7 @@ func (x *OwnerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerActivity.ProtoReflect.Descriptor instead.
 func (*OwnerActivity) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OwnerActivity) GetUsers() []string {
@@ -1968,7 +2029,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2041,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[14]
+	mi := &file_watari_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2054,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Host) GetMeta() *Meta {
@@ -2092,7 +2153,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2165,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[15]
+	mi := &file_watari_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2178,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Withdrawal) GetPolicy() string {
@@ -2155,7 +2216,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2228,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2241,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -2222,7 +2283,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2295,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2308,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2284,7 +2345,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2357,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2370,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -2393,7 +2454,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2466,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2479,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -2456,7 +2517,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2468,7 +2529,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2481,7 +2542,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -2565,7 +2626,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2638,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2651,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -2707,7 +2768,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +2780,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +2793,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -2891,7 +2952,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +2964,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +2977,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -3000,7 +3061,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3073,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3086,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -3194,7 +3255,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3206,7 +3267,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3219,7 +3280,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CheckpointFile) GetBlob() *Blob {
@@ -3259,7 +3320,7 @@ type CheckpointMember struct {
 
 func (x *CheckpointMember) Reset() {
 	*x = CheckpointMember{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3332,7 @@ func (x *CheckpointMember) String() string {
 func (*CheckpointMember) ProtoMessage() {}
 
 func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3345,7 @@ func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointMember.ProtoReflect.Descriptor instead.
 func (*CheckpointMember) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CheckpointMember) GetGuest() string {
@@ -3358,7 +3419,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3431,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3444,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Checkpoint) GetMeta() *Meta {
@@ -3493,7 +3554,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3566,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3579,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -3583,7 +3644,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3595,7 +3656,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3608,7 +3669,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -3658,7 +3719,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3731,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3744,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -3780,7 +3841,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +3853,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +3866,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -3917,7 +3978,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3929,7 +3990,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3942,7 +4003,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -3971,7 +4032,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3983,7 +4044,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3996,7 +4057,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -4039,7 +4100,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4112,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4125,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -4139,7 +4200,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4212,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4225,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetId() uint64 {
@@ -4235,7 +4296,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4247,7 +4308,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4260,7 +4321,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -4340,7 +4401,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4352,7 +4413,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4365,7 +4426,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -4416,7 +4477,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +4489,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +4502,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -4483,7 +4544,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4556,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4569,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -4541,7 +4602,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4614,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4627,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -4609,7 +4670,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4621,7 +4682,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4634,7 +4695,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -4668,7 +4729,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4680,7 +4741,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4693,7 +4754,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -4771,7 +4832,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4783,7 +4844,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4796,7 +4857,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -4965,7 +5026,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05owner\x18\f \x01(\v2\x18.watari.v1.OwnerActivityR\x05owner\"2\n" +
 	"\bPressure\x12\x12\n" +
 	"\x04some\x18\x01 \x01(\x01R\x04some\x12\x12\n" +
-	"\x04full\x18\x02 \x01(\x01R\x04full\"\xb3\x01\n" +
+	"\x04full\x18\x02 \x01(\x01R\x04full\"\xe2\x01\n" +
 	"\vGuestSample\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -4973,7 +5034,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
 	"\breceived\x18\x05 \x01(\x01R\breceived\x12\x12\n" +
 	"\x04sent\x18\x06 \x01(\x01R\x04sent\x12\x19\n" +
-	"\bcpu_wait\x18\a \x01(\x01R\acpuWait\"\x94\x01\n" +
+	"\bcpu_wait\x18\a \x01(\x01R\acpuWait\x12-\n" +
+	"\x05peers\x18\b \x03(\v2\x17.watari.v1.GuestTrafficR\x05peers\"<\n" +
+	"\fGuestTraffic\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04sent\x18\x02 \x01(\x04R\x04sent\"\x94\x01\n" +
 	"\rOwnerActivity\x12\x14\n" +
 	"\x05users\x18\x01 \x03(\tR\x05users\x12\"\n" +
 	"\n" +
@@ -5371,7 +5436,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -5399,44 +5464,45 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*HostSample)(nil),            // 23: watari.v1.HostSample
 	(*Pressure)(nil),              // 24: watari.v1.Pressure
 	(*GuestSample)(nil),           // 25: watari.v1.GuestSample
-	(*OwnerActivity)(nil),         // 26: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 27: watari.v1.Host
-	(*Withdrawal)(nil),            // 28: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 29: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 30: watari.v1.Blob
-	(*Image)(nil),                 // 31: watari.v1.Image
-	(*GuestShape)(nil),            // 32: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 33: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 34: watari.v1.Cluster
-	(*Guest)(nil),                 // 35: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 36: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 37: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 38: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 39: watari.v1.CheckpointMember
-	(*Checkpoint)(nil),            // 40: watari.v1.Checkpoint
-	(*CheckpointObserved)(nil),    // 41: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 42: watari.v1.Policy
-	(*RunSpec)(nil),               // 43: watari.v1.RunSpec
-	(*Run)(nil),                   // 44: watari.v1.Run
-	(*Quota)(nil),                 // 45: watari.v1.Quota
-	(*User)(nil),                  // 46: watari.v1.User
-	(*Token)(nil),                 // 47: watari.v1.Token
-	(*Event)(nil),                 // 48: watari.v1.Event
-	(*KeptConsole)(nil),           // 49: watari.v1.KeptConsole
-	(*Term)(nil),                  // 50: watari.v1.Term
-	(*Stamp)(nil),                 // 51: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 52: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 53: watari.v1.Hold
-	(*VouchedHost)(nil),           // 54: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 55: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 56: watari.v1.GuestFacts
-	nil,                           // 57: watari.v1.RunSpec.EnvEntry
-	nil,                           // 58: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
+	(*GuestTraffic)(nil),          // 26: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 27: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 28: watari.v1.Host
+	(*Withdrawal)(nil),            // 29: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 30: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 31: watari.v1.Blob
+	(*Image)(nil),                 // 32: watari.v1.Image
+	(*GuestShape)(nil),            // 33: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 34: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 35: watari.v1.Cluster
+	(*Guest)(nil),                 // 36: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 37: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 38: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 39: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 40: watari.v1.CheckpointMember
+	(*Checkpoint)(nil),            // 41: watari.v1.Checkpoint
+	(*CheckpointObserved)(nil),    // 42: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 43: watari.v1.Policy
+	(*RunSpec)(nil),               // 44: watari.v1.RunSpec
+	(*Run)(nil),                   // 45: watari.v1.Run
+	(*Quota)(nil),                 // 46: watari.v1.Quota
+	(*User)(nil),                  // 47: watari.v1.User
+	(*Token)(nil),                 // 48: watari.v1.Token
+	(*Event)(nil),                 // 49: watari.v1.Event
+	(*KeptConsole)(nil),           // 50: watari.v1.KeptConsole
+	(*Term)(nil),                  // 51: watari.v1.Term
+	(*Stamp)(nil),                 // 52: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 53: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 54: watari.v1.Hold
+	(*VouchedHost)(nil),           // 55: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 56: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 57: watari.v1.GuestFacts
+	nil,                           // 58: watari.v1.RunSpec.EnvEntry
+	nil,                           // 59: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	59, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	59, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	60, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	60, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	16, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	17, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -5446,85 +5512,86 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	15, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	21, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	18, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	59, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	59, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	60, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	60, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	24, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	24, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	24, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
 	25, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	26, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	13, // 18: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	20, // 19: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	28, // 20: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	0,  // 21: watari.v1.Host.state:type_name -> watari.v1.HostState
-	22, // 22: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	59, // 23: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	23, // 24: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	59, // 25: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	13, // 26: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	13, // 27: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	30, // 28: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	30, // 29: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	30, // 30: watari.v1.Image.root:type_name -> watari.v1.Blob
-	32, // 31: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 32: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	13, // 33: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	33, // 34: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	19, // 35: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 36: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	13, // 37: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	32, // 38: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	59, // 39: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	19, // 40: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 41: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	13, // 42: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 43: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	36, // 44: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	59, // 45: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	59, // 46: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	59, // 47: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	30, // 48: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	38, // 49: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	13, // 50: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	6,  // 51: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	39, // 52: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	59, // 53: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	59, // 54: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	59, // 55: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	8,  // 56: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	38, // 57: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	13, // 58: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	57, // 59: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	10, // 60: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	13, // 61: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	43, // 62: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	9,  // 63: watari.v1.Run.state:type_name -> watari.v1.RunState
-	59, // 64: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	59, // 65: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	58, // 66: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	13, // 67: watari.v1.User.meta:type_name -> watari.v1.Meta
-	11, // 68: watari.v1.User.role:type_name -> watari.v1.Role
-	45, // 69: watari.v1.User.quota:type_name -> watari.v1.Quota
-	13, // 70: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	59, // 71: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	59, // 72: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	12, // 73: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	59, // 74: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	59, // 75: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	51, // 76: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	13, // 77: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	52, // 78: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	52, // 79: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	54, // 80: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	33, // 81: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	55, // 82: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	32, // 83: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	19, // 84: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	85, // [85:85] is the sub-list for method output_type
-	85, // [85:85] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	27, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	26, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	13, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	20, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	29, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	0,  // 22: watari.v1.Host.state:type_name -> watari.v1.HostState
+	22, // 23: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	60, // 24: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	23, // 25: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	60, // 26: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	13, // 27: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	13, // 28: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	31, // 29: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	31, // 30: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	31, // 31: watari.v1.Image.root:type_name -> watari.v1.Blob
+	33, // 32: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 33: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	13, // 34: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	34, // 35: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	19, // 36: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 37: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	13, // 38: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	33, // 39: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	60, // 40: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	19, // 41: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 42: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	13, // 43: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 44: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	37, // 45: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	60, // 46: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	60, // 47: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	60, // 48: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	31, // 49: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	39, // 50: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	13, // 51: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	6,  // 52: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	40, // 53: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	60, // 54: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	60, // 55: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	60, // 56: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	8,  // 57: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	39, // 58: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	13, // 59: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	58, // 60: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	10, // 61: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	13, // 62: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	44, // 63: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	9,  // 64: watari.v1.Run.state:type_name -> watari.v1.RunState
+	60, // 65: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	60, // 66: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	59, // 67: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	13, // 68: watari.v1.User.meta:type_name -> watari.v1.Meta
+	11, // 69: watari.v1.User.role:type_name -> watari.v1.Role
+	46, // 70: watari.v1.User.quota:type_name -> watari.v1.Quota
+	13, // 71: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	60, // 72: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	60, // 73: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	12, // 74: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	60, // 75: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	60, // 76: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	52, // 77: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	13, // 78: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	53, // 79: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	53, // 80: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	55, // 81: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	34, // 82: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	56, // 83: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	33, // 84: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	19, // 85: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	86, // [86:86] is the sub-list for method output_type
+	86, // [86:86] is the sub-list for method input_type
+	86, // [86:86] is the sub-list for extension type_name
+	86, // [86:86] is the sub-list for extension extendee
+	0,  // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -5532,14 +5599,14 @@ func file_watari_v1_types_proto_init() {
 	if File_watari_v1_types_proto != nil {
 		return
 	}
-	file_watari_v1_types_proto_msgTypes[13].OneofWrappers = []any{}
+	file_watari_v1_types_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -44,10 +44,7 @@ func serve(ctx context.Context, o options) error {
 	if o.memory != 0 {
 		info.MemoryBytes = min(info.MemoryBytes, o.memory<<20)
 	}
-	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName})
-	if err != nil {
-		return fmt.Errorf("begin to measure the host: %w", err)
-	}
+	var err error
 	if info.BootId, err = bootID(o.run); err != nil {
 		return err
 	}
@@ -65,6 +62,10 @@ func serve(ctx context.Context, o options) error {
 		return err
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
+	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent})
+	if err != nil {
+		return fmt.Errorf("begin to measure the host: %w", err)
+	}
 	var a *agent.Agent
 	link, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
 		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,

@@ -163,5 +163,11 @@ func (h *Host) Check() (problems []string, err error) {
 	return problems, err
 }
 
+// Sent calls Sent on the host.
+func (h *Host) Sent() (sent map[string]map[netip.Addr]uint64, err error) {
+	err = h.call("Sent", nil, &sent)
+	return sent, err
+}
+
 // Cleanup calls Cleanup on the host.
 func (h *Host) Cleanup() error { return h.call("Cleanup", nil, nil) }

@@ -126,6 +126,12 @@ func (s *Service) Check(_ struct{}, problems *[]string) error {
 	return nil
 }
 
+// Sent calls Sent.
+func (s *Service) Sent(_ struct{}, sent *map[string]map[netip.Addr]uint64) (err error) {
+	*sent, err = s.agent.Sent()
+	return err
+}
+
 // Cleanup calls Cleanup.
 func (s *Service) Cleanup(_ struct{}, _ *struct{}) error {
 	return s.agent.Cleanup(context.Background())

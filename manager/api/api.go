@@ -48,6 +48,8 @@ type Options struct {
 	Began func() time.Time
 	// Signals returns what policies know of hosts now, and the policy in force, which may be nil. Unset: nothing.
 	Signals func(now time.Time) (core.Signals, *policy.Policy)
+	// Traffic returns which guests talk to each other now. Unset: that is not known.
+	Traffic func(now time.Time) core.Traffic
 	// Lately returns what hosts and guests have used lately; nil: nothing is known. Unset: nothing ever is.
 	Lately func() *core.Usage
 	// Prefix is what clusters' prefixes are taken from; the zero value: DefaultPrefix.

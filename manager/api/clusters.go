@@ -6,8 +6,10 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"watari/core"
+	"watari/locality"
 	"watari/manager/store"
 	"watari/manager/view"
 
@@ -60,6 +62,26 @@ func (s *Server) ListClusters(ctx context.Context, r *connect.Request[v1.ListClu
 		}
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// ClusterTraffic returns which guests of a cluster talk to each other.
+func (s *Server) ClusterTraffic(ctx context.Context, r *connect.Request[v1.ClusterTrafficRequest]) (*connect.Response[v1.ClusterTrafficResponse], error) {
+	snap := s.Store.Snapshot()
+	c, err := find(callerOf(ctx), "cluster", r.Msg.Name, snap.Clusters)
+	if err != nil {
+		return nil, err
+	}
+	var traffic core.Traffic
+	if s.Traffic != nil {
+		traffic = s.Traffic(time.Now())
+	}
+	distance := locality.Default
+	if s.Signals != nil {
+		if _, p := s.Signals(time.Now()); p != nil && p.Locality != nil {
+			distance = p.Locality.Distance
+		}
+	}
+	return connect.NewResponse(core.ClusterTraffic(snap, c.Meta.Name, traffic, distance)), nil
 }
 
 // ResizeCluster changes the number of a cluster's guests. Removed guests end afterwards.

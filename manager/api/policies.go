@@ -124,7 +124,11 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
 	}
 	defer s.replaying.Unlock()
-	steps, notes := sim.Foresee(sim.Past{Objects: snap, Policy: parsed, Samples: samples, Guests: guests, Since: since, Until: until,
-		Go: func() bool { return ctx.Err() == nil && time.Since(now) < maxReplay }})
+	past := sim.Past{Objects: snap, Policy: parsed, Samples: samples, Guests: guests, Since: since, Until: until}
+	if s.Traffic != nil {
+		past.Traffic = s.Traffic(now)
+	}
+	past.Go = func() bool { return ctx.Err() == nil && time.Since(now) < maxReplay }
+	steps, notes := sim.Foresee(past)
 	return connect.NewResponse(&v1.TestPolicyResponse{Steps: steps, Notes: notes}), nil
 }

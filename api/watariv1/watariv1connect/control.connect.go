@@ -136,6 +136,9 @@ const (
 	ControlServiceRecoverProcedure = "/watari.v1.ControlService/Recover"
 	// ControlServiceUsageProcedure is the fully-qualified name of the ControlService's Usage RPC.
 	ControlServiceUsageProcedure = "/watari.v1.ControlService/Usage"
+	// ControlServiceClusterTrafficProcedure is the fully-qualified name of the ControlService's
+	// ClusterTraffic RPC.
+	ControlServiceClusterTrafficProcedure = "/watari.v1.ControlService/ClusterTraffic"
 	// ControlServiceApplyPolicyProcedure is the fully-qualified name of the ControlService's
 	// ApplyPolicy RPC.
 	ControlServiceApplyPolicyProcedure = "/watari.v1.ControlService/ApplyPolicy"
@@ -205,6 +208,8 @@ type ControlServiceClient interface {
 	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
 	// Usage returns what a host or a guest has used: fine steps within the last hour, coarse ones within the last week.
 	Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error)
+	// ClusterTraffic returns which guests of a cluster talk to each other now, and how far they are from each other.
+	ClusterTraffic(context.Context, *connect.Request[watariv1.ClusterTrafficRequest]) (*connect.Response[watariv1.ClusterTrafficResponse], error)
 	// ApplyPolicy makes a text the policy in force, as a new version. A text with an error is refused with its line, and the
 	// policy in force stays.
 	ApplyPolicy(context.Context, *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error)
@@ -446,6 +451,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Usage")),
 			connect.WithClientOptions(opts...),
 		),
+		clusterTraffic: connect.NewClient[watariv1.ClusterTrafficRequest, watariv1.ClusterTrafficResponse](
+			httpClient,
+			baseURL+ControlServiceClusterTrafficProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ClusterTraffic")),
+			connect.WithClientOptions(opts...),
+		),
 		applyPolicy: connect.NewClient[watariv1.ApplyPolicyRequest, watariv1.ApplyPolicyResponse](
 			httpClient,
 			baseURL+ControlServiceApplyPolicyProcedure,
@@ -523,6 +534,7 @@ type controlServiceClient struct {
 	setQuota          *connect.Client[watariv1.SetQuotaRequest, watariv1.SetQuotaResponse]
 	recover           *connect.Client[watariv1.RecoverRequest, watariv1.RecoverResponse]
 	usage             *connect.Client[watariv1.UsageRequest, watariv1.UsageResponse]
+	clusterTraffic    *connect.Client[watariv1.ClusterTrafficRequest, watariv1.ClusterTrafficResponse]
 	applyPolicy       *connect.Client[watariv1.ApplyPolicyRequest, watariv1.ApplyPolicyResponse]
 	listPolicies      *connect.Client[watariv1.ListPoliciesRequest, watariv1.ListPoliciesResponse]
 	testPolicy        *connect.Client[watariv1.TestPolicyRequest, watariv1.TestPolicyResponse]
@@ -711,6 +723,11 @@ func (c *controlServiceClient) Usage(ctx context.Context, req *connect.Request[w
 	return c.usage.CallUnary(ctx, req)
 }
 
+// ClusterTraffic calls watari.v1.ControlService.ClusterTraffic.
+func (c *controlServiceClient) ClusterTraffic(ctx context.Context, req *connect.Request[watariv1.ClusterTrafficRequest]) (*connect.Response[watariv1.ClusterTrafficResponse], error) {
+	return c.clusterTraffic.CallUnary(ctx, req)
+}
+
 // ApplyPolicy calls watari.v1.ControlService.ApplyPolicy.
 func (c *controlServiceClient) ApplyPolicy(ctx context.Context, req *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error) {
 	return c.applyPolicy.CallUnary(ctx, req)
@@ -791,6 +808,8 @@ type ControlServiceHandler interface {
 	Recover(context.Context, *connect.Request[watariv1.RecoverRequest]) (*connect.Response[watariv1.RecoverResponse], error)
 	// Usage returns what a host or a guest has used: fine steps within the last hour, coarse ones within the last week.
 	Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error)
+	// ClusterTraffic returns which guests of a cluster talk to each other now, and how far they are from each other.
+	ClusterTraffic(context.Context, *connect.Request[watariv1.ClusterTrafficRequest]) (*connect.Response[watariv1.ClusterTrafficResponse], error)
 	// ApplyPolicy makes a text the policy in force, as a new version. A text with an error is refused with its line, and the
 	// policy in force stays.
 	ApplyPolicy(context.Context, *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error)
@@ -1028,6 +1047,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Usage")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceClusterTrafficHandler := connect.NewUnaryHandler(
+		ControlServiceClusterTrafficProcedure,
+		svc.ClusterTraffic,
+		connect.WithSchema(controlServiceMethods.ByName("ClusterTraffic")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceApplyPolicyHandler := connect.NewUnaryHandler(
 		ControlServiceApplyPolicyProcedure,
 		svc.ApplyPolicy,
@@ -1138,6 +1163,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceRecoverHandler.ServeHTTP(w, r)
 		case ControlServiceUsageProcedure:
 			controlServiceUsageHandler.ServeHTTP(w, r)
+		case ControlServiceClusterTrafficProcedure:
+			controlServiceClusterTrafficHandler.ServeHTTP(w, r)
 		case ControlServiceApplyPolicyProcedure:
 			controlServiceApplyPolicyHandler.ServeHTTP(w, r)
 		case ControlServiceListPoliciesProcedure:
@@ -1301,6 +1328,10 @@ func (UnimplementedControlServiceHandler) Recover(context.Context, *connect.Requ
 
 func (UnimplementedControlServiceHandler) Usage(context.Context, *connect.Request[watariv1.UsageRequest]) (*connect.Response[watariv1.UsageResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Usage is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ClusterTraffic(context.Context, *connect.Request[watariv1.ClusterTrafficRequest]) (*connect.Response[watariv1.ClusterTrafficResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ClusterTraffic is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) ApplyPolicy(context.Context, *connect.Request[watariv1.ApplyPolicyRequest]) (*connect.Response[watariv1.ApplyPolicyResponse], error) {

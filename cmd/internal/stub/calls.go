@@ -90,6 +90,11 @@ func (m *Manager) ListClusters(ctx context.Context, r *connect.Request[v1.ListCl
 	return answer[v1.ListClustersRequest, v1.ListClustersResponse](ctx, m, r)
 }
 
+// ClusterTraffic implements the service.
+func (m *Manager) ClusterTraffic(ctx context.Context, r *connect.Request[v1.ClusterTrafficRequest]) (*connect.Response[v1.ClusterTrafficResponse], error) {
+	return answer[v1.ClusterTrafficRequest, v1.ClusterTrafficResponse](ctx, m, r)
+}
+
 // ResizeCluster implements the service.
 func (m *Manager) ResizeCluster(ctx context.Context, r *connect.Request[v1.ResizeClusterRequest]) (*connect.Response[v1.ResizeClusterResponse], error) {
 	return answer[v1.ResizeClusterRequest, v1.ResizeClusterResponse](ctx, m, r)

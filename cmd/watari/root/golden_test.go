@@ -82,6 +82,14 @@ func answers(_ context.Context, request any) (any, error) {
 		return &v1.ListHostsResponse{Hosts: named(hosts, r.Name)}, nil
 	case *v1.ListClustersRequest:
 		return &v1.ListClustersResponse{Clusters: named(clusters, r.Name)}, nil
+	case *v1.ClusterTrafficRequest:
+		if r.Name != "md" {
+			return &v1.ClusterTrafficResponse{}, nil
+		}
+		return &v1.ClusterTrafficResponse{Cost: 115e6, Pairs: []*v1.GuestPair{
+			{Guest: "md-0", Other: "md-1", Sent: 9e6, Received: 2e6, Host: "a1", OtherHost: "b1", Site: "a", OtherSite: "b", Distance: 10},
+			{Guest: "md-0", Other: "md-2", Sent: 4e6, Received: 1e6, Host: "a1", OtherHost: "a2", Site: "a", OtherSite: "a", Distance: 1},
+			{Guest: "md-2", Other: "md-3", Sent: 800, Host: "a2", Site: "a"}}}, nil
 	case *v1.ListGuestsRequest:
 		return &v1.ListGuestsResponse{Guests: named(guests, r.Name)}, nil
 	case *v1.ListImagesRequest:
