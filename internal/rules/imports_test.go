@@ -32,8 +32,7 @@ func underAny(name string, paths []string) bool {
 }
 
 // deciders are pure packages: no files, no network, no processes, no clock.
-var deciders = []string{"watari/placement", "watari/rebalance", "watari/migration", "watari/checkpoint", "watari/sharing", "watari/compatibility",
-var deciders = []string{"watari/placement", "watari/rebalance", "watari/locality", "watari/migration", "watari/sharing", "watari/compatibility",
+var deciders = []string{"watari/placement", "watari/rebalance", "watari/locality", "watari/migration", "watari/checkpoint", "watari/sharing", "watari/compatibility",
 	"watari/policy", "watari/core", "watari/core/lifecycle", "watari/agent/machine", "watari/agent/domain"}
 
 // pureImports are the packages that deciders may import in addition to each other.
