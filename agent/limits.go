@@ -110,10 +110,11 @@ func (k *limitKeeper) apply(ctx context.Context) (again bool, err error) {
 	wanted := k.wanted()
 	limited := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(l *v1.GuestLimits) bool { return l != nil })
 	if limited || k.limited {
-		k.limited = limited
-		if err := k.limiter.GiveWay(limited); err != nil {
-			k.log.Warn("the agent does not give way to the owner's programs", "error", err)
+		err := k.limiter.GiveWay(limited)
+		if err != nil {
+			k.log.Warn("the agent does not give way to the owner's programs, or gives way for too long", "error", err)
 		}
+		k.limited = limited || err != nil
 	}
 	maps.DeleteFunc(k.free, func(uid string, _ bool) bool { limits, here := wanted[uid]; return !here || limits != nil })
 	maps.DeleteFunc(wanted, func(uid string, _ *v1.GuestLimits) bool { return k.free[uid] })

@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -153,5 +155,35 @@ func TestLimitsThatFailAreReportedAndTriedAgain(t *testing.T) {
 	})
 	if o.state(uid) != domain.Running {
 		t.Error("the guest does not run")
+	}
+}
+
+// failsOnce fails when it is to stop giving way for the first time.
+type failsOnce struct {
+	stubLimiter
+	asked []bool
+}
+
+func (f *failsOnce) Limit(int, *v1.GuestLimits) error { return nil }
+func (f *failsOnce) GiveWay(giveWay bool) error {
+	f.asked = append(f.asked, giveWay)
+	if !giveWay && len(f.asked) == 2 {
+		return errors.New("not now")
+	}
+	return nil
+}
+
+func TestTheEndOfGivingWayIsTriedAgain(t *testing.T) {
+	limits := map[string]*v1.GuestLimits{"u": {CpuWeight: 1}}
+	f := &failsOnce{}
+	k := &limitKeeper{limiter: f, wanted: func() map[string]*v1.GuestLimits { return maps.Clone(limits) }, log: slog.Default(), free: map[string]bool{},
+		processes: func(context.Context) (map[string][]int, error) { return map[string][]int{"u": {1}}, nil }}
+	k.apply(t.Context())
+	limits["u"] = nil
+	for range 3 {
+		k.apply(t.Context())
+	}
+	if !slices.Equal(f.asked, []bool{true, false, false}) {
+		t.Errorf("asked %v", f.asked)
 	}
 }

@@ -4,7 +4,6 @@ package core
 // scheduler's paper calls this heterogeneous distribution, and the moves at run time dynamic load balance.
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -30,12 +29,28 @@ const (
 	leastFree = 0.1
 )
 
+// Bounds of what a host may say of its processors.
+const (
+	leastSpeed, mostSpeed = 0.01, 100
+	leastShare            = 0.01
+	mostCores             = 1 << 16
+)
+
 // speedOf returns the speed of a host's processors. One that was not measured counts as 1.
-func speedOf(h *v1.HostInfo) float64 { return cmp.Or(max(0, h.GetCoreSpeed()), 1) }
+func speedOf(h *v1.HostInfo) float64 {
+	if speed := h.GetCoreSpeed(); speed >= leastSpeed { // false if it is not a number
+		return min(speed, mostSpeed)
+	}
+	return 1
+}
 
 // coresOf returns how many cores' time a host has.
 func coresOf(h *v1.HostInfo) float64 {
-	return cmp.Or(max(0, h.GetCpuShare()), float64(max(1, h.GetCores())))
+	cores := float64(min(max(1, h.GetCores()), mostCores))
+	if share := h.GetCpuShare(); share >= leastShare {
+		return min(share, cores)
+	}
+	return cores
 }
 
 // apportioned reports whether a cluster's guests are placed by their own rule, so that policies must not rebalance them.
@@ -60,6 +75,7 @@ type apportionMemory struct {
 	looked time.Time
 	// better has since when another division is better, by cluster.
 	better map[string]time.Time
+	last   string // cluster whose guests moved
 }
 
 func (m apportionMemory) clone() apportionMemory {
@@ -173,8 +189,14 @@ func (p *pass) apportion() {
 		return
 	}
 	memory.looked = p.Now
+	for _, m := range p.index.moves {
+		if m.Policy == policy.ApportionName {
+			memory.better = nil // what hosts have free is known again only some time after the move
+			return
+		}
+	}
 	better := map[string]time.Time{}
-	for _, name := range sortedKeys(p.Clusters) {
+	for _, name := range memory.inTurn(sortedKeys(p.Clusters)) {
 		c := p.Clusters[name]
 		if !apportioned(c) || c.Meta.Deleting != nil || p.full() {
 			continue
@@ -189,18 +211,30 @@ func (p *pass) apportion() {
 		}
 		better[name] = since
 		if p.Now.Sub(since) >= p.hurried(apportionHold) {
+			begun := len(p.changes)
 			p.reapportion(c, hosts, *d)
+			if len(p.changes) > begun {
+				// One cluster at a time: two that see the same free host would both go there, and back.
+				memory.last, memory.better = name, nil
+				return
+			}
 		}
 	}
 	memory.better = better
 }
 
+// inTurn returns names, the one after the last cluster that was divided anew first.
+func (m *apportionMemory) inTurn(names []string) []string {
+	after, _ := slices.BinarySearch(names, m.last+"\x00")
+	return slices.Concat(names[after:], names[:after])
+}
+
 // reapportioned returns the division of a cluster that is better than the present one, and the hosts; nil: none is, or its guests
-// are just being placed or moved.
+// are just being moved.
 func (p *pass) reapportioned(c *v1.Cluster) ([]placement.Host, *division) {
 	guests := p.index.guestsOf(c.Meta.Name)
 	for _, g := range guests {
-		if !unwanted(p.Objects, g) && (g.Host == "" || p.index.moves[g.Meta.Uid] != nil) {
+		if !unwanted(p.Objects, g) && (p.index.moves[g.Meta.Uid] != nil || p.asked[g.Meta.Uid]) {
 			return nil, nil
 		}
 	}
@@ -246,11 +280,30 @@ func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
 
 // staysApportioned reports whether a guest must not be moved now to keep the proportion.
 func (p *pass) staysApportioned(g *v1.Guest) bool {
-	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(p.Hosts[g.Host]) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || failedLately(p.index.ended[g.Meta.Uid], p.Now) > 0 {
+	ended, h := p.index.ended[g.Meta.Uid], p.Hosts[g.Host]
+	if h.Draining || len(h.Withdrawn) > 0 { // it leaves by another decision
 		return true
 	}
-	why, _ := mustStay(p.Core.policies.policy, p.boundsOf(policy.ApportionName), g, p.index.ended[g.Meta.Uid], p.Now)
+	if p.changed(g) || p.asked[g.Meta.Uid] || p.changed(h) || unwanted(p.Objects, g) || !p.runsUnderGrant(g) || p.apportionFails(ended) {
+		return true
+	}
+	why, _ := mustStay(p.Core.policies.policy, policy.ApportionName, p.boundsOf(policy.ApportionName), g, ended, p.Now)
 	return why != ""
+}
+
+// apportionFails reports whether moves of a guest have failed lately. The pause doubles with each of them, up to an hour.
+func (p *pass) apportionFails(ended []*v1.Migration) bool {
+	pause := retryMove
+	var last time.Time
+	for _, m := range ended {
+		if at := m.Ended.AsTime(); m.State != v1.MigrationState_MIGRATION_STATE_DONE && !at.After(p.Now) && p.Now.Sub(at) < time.Hour {
+			pause = min(2*pause, time.Hour)
+			if at.After(last) {
+				last = at
+			}
+		}
+	}
+	return p.Now.Sub(last) < p.hurried(pause)
 }
 
 func (d division) String() string {

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/migration"
 )
 
 // newAbstract is a household with an abstract cluster of 16 guests of 512 MiB, which have no hosts yet. The hosts compute 7, 3 and
@@ -120,5 +122,61 @@ func TestWhatIsFreeOfAHostCounts(t *testing.T) {
 		if got < u.want*0.999 || got > u.want*1.001 { // emulated, ten cores
 			t.Errorf("capacity %v, want %v", got, u.want)
 		}
+	}
+}
+
+// A host may say anything of its processors.
+func TestOddSpeedsAreBounded(t *testing.T) {
+	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat64, 5e-324, -1, 0} {
+		info := &v1.HostInfo{Cores: 4, CoreSpeed: v, CpuShare: v}
+		if speed, cores := speedOf(info), coresOf(info); !(speed >= leastSpeed && speed <= mostSpeed) || !(cores >= leastShare && cores <= 4) {
+			t.Errorf("%v: speed %v, %v cores", v, speed, cores)
+		}
+	}
+}
+
+// A guest that has to leave its host, and gets room just when its cluster is divided anew, moves once.
+func TestAnAbstractProcessorHasOneMoveAtATime(t *testing.T) {
+	for phase := range 10 {
+		h := newAbstract(t)
+		h.expectDivided("7:3:6", 5*time.Second)
+		memory := h.objects.Hosts["a1"].Info.MemoryBytes
+		for _, name := range []string{"a1", "a2"} { // no room elsewhere
+			h.change(name, func(x *v1.Host) { x.Info.MemoryBytes = 1 << 20 })
+		}
+		h.change("b1", func(x *v1.Host) { x.Draining, x.Info.CoreSpeed = true, 0.3 })
+		for range 60 + phase {
+			h.pass(time.Second)
+		}
+		for _, name := range []string{"a1", "a2"} {
+			h.change(name, func(x *v1.Host) { x.Info.MemoryBytes = memory })
+		}
+		for range 12 {
+			h.pass(time.Second)
+			moves := map[string]bool{}
+			for _, m := range h.objects.Migrations {
+				if moves[m.Guest] && !migration.Ended(m.State) {
+					t.Fatalf("guest %s has two moves", m.Guest)
+				}
+				moves[m.Guest] = moves[m.Guest] || !migration.Ended(m.State)
+			}
+		}
+	}
+}
+
+// Two clusters that see the same free host must not go there together and come back together.
+func TestAbstractClustersDoNotChaseEachOther(t *testing.T) {
+	h := newAbstract(t)
+	h.expectDivided("7:3:6", 5*time.Second)
+	h.core.apportionment.better = map[string]time.Time{"md": h.now, "other": h.now}
+	h.change("a2", func(host *v1.Host) { host.Info.CoreSpeed = 0.7 })
+	for end := h.now.Add(time.Minute); h.now.Before(end) && h.moves() == ""; {
+		h.pass(time.Second)
+	}
+	if h.moves() == "" || len(h.core.apportionment.better) != 0 {
+		t.Errorf("moves %q; %v go on counting their time", h.moves(), h.core.apportionment.better)
+	}
+	if got := (&apportionMemory{last: "b"}).inTurn([]string{"a", "b", "c"}); strings.Join(got, "") != "cab" {
+		t.Errorf("in turn: %v", got)
 	}
 }

@@ -88,7 +88,7 @@ func (e *Explainer) leaving(l *lines, p *policy.Policy, g *v1.Guest, h *v1.Host)
 			if bounds == nil {
 				continue
 			}
-			why, _ := mustStay(p, bounds, g, e.ended(g), e.Now)
+			why, _ := mustStay(p, w.Policy, bounds, g, e.ended(g), e.Now)
 			if why == "" {
 				why = spent(w.Policy, bounds, begunLately(e.Migrations, e.Now))
 			}

@@ -4,6 +4,8 @@ package core
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -22,6 +24,8 @@ const MovesPerHost = 2
 // moves takes one step for each move.
 func (p *pass) moves() {
 	active := sortedMoves(p.index.moves)
+	// A guest that has to leave its host does not wait for those that could as well stay.
+	slices.SortStableFunc(active, func(a, b *v1.Migration) int { return optionalRank(a) - optionalRank(b) })
 	busy := map[string]int{} // moves under way, by host
 	for _, m := range active {
 		if m.State != v1.MigrationState_MIGRATION_STATE_PENDING {
@@ -59,6 +63,13 @@ func (p *pass) moves() {
 			busy[m.Target]++
 		}
 	}
+}
+
+func optionalRank(m *v1.Migration) int {
+	if policy.CanStay(m.Policy) {
+		return 1
+	}
+	return 0
 }
 
 // fits reports whether the target of a move that waits still has memory for the guest. It may have none: a user's move
@@ -187,7 +198,8 @@ func (p *pass) nextMove(m *v1.Migration, g *v1.Guest, d migration.Decision, o mi
 func closeMove(m *v1.Migration, o migration.Observed, now *timestamppb.Timestamp) {
 	m.Ended = now
 	if m.Started != nil {
-		m.TotalMs = uint32(now.AsTime().Sub(m.Started.AsTime()).Milliseconds())
+		// A clock that is set back makes it negative.
+		m.TotalMs = uint32(min(max(0, now.AsTime().Sub(m.Started.AsTime()).Milliseconds()), math.MaxUint32))
 	}
 	m.DowntimeMs = m.GetProgress().GetDowntimeMs()
 	if resumed := o.Target.Guest.GetResumedUnixNs(); m.State == v1.MigrationState_MIGRATION_STATE_DONE && m.StoppedUnixNs != 0 && resumed > m.StoppedUnixNs {

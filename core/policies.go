@@ -255,7 +255,7 @@ func (p *pass) leaves(g *v1.Guest, h *v1.Host) *leave {
 
 // forbidden reports whether a policy must not move a guest now.
 func (p *pass) forbidden(g *v1.Guest, name string, bounds *policy.Bounds) bool {
-	why, until := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
+	why, until := mustStay(p.Core.policies.policy, name, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
 	if !until.IsZero() {
 		p.again = earlier(p.again, until)
 	}
@@ -310,13 +310,14 @@ func (p *pass) lapsed(m *v1.Migration, g *v1.Guest) string {
 			return why
 		}
 	}
-	why, _ := mustStay(p.Core.policies.policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
+	why, _ := mustStay(p.Core.policies.policy, m.Policy, bounds, g, p.index.ended[g.Meta.Uid], p.Now)
 	return why
 }
 
 // mustStay says why a policy with these bounds must not move a guest now, whatever else it has moved; empty: it may. ended are
-// the guest's ended moves. until is when the reason ends, if that is known.
-func mustStay(whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
+// the guest's ended moves. To a policy that makes guests leave hosts, only moves of such policies count: a guest that was moved
+// for another reason must not stay with an owner who is back. until is when the reason ends, if that is known.
+func mustStay(whole *policy.Policy, name string, bounds *policy.Bounds, g *v1.Guest, ended []*v1.Migration, now time.Time) (why string, until time.Time) {
 	if whole != nil && whole.Exempt.Has(g) || bounds.Exempt.Has(g) {
 		return "the policy exempts it", time.Time{}
 	}
@@ -326,7 +327,7 @@ func mustStay(whole *policy.Policy, bounds *policy.Bounds, g *v1.Guest, ended []
 		}
 	}
 	for _, m := range ended {
-		if m.Policy == "" || m.State != v1.MigrationState_MIGRATION_STATE_DONE {
+		if m.Policy == "" || m.State != v1.MigrationState_MIGRATION_STATE_DONE || policy.CanStay(m.Policy) && !policy.CanStay(name) {
 			continue
 		}
 		age := now.Sub(m.Ended.AsTime()) // negative: the clock was set back

@@ -148,7 +148,7 @@ func (l *look) forbids(g *v1.Guest, name string) string {
 	}
 	longer := *bounds
 	longer.CoolDown <<= max(0, rebalancedLately(ended, l.now)-1)
-	why, _ := mustStay(l.policy, &longer, g, ended, l.now)
+	why, _ := mustStay(l.policy, name, &longer, g, ended, l.now)
 	return why
 }
 

@@ -60,7 +60,7 @@ func Apportion(n int, hosts []Share) []int {
 // exactShares returns the hosts' shares of n in proportion to their capacities, within their bounds.
 func exactShares(n int, hosts []Share) []float64 {
 	exact, fixed := make([]float64, len(hosts)), make([]bool, len(hosts))
-	for {
+	for range hosts { // each round but the last fixes a host
 		left, capacity := float64(n), 0.0
 		for i, h := range hosts {
 			if fixed[i] {
@@ -94,6 +94,7 @@ func exactShares(n int, hosts []Share) []float64 {
 			}
 		}
 	}
+	return exact
 }
 
 // Slowest returns for how long the host computes that needs longest for one unit of work of each of its guests, seconds.

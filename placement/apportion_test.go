@@ -98,3 +98,10 @@ func each(hosts []Share, n int, counts []int, f func([]int)) {
 		each(hosts, n-c, append(slices.Clone(counts), c), f)
 	}
 }
+
+// What a host says of its speed may be anything.
+func TestApportionEndsWithOddCapacities(t *testing.T) {
+	for _, c := range []float64{math.Inf(1), math.MaxFloat64, math.NaN(), -1} {
+		Apportion(4, shares(c, 1, c))
+	}
+}

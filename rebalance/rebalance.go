@@ -173,7 +173,7 @@ func (s *State) gain(guest, to int) (sum float64, by *Policy) {
 		policy := &s.Policies[i]
 		one := policy.Weight * policy.Term.Gain(s, guest, to)
 		sum += one
-		if one > most && !policy.Silent {
+		if (by == nil || one > most) && !policy.Silent { // a gain may be no number
 			most, by = one, policy
 		}
 	}

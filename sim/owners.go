@@ -98,13 +98,13 @@ func (s *Sim) checkMove(now *core.Objects, was, m *v1.Migration) {
 		return
 	}
 	switch {
-	case policy.CanStay(m.Policy):
-		if was == nil {
-			s.checkRebalanced(now, m)
-		}
 	case m.Policy == policy.ApportionName:
 		if was == nil {
 			s.checkApportioned(now, m)
+		}
+	case policy.CanStay(m.Policy):
+		if was == nil {
+			s.checkRebalanced(now, m)
 		}
 	case policy.Withdrawn(now.Hosts[m.Source], m.Policy) == nil:
 		s.violate("move %s of policy %s begins, though host %s is not withdrawn", m.Meta.Name, m.Policy, m.Source)

@@ -284,7 +284,7 @@ func (g group) only(processes map[string]bool) bool {
 func (h hierarchy) setAside(g group, processes map[string]bool) error {
 	for _, g := range h.upwards(g) {
 		if !g.only(processes) {
-			break
+			return h.restore(g) // another's process has come
 		}
 		if g.weighs(0) {
 			if err := g.setWeight(aside); err != nil {

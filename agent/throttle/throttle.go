@@ -106,6 +106,11 @@ func (t *Throttle) GiveWay(giveWay bool) error {
 			err = fmt.Errorf("set the priority of thread %d of this process: %w", thread.PID, setErr)
 		}
 	}
+	if !giveWay { // the guests that made their groups give way may have left
+		for _, name := range []string{"machine.slice", "machine"} {
+			err = cmp.Or(err, hierarchy.restore(group{filepath.Join(hierarchy.mount, name), hierarchy.v2}))
+		}
+	}
 	return cmp.Or(err, t.setAside(hierarchy, pid, threads, giveWay))
 }
 

@@ -318,3 +318,32 @@ func TestThisProcessGivesWay(t *testing.T) {
 		t.Errorf("afterwards: nice %d, %v", nice(), err)
 	}
 }
+
+// The guest that was limited leaves, and then the owner starts a machine: it has its usual weight.
+func TestTheOwnersMachinesKeepTheirWeight(t *testing.T) {
+	p := newPretend(t, "/ @/cg rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate")
+	const slice, scope = "cg/machine.slice", "cg/machine.slice/machine-qemu1.scope"
+	pid := p.vcpu("0::/machine.slice/machine-qemu1.scope/libvirt/vcpu0")
+	p.write(scope+"/libvirt/vcpu0/cpu.max", "max 100000\n")
+	p.write(scope+"/cpu.weight", "100\n")
+	p.write(slice+"/cpu.weight", "100\n")
+	p.write(scope+"/libvirt/cgroup.procs", strconv.Itoa(pid)+"\n")
+	limits := &v1.GuestLimits{CpuWeight: 7, CpuPermille: 5}
+	limit := func() {
+		if err := p.Limit(pid, limits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit()
+	p.expect(slice+"/cpu.weight", "2")
+	p.write(slice+"/owners.scope/cgroup.procs", "4194305\n")
+	limit()
+	p.expect(slice+"/cpu.weight", "100")
+	p.write(slice+"/owners.scope/cgroup.procs", "")
+	limit()
+	p.expect(slice+"/cpu.weight", "2")
+	if err := p.GiveWay(false); err != nil { // no guest is limited any more
+		t.Skipf("needs root: %v", err)
+	}
+	p.expect(slice+"/cpu.weight", "100")
+}
