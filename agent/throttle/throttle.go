@@ -111,47 +111,7 @@ func (t *Throttle) GiveWay(giveWay bool) error {
 			err = cmp.Or(err, hierarchy.restore(group{filepath.Join(hierarchy.mount, name), hierarchy.v2}))
 		}
 	}
-	return cmp.Or(err, t.setAside(hierarchy, pid, threads, giveWay))
-}
-
-// setAside moves this process behind others by control groups, or ends that: by the group of its service, or else by one of its
-// own.
-func (t *Throttle) setAside(h hierarchy, pid int, threads []procfs.Proc, giveWay bool) error {
-	for _, thread := range threads {
-		g, err := h.groupOf(thread)
-		if errors.Is(err, errNoController) {
-			return nil // nice has to do
-		}
-		if err == nil {
-			err = t.setThreadAside(h, g, pid, thread.PID, giveWay)
-		}
-		if err != nil && !t.ended(thread.PID) {
-			return fmt.Errorf("give way by control groups: %w", err)
-		}
-	}
-	return nil
-}
-
-func (t *Throttle) setThreadAside(h hierarchy, g group, pid, tid int, giveWay bool) error {
-	ours := ownGroup.MatchString(filepath.Base(g.dir))
-	switch {
-	case ours && giveWay:
-		return nil
-	case ours:
-		return g.leave(tid)
-	case !giveWay:
-		return h.restore(g)
-	}
-	alone := map[string]bool{strconv.Itoa(pid): true}
-	if g.dir != h.mount && g.only(alone) {
-		return h.setAside(g, alone)
-	}
-	own, err := g.make(agentPrefix + strconv.Itoa(pid))
-	if err != nil {
-		return err
-	}
-	t.made[own.dir] = true
-	return cmp.Or(own.setWeight(aside), own.enter(tid))
+	return err
 }
 
 // Sweep removes the control groups of guests that have ended, and reports whether others, which were made here, are left. The
@@ -196,6 +156,9 @@ func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *
 		return err
 	}
 	vcpu := t.isVCPU(pid, thread.PID)
+	if !vcpu {
+		return nil // in a group of little weight, the threads that carry a move would begin it seconds later
+	}
 	base := filepath.Base(g.dir)
 	ours := ownGroup.MatchString(base)
 	switch {

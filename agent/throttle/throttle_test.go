@@ -279,23 +279,6 @@ func TestGroupsWithNothingButGuestsGiveWay(t *testing.T) {
 	limit(nil, "30\n")
 }
 
-func TestTheServicesGroupGivesWay(t *testing.T) {
-	p := newPretend(t, "/ @/cg rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate")
-	pid := p.vcpu("0::/watari.slice/watari-agent.service")
-	p.write("cg/watari.slice/watari-agent.service/cgroup.procs", strconv.Itoa(pid)+"\n")
-	for _, name := range []string{"cg/watari.slice/cpu.weight", "cg/watari.slice/watari-agent.service/cpu.weight"} {
-		p.write(name, "100\n")
-	}
-	for _, giveWay := range []bool{true, true, false} {
-		if err := p.GiveWay(giveWay); err != nil {
-			t.Skipf("needs root: %v", err)
-		}
-		want := map[bool]string{true: "2", false: "100"}[giveWay]
-		p.expect("cg/watari.slice/cpu.weight", want)
-		p.expect("cg/watari.slice/watari-agent.service/cpu.weight", want)
-	}
-}
-
 func TestThisProcessGivesWay(t *testing.T) {
 	throttle := New()
 	nice := func() int {
