@@ -3,6 +3,7 @@ package throttle
 // group.go - control groups with the controller cpu, of version 1 or 2.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,17 +20,12 @@ import (
 	v1 "watari/api/watariv1"
 )
 
-// Names of groups: of those that are made here, with the id of a vCPU's thread, of a QEMU process, or of the agent; and of
-// libvirt's parts of a domain.
-const (
-	vcpuPrefix  = "watari-vcpu-"
-	qemuPrefix  = "watari-qemu-"
-	agentPrefix = "watari-agent-"
-)
+// Names of groups of one vCPU: those that are made here have the thread's id in them, libvirt's the vCPU's number.
+const ownPrefix = "watari-vcpu-"
 
 var (
-	ownGroup      = regexp.MustCompile(`^(` + vcpuPrefix + `|` + qemuPrefix + `|` + agentPrefix + `)\d+$`)
-	libvirtsGroup = regexp.MustCompile(`^(vcpu\d+|iothread\d+|emulator)$`)
+	ownGroup      = regexp.MustCompile(`^` + ownPrefix + `\d+$`)
+	libvirtsGroup = regexp.MustCompile(`^vcpu\d+$`)
 )
 
 // What the kernel takes for a quota's period, microseconds, and its least quota. A short period has short pauses: a vCPU that
@@ -47,9 +43,7 @@ const (
 	leastShares = 2
 )
 
-// aside is the weight of the agent while it gives way, and of the groups above guests that do. The kernel lets a thread that
-// wakes up interrupt one of another group at once if their weights differ by so much; a larger weight keeps the processor for
-// some milliseconds. A group with this weight got it here.
+// aside is the weight of the groups above guests that give way. A group with this weight got it here.
 const aside = 2
 
 var errNoController = errors.New("the kernel has no control groups for processor time at /sys/fs/cgroup")
@@ -130,11 +124,8 @@ func (g group) bounds() bool {
 }
 
 // set brings the limits into force in a group that was made here.
-func (g group) set(vcpu bool, limits *v1.GuestLimits) error {
-	if err := g.setWeight(limits.GetCpuWeight()); err != nil || !vcpu {
-		return err
-	}
-	return g.bound(limits)
+func (g group) set(limits *v1.GuestLimits) error {
+	return cmp.Or(g.setWeight(limits.GetCpuWeight()), g.bound(limits))
 }
 
 func (g group) quotaFile() string {

@@ -149,14 +149,13 @@ func (t *Throttle) limitThread(h hierarchy, pid int, thread procfs.Proc, limits 
 }
 
 // limitGroup does it by the thread's control group. If libvirt has the controller, there is a group for each domain with groups
-// for its parts; otherwise groups for each vCPU and for all else are made below the group in which the thread is.
+// for its parts; otherwise a group for each vCPU is made below the group in which the thread is.
 func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *v1.GuestLimits) error {
 	g, err := h.groupOf(thread)
 	if err != nil {
 		return err
 	}
-	vcpu := t.isVCPU(pid, thread.PID)
-	if !vcpu {
+	if !t.isVCPU(pid, thread.PID) {
 		return nil // in a group of little weight, the threads that carry a move would begin it seconds later
 	}
 	base := filepath.Base(g.dir)
@@ -166,26 +165,19 @@ func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *
 		return g.leave(thread.PID)
 	case ours:
 		t.made[g.dir] = true
-		return g.set(vcpu, limits)
+		return g.set(limits)
 	case libvirtsGroup.MatchString(base) && g.bounds():
-		if !vcpu {
-			return nil // its domain has the weight
-		}
 		return cmp.Or(g.bound(limits), t.weigh(h, g.domain(), limits))
 	case limits == nil:
 		t.find(g)
 		return nil
 	}
-	name := qemuPrefix + strconv.Itoa(pid)
-	if vcpu {
-		name = vcpuPrefix + strconv.Itoa(thread.PID)
-	}
-	own, err := g.make(name)
+	own, err := g.make(ownPrefix + strconv.Itoa(thread.PID))
 	if err != nil {
 		return err
 	}
 	t.made[own.dir] = true
-	if err := own.set(vcpu, limits); err != nil {
+	if err := own.set(limits); err != nil {
 		return err
 	}
 	return own.enter(thread.PID)
@@ -210,11 +202,9 @@ func (t *Throttle) ended(id int) bool {
 
 // find notes groups of guests that have ended, which an earlier agent has made.
 func (t *Throttle) find(parent group) {
-	for _, prefix := range []string{vcpuPrefix, qemuPrefix} {
-		left, _ := filepath.Glob(filepath.Join(parent.dir, prefix+"*"))
-		for _, dir := range left {
-			t.made[dir] = true
-		}
+	left, _ := filepath.Glob(filepath.Join(parent.dir, ownPrefix+"*"))
+	for _, dir := range left {
+		t.made[dir] = true
 	}
 }
 
