@@ -31,7 +31,9 @@ func (p *Policy) Looks() (every time.Duration, is bool) {
 }
 
 // CanStay reports whether a policy of that name moves guests that could stay, rather than away from hosts that it has withdrawn.
-func CanStay(name string) bool { return Rebalancing(name) || name == LocalityName || name == ApportionName }
+func CanStay(name string) bool {
+	return Rebalancing(name) || name == LocalityName || name == ApportionName
+}
 
 type (
 	localityText struct {
