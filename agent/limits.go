@@ -62,6 +62,10 @@ func newLimitKeeper(a *Agent) *limitKeeper {
 func (a *Agent) wantedLimits() map[string]*v1.GuestLimits {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	select {
+	case <-a.limits.wake: // orders wake the keeper under the lock: it sees them now, and needs no second look
+	default:
+	}
 	wanted := map[string]*v1.GuestLimits{}
 	for _, g := range a.machine.Guests() {
 		if role := g.Wanted.GetRole(); role != v1.GuestRole_GUEST_ROLE_RUN && role != v1.GuestRole_GUEST_ROLE_OUTGOING {
