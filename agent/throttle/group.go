@@ -201,9 +201,9 @@ func (g group) setWeight(weight uint32) error {
 	return g.write(name, value)
 }
 
-// make makes a group for threads below this one. In version 2 their process stays in this group.
-func (g group) make(name string) (group, error) {
-	own := group{filepath.Join(g.dir, name), g.v2}
+// make makes a group for a vCPU below this one. In version 2 it is one of threads: its processes stay in this group.
+func (g group) make(tid int) (group, error) {
+	own := group{filepath.Join(g.dir, ownPrefix+strconv.Itoa(tid)), g.v2}
 	if err := os.Mkdir(own.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return own, err
 	}
@@ -228,12 +228,12 @@ func (g group) enter(tid int) error {
 	return g.write("tasks", strconv.Itoa(tid))
 }
 
-// leave moves a thread out of a group that was made here, and removes the group after its last thread.
-func (g group) leave(tid int) error {
+// dissolve moves a thread out of a group that was made for it, and removes the group.
+func (g group) dissolve(tid int) error {
 	if err := g.parent().enter(tid); err != nil {
 		return err
 	}
-	if err := os.Remove(g.dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
+	if err := os.Remove(g.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove control group %s: %w", g.dir, err)
 	}
 	return nil

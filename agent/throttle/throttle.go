@@ -80,11 +80,12 @@ func (t *Throttle) note(pid int, limited bool) {
 	}
 }
 
-// behind is how nice this process is while it gives way, for hosts without control groups: others have nine times its weight. It
-// has to go on, so that guests can leave also if the owner's programs use all processors.
+// behind is how nice this process is while it gives way: others have nine times its weight. It has to go on, so that guests can
+// leave also if the owner's programs use all processors.
 const behind = 10
 
-// GiveWay lets this process give way to others, or ends that. New threads are like those that make them.
+// GiveWay lets this process give way to others, or ends that. New threads are like those that make them. Its end is also that of
+// the low weight of all guests' groups: the guests may have left.
 func (t *Throttle) GiveWay(giveWay bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,24 +93,19 @@ func (t *Throttle) GiveWay(giveWay bool) error {
 	if giveWay {
 		nice = behind
 	}
-	hierarchy, err := t.hierarchy()
-	if err != nil {
-		return err
-	}
-	pid := os.Getpid()
-	threads, err := t.threads(pid)
-	if err != nil || len(threads) == 0 {
-		return err
-	}
+	threads, err := t.threads(os.Getpid())
 	for _, thread := range threads {
 		if setErr := unix.Setpriority(unix.PRIO_PROCESS, thread.PID, nice); setErr != nil && !errors.Is(setErr, unix.ESRCH) {
 			err = fmt.Errorf("set the priority of thread %d of this process: %w", thread.PID, setErr)
 		}
 	}
-	if !giveWay { // the guests that made their groups give way may have left
-		for _, name := range []string{"machine.slice", "machine"} {
-			err = cmp.Or(err, hierarchy.restore(group{filepath.Join(hierarchy.mount, name), hierarchy.v2}))
-		}
+	if giveWay {
+		return err
+	}
+	hierarchy, failed := t.hierarchy()
+	err = cmp.Or(err, failed)
+	for _, name := range []string{"machine.slice", "machine"} {
+		err = cmp.Or(err, hierarchy.restore(group{filepath.Join(hierarchy.mount, name), hierarchy.v2}))
 	}
 	return err
 }
@@ -162,7 +158,7 @@ func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *
 	ours := ownGroup.MatchString(base)
 	switch {
 	case ours && limits == nil:
-		return g.leave(thread.PID)
+		return g.dissolve(thread.PID)
 	case ours:
 		t.made[g.dir] = true
 		return g.set(limits)
@@ -172,7 +168,7 @@ func (t *Throttle) limitGroup(h hierarchy, pid int, thread procfs.Proc, limits *
 		t.find(g)
 		return nil
 	}
-	own, err := g.make(ownPrefix + strconv.Itoa(thread.PID))
+	own, err := g.make(thread.PID)
 	if err != nil {
 		return err
 	}

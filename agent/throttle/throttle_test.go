@@ -249,15 +249,24 @@ func TestGroupsOfEndedGuestsAreRemoved(t *testing.T) {
 	}
 }
 
-// Above a domain are groups in which all guests are, and perhaps others.
-func TestGroupsWithNothingButGuestsGiveWay(t *testing.T) {
-	p := newPretend(t, "/ @/cg rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate")
-	const slice, scope = "cg/machine.slice", "cg/machine.slice/machine-qemu1.scope"
-	pid := p.vcpu("0::/machine.slice/machine-qemu1.scope/libvirt/vcpu0")
+// slice is where systemd has all machines.
+const slice = "cg/machine.slice"
+
+// newSlice pretends that a slice has one machine, a guest.
+func newSlice(t *testing.T) (p *pretend, pid int) {
+	const scope = slice + "/machine-qemu1.scope"
+	p = newPretend(t, "/ @/cg rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate")
+	pid = p.vcpu("0::/machine.slice/machine-qemu1.scope/libvirt/vcpu0")
 	p.write(scope+"/libvirt/vcpu0/cpu.max", "max 100000\n")
 	p.write(scope+"/cpu.weight", "100\n")
 	p.write(slice+"/cpu.weight", "100\n")
 	p.write(scope+"/libvirt/cgroup.procs", strconv.Itoa(pid)+"\n")
+	return p, pid
+}
+
+// Above a domain are groups in which all guests are, and perhaps others.
+func TestGroupsWithNothingButGuestsGiveWay(t *testing.T) {
+	p, pid := newSlice(t)
 	p.write(slice+"/machine-qemu2.scope/cgroup.procs", "4194305\n") // somebody's machine
 	limits := &v1.GuestLimits{CpuWeight: 7, CpuPermille: 5}
 	limit := func(limits *v1.GuestLimits, want string) {
@@ -302,13 +311,7 @@ func TestThisProcessGivesWay(t *testing.T) {
 
 // The guest that was limited leaves, and then the owner starts a machine: it has its usual weight.
 func TestTheOwnersMachinesKeepTheirWeight(t *testing.T) {
-	p := newPretend(t, "/ @/cg rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate")
-	const slice, scope = "cg/machine.slice", "cg/machine.slice/machine-qemu1.scope"
-	pid := p.vcpu("0::/machine.slice/machine-qemu1.scope/libvirt/vcpu0")
-	p.write(scope+"/libvirt/vcpu0/cpu.max", "max 100000\n")
-	p.write(scope+"/cpu.weight", "100\n")
-	p.write(slice+"/cpu.weight", "100\n")
-	p.write(scope+"/libvirt/cgroup.procs", strconv.Itoa(pid)+"\n")
+	p, pid := newSlice(t)
 	limits := &v1.GuestLimits{CpuWeight: 7, CpuPermille: 5}
 	limit := func() {
 		if err := p.Limit(pid, limits); err != nil {
