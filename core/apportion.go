@@ -264,15 +264,10 @@ func (p *pass) reapportion(c *v1.Cluster, hosts []placement.Host, d division) {
 		if to < 0 {
 			continue
 		}
-		m := newMove(p.working.Objects, g, hosts[to].Name)
-		m.Policy, m.Reason = policy.ApportionName, "guests in proportion to the hosts' speeds: "+d.String()
 		var change Change
-		change.write(Create, m)
-		change.write(Expect, p.Hosts[m.Source])
-		change.write(Expect, p.Hosts[m.Target])
-		change.write(Expect, g)
+		p.beginMove(&change, g, hosts[to].Name, leave{policy: policy.ApportionName, reason: "guests in proportion to the hosts' speeds: " + d.String()})
 		p.propose("guest/"+g.Meta.Name, change)
-		p.room.take(m.Target, g.Shape)
+		p.room.take(hosts[to].Name, g.Shape)
 		hosts[to].Place(g.Shape)
 		hosts[from].ClusterGuests--
 	}

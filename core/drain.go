@@ -58,18 +58,14 @@ func (p *pass) moveAway(g *v1.Guest, h *v1.Host) {
 	if target < 0 {
 		return
 	}
-	m := newMove(p.working.Objects, g, view.hosts[target].Name)
-	m.Reason, m.Policy, m.BandwidthBytes = how.reason, how.policy, how.bandwidth
+	to := view.hosts[target].Name
 	var c Change
-	c.write(Create, m)
-	c.write(Expect, h)
-	c.write(Expect, p.Hosts[m.Target])
-	c.write(Expect, g)
+	p.beginMove(&c, g, to, *how)
 	p.propose("guest/"+g.Meta.Name, c)
-	p.room.take(m.Target, g.Shape)
+	p.room.take(to, g.Shape)
 	view.hosts[target].Place(g.Shape)
-	if m.Policy != "" {
-		p.begunLately()[m.Policy]++
+	if how.policy != "" {
+		p.begunLately()[how.policy]++
 	}
 }
 

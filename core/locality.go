@@ -257,18 +257,9 @@ func (p *pass) bringTogether() {
 // beginPlan begins the moves of a plan, all or none.
 func (p *pass) beginPlan(c *closer, plan locality.Plan) {
 	var change Change
-	expect := map[Object]bool{}
 	for _, m := range plan.Moves {
-		g := c.guests[m.Guest]
-		move := newMove(p.working.Objects, g, c.problem.Hosts[m.To].Name)
-		move.Reason, move.Policy, move.BandwidthBytes = "locality: "+c.reason(plan, m), policy.LocalityName, c.policy.Locality.Bandwidth
-		change.write(Create, move)
-		for _, o := range []Object{g, p.Hosts[move.Source], p.Hosts[move.Target]} {
-			if !expect[o] {
-				expect[o] = true
-				change.write(Expect, o)
-			}
-		}
+		p.beginMove(&change, c.guests[m.Guest], c.problem.Hosts[m.To].Name,
+			leave{policy: policy.LocalityName, reason: "locality: " + c.reason(plan, m), bandwidth: c.policy.Locality.Bandwidth})
 	}
 	if p.touches(change) {
 		return

@@ -72,6 +72,19 @@ func optionalRank(m *v1.Migration) int {
 	return 0
 }
 
+// beginMove adds the beginning of a guest's move to a change. The change is made only if the guest and both hosts are then as they
+// are now.
+func (p *pass) beginMove(c *Change, g *v1.Guest, target string, how leave) {
+	m := newMove(p.working.Objects, g, target)
+	m.Reason, m.Policy, m.BandwidthBytes = how.reason, how.policy, how.bandwidth
+	c.write(Create, m)
+	for _, o := range []Object{p.Hosts[m.Source], p.Hosts[m.Target], g} {
+		if !slices.ContainsFunc(c.Ops, func(op Op) bool { return op.Object == o }) {
+			c.write(Expect, o)
+		}
+	}
+}
+
 // fits reports whether the target of a move that waits still has memory for the guest. It may have none: a user's move
 // is admitted while grants are decided from a snapshot that lacks the move. Other moves that wait do not count, because
 // each of them is asked in its turn.

@@ -6,7 +6,6 @@ package core
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"time"
 
 	v1 "watari/api/watariv1"
@@ -357,15 +356,8 @@ func (p *pass) rebalance() {
 func (p *pass) begin(c *Change, places *Places, m rebalance.Proposal) {
 	g := places.guests[m.Guest]
 	bounds, _ := p.Core.policies.policy.BoundsOf(m.Policy)
-	move := newMove(p.working.Objects, g, places.Hosts[m.To].Name)
-	move.Policy, move.BandwidthBytes = m.Policy, bounds.Bandwidth
-	move.Reason = fmt.Sprintf("%s: %s; this gains %.2f and takes about %.0f s", m.Policy, m.Why, m.Net(), max(1, m.Seconds))
-	c.write(Create, move)
-	for _, o := range []Object{p.Hosts[move.Source], p.Hosts[move.Target], g} {
-		if !slices.ContainsFunc(c.Ops, func(op Op) bool { return op.Object == o }) {
-			c.write(Expect, o)
-		}
-	}
+	p.beginMove(c, g, places.Hosts[m.To].Name, leave{policy: m.Policy, bandwidth: bounds.Bandwidth,
+		reason: fmt.Sprintf("%s: %s; this gains %.2f and takes about %.0f s", m.Policy, m.Why, m.Net(), max(1, m.Seconds))})
 }
 
 // mostOptions bounds the hosts that an explanation lists.
