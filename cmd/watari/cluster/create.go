@@ -150,20 +150,32 @@ func showCreated(env *cli.Env, made *v1.Cluster, said bool) error {
 
 // waitReady shows the guests of a cluster while they start, until all are ready.
 func waitReady(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Cluster, error) {
+	return waitGuests(ctx, env, c, name, waiting{meanwhile: "it started", still: "starting", undo: fmt.Sprintf(", undo with `watari cluster delete %s`", name),
+		done: func(now *v1.WatchResponse) bool { return now.Cluster.GetState() == v1.ClusterState_CLUSTER_STATE_READY }})
+}
+
+// waiting is what is waited for, and how that is called.
+type waiting struct {
+	meanwhile, still, undo string
+	done                   func(*v1.WatchResponse) bool
+}
+
+// waitGuests shows the guests of a cluster until what is waited for has come.
+func waitGuests(ctx context.Context, env *cli.Env, c *client.Client, name string, w waiting) (*v1.Cluster, error) {
 	view := newStartView(env)
 	var last *v1.Cluster
 	err := c.Watch(ctx, "cluster", name, view.lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
 		if now.Gone || now.GetCluster().GetState() == v1.ClusterState_CLUSTER_STATE_DELETING {
-			return false, fmt.Errorf("cluster %s was deleted while it started", name)
+			return false, fmt.Errorf("cluster %s was deleted while %s", name, w.meanwhile)
 		}
 		last = now.Cluster
 		view.show(now)
-		return last.GetState() == v1.ClusterState_CLUSTER_STATE_READY, failedForGood(now)
+		return w.done(now), failedForGood(now)
 	})
 	if err != nil {
 		view.lines.Keep()
 		if ctx.Err() != nil {
-			return nil, cli.Interruptedf("stopped waiting: cluster %s is still starting; see `watari cluster show %s`, undo with `watari cluster delete %s`", name, name, name)
+			return nil, cli.Interruptedf("stopped waiting: cluster %s is still %s; see `watari cluster show %s`%s", name, w.still, name, w.undo)
 		}
 		return nil, fmt.Errorf("wait for cluster %s: %w", name, err)
 	}

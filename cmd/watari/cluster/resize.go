@@ -113,24 +113,9 @@ func askResize(ctx context.Context, env *cli.Env, c *client.Client, name string,
 
 // waitResized shows the guests of a cluster until all are ready and the removed ones are gone.
 func waitResized(ctx context.Context, env *cli.Env, c *client.Client, name string) (*v1.Cluster, error) {
-	view := newStartView(env)
-	var last *v1.Cluster
-	err := c.Watch(ctx, "cluster", name, view.lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
-		if now.Gone || now.GetCluster().GetState() == v1.ClusterState_CLUSTER_STATE_DELETING {
-			return false, fmt.Errorf("cluster %s was deleted while it was resized", name)
-		}
-		last = now.Cluster
-		view.show(now)
-		whole := len(now.Guests) == int(last.GetSpec().GetGuests())
-		return whole && last.GetReadyGuests() == last.GetSpec().GetGuests(), failedForGood(now)
-	})
-	if err != nil {
-		view.lines.Keep()
-		if ctx.Err() != nil {
-			return nil, cli.Interruptedf("stopped waiting: cluster %s is still being resized; see `watari cluster show %s`", name, name)
-		}
-		return nil, fmt.Errorf("wait for cluster %s: %w", name, err)
-	}
-	view.done(last)
-	return last, nil
+	return waitGuests(ctx, env, c, name, waiting{meanwhile: "it was resized", still: "being resized",
+		done: func(now *v1.WatchResponse) bool {
+			wanted := now.Cluster.GetSpec().GetGuests()
+			return len(now.Guests) == int(wanted) && now.Cluster.GetReadyGuests() == wanted
+		}})
 }
