@@ -45,6 +45,8 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	case machine.Start:
 		defer poke(a.limits.wake)
 		return a.start(context.WithoutCancel(ctx), g, act)
+	case machine.Restore:
+		return g.started(a.checkpoints.restore(context.WithoutCancel(ctx), g, act.Wanted), false)
 	case machine.Send:
 		err = a.send(ctx, g, act.Wanted)
 	case machine.Busy:

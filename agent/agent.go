@@ -48,26 +48,28 @@ type Config struct {
 	Images     Images
 	Tunnels    Tunnels
 	Limiter    Limiter // nil: guests are never limited
+	Saver      Saver   // nil: guests cannot be saved and restored
 	Dial       GuestDialer
 }
 
 // Agent carries out the decisions of one host's machine.
 type Agent struct {
-	config     Config
-	log        *slog.Logger
-	ctx        context.Context
-	hypervisor Hypervisor
-	network    Network
-	images     Images
-	tunnels    Tunnels
-	records    *RecordStore
-	consoles   *consoles
-	networks   *networkKeeper
-	limits     *limitKeeper
-	templates  *templates
-	acting     sync.WaitGroup // the acts under way
-	answered   chan struct{}  // closed when a listing has succeeded
-	listed     chan struct{}  // closed when the first listing has ended, with or without success
+	config      Config
+	log         *slog.Logger
+	ctx         context.Context
+	hypervisor  Hypervisor
+	network     Network
+	images      Images
+	tunnels     Tunnels
+	records     *RecordStore
+	consoles    *consoles
+	networks    *networkKeeper
+	limits      *limitKeeper
+	checkpoints *checkpointKeeper
+	templates   *templates
+	acting      sync.WaitGroup // the acts under way
+	answered    chan struct{}  // closed when a listing has succeeded
+	listed      chan struct{}  // closed when the first listing has ended, with or without success
 
 	mu           sync.Mutex
 	machine      *machine.Machine
@@ -97,6 +99,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.consoles = &consoles{dir: a.records.Dir, now: a.records.Now, log: a.log}
 	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
 	a.limits = newLimitKeeper(a)
+	a.checkpoints = newCheckpointKeeper(a)
 	a.templates = newTemplates(a)
 	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -175,7 +178,8 @@ func (a *Agent) Run() {
 	go a.sample(ctx)
 	go func() {
 		select {
-		case <-a.answered: // clean needs the hypervisor
+		case <-a.answered: // both need the hypervisor
+			a.checkpoints.recover(ctx)
 			a.templates.clean(ctx)
 		case <-ctx.Done():
 		}
@@ -274,6 +278,7 @@ func (a *Agent) applyOrders(w *v1.HostWanted) {
 	if w.Network != nil {
 		a.networks.want(w.Network)
 	}
+	a.checkpoints.want(w.Checkpoints)
 	poke(a.limits.wake)
 	a.wantedImages = w.Images
 	go a.pruneImages()

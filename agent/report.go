@@ -39,6 +39,7 @@ func (a *Agent) Observed() (*v1.HostObserved, <-chan struct{}) {
 	o.Images = a.images.Held()
 	o.Sharing, o.Blobs, o.FetchBytesPerSecond = true, a.images.Blobs(), a.images.Rate()
 	o.Templates = a.templates.report()
+	o.Checkpoints = a.checkpoints.report()
 	a.logProblems(o.Problems)
 	return o, changed
 }

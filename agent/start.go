@@ -63,6 +63,9 @@ func (a *Agent) prepareParts(ctx context.Context, g *guest, act machine.Act, p *
 	if p.tap, err = a.network.PlugGuest(ctx, act.Tap, w.Identity.Mtu); err != nil {
 		return "", fmt.Errorf("start guest %s: plug its tap: %w", w.Name, err)
 	}
+	if w.Restore != nil {
+		return "", a.checkpoints.awaitFile(ctx, w, step)
+	}
 	if w.Role == v1.GuestRole_GUEST_ROLE_RUN && !w.NoFork {
 		p.template, err = a.templates.ensure(ctx, a.spec(w, *p), step)
 		if ctx.Err() != nil {

@@ -42,6 +42,9 @@ func (a *Admission) ResizeCluster(r ResizeRequest) (resized Resized, err error) 
 	if err := beingDeleted(a.Objects, r.Name); err != nil {
 		return resized, err
 	}
+	if restoring(c) {
+		return resized, precondition("cluster %s is being restored from checkpoint %s; resize it afterwards", r.Name, c.Restore.Checkpoint)
+	}
 	if r.Guests < 1 || r.Guests > maxGuests {
 		return resized, invalid("%d guests: a cluster has 1 to %d; `watari cluster delete %s` removes all", r.Guests, maxGuests, r.Name)
 	}

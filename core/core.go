@@ -108,18 +108,19 @@ const (
 // is not safe for concurrent use.
 type Core struct {
 	Config
-	index    *index
-	orders   orderBook
-	shared   shareMemory
-	inState  map[string]stateSince // by the move's uid
-	avoid    map[string][]string   // hosts that could not start a guest, by guest uid
-	memory   map[string]memoryTold // what people were told of guests' memory, by guest uid
-	due      map[string]time.Time  // guests that are decided about again at a time, by name
-	dueHost  map[string]time.Time  // the same of hosts' orders
-	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
-	policies policyMemory
-	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
-	last     time.Time            // of the last decision
+	index        *index
+	orders       orderBook
+	shared       shareMemory
+	inState      map[string]stateSince      // by the move's uid
+	inCheckpoint map[string]checkpointSince // by the checkpoint's uid
+	avoid        map[string][]string        // hosts that could not start a guest, by guest uid
+	memory       map[string]memoryTold      // what people were told of guests' memory, by guest uid
+	due          map[string]time.Time       // guests that are decided about again at a time, by name
+	dueHost      map[string]time.Time       // the same of hosts' orders
+	rest         map[string]time.Time       // objects that are not decided about before, by Change.Key
+	policies     policyMemory
+	looked       map[string]time.Time // when policy locality has last looked at a cluster, by name
+	last         time.Time            // of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
 	// described are the hosts whose description was changed just now.
@@ -132,9 +133,15 @@ type stateSince struct {
 	since time.Time
 }
 
+// checkpointSince is a checkpoint's state and the time since which Core has seen it.
+type checkpointSince struct {
+	state v1.CheckpointState
+	since time.Time
+}
+
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
-	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
+	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, inCheckpoint: map[string]checkpointSince{}, avoid: map[string][]string{},
 		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}}
 }
 
@@ -142,6 +149,7 @@ func New(config Config) *Core {
 func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
+	fresh.inCheckpoint = maps.Clone(c.inCheckpoint)
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
@@ -177,12 +185,14 @@ func (c *Core) Decide(w World) Decision {
 		return due
 	})
 	maps.DeleteFunc(c.rest, func(_ string, until time.Time) bool { return !w.Now.Before(until) })
-	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}}
+	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}, fetching: map[*v1.CheckpointMember][]string{}}
 	p.again = w.Now.Add(idlePass)
 	p.inForce()
 	p.makeOrders()
 	p.hosts()
 	p.withdraw()
+	p.checkpoints()
+	p.restores()
 	p.moves()
 	p.cancelArrivals()
 	p.guests()
@@ -227,10 +237,11 @@ type pass struct {
 	notes     []string
 	again     time.Time
 	room      *room
-	leaving   *leavingView             // of the last guest that had to leave its host; nil: none had
-	begun     map[string]int           // moves that each policy has begun within the last hour; nil: not counted yet
-	asked     map[string]bool          // guests whose move this decision has begun, by uid
-	statuses  map[string]ClusterStatus // by cluster
+	leaving   *leavingView                      // of the last guest that had to leave its host; nil: none had
+	begun     map[string]int                    // moves that each policy has begun within the last hour; nil: not counted yet
+	asked     map[string]bool                   // guests whose move this decision has begun, by uid
+	statuses  map[string]ClusterStatus          // by cluster
+	fetching  map[*v1.CheckpointMember][]string // hosts that are to fetch a file
 }
 
 // full reports whether the decision has maxChanges changes.

@@ -79,7 +79,7 @@ func livesInAnotherBoot(r Reports, g *v1.Guest) bool {
 // unwanted reports whether no copy of a guest may run.
 func unwanted(s *Objects, g *v1.Guest) bool {
 	c := s.Clusters[g.Cluster]
-	return g.Stopped || leaves(c, g)
+	return g.Stopped || leaves(c, g) || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING
 }
 
 // leaves reports whether a guest is to be removed: alone, or with its cluster, which may be gone.

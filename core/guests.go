@@ -38,7 +38,12 @@ func (p *pass) guest(g *v1.Guest) {
 		p.rebind(key, g)
 		return
 	}
-	d := lifecycle.Step(g, p.lifecycleHost(g), leaves(p.Clusters[g.Cluster], g))
+	asked := g
+	if ending(p.Clusters[g.Cluster]) {
+		asked = proto.CloneOf(g)
+		asked.Stopped = true // until all copies have ended
+	}
+	d := lifecycle.Step(asked, p.lifecycleHost(g), leaves(p.Clusters[g.Cluster], g))
 	switch d.Act {
 	case lifecycle.Remove:
 		if !p.complete() {
@@ -50,6 +55,9 @@ func (p *pass) guest(g *v1.Guest) {
 		c.write(Delete, proto.CloneOf(g))
 		p.propose(key, c)
 	case lifecycle.Place:
+		if restoring(p.Clusters[g.Cluster]) && memberOf(p.restoredFrom(g), g) == nil {
+			return // the restore fails
+		}
 		if p.complete() {
 			p.place(key, g)
 		}

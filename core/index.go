@@ -26,17 +26,20 @@ type index struct {
 	strangers  map[string]Stranger
 
 	// Marks of what must be decided again.
-	everything  bool
-	guests      map[string]bool // names
-	hosts       map[string]bool // names: their orders, and what their agents say of them
-	shareAgain  bool
-	moved       bool                   // a move was stored or changed
-	hostChanged bool                   // a host was stored or changed, since policies looked at the hosts
-	ordered     map[string][]*v1.Guest // ofCluster by index, made on demand
-	networks    map[string]*clusterNetwork
-	former      map[string]*clusterNetwork // networks that have to be made again
-	peers       map[string]peerHosts
-	imageDigest map[string]*v1.Image
+	everything    bool
+	guests        map[string]bool // names
+	hosts         map[string]bool // names: their orders, and what their agents say of them
+	shareAgain    bool
+	moved         bool                   // a move was stored or changed
+	hostChanged   bool                   // a host was stored or changed, since policies looked at the hosts
+	ordered       map[string][]*v1.Guest // ofCluster by index, made on demand
+	networks      map[string]*clusterNetwork
+	former        map[string]*clusterNetwork // networks that have to be made again
+	peers         map[string]peerHosts
+	imageDigest   map[string]*v1.Image
+	checkpointsOf map[string]set[*v1.Checkpoint] // by cluster
+	checkpointsAt map[string]set[*v1.Checkpoint] // by the hosts of their guests and files
+	uncopied      set[*v1.Checkpoint]            // those whose files are on too few hosts
 }
 
 type set[T comparable] map[T]bool
@@ -45,7 +48,8 @@ func newIndex() *index {
 	return &index{objects: NoObjects(), reports: map[string]Seen{}, onHost: map[string]set[*v1.Guest]{}, ofCluster: map[string]set[*v1.Guest]{},
 		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, movesByUID: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
 		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
-		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{}}
+		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{},
+		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}}
 }
 
 func add[T comparable](m map[string]set[T], key string, v T) {
@@ -89,6 +93,7 @@ func (x *index) see(w *World) {
 	differences(before.Guests, w.Guests, x.seeGuest)
 	differences(before.Migrations, w.Migrations, x.seeMove)
 	differences(before.Clusters, w.Clusters, func(name string, _, _ *v1.Cluster) { x.markCluster(name) })
+	differences(before.Checkpoints, w.Checkpoints, x.seeCheckpoint)
 	differences(before.Hosts, w.Hosts, x.seeHost)
 	if !sameMap(before.Images, w.Images) {
 		x.imageDigest, x.everything = nil, true
@@ -122,6 +127,7 @@ func (x *index) seeGuest(name string, before, now *v1.Guest) {
 		if m := x.moves[g.Meta.Uid]; m != nil {
 			x.hosts[m.Source], x.hosts[m.Target] = true, true
 		}
+		x.markCheckpoints(g.Cluster)
 		delete(x.ordered, g.Cluster)
 		uids = append(uids, g.Meta.Uid)
 	}
@@ -202,6 +208,64 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	}
 }
 
+// seeCheckpoint indexes a checkpoint by its cluster, and by the hosts that have or had orders about it.
+func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
+	for _, c := range []*v1.Checkpoint{before, now} {
+		if c == nil {
+			continue
+		}
+		for _, host := range checkpointHosts(c) {
+			x.hosts[host] = true
+			if c == now {
+				add(x.checkpointsAt, host, c)
+			} else {
+				remove(x.checkpointsAt, host, c)
+			}
+		}
+		if uncopied(c) {
+			for host := range x.objects.Hosts { // any of them may have to keep a copy, or no longer
+				x.hosts[host] = true
+			}
+		}
+	}
+	if before != nil {
+		remove(x.checkpointsOf, before.Cluster, before)
+		delete(x.uncopied, before)
+	}
+	if now != nil {
+		add(x.checkpointsOf, now.Cluster, now)
+		if uncopied(now) {
+			x.uncopied[now] = true
+		}
+	}
+}
+
+// checkpointHosts returns the hosts of a checkpoint's guests and files.
+func checkpointHosts(c *v1.Checkpoint) (hosts []string) {
+	for _, m := range c.Members {
+		hosts = append(hosts, m.Host)
+		hosts = append(hosts, m.File.GetHosts()...)
+	}
+	return hosts
+}
+
+// uncopied reports whether files of a whole checkpoint are on too few hosts.
+func uncopied(c *v1.Checkpoint) bool {
+	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(c.Members, func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < checkpointCopies })
+}
+
+// markCheckpoints marks the hosts that have files from which a cluster is being restored.
+func (x *index) markCheckpoints(cluster string) {
+	if c := x.objects.Clusters[cluster]; c == nil || !restoring(c) {
+		return
+	}
+	for c := range x.checkpointsOf[cluster] {
+		for _, host := range checkpointHosts(c) {
+			x.hosts[host] = true
+		}
+	}
+}
+
 // markPeers marks the networks of all clusters that have guests or moves on a host.
 func (x *index) markPeers(host string) {
 	for g := range x.onHost[host] {
@@ -227,6 +291,7 @@ func (x *index) markCluster(name string) {
 	for g := range x.ofCluster[name] {
 		x.guests[g.Meta.Name] = true
 	}
+	x.markCheckpoints(name)
 	x.markNetwork(name)
 }
 

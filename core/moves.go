@@ -42,7 +42,7 @@ func (p *pass) moves() {
 			return
 		}
 		pending := m.State == v1.MigrationState_MIGRATION_STATE_PENDING
-		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost
+		turn := !pending || busy[m.Source] < MovesPerHost && busy[m.Target] < MovesPerHost && !p.mustStay(m)
 		if pending && turn && !p.fits(m) {
 			if p.roomComes(m, map[*v1.Migration]bool{}) {
 				continue
@@ -63,6 +63,12 @@ func (p *pass) moves() {
 			busy[m.Target]++
 		}
 	}
+}
+
+// mustStay reports whether a move that waits must not begin yet, because of a checkpoint or a restore.
+func (p *pass) mustStay(m *v1.Migration) bool {
+	g := p.working.Guests[m.Guest]
+	return g != nil && g.Meta.Uid == m.GuestUid && (restoring(p.Clusters[g.Cluster]) || p.heldByCheckpoint(g) != "")
 }
 
 func optionalRank(m *v1.Migration) int {

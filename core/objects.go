@@ -15,22 +15,23 @@ import (
 // Objects are all stored objects at one revision, by name. They are shared and never change: an object that is written
 // gets a new pointer, and its map is copied.
 type Objects struct {
-	Revision   int64
-	Term       uint64 // of the manager that leads or has led last; 0: none has led
-	TermID     string // of that term; empty: an older version began it
-	Leader     string // URL of that manager
-	Hosts      map[string]*v1.Host
-	Images     map[string]*v1.Image
-	Clusters   map[string]*v1.Cluster
-	Guests     map[string]*v1.Guest
-	Migrations map[string]*v1.Migration
-	Runs       map[string]*v1.Run
-	Users      map[string]*v1.User
-	Tokens     map[string]*v1.Token
-	Removed    map[string]*v1.RemovedHost // by uid
-	Holds      map[string]*v1.Hold        // see Hold
-	Terms      map[string]*v1.Term        // every term that began since terms have ids, by id
-	Policies   map[string]*v1.Policy      // the kept versions
+	Revision    int64
+	Term        uint64 // of the manager that leads or has led last; 0: none has led
+	TermID      string // of that term; empty: an older version began it
+	Leader      string // URL of that manager
+	Hosts       map[string]*v1.Host
+	Images      map[string]*v1.Image
+	Clusters    map[string]*v1.Cluster
+	Guests      map[string]*v1.Guest
+	Migrations  map[string]*v1.Migration
+	Runs        map[string]*v1.Run
+	Users       map[string]*v1.User
+	Tokens      map[string]*v1.Token
+	Removed     map[string]*v1.RemovedHost // by uid
+	Holds       map[string]*v1.Hold        // see Hold
+	Terms       map[string]*v1.Term        // every term that began since terms have ids, by id
+	Policies    map[string]*v1.Policy      // the kept versions
+	Checkpoints map[string]*v1.Checkpoint
 	// Unreadable are objects whose stored value cannot be read, by key. Their earlier values stay in force.
 	Unreadable map[string]error
 }
@@ -41,7 +42,7 @@ func NoObjects() *Objects {
 		Hosts: map[string]*v1.Host{}, Images: map[string]*v1.Image{}, Clusters: map[string]*v1.Cluster{},
 		Guests: map[string]*v1.Guest{}, Migrations: map[string]*v1.Migration{}, Runs: map[string]*v1.Run{},
 		Users: map[string]*v1.User{}, Tokens: map[string]*v1.Token{}, Removed: map[string]*v1.RemovedHost{},
-		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{},
+		Holds: map[string]*v1.Hold{}, Terms: map[string]*v1.Term{}, Policies: map[string]*v1.Policy{}, Checkpoints: map[string]*v1.Checkpoint{},
 	}
 }
 
@@ -133,6 +134,8 @@ func (w *working) apply(c Change) {
 			applyTo(w, "removed", &w.Removed, op.Kind, o)
 		case *v1.Hold:
 			applyTo(w, "hold", &w.Holds, op.Kind, o)
+		case *v1.Checkpoint:
+			applyTo(w, "checkpoint", &w.Checkpoints, op.Kind, o)
 		case *v1.Policy:
 			applyTo(w, "policy", &w.Policies, op.Kind, o)
 		default:

@@ -78,12 +78,12 @@ func sameImage(a, b *v1.Image) bool { return a.Digest == b.Digest }
 func (p *pass) send(host string, base *v1.HostWanted) {
 	book := &p.Core.orders
 	last := book.sent[host]
-	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images,
+	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints,
 		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
 		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu}
 	if s := book.share[host]; s != nil {
-		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, s.blobs, s.templates
+		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, slices.Concat(s.blobs, base.Blobs), s.templates
 	}
 	_, since, _ := p.Observed(host)
 	network := last.wanted != nil && sameNetwork(w.Network, last.wanted.Network)
@@ -114,7 +114,7 @@ func sameNetwork(a, b *v1.NetworkWanted) bool {
 // sameRest reports whether two orders of one term and generation are the same but for the network and the stamp.
 func sameRest(a, b *v1.HostWanted) bool {
 	return a.BootId == b.BootId && a.Protocol == b.Protocol && a.Sharing == b.Sharing && a.TrustGroup == b.TrustGroup &&
-		sameList(a.Guests, b.Guests) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
+		sameList(a.Guests, b.Guests) && sameList(a.Checkpoints, b.Checkpoints) && sameList(a.Images, b.Images) && sameList(a.Blobs, b.Blobs) && sameList(a.Templates, b.Templates)
 }
 
 func sameList[T interface {
@@ -147,6 +147,7 @@ func (p *pass) baseOrders(host string) *v1.HostWanted {
 	w.Guests = append(w.Guests, p.leftovers(host, w.Guests)...)
 	slices.SortFunc(w.Guests, func(a, b *v1.GuestWanted) int { return cmp.Compare(a.Uid, b.Uid) })
 	w.Network = p.networkOrder(host, guests)
+	w.Checkpoints, w.Blobs = p.checkpointOrders(host)
 	w.Images = imagesOf(w.Guests)
 	return w
 }
@@ -183,11 +184,13 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 		return &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Role: v1.GuestRole_GUEST_ROLE_ABSENT, Epoch: g.Epoch}
 	case unwanted(p.Objects, g):
 		return nil
+	case granted && restoring(p.Clusters[g.Cluster]):
+		role = v1.GuestRole_GUEST_ROLE_INCOMING
 	case granted:
 		role = v1.GuestRole_GUEST_ROLE_RUN
 	}
 	// Until a move has passed on the grant, its state gives both hosts their roles. Afterwards the grant does.
-	if m != nil && m.State != v1.MigrationState_MIGRATION_STATE_RESUMING {
+	if m != nil && m.State != v1.MigrationState_MIGRATION_STATE_RESUMING && !restoring(p.Clusters[g.Cluster]) {
 		source, target := migration.Roles(m.State)
 		switch host {
 		case m.Source:
@@ -209,7 +212,9 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	if role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Limits = p.limits(host)
 	}
-	if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
+	if granted && role == v1.GuestRole_GUEST_ROLE_INCOMING {
+		w.Restore = p.restoreOrder(g)
+	} else if role == v1.GuestRole_GUEST_ROLE_INCOMING || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Migration = moveOrder(p.Objects, m)
 	}
 	return w

@@ -144,8 +144,12 @@ func (p *pass) place(key string, g *v1.Guest) {
 		room.request, room.asked = request(cluster), cluster
 	}
 	r := room.request
+	from := memberOf(p.restoredFrom(g), g)
+	if from != nil {
+		r = p.restoreRequest(g, cluster, from)
+	}
 	r.Shape, r.Exclude = g.Shape, p.avoid[g.Meta.Uid]
-	if room.refused != "" && len(r.Exclude) == 0 {
+	if room.refused != "" && len(r.Exclude) == 0 && from == nil {
 		p.refuse(key, g, room.refused)
 		return
 	}
@@ -164,11 +168,14 @@ func (p *pass) place(key string, g *v1.Guest) {
 	}
 	if chosen < 0 {
 		_, verdicts := placement.Choose(r, room.view)
-		room.refused = (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
-		p.refuse(key, g, room.refused)
+		refused := (&placement.NoHostError{Guests: 1, Verdicts: verdicts}).Error()
+		if from == nil {
+			room.refused = refused
+		}
+		p.refuse(key, g, refused)
 		return
 	}
-	p.grant(key, g, cluster, room.view[chosen].Name)
+	p.grant(key, g, cluster, room.view[chosen].Name, from)
 	room.view[chosen].Place(g.Shape)
 	room.take(room.view[chosen].Name, g.Shape)
 }
@@ -205,8 +212,8 @@ func (p *pass) refuse(key string, g *v1.Guest, why string) {
 	p.propose(key, c)
 }
 
-// grant gives a host the grant for a guest.
-func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) {
+// grant gives a host the grant for a guest. from is what the guest is restored from; nil: it is started.
+func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string, from *v1.CheckpointMember) {
 	h := p.Hosts[host]
 	update := proto.CloneOf(g)
 	update.LastEpoch++
@@ -214,7 +221,11 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 	update.Started = timestamppb.New(p.Now)
 	update.BootId = h.GetInfo().GetBootId()
 	var added *v1.Platform
-	update.Platform, added = compatibility.Start(cluster, h.GetInfo(), p.room.fleet)
+	if from == nil {
+		update.Platform, added = compatibility.Start(cluster, h.GetInfo(), p.room.fleet)
+	} else { // the saved copy goes on
+		update.Platform, update.StartedEpoch = from.Platform, from.StartedEpoch
+	}
 	var c Change
 	c.write(Update, update)
 	// Write no grant if the host is being removed meanwhile: it would never get the order.
@@ -224,7 +235,11 @@ func (p *pass) grant(key string, g *v1.Guest, cluster *v1.Cluster, host string) 
 		extended.Platforms = append(extended.Platforms, added)
 		c.write(Update, extended)
 	}
-	c.event(v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", host, update.Epoch)
+	if from == nil {
+		c.event(v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is started on %s, epoch %d", host, update.Epoch)
+	} else {
+		c.event(v1.Severity_SEVERITY_INFO, "guest", g.Meta.Name, "is restored on %s from checkpoint %s, epoch %d", host, cluster.GetRestore().GetCheckpoint(), update.Epoch)
+	}
 	p.propose(key, c)
 }
 

@@ -22,12 +22,14 @@ const cancelPatience = 5 * time.Second
 
 // RunSeen is the state of a run's process, from the agent of its head guest.
 type RunSeen struct {
-	Started bool
-	Refused string      // why the guest will never start it; empty: it may
-	Unknown bool        // the guest does not know the process, although it was started
-	Ended   *v1.Process // nil: it has not ended. All of its output is stored
-	RanOut  string      // of a failed process: the guest whose memory ran out; empty: none
-	Message string      // why its output cannot be stored
+	// Restores is Run.Restores of the run that this is about.
+	Restores uint32
+	Started  bool
+	Refused  string      // why the guest will never start it; empty: it may
+	Unknown  bool        // the guest does not know the process, although it was started
+	Ended    *v1.Process // nil: it has not ended. All of its output is stored
+	RanOut   string      // of a failed process: the guest whose memory ran out; empty: none
+	Message  string      // why its output cannot be stored
 	// Signals is the number of delivered cancelSignals, and Signalled the time of the last one.
 	Signals   int
 	Signalled time.Time
@@ -46,6 +48,10 @@ func (p *pass) runs() {
 	for _, name := range sortedKeys(p.Objects.Runs) {
 		run := p.Objects.Runs[name]
 		if RunEnded(run.State) || p.full() {
+			continue
+		}
+		if cluster := p.Clusters[run.Spec.GetCluster()]; restoring(cluster) && cluster.Meta.Deleting == nil && IsRunOf(run, cluster) && !run.Cancel {
+			p.say(run, "waits for cluster "+cluster.Meta.Name+": it is being restored from checkpoint "+cluster.Restore.Checkpoint)
 			continue
 		}
 		switch run.State {
@@ -148,6 +154,9 @@ func lostMessage(guest string) string {
 // begunRun decides about a run in state STARTING or RUNNING.
 func (p *pass) begunRun(run *v1.Run) {
 	seen, lost := p.World.Runs[run.Meta.Uid], lostGuest(p.Objects, run)
+	if seen.Restores != run.Restores {
+		seen = RunSeen{} // it is about what the run did before it went back
+	}
 	head := p.Guests[run.Head]
 	starting := run.State == v1.RunState_RUN_STATE_STARTING
 	switch {

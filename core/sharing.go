@@ -262,14 +262,7 @@ func (p *sharePass) admit(holders []string, reader, digest string) {
 	}
 }
 
-func (p *sharePass) peers(names []string) []*v1.BlobPeer {
-	var peers []*v1.BlobPeer
-	for _, name := range names {
-		host := p.world.Hosts[name]
-		peers = append(peers, &v1.BlobPeer{Name: name, Uid: host.GetMeta().GetUid(), Address: tunnelAddress(host)})
-	}
-	return peers
-}
+func (p *sharePass) peers(names []string) []*v1.BlobPeer { return blobPeers(p.world.Objects, names) }
 
 // templates decides about the templates that hosts want.
 func (p *sharePass) templates(wasToldToMake func(host, key string) bool) {

@@ -33,7 +33,7 @@ func Down(ctx context.Context, name string, progress func(line string)) error {
 		return err
 	}
 	defer unlock()
-	for _, step := range []func(context.Context) error{l.endProcesses, l.removeRootLink, l.removeShares, l.removeNamespaces, l.removeFiles} {
+	for _, step := range []func(context.Context) error{l.endProcesses, l.removeRootLink, l.removeShares, l.removeNamespaces, l.forbidUserfaults, l.removeFiles} {
 		if err := step(ctx); err != nil {
 			return fmt.Errorf("take down lab %s: %w", name, err)
 		}

@@ -101,6 +101,9 @@ func (l *Lab) bringUp(ctx context.Context, o Options) error {
 	if err := l.prepareMachines(ctx); err != nil {
 		return err
 	}
+	if err := l.allowUserfaults(); err != nil {
+		return err
+	}
 	if err := l.applyShares(); err != nil {
 		return err
 	}

@@ -47,6 +47,8 @@ const (
 	// Start creates the domain of Act.Wanted. It forks the template that Prepare made; without one, or with Act.Plain,
 	// it boots the image. Nothing interrupts Start: the hypervisor could create the domain later, unseen.
 	Start Kind = "start"
+	// Restore creates the paused domain of Act.Wanted from the file of its checkpoint. Nothing interrupts it.
+	Restore Kind = "restore"
 	// Send sends the guest as Act.Wanted says. It ends when the hypervisor has ended the transfer.
 	Send Kind = "send"
 	// Busy asks whether the hypervisor has a job on the domain, and waits up to Act.Patience for the job's end.

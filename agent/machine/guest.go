@@ -49,6 +49,7 @@ type guest struct {
 	stoppedAt time.Time // by a send
 	resumedAt time.Time
 	resuming  bool
+	held      bool // it stands still for a checkpoint
 
 	expected   string // the migration that the tunnel admits
 	tunnel     string // the migration with an open connection
@@ -145,7 +146,7 @@ func (m *Machine) guestEnded(g *guest, id uint64, o Result) bool {
 
 // observe returns the input of the guest's next step and of its report.
 func (m *Machine) observe(g *guest) (Observed, domain.Info) {
-	info, current := m.domains.get(g.uid)
+	info, current := m.domainOf(g)
 	o := Observed{Host: m.config.Host, Wanted: g.wanted, Record: g.record, Damaged: g.damaged, Domain: info.State, Stale: !current,
 		Operation: OperationNone, Prepared: g.prepared, Failure: g.failure, Backoff: !g.backoff.IsZero(), SendDone: g.sendDone,
 		EarlierBoot: m.earlierBoot(g.record), Unread: g.unread}
@@ -205,7 +206,7 @@ func (g *guest) tap() Tap {
 
 // identity returns the identity to tell the guest now; nil: the guest does not run, or there is nothing to tell.
 func (m *Machine) identity(g *guest) *v1.Identity {
-	info, current := m.domains.get(g.uid)
+	info, current := m.domainOf(g)
 	w, r := g.wanted, g.record
 	if r == nil || info.State != domain.Running && current || r.Phase != PhaseStarted && r.Phase != PhaseSending {
 		return nil

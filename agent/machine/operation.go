@@ -63,6 +63,9 @@ func (m *Machine) beginOperation(g *guest, kind ActionKind) {
 	case ActionStart:
 		g.op.kind, g.prepared = OperationStarting, 0
 		m.operationAct(g, stageRoute, Act{Kind: Route})
+	case ActionRestore:
+		g.op.kind = OperationRestoring
+		m.operationAct(g, stageAct, Act{Kind: Restore, Wanted: w})
 	case ActionSend:
 		g.op.kind = OperationSending
 		m.operationAct(g, stageAct, Act{Kind: Send, Wanted: w})
@@ -104,6 +107,8 @@ func (m *Machine) operationEnded(g *guest, o Result) {
 		m.prepareEnded(g, o)
 	case OperationStarting:
 		m.startStageEnded(g, o)
+	case OperationRestoring:
+		m.restoreEnded(g, o)
 	case OperationSending:
 		if g.op.stage == stageAwaitEnd {
 			m.askedBusy(g, o)
@@ -206,6 +211,16 @@ func (m *Machine) startStageEnded(g *guest, o Result) {
 			m.startFailed(g, o.Err, o.Uncertain)
 		}
 	}
+}
+
+// restoreEnded ends a restore. The domain is paused, so it has done nothing.
+func (m *Machine) restoreEnded(g *guest, o Result) {
+	if o.Err != nil {
+		m.startFailed(g, o.Err, o.Uncertain)
+		return
+	}
+	g.over()
+	m.entered(g, domain.Paused)
 }
 
 // startFailed requests a listing, because a domain of the guest may exist although the start failed.

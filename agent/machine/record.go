@@ -44,6 +44,7 @@ type Record struct {
 	Epoch       uint64  `json:"epoch"`
 	Phase       Phase   `json:"phase"`
 	Migration   string  `json:"migration,omitempty"` // uid of the last move to or from here
+	Restore     string  `json:"restore,omitempty"`   // id of the restore that brings the epoch here
 	Source      string  `json:"source,omitempty"`    // host from which it is received
 	Target      string  `json:"target,omitempty"`    // host to which it is or was sent
 	RanOn       bool    `json:"ran_on,omitempty"`    // after Migration's transfer had failed, the guest went on here

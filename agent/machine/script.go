@@ -92,7 +92,7 @@ func (m *Machine) begin(g *guest, a Action) {
 		d.to = &to
 		g.doing = d
 		m.beginRecord(g)
-	case ActionPrepare, ActionStart, ActionSend:
+	case ActionPrepare, ActionStart, ActionSend, ActionRestore:
 		m.beginOperation(g, a.Kind)
 	case ActionResume:
 		act(Act{Kind: Route})

@@ -17,6 +17,7 @@ const (
 	OperationPreparing Operation = "preparing" // image, template, memory, tap
 	OperationStarting  Operation = "starting"
 	OperationSending   Operation = "sending"
+	OperationRestoring Operation = "restoring"
 )
 
 // Failure is how the last operation on a guest failed.
@@ -58,6 +59,7 @@ const (
 	ActionResume    ActionKind = "resume"    // let the paused domain run
 	ActionDestroy   ActionKind = "destroy"   // end the domain
 	ActionSend      ActionKind = "send"      // begin the transfer
+	ActionRestore   ActionKind = "restore"   // begin to create the paused domain from a checkpoint
 	ActionInterrupt ActionKind = "interrupt" // cancel the operation under way and wait for its end
 	ActionForget    ActionKind = "forget"    // remove tap, sockets and reservation
 	ActionConfirm   ActionKind = "confirm"   // make sure that the guest has no process
@@ -112,7 +114,7 @@ func Step(o Observed) Decision {
 // settle updates the record after events that no action caused: a domain ended, or a transfer completed.
 func settle(o Observed) (Decision, bool) {
 	r := o.Record
-	if r == nil || o.Operation == OperationStarting || o.Operation == OperationSending {
+	if r == nil || o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring {
 		return Decision{}, false
 	}
 	if r.Phase == PhaseEnded {
@@ -210,7 +212,7 @@ func stepRun(o Observed) Decision {
 // stepStart starts a guest that is absent, or that is here with an older epoch.
 func stepStart(o Observed) Decision {
 	w := o.Wanted
-	if o.Operation == OperationStarting || o.Operation == OperationSending {
+	if o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring {
 		return act(Action{Kind: ActionInterrupt}) // of an older epoch
 	}
 	if d, stale := endStale(o); stale {
@@ -271,6 +273,9 @@ func stepAbsent(o Observed) Decision {
 
 func stepIncoming(o Observed) Decision {
 	r, w := o.Record, o.Wanted
+	if w.Restore != nil {
+		return stepRestore(o)
+	}
 	if w.Migration == nil {
 		return refuse("guest %s: asked to receive it without a migration", w.Name)
 	}
@@ -311,6 +316,47 @@ func stepIncoming(o Observed) Decision {
 	reserved := newRecord(w, PhaseReserved)
 	reserved.Migration, reserved.Source = w.Migration.Id, w.Migration.SourceHost
 	return act(Action{Kind: ActionRecord, Record: reserved})
+}
+
+// stepRestore restores a guest from a checkpoint, and leaves it paused. RUN lets it go on.
+func stepRestore(o Observed) Decision {
+	r, w := o.Record, o.Wanted
+	if r != nil && r.Epoch == w.Epoch {
+		switch {
+		case r.Phase == PhaseEnded:
+			return Decision{}
+		case r.Restore != w.Restore.Id:
+			return refuse("guest %s: asked to restore epoch %d by restore %s, but that epoch is %s by restore %q", w.Name, w.Epoch, w.Restore.Id, r.Phase, r.Restore)
+		case r.Phase == PhaseStarted || r.Phase == PhaseSending:
+			return refuse("guest %s: asked to restore epoch %d, which already runs here", w.Name, w.Epoch)
+		case r.Phase != PhaseReserved || o.Domain != domain.Absent || o.Operation != OperationNone || o.Backoff:
+			return Decision{}
+		case o.Failure.Epoch == w.Epoch && o.Failure.Final:
+			return confirmEnd(o, OutcomeFailed, o.Failure.Message)
+		}
+		if o.Prepared != w.Epoch { // an earlier agent prepared it
+			return act(Action{Kind: ActionPrepare})
+		}
+		return act(Action{Kind: ActionRestore})
+	}
+	if o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring {
+		return act(Action{Kind: ActionInterrupt})
+	}
+	if d, stale := endStale(o); stale {
+		return d
+	}
+	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
+		return fail(o)
+	}
+	if o.Prepared != w.Epoch {
+		if o.Operation == OperationPreparing || o.Backoff {
+			return Decision{}
+		}
+		return act(Action{Kind: ActionPrepare})
+	}
+	reserved := newRecord(w, PhaseReserved)
+	reserved.Restore = w.Restore.Id
+	return act(Action{Kind: ActionRecord, Record: reserved}, Action{Kind: ActionRestore})
 }
 
 func stepOutgoing(o Observed) Decision {

@@ -475,6 +475,7 @@ type GuestWanted struct {
 	Platform      *Platform              `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`   // RUN: the platform to start it in; unset: the host chooses
 	Facts         *GuestFacts            `protobuf:"bytes,12,opt,name=facts,proto3" json:"facts,omitempty"`         // the host keeps them in the guest's record; unset: an older manager
 	Limits        *GuestLimits           `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`       // RUN, OUTGOING; unset: none
+	Restore       *RestoreOrder          `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"`     // INCOMING without a migration: the guest comes from a checkpoint
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -600,6 +601,183 @@ func (x *GuestWanted) GetLimits() *GuestLimits {
 	return nil
 }
 
+func (x *GuestWanted) GetRestore() *RestoreOrder {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
+}
+
+// RestoreOrder names the file from which a guest is restored. The host fetches it as HostWanted.checkpoints says.
+type RestoreOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of the restore
+	CheckpointId  string                 `protobuf:"bytes,2,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	File          *CheckpointFile        `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"` // age identity that opens the file
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreOrder) Reset() {
+	*x = RestoreOrder{}
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreOrder) ProtoMessage() {}
+
+func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreOrder.ProtoReflect.Descriptor instead.
+func (*RestoreOrder) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RestoreOrder) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RestoreOrder) GetCheckpointId() string {
+	if x != nil {
+		return x.CheckpointId
+	}
+	return ""
+}
+
+func (x *RestoreOrder) GetFile() *CheckpointFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
+func (x *RestoreOrder) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+// CheckpointWanted is the order about one guest of a checkpoint on one host.
+type CheckpointWanted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CheckpointId  string                 `protobuf:"bytes,1,opt,name=checkpoint_id,json=checkpointId,proto3" json:"checkpoint_id,omitempty"`
+	GuestUid      string                 `protobuf:"bytes,2,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
+	Guest         string                 `protobuf:"bytes,3,opt,name=guest,proto3" json:"guest,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"` // PREPARE to TAKE: of the copy
+	Order         CheckpointOrder        `protobuf:"varint,5,opt,name=order,proto3,enum=watari.v1.CheckpointOrder" json:"order,omitempty"`
+	Recipient     string                 `protobuf:"bytes,6,opt,name=recipient,proto3" json:"recipient,omitempty"` // PREPARE: the public key to which the file is encrypted
+	Limit         uint64                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`        // PREPARE: of the file, bytes
+	File          *CheckpointFile        `protobuf:"bytes,8,opt,name=file,proto3" json:"file,omitempty"`           // KEEP: a host that lacks it fetches it as HostWanted.blobs says
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointWanted) Reset() {
+	*x = CheckpointWanted{}
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointWanted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointWanted) ProtoMessage() {}
+
+func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointWanted.ProtoReflect.Descriptor instead.
+func (*CheckpointWanted) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CheckpointWanted) GetCheckpointId() string {
+	if x != nil {
+		return x.CheckpointId
+	}
+	return ""
+}
+
+func (x *CheckpointWanted) GetGuestUid() string {
+	if x != nil {
+		return x.GuestUid
+	}
+	return ""
+}
+
+func (x *CheckpointWanted) GetGuest() string {
+	if x != nil {
+		return x.Guest
+	}
+	return ""
+}
+
+func (x *CheckpointWanted) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *CheckpointWanted) GetOrder() CheckpointOrder {
+	if x != nil {
+		return x.Order
+	}
+	return CheckpointOrder_CHECKPOINT_ORDER_UNSPECIFIED
+}
+
+func (x *CheckpointWanted) GetRecipient() string {
+	if x != nil {
+		return x.Recipient
+	}
+	return ""
+}
+
+func (x *CheckpointWanted) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *CheckpointWanted) GetFile() *CheckpointFile {
+	if x != nil {
+		return x.File
+	}
+	return nil
+}
+
 // GuestRoute names the host to which a guest's address is routed.
 type GuestRoute struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -611,7 +789,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +801,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +814,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -668,7 +846,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +858,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +871,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PeerHost) GetName() string {
@@ -751,7 +929,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +941,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +954,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -821,7 +999,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +1011,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +1024,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -896,7 +1074,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1086,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1099,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -959,7 +1137,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1149,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1162,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -1035,7 +1213,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1225,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1238,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1112,15 +1290,16 @@ type HostWanted struct {
 	// base_generation: these orders are a change to the orders of this generation, which went before in the session. Lists
 	// hold the elements that are new or have changed, and dropped names those that are gone; all other fields are as in
 	// complete orders. 0: the orders are complete.
-	BaseGeneration uint64   `protobuf:"varint,13,opt,name=base_generation,json=baseGeneration,proto3" json:"base_generation,omitempty"`
-	Dropped        *Dropped `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	BaseGeneration uint64              `protobuf:"varint,13,opt,name=base_generation,json=baseGeneration,proto3" json:"base_generation,omitempty"`
+	Dropped        *Dropped            `protobuf:"bytes,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Checkpoints    []*CheckpointWanted `protobuf:"bytes,15,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1311,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1324,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -1246,23 +1425,31 @@ func (x *HostWanted) GetDropped() *Dropped {
 	return nil
 }
 
+func (x *HostWanted) GetCheckpoints() []*CheckpointWanted {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
 // Dropped names the elements of HostWanted's lists that a change removes.
 type Dropped struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Guests        []string               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`       // uids
-	Images        []string               `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`       // digests
-	Blobs         []string               `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`         // digests
-	Templates     []string               `protobuf:"bytes,4,rep,name=templates,proto3" json:"templates,omitempty"` // keys
-	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`       // guests' addresses
-	Peers         []string               `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`         // hosts' names
-	Clusters      []string               `protobuf:"bytes,7,rep,name=clusters,proto3" json:"clusters,omitempty"`   // names
+	Guests        []string               `protobuf:"bytes,1,rep,name=guests,proto3" json:"guests,omitempty"`           // uids
+	Images        []string               `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`           // digests
+	Blobs         []string               `protobuf:"bytes,3,rep,name=blobs,proto3" json:"blobs,omitempty"`             // digests
+	Templates     []string               `protobuf:"bytes,4,rep,name=templates,proto3" json:"templates,omitempty"`     // keys
+	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`           // guests' addresses
+	Peers         []string               `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`             // hosts' names
+	Clusters      []string               `protobuf:"bytes,7,rep,name=clusters,proto3" json:"clusters,omitempty"`       // names
+	Checkpoints   []string               `protobuf:"bytes,8,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // checkpoint's uid, "/", guest's uid
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1461,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1474,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -1339,6 +1526,13 @@ func (x *Dropped) GetClusters() []string {
 	return nil
 }
 
+func (x *Dropped) GetCheckpoints() []string {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
 // GuestObserved is one guest as its host sees it.
 type GuestObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1371,7 +1565,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1577,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1590,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -1543,7 +1737,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1749,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1762,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -1598,7 +1792,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1804,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1817,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -1668,7 +1862,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1874,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1887,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -1750,7 +1944,8 @@ type HostObserved struct {
 	Protocol            uint32 `protobuf:"varint,13,opt,name=protocol,proto3" json:"protocol,omitempty"` // version of this protocol that the agent speaks; 0: 1
 	Stamp               *Stamp `protobuf:"bytes,14,opt,name=stamp,proto3" json:"stamp,omitempty"`        // of the latest orders that the host has taken, in any session; unset: none
 	// epochs of all guests that the host has records of. Sent until there are orders of the present session.
-	Epochs []*KnownEpoch `protobuf:"bytes,15,rep,name=epochs,proto3" json:"epochs,omitempty"`
+	Epochs      []*KnownEpoch         `protobuf:"bytes,15,rep,name=epochs,proto3" json:"epochs,omitempty"`
+	Checkpoints []*CheckpointObserved `protobuf:"bytes,16,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // under way, failed, or on disk
 	// processes_unknown: the host's process table could not be read completely, so guests that are not listed here may run.
 	ProcessesUnknown bool `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -1759,7 +1954,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +1966,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +1979,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -1892,6 +2087,13 @@ func (x *HostObserved) GetEpochs() []*KnownEpoch {
 	return nil
 }
 
+func (x *HostObserved) GetCheckpoints() []*CheckpointObserved {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
 func (x *HostObserved) GetProcessesUnknown() bool {
 	if x != nil {
 		return x.ProcessesUnknown
@@ -1911,7 +2113,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2125,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2138,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -1979,7 +2181,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2193,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2206,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -2030,7 +2232,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2244,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2257,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -2074,7 +2276,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2288,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2301,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2131,7 +2333,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\vGuestLimits\x12\x1d\n" +
 	"\n" +
 	"cpu_weight\x18\x01 \x01(\rR\tcpuWeight\x12!\n" +
-	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xf3\x03\n" +
+	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xa6\x04\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2146,7 +2348,22 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	" \x01(\v2\x19.watari.v1.MigrationOrderR\tmigration\x12/\n" +
 	"\bplatform\x18\v \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12+\n" +
 	"\x05facts\x18\f \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\x12.\n" +
-	"\x06limits\x18\r \x01(\v2\x16.watari.v1.GuestLimitsR\x06limits\":\n" +
+	"\x06limits\x18\r \x01(\v2\x16.watari.v1.GuestLimitsR\x06limits\x121\n" +
+	"\arestore\x18\x0e \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\"\x84\x01\n" +
+	"\fRestoreOrder\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
+	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
+	"\x04file\x18\x03 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\"\x95\x02\n" +
+	"\x10CheckpointWanted\x12#\n" +
+	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
+	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
+	"\x05guest\x18\x03 \x01(\tR\x05guest\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x120\n" +
+	"\x05order\x18\x05 \x01(\x0e2\x1a.watari.v1.CheckpointOrderR\x05order\x12\x1c\n" +
+	"\trecipient\x18\x06 \x01(\tR\trecipient\x12\x14\n" +
+	"\x05limit\x18\a \x01(\x04R\x05limit\x12-\n" +
+	"\x04file\x18\b \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\":\n" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
@@ -2187,7 +2404,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12.\n" +
 	"\x05order\x18\x02 \x01(\x0e2\x18.watari.v1.TemplateOrderR\x05order\x12#\n" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xa1\x04\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xe0\x04\n" +
 	"\n" +
 	"HostWanted\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1e\n" +
@@ -2207,7 +2424,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\v \x01(\rR\bprotocol\x12&\n" +
 	"\x05stamp\x18\f \x01(\v2\x10.watari.v1.StampR\x05stamp\x12'\n" +
 	"\x0fbase_generation\x18\r \x01(\x04R\x0ebaseGeneration\x12,\n" +
-	"\adropped\x18\x0e \x01(\v2\x12.watari.v1.DroppedR\adropped\"\xb7\x01\n" +
+	"\adropped\x18\x0e \x01(\v2\x12.watari.v1.DroppedR\adropped\x12=\n" +
+	"\vcheckpoints\x18\x0f \x03(\v2\x1b.watari.v1.CheckpointWantedR\vcheckpoints\"\xd9\x01\n" +
 	"\aDropped\x12\x16\n" +
 	"\x06guests\x18\x01 \x03(\tR\x06guests\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\x12\x14\n" +
@@ -2215,7 +2433,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\ttemplates\x18\x04 \x03(\tR\ttemplates\x12\x16\n" +
 	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x14\n" +
 	"\x05peers\x18\x06 \x03(\tR\x05peers\x12\x1a\n" +
-	"\bclusters\x18\a \x03(\tR\bclusters\"\x8a\x05\n" +
+	"\bclusters\x18\a \x03(\tR\bclusters\x12 \n" +
+	"\vcheckpoints\x18\b \x03(\tR\vcheckpoints\"\x8a\x05\n" +
 	"\rGuestObserved\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2254,7 +2473,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\x82\x05\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xc3\x05\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -2273,7 +2492,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x16fetch_bytes_per_second\x18\f \x01(\x04R\x13fetchBytesPerSecond\x12\x1a\n" +
 	"\bprotocol\x18\r \x01(\rR\bprotocol\x12&\n" +
 	"\x05stamp\x18\x0e \x01(\v2\x10.watari.v1.StampR\x05stamp\x12-\n" +
-	"\x06epochs\x18\x0f \x03(\v2\x15.watari.v1.KnownEpochR\x06epochs\x12+\n" +
+	"\x06epochs\x18\x0f \x03(\v2\x15.watari.v1.KnownEpochR\x06epochs\x12?\n" +
+	"\vcheckpoints\x18\x10 \x03(\v2\x1d.watari.v1.CheckpointObservedR\vcheckpoints\x12+\n" +
 	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
@@ -2337,7 +2557,7 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
@@ -2347,90 +2567,101 @@ var file_watari_v1_agent_proto_goTypes = []any{
 	(*MigrationOrder)(nil),       // 5: watari.v1.MigrationOrder
 	(*GuestLimits)(nil),          // 6: watari.v1.GuestLimits
 	(*GuestWanted)(nil),          // 7: watari.v1.GuestWanted
-	(*GuestRoute)(nil),           // 8: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 9: watari.v1.PeerHost
-	(*ClusterNetwork)(nil),       // 10: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 11: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 12: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 13: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 14: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 15: watari.v1.HostWanted
-	(*Dropped)(nil),              // 16: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 17: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 18: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 19: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 20: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 21: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 22: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 23: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 24: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 25: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 26: watari.v1.GuestShape
-	(*Image)(nil),                // 27: watari.v1.Image
-	(*Identity)(nil),             // 28: watari.v1.Identity
-	(*Platform)(nil),             // 29: watari.v1.Platform
-	(*GuestFacts)(nil),           // 30: watari.v1.GuestFacts
-	(*Peer)(nil),                 // 31: watari.v1.Peer
-	(*Blob)(nil),                 // 32: watari.v1.Blob
-	(*Stamp)(nil),                // 33: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 34: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 35: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 36: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 37: watari.v1.HostLoad
-	(*KeptConsole)(nil),          // 38: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 39: watari.v1.HostSample
+	(*RestoreOrder)(nil),         // 8: watari.v1.RestoreOrder
+	(*CheckpointWanted)(nil),     // 9: watari.v1.CheckpointWanted
+	(*GuestRoute)(nil),           // 10: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 11: watari.v1.PeerHost
+	(*ClusterNetwork)(nil),       // 12: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 13: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 14: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 15: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 16: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 17: watari.v1.HostWanted
+	(*Dropped)(nil),              // 18: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 19: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 20: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 21: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 22: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 23: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 24: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 25: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 26: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 27: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 28: watari.v1.GuestShape
+	(*Image)(nil),                // 29: watari.v1.Image
+	(*Identity)(nil),             // 30: watari.v1.Identity
+	(*Platform)(nil),             // 31: watari.v1.Platform
+	(*GuestFacts)(nil),           // 32: watari.v1.GuestFacts
+	(*CheckpointFile)(nil),       // 33: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 34: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 35: watari.v1.Peer
+	(*Blob)(nil),                 // 36: watari.v1.Blob
+	(*Stamp)(nil),                // 37: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 38: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 39: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 40: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 41: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 42: watari.v1.CheckpointObserved
+	(*KeptConsole)(nil),          // 43: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 44: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	26, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	27, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	28, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	28, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	29, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	30, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
 	5,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	29, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	30, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	31, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	32, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
 	6,  // 7: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
-	31, // 8: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	8,  // 9: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	9,  // 10: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	10, // 11: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	12, // 12: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	12, // 13: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	1,  // 14: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	32, // 15: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	7,  // 16: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	11, // 17: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	27, // 18: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	13, // 19: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	14, // 20: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	33, // 21: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	16, // 22: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	2,  // 23: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	34, // 24: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	35, // 25: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	30, // 26: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	3,  // 27: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	32, // 28: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	36, // 29: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	37, // 30: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	17, // 31: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	19, // 32: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	20, // 33: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	33, // 34: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	18, // 35: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	38, // 36: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	15, // 37: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	22, // 38: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	4,  // 39: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	24, // 40: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	21, // 41: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	23, // 42: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	39, // 43: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	25, // 44: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	41, // [41:45] is the sub-list for method output_type
-	37, // [37:41] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	8,  // 8: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
+	33, // 9: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	34, // 10: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	33, // 11: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	35, // 12: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	10, // 13: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	11, // 14: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	12, // 15: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	14, // 16: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	14, // 17: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	1,  // 18: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	36, // 19: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	7,  // 20: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	13, // 21: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	29, // 22: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	15, // 23: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	16, // 24: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	37, // 25: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	18, // 26: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	9,  // 27: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	2,  // 28: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	38, // 29: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	39, // 30: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	32, // 31: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	3,  // 32: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	36, // 33: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	40, // 34: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	41, // 35: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	19, // 36: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	21, // 37: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	22, // 38: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	37, // 39: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	20, // 40: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	42, // 41: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	43, // 42: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	17, // 43: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	24, // 44: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	4,  // 45: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	26, // 46: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	23, // 47: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	25, // 48: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	44, // 49: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	27, // 50: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	47, // [47:51] is the sub-list for method output_type
+	43, // [43:47] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -2446,7 +2677,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1350,6 +1350,566 @@ func (*DeleteClusterResponse) Descriptor() ([]byte, []int) {
 	return file_watari_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
+type CreateCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Pinned        bool                   `protobuf:"varint,2,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCheckpointRequest) Reset() {
+	*x = CreateCheckpointRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCheckpointRequest) ProtoMessage() {}
+
+func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *CreateCheckpointRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *CreateCheckpointRequest) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+type CreateCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoint    *Checkpoint            `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Existed       bool                   `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"` // one of this cluster was under way
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateCheckpointResponse) Reset() {
+	*x = CreateCheckpointResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateCheckpointResponse) ProtoMessage() {}
+
+func (x *CreateCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*CreateCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *CreateCheckpointResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+func (x *CreateCheckpointResponse) GetExisted() bool {
+	if x != nil {
+		return x.Existed
+	}
+	return false
+}
+
+type ListCheckpointsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"` // empty: of all clusters
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCheckpointsRequest) Reset() {
+	*x = ListCheckpointsRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCheckpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCheckpointsRequest) ProtoMessage() {}
+
+func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
+func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ListCheckpointsRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *ListCheckpointsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ListCheckpointsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoints   []*Checkpoint          `protobuf:"bytes,1,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // by cluster, oldest first
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCheckpointsResponse) Reset() {
+	*x = ListCheckpointsResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCheckpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCheckpointsResponse) ProtoMessage() {}
+
+func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
+func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
+type DeleteCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteCheckpointRequest) Reset() {
+	*x = DeleteCheckpointRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteCheckpointRequest) ProtoMessage() {}
+
+func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *DeleteCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteCheckpointResponse) Reset() {
+	*x = DeleteCheckpointResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteCheckpointResponse) ProtoMessage() {}
+
+func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+}
+
+type ChangeCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Pinned        bool                   `protobuf:"varint,2,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeCheckpointRequest) Reset() {
+	*x = ChangeCheckpointRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeCheckpointRequest) ProtoMessage() {}
+
+func (x *ChangeCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*ChangeCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ChangeCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChangeCheckpointRequest) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
+type ChangeCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoint    *Checkpoint            `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeCheckpointResponse) Reset() {
+	*x = ChangeCheckpointResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeCheckpointResponse) ProtoMessage() {}
+
+func (x *ChangeCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*ChangeCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ChangeCheckpointResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
+type PlanCheckpointsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Plan          *CheckpointPlan        `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanCheckpointsRequest) Reset() {
+	*x = PlanCheckpointsRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanCheckpointsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanCheckpointsRequest) ProtoMessage() {}
+
+func (x *PlanCheckpointsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanCheckpointsRequest.ProtoReflect.Descriptor instead.
+func (*PlanCheckpointsRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PlanCheckpointsRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *PlanCheckpointsRequest) GetPlan() *CheckpointPlan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+type PlanCheckpointsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanCheckpointsResponse) Reset() {
+	*x = PlanCheckpointsResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanCheckpointsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanCheckpointsResponse) ProtoMessage() {}
+
+func (x *PlanCheckpointsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanCheckpointsResponse.ProtoReflect.Descriptor instead.
+func (*PlanCheckpointsResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PlanCheckpointsResponse) GetCluster() *Cluster {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+type RestoreCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a checkpoint, or of a cluster: its latest whole checkpoint
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreCheckpointRequest) Reset() {
+	*x = RestoreCheckpointRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreCheckpointRequest) ProtoMessage() {}
+
+func (x *RestoreCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*RestoreCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *RestoreCheckpointRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RestoreCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       *Cluster               `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreCheckpointResponse) Reset() {
+	*x = RestoreCheckpointResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreCheckpointResponse) ProtoMessage() {}
+
+func (x *RestoreCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*RestoreCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *RestoreCheckpointResponse) GetCluster() *Cluster {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
 type ListGuestsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1360,7 +1920,7 @@ type ListGuestsRequest struct {
 
 func (x *ListGuestsRequest) Reset() {
 	*x = ListGuestsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1932,7 @@ func (x *ListGuestsRequest) String() string {
 func (*ListGuestsRequest) ProtoMessage() {}
 
 func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[26]
+	mi := &file_watari_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1945,7 @@ func (x *ListGuestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListGuestsRequest) GetCluster() string {
@@ -1411,7 +1971,7 @@ type ListGuestsResponse struct {
 
 func (x *ListGuestsResponse) Reset() {
 	*x = ListGuestsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1983,7 @@ func (x *ListGuestsResponse) String() string {
 func (*ListGuestsResponse) ProtoMessage() {}
 
 func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[27]
+	mi := &file_watari_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1996,7 @@ func (x *ListGuestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestsResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListGuestsResponse) GetGuests() []*Guest {
@@ -1455,7 +2015,7 @@ type StartGuestRequest struct {
 
 func (x *StartGuestRequest) Reset() {
 	*x = StartGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +2027,7 @@ func (x *StartGuestRequest) String() string {
 func (*StartGuestRequest) ProtoMessage() {}
 
 func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[28]
+	mi := &file_watari_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +2040,7 @@ func (x *StartGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestRequest.ProtoReflect.Descriptor instead.
 func (*StartGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StartGuestRequest) GetName() string {
@@ -1499,7 +2059,7 @@ type StartGuestResponse struct {
 
 func (x *StartGuestResponse) Reset() {
 	*x = StartGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +2071,7 @@ func (x *StartGuestResponse) String() string {
 func (*StartGuestResponse) ProtoMessage() {}
 
 func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[29]
+	mi := &file_watari_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +2084,7 @@ func (x *StartGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartGuestResponse.ProtoReflect.Descriptor instead.
 func (*StartGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StartGuestResponse) GetGuest() *Guest {
@@ -1543,7 +2103,7 @@ type StopGuestRequest struct {
 
 func (x *StopGuestRequest) Reset() {
 	*x = StopGuestRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +2115,7 @@ func (x *StopGuestRequest) String() string {
 func (*StopGuestRequest) ProtoMessage() {}
 
 func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[30]
+	mi := &file_watari_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +2128,7 @@ func (x *StopGuestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestRequest.ProtoReflect.Descriptor instead.
 func (*StopGuestRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StopGuestRequest) GetName() string {
@@ -1587,7 +2147,7 @@ type StopGuestResponse struct {
 
 func (x *StopGuestResponse) Reset() {
 	*x = StopGuestResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +2159,7 @@ func (x *StopGuestResponse) String() string {
 func (*StopGuestResponse) ProtoMessage() {}
 
 func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[31]
+	mi := &file_watari_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +2172,7 @@ func (x *StopGuestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopGuestResponse.ProtoReflect.Descriptor instead.
 func (*StopGuestResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StopGuestResponse) GetGuest() *Guest {
@@ -1634,7 +2194,7 @@ type GuestConsoleRequest struct {
 
 func (x *GuestConsoleRequest) Reset() {
 	*x = GuestConsoleRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +2206,7 @@ func (x *GuestConsoleRequest) String() string {
 func (*GuestConsoleRequest) ProtoMessage() {}
 
 func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[32]
+	mi := &file_watari_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +2219,7 @@ func (x *GuestConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleRequest.ProtoReflect.Descriptor instead.
 func (*GuestConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GuestConsoleRequest) GetName() string {
@@ -1700,7 +2260,7 @@ type GuestConsoleResponse struct {
 
 func (x *GuestConsoleResponse) Reset() {
 	*x = GuestConsoleResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +2272,7 @@ func (x *GuestConsoleResponse) String() string {
 func (*GuestConsoleResponse) ProtoMessage() {}
 
 func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[33]
+	mi := &file_watari_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +2285,7 @@ func (x *GuestConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestConsoleResponse.ProtoReflect.Descriptor instead.
 func (*GuestConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GuestConsoleResponse) GetData() []byte {
@@ -1751,7 +2311,7 @@ type ListGuestConsolesRequest struct {
 
 func (x *ListGuestConsolesRequest) Reset() {
 	*x = ListGuestConsolesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +2323,7 @@ func (x *ListGuestConsolesRequest) String() string {
 func (*ListGuestConsolesRequest) ProtoMessage() {}
 
 func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[34]
+	mi := &file_watari_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +2336,7 @@ func (x *ListGuestConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListGuestConsolesRequest) GetName() string {
@@ -1796,7 +2356,7 @@ type ListGuestConsolesResponse struct {
 
 func (x *ListGuestConsolesResponse) Reset() {
 	*x = ListGuestConsolesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +2368,7 @@ func (x *ListGuestConsolesResponse) String() string {
 func (*ListGuestConsolesResponse) ProtoMessage() {}
 
 func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[35]
+	mi := &file_watari_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +2381,7 @@ func (x *ListGuestConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListGuestConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListGuestConsolesResponse) GetConsoles() []*KeptConsole {
@@ -1850,7 +2410,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +2422,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[36]
+	mi := &file_watari_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +2435,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GuestExecRequest) GetGuest() string {
@@ -1915,7 +2475,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2487,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[37]
+	mi := &file_watari_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2500,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GuestExecResponse) GetOutput() *AttachResponse {
@@ -1961,7 +2521,7 @@ type ControlPutFileRequest struct {
 
 func (x *ControlPutFileRequest) Reset() {
 	*x = ControlPutFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2533,7 @@ func (x *ControlPutFileRequest) String() string {
 func (*ControlPutFileRequest) ProtoMessage() {}
 
 func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[38]
+	mi := &file_watari_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2546,7 @@ func (x *ControlPutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlPutFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ControlPutFileRequest) GetGuest() string {
@@ -2019,7 +2579,7 @@ type ControlPutFileResponse struct {
 
 func (x *ControlPutFileResponse) Reset() {
 	*x = ControlPutFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2591,7 @@ func (x *ControlPutFileResponse) String() string {
 func (*ControlPutFileResponse) ProtoMessage() {}
 
 func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[39]
+	mi := &file_watari_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2604,7 @@ func (x *ControlPutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlPutFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlPutFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ControlPutFileResponse) GetSize() uint64 {
@@ -2066,7 +2626,7 @@ type ControlGetFileRequest struct {
 
 func (x *ControlGetFileRequest) Reset() {
 	*x = ControlGetFileRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2638,7 @@ func (x *ControlGetFileRequest) String() string {
 func (*ControlGetFileRequest) ProtoMessage() {}
 
 func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[40]
+	mi := &file_watari_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2651,7 @@ func (x *ControlGetFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileRequest.ProtoReflect.Descriptor instead.
 func (*ControlGetFileRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ControlGetFileRequest) GetGuest() string {
@@ -2131,7 +2691,7 @@ type ControlGetFileResponse struct {
 
 func (x *ControlGetFileResponse) Reset() {
 	*x = ControlGetFileResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2703,7 @@ func (x *ControlGetFileResponse) String() string {
 func (*ControlGetFileResponse) ProtoMessage() {}
 
 func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[41]
+	mi := &file_watari_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2716,7 @@ func (x *ControlGetFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlGetFileResponse.ProtoReflect.Descriptor instead.
 func (*ControlGetFileResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ControlGetFileResponse) GetFile() *GetFileResponse {
@@ -2178,7 +2738,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2750,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[42]
+	mi := &file_watari_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2763,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *MigrateRequest) GetGuest() string {
@@ -2244,7 +2804,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2816,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[43]
+	mi := &file_watari_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2829,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MigrateResponse) GetMigration() *Migration {
@@ -2295,7 +2855,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2867,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[44]
+	mi := &file_watari_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2880,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CancelMigrationRequest) GetName() string {
@@ -2339,7 +2899,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2911,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[45]
+	mi := &file_watari_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2924,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CancelMigrationResponse) GetMigration() *Migration {
@@ -2385,7 +2945,7 @@ type ListMigrationsRequest struct {
 
 func (x *ListMigrationsRequest) Reset() {
 	*x = ListMigrationsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2957,7 @@ func (x *ListMigrationsRequest) String() string {
 func (*ListMigrationsRequest) ProtoMessage() {}
 
 func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[46]
+	mi := &file_watari_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2970,7 @@ func (x *ListMigrationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsRequest.ProtoReflect.Descriptor instead.
 func (*ListMigrationsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListMigrationsRequest) GetName() string {
@@ -2443,7 +3003,7 @@ type ListMigrationsResponse struct {
 
 func (x *ListMigrationsResponse) Reset() {
 	*x = ListMigrationsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +3015,7 @@ func (x *ListMigrationsResponse) String() string {
 func (*ListMigrationsResponse) ProtoMessage() {}
 
 func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[47]
+	mi := &file_watari_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +3028,7 @@ func (x *ListMigrationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMigrationsResponse.ProtoReflect.Descriptor instead.
 func (*ListMigrationsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListMigrationsResponse) GetMigrations() []*Migration {
@@ -2491,7 +3051,7 @@ type CreateRunRequest struct {
 
 func (x *CreateRunRequest) Reset() {
 	*x = CreateRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +3063,7 @@ func (x *CreateRunRequest) String() string {
 func (*CreateRunRequest) ProtoMessage() {}
 
 func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[48]
+	mi := &file_watari_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +3076,7 @@ func (x *CreateRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunRequest.ProtoReflect.Descriptor instead.
 func (*CreateRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CreateRunRequest) GetSpec() *RunSpec {
@@ -2549,7 +3109,7 @@ type CreateRunResponse struct {
 
 func (x *CreateRunResponse) Reset() {
 	*x = CreateRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +3121,7 @@ func (x *CreateRunResponse) String() string {
 func (*CreateRunResponse) ProtoMessage() {}
 
 func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[49]
+	mi := &file_watari_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +3134,7 @@ func (x *CreateRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRunResponse.ProtoReflect.Descriptor instead.
 func (*CreateRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CreateRunResponse) GetRun() *Run {
@@ -2593,7 +3153,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +3165,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[50]
+	mi := &file_watari_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +3178,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StartRunRequest) GetName() string {
@@ -2637,7 +3197,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +3209,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[51]
+	mi := &file_watari_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +3222,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StartRunResponse) GetRun() *Run {
@@ -2682,7 +3242,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +3254,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[52]
+	mi := &file_watari_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +3267,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListRunsRequest) GetName() string {
@@ -2733,7 +3293,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +3305,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[53]
+	mi := &file_watari_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +3318,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListRunsResponse) GetRuns() []*Run {
@@ -2780,7 +3340,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3352,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[54]
+	mi := &file_watari_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3365,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CancelRunRequest) GetName() string {
@@ -2831,7 +3391,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +3403,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[55]
+	mi := &file_watari_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +3416,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CancelRunResponse) GetRun() *Run {
@@ -2878,7 +3438,7 @@ type RunOutputRequest struct {
 
 func (x *RunOutputRequest) Reset() {
 	*x = RunOutputRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +3450,7 @@ func (x *RunOutputRequest) String() string {
 func (*RunOutputRequest) ProtoMessage() {}
 
 func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[56]
+	mi := &file_watari_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +3463,7 @@ func (x *RunOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputRequest.ProtoReflect.Descriptor instead.
 func (*RunOutputRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RunOutputRequest) GetName() string {
@@ -2945,7 +3505,7 @@ type RunOutputResponse struct {
 
 func (x *RunOutputResponse) Reset() {
 	*x = RunOutputResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3517,7 @@ func (x *RunOutputResponse) String() string {
 func (*RunOutputResponse) ProtoMessage() {}
 
 func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[57]
+	mi := &file_watari_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3530,7 @@ func (x *RunOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunOutputResponse.ProtoReflect.Descriptor instead.
 func (*RunOutputResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RunOutputResponse) GetStdout() []byte {
@@ -3004,7 +3564,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3016,7 +3576,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[58]
+	mi := &file_watari_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3029,7 +3589,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CreateTokenRequest) GetSite() string {
@@ -3056,7 +3616,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3628,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[59]
+	mi := &file_watari_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3641,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -3109,7 +3669,7 @@ type AddUserRequest struct {
 
 func (x *AddUserRequest) Reset() {
 	*x = AddUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3681,7 @@ func (x *AddUserRequest) String() string {
 func (*AddUserRequest) ProtoMessage() {}
 
 func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[60]
+	mi := &file_watari_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3694,7 @@ func (x *AddUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserRequest.ProtoReflect.Descriptor instead.
 func (*AddUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *AddUserRequest) GetName() string {
@@ -3168,7 +3728,7 @@ type AddUserResponse struct {
 
 func (x *AddUserResponse) Reset() {
 	*x = AddUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3740,7 @@ func (x *AddUserResponse) String() string {
 func (*AddUserResponse) ProtoMessage() {}
 
 func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[61]
+	mi := &file_watari_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3753,7 @@ func (x *AddUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddUserResponse.ProtoReflect.Descriptor instead.
 func (*AddUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *AddUserResponse) GetUser() *User {
@@ -3218,7 +3778,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3790,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[62]
+	mi := &file_watari_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3803,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 type ListUsersResponse struct {
@@ -3255,7 +3815,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3827,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[63]
+	mi := &file_watari_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3840,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -3299,7 +3859,7 @@ type RemoveUserRequest struct {
 
 func (x *RemoveUserRequest) Reset() {
 	*x = RemoveUserRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3871,7 @@ func (x *RemoveUserRequest) String() string {
 func (*RemoveUserRequest) ProtoMessage() {}
 
 func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[64]
+	mi := &file_watari_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3884,7 @@ func (x *RemoveUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserRequest.ProtoReflect.Descriptor instead.
 func (*RemoveUserRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemoveUserRequest) GetName() string {
@@ -3342,7 +3902,7 @@ type RemoveUserResponse struct {
 
 func (x *RemoveUserResponse) Reset() {
 	*x = RemoveUserResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3914,7 @@ func (x *RemoveUserResponse) String() string {
 func (*RemoveUserResponse) ProtoMessage() {}
 
 func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[65]
+	mi := &file_watari_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3927,7 @@ func (x *RemoveUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveUserResponse.ProtoReflect.Descriptor instead.
 func (*RemoveUserResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 type SetQuotaRequest struct {
@@ -3380,7 +3940,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3392,7 +3952,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[66]
+	mi := &file_watari_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3405,7 +3965,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3431,7 +3991,7 @@ type SetQuotaResponse struct {
 
 func (x *SetQuotaResponse) Reset() {
 	*x = SetQuotaResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3443,7 +4003,7 @@ func (x *SetQuotaResponse) String() string {
 func (*SetQuotaResponse) ProtoMessage() {}
 
 func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[67]
+	mi := &file_watari_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3456,7 +4016,7 @@ func (x *SetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*SetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SetQuotaResponse) GetUser() *User {
@@ -3477,7 +4037,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3489,7 +4049,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[68]
+	mi := &file_watari_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3502,7 +4062,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *UsageRequest) GetHost() string {
@@ -3538,7 +4098,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3550,7 +4110,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[69]
+	mi := &file_watari_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3563,7 +4123,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *UsageResponse) GetHost() []*HostSample {
@@ -3591,7 +4151,7 @@ type GuestStep struct {
 
 func (x *GuestStep) Reset() {
 	*x = GuestStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3603,7 +4163,7 @@ func (x *GuestStep) String() string {
 func (*GuestStep) ProtoMessage() {}
 
 func (x *GuestStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[70]
+	mi := &file_watari_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3616,7 +4176,7 @@ func (x *GuestStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestStep.ProtoReflect.Descriptor instead.
 func (*GuestStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GuestStep) GetAt() *timestamppb.Timestamp {
@@ -3649,7 +4209,7 @@ type ClusterTrafficRequest struct {
 
 func (x *ClusterTrafficRequest) Reset() {
 	*x = ClusterTrafficRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3661,7 +4221,7 @@ func (x *ClusterTrafficRequest) String() string {
 func (*ClusterTrafficRequest) ProtoMessage() {}
 
 func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[71]
+	mi := &file_watari_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3674,7 +4234,7 @@ func (x *ClusterTrafficRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficRequest.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ClusterTrafficRequest) GetName() string {
@@ -3694,7 +4254,7 @@ type ClusterTrafficResponse struct {
 
 func (x *ClusterTrafficResponse) Reset() {
 	*x = ClusterTrafficResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +4266,7 @@ func (x *ClusterTrafficResponse) String() string {
 func (*ClusterTrafficResponse) ProtoMessage() {}
 
 func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[72]
+	mi := &file_watari_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +4279,7 @@ func (x *ClusterTrafficResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterTrafficResponse.ProtoReflect.Descriptor instead.
 func (*ClusterTrafficResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ClusterTrafficResponse) GetPairs() []*GuestPair {
@@ -3754,7 +4314,7 @@ type GuestPair struct {
 
 func (x *GuestPair) Reset() {
 	*x = GuestPair{}
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +4326,7 @@ func (x *GuestPair) String() string {
 func (*GuestPair) ProtoMessage() {}
 
 func (x *GuestPair) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[73]
+	mi := &file_watari_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +4339,7 @@ func (x *GuestPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPair.ProtoReflect.Descriptor instead.
 func (*GuestPair) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *GuestPair) GetGuest() string {
@@ -3856,7 +4416,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +4428,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[74]
+	mi := &file_watari_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +4441,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -3914,7 +4474,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4486,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[75]
+	mi := &file_watari_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4499,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3959,7 +4519,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3971,7 +4531,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[76]
+	mi := &file_watari_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3984,7 +4544,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -4010,13 +4570,14 @@ type WatchResponse struct {
 	Run           *Run                   `protobuf:"bytes,5,opt,name=run,proto3" json:"run,omitempty"`
 	Gone          bool                   `protobuf:"varint,6,opt,name=gone,proto3" json:"gone,omitempty"`    // the object no longer exists
 	Guests        []*Guest               `protobuf:"bytes,7,rep,name=guests,proto3" json:"guests,omitempty"` // with a cluster: its guests, so that progress can be shown
+	Checkpoint    *Checkpoint            `protobuf:"bytes,8,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +4589,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[77]
+	mi := &file_watari_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +4602,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -4093,6 +4654,13 @@ func (x *WatchResponse) GetGuests() []*Guest {
 	return nil
 }
 
+func (x *WatchResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
 type ApplyPolicyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`                                         // YAML; empty with use_default or version
@@ -4106,7 +4674,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4118,7 +4686,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[78]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4131,7 +4699,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -4179,7 +4747,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4191,7 +4759,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[79]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4204,7 +4772,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -4231,7 +4799,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4243,7 +4811,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[80]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +4824,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -4282,7 +4850,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4862,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[81]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4875,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4328,7 +4896,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4908,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[82]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4921,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -4387,7 +4955,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4399,7 +4967,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[83]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4412,7 +4980,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -4444,7 +5012,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4456,7 +5024,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[84]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4469,7 +5037,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -4524,7 +5092,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4536,7 +5104,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[85]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4549,7 +5117,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -4576,7 +5144,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4588,7 +5156,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[86]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4601,7 +5169,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -4633,7 +5201,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4645,7 +5213,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[87]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4658,7 +5226,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -4714,7 +5282,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4726,7 +5294,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4739,7 +5307,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -4775,7 +5343,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4787,7 +5355,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4800,7 +5368,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -4842,7 +5410,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +5422,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +5435,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -4907,7 +5475,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4919,7 +5487,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4932,7 +5500,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -4998,7 +5566,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5010,7 +5578,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5023,7 +5591,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -5073,7 +5641,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5653,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5666,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -5137,7 +5705,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5149,7 +5717,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5162,7 +5730,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -5287,7 +5855,39 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x04runs\x18\x03 \x03(\tR\x04runs\"*\n" +
 	"\x14DeleteClusterRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15DeleteClusterResponse\"A\n" +
+	"\x15DeleteClusterResponse\"K\n" +
+	"\x17CreateCheckpointRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
+	"\x06pinned\x18\x02 \x01(\bR\x06pinned\"k\n" +
+	"\x18CreateCheckpointResponse\x125\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\v2\x15.watari.v1.CheckpointR\n" +
+	"checkpoint\x12\x18\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\"F\n" +
+	"\x16ListCheckpointsRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"R\n" +
+	"\x17ListCheckpointsResponse\x127\n" +
+	"\vcheckpoints\x18\x01 \x03(\v2\x15.watari.v1.CheckpointR\vcheckpoints\"-\n" +
+	"\x17DeleteCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x1a\n" +
+	"\x18DeleteCheckpointResponse\"E\n" +
+	"\x17ChangeCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06pinned\x18\x02 \x01(\bR\x06pinned\"Q\n" +
+	"\x18ChangeCheckpointResponse\x125\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\v2\x15.watari.v1.CheckpointR\n" +
+	"checkpoint\"a\n" +
+	"\x16PlanCheckpointsRequest\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12-\n" +
+	"\x04plan\x18\x02 \x01(\v2\x19.watari.v1.CheckpointPlanR\x04plan\"G\n" +
+	"\x17PlanCheckpointsResponse\x12,\n" +
+	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\".\n" +
+	"\x18RestoreCheckpointRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"I\n" +
+	"\x19RestoreCheckpointResponse\x12,\n" +
+	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\"A\n" +
 	"\x11ListGuestsRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\">\n" +
@@ -5444,7 +6044,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x05event\x18\x01 \x01(\v2\x10.watari.v1.EventR\x05event\"6\n" +
 	"\fWatchRequest\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x9e\x02\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xd5\x02\n" +
 	"\rWatchResponse\x12,\n" +
 	"\acluster\x18\x01 \x01(\v2\x12.watari.v1.ClusterR\acluster\x12&\n" +
 	"\x05guest\x18\x02 \x01(\v2\x10.watari.v1.GuestR\x05guest\x12#\n" +
@@ -5452,7 +6052,10 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\tmigration\x18\x04 \x01(\v2\x14.watari.v1.MigrationR\tmigration\x12 \n" +
 	"\x03run\x18\x05 \x01(\v2\x0e.watari.v1.RunR\x03run\x12\x12\n" +
 	"\x04gone\x18\x06 \x01(\bR\x04gone\x12(\n" +
-	"\x06guests\x18\a \x03(\v2\x10.watari.v1.GuestR\x06guests\"\x9e\x01\n" +
+	"\x06guests\x18\a \x03(\v2\x10.watari.v1.GuestR\x06guests\x125\n" +
+	"\n" +
+	"checkpoint\x18\b \x01(\v2\x15.watari.v1.CheckpointR\n" +
+	"checkpoint\"\x9e\x01\n" +
 	"\x12ApplyPolicyRequest\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x12\n" +
 	"\x04note\x18\x02 \x01(\tR\x04note\x12\x1f\n" +
@@ -5552,7 +6155,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xae\x19\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xd9\x1d\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -5581,7 +6184,13 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\aGetFile\x12 .watari.v1.ControlGetFileRequest\x1a!.watari.v1.ControlGetFileResponse0\x01\x12@\n" +
 	"\aMigrate\x12\x19.watari.v1.MigrateRequest\x1a\x1a.watari.v1.MigrateResponse\x12X\n" +
 	"\x0fCancelMigration\x12!.watari.v1.CancelMigrationRequest\x1a\".watari.v1.CancelMigrationResponse\x12U\n" +
-	"\x0eListMigrations\x12 .watari.v1.ListMigrationsRequest\x1a!.watari.v1.ListMigrationsResponse\x12F\n" +
+	"\x0eListMigrations\x12 .watari.v1.ListMigrationsRequest\x1a!.watari.v1.ListMigrationsResponse\x12[\n" +
+	"\x10CreateCheckpoint\x12\".watari.v1.CreateCheckpointRequest\x1a#.watari.v1.CreateCheckpointResponse\x12X\n" +
+	"\x0fListCheckpoints\x12!.watari.v1.ListCheckpointsRequest\x1a\".watari.v1.ListCheckpointsResponse\x12[\n" +
+	"\x10DeleteCheckpoint\x12\".watari.v1.DeleteCheckpointRequest\x1a#.watari.v1.DeleteCheckpointResponse\x12[\n" +
+	"\x10ChangeCheckpoint\x12\".watari.v1.ChangeCheckpointRequest\x1a#.watari.v1.ChangeCheckpointResponse\x12X\n" +
+	"\x0fPlanCheckpoints\x12!.watari.v1.PlanCheckpointsRequest\x1a\".watari.v1.PlanCheckpointsResponse\x12^\n" +
+	"\x11RestoreCheckpoint\x12#.watari.v1.RestoreCheckpointRequest\x1a$.watari.v1.RestoreCheckpointResponse\x12F\n" +
 	"\tCreateRun\x12\x1b.watari.v1.CreateRunRequest\x1a\x1c.watari.v1.CreateRunResponse\x12C\n" +
 	"\bStartRun\x12\x1a.watari.v1.StartRunRequest\x1a\x1b.watari.v1.StartRunResponse\x12C\n" +
 	"\bListRuns\x12\x1a.watari.v1.ListRunsRequest\x1a\x1b.watari.v1.ListRunsResponse\x12F\n" +
@@ -5619,7 +6228,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -5648,260 +6257,293 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*ResizeClusterResponse)(nil),     // 24: watari.v1.ResizeClusterResponse
 	(*DeleteClusterRequest)(nil),      // 25: watari.v1.DeleteClusterRequest
 	(*DeleteClusterResponse)(nil),     // 26: watari.v1.DeleteClusterResponse
-	(*ListGuestsRequest)(nil),         // 27: watari.v1.ListGuestsRequest
-	(*ListGuestsResponse)(nil),        // 28: watari.v1.ListGuestsResponse
-	(*StartGuestRequest)(nil),         // 29: watari.v1.StartGuestRequest
-	(*StartGuestResponse)(nil),        // 30: watari.v1.StartGuestResponse
-	(*StopGuestRequest)(nil),          // 31: watari.v1.StopGuestRequest
-	(*StopGuestResponse)(nil),         // 32: watari.v1.StopGuestResponse
-	(*GuestConsoleRequest)(nil),       // 33: watari.v1.GuestConsoleRequest
-	(*GuestConsoleResponse)(nil),      // 34: watari.v1.GuestConsoleResponse
-	(*ListGuestConsolesRequest)(nil),  // 35: watari.v1.ListGuestConsolesRequest
-	(*ListGuestConsolesResponse)(nil), // 36: watari.v1.ListGuestConsolesResponse
-	(*GuestExecRequest)(nil),          // 37: watari.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),         // 38: watari.v1.GuestExecResponse
-	(*ControlPutFileRequest)(nil),     // 39: watari.v1.ControlPutFileRequest
-	(*ControlPutFileResponse)(nil),    // 40: watari.v1.ControlPutFileResponse
-	(*ControlGetFileRequest)(nil),     // 41: watari.v1.ControlGetFileRequest
-	(*ControlGetFileResponse)(nil),    // 42: watari.v1.ControlGetFileResponse
-	(*MigrateRequest)(nil),            // 43: watari.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 44: watari.v1.MigrateResponse
-	(*CancelMigrationRequest)(nil),    // 45: watari.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 46: watari.v1.CancelMigrationResponse
-	(*ListMigrationsRequest)(nil),     // 47: watari.v1.ListMigrationsRequest
-	(*ListMigrationsResponse)(nil),    // 48: watari.v1.ListMigrationsResponse
-	(*CreateRunRequest)(nil),          // 49: watari.v1.CreateRunRequest
-	(*CreateRunResponse)(nil),         // 50: watari.v1.CreateRunResponse
-	(*StartRunRequest)(nil),           // 51: watari.v1.StartRunRequest
-	(*StartRunResponse)(nil),          // 52: watari.v1.StartRunResponse
-	(*ListRunsRequest)(nil),           // 53: watari.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),          // 54: watari.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),          // 55: watari.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),         // 56: watari.v1.CancelRunResponse
-	(*RunOutputRequest)(nil),          // 57: watari.v1.RunOutputRequest
-	(*RunOutputResponse)(nil),         // 58: watari.v1.RunOutputResponse
-	(*CreateTokenRequest)(nil),        // 59: watari.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 60: watari.v1.CreateTokenResponse
-	(*AddUserRequest)(nil),            // 61: watari.v1.AddUserRequest
-	(*AddUserResponse)(nil),           // 62: watari.v1.AddUserResponse
-	(*ListUsersRequest)(nil),          // 63: watari.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),         // 64: watari.v1.ListUsersResponse
-	(*RemoveUserRequest)(nil),         // 65: watari.v1.RemoveUserRequest
-	(*RemoveUserResponse)(nil),        // 66: watari.v1.RemoveUserResponse
-	(*SetQuotaRequest)(nil),           // 67: watari.v1.SetQuotaRequest
-	(*SetQuotaResponse)(nil),          // 68: watari.v1.SetQuotaResponse
-	(*UsageRequest)(nil),              // 69: watari.v1.UsageRequest
-	(*UsageResponse)(nil),             // 70: watari.v1.UsageResponse
-	(*GuestStep)(nil),                 // 71: watari.v1.GuestStep
-	(*ClusterTrafficRequest)(nil),     // 72: watari.v1.ClusterTrafficRequest
-	(*ClusterTrafficResponse)(nil),    // 73: watari.v1.ClusterTrafficResponse
-	(*GuestPair)(nil),                 // 74: watari.v1.GuestPair
-	(*EventsRequest)(nil),             // 75: watari.v1.EventsRequest
-	(*EventsResponse)(nil),            // 76: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 77: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 78: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 79: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 80: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 81: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 82: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 83: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 84: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 85: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 86: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 87: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 88: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 89: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 90: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 91: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 92: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 93: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 94: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 95: watari.v1.RecoverResponse
-	nil,                               // 96: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 97: watari.v1.User
-	(*Host)(nil),                      // 98: watari.v1.Host
-	(*Image)(nil),                     // 99: watari.v1.Image
-	(*Blob)(nil),                      // 100: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 101: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 102: watari.v1.Cluster
-	(*Guest)(nil),                     // 103: watari.v1.Guest
-	(*KeptConsole)(nil),               // 104: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 105: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 106: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 107: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 108: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 109: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 110: watari.v1.Migration
-	(*RunSpec)(nil),                   // 111: watari.v1.RunSpec
-	(*Run)(nil),                       // 112: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 113: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 114: google.protobuf.Timestamp
-	(Role)(0),                         // 115: watari.v1.Role
-	(*Quota)(nil),                     // 116: watari.v1.Quota
-	(*HostSample)(nil),                // 117: watari.v1.HostSample
-	(*GuestSample)(nil),               // 118: watari.v1.GuestSample
-	(*Event)(nil),                     // 119: watari.v1.Event
-	(*Policy)(nil),                    // 120: watari.v1.Policy
+	(*CreateCheckpointRequest)(nil),   // 27: watari.v1.CreateCheckpointRequest
+	(*CreateCheckpointResponse)(nil),  // 28: watari.v1.CreateCheckpointResponse
+	(*ListCheckpointsRequest)(nil),    // 29: watari.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),   // 30: watari.v1.ListCheckpointsResponse
+	(*DeleteCheckpointRequest)(nil),   // 31: watari.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),  // 32: watari.v1.DeleteCheckpointResponse
+	(*ChangeCheckpointRequest)(nil),   // 33: watari.v1.ChangeCheckpointRequest
+	(*ChangeCheckpointResponse)(nil),  // 34: watari.v1.ChangeCheckpointResponse
+	(*PlanCheckpointsRequest)(nil),    // 35: watari.v1.PlanCheckpointsRequest
+	(*PlanCheckpointsResponse)(nil),   // 36: watari.v1.PlanCheckpointsResponse
+	(*RestoreCheckpointRequest)(nil),  // 37: watari.v1.RestoreCheckpointRequest
+	(*RestoreCheckpointResponse)(nil), // 38: watari.v1.RestoreCheckpointResponse
+	(*ListGuestsRequest)(nil),         // 39: watari.v1.ListGuestsRequest
+	(*ListGuestsResponse)(nil),        // 40: watari.v1.ListGuestsResponse
+	(*StartGuestRequest)(nil),         // 41: watari.v1.StartGuestRequest
+	(*StartGuestResponse)(nil),        // 42: watari.v1.StartGuestResponse
+	(*StopGuestRequest)(nil),          // 43: watari.v1.StopGuestRequest
+	(*StopGuestResponse)(nil),         // 44: watari.v1.StopGuestResponse
+	(*GuestConsoleRequest)(nil),       // 45: watari.v1.GuestConsoleRequest
+	(*GuestConsoleResponse)(nil),      // 46: watari.v1.GuestConsoleResponse
+	(*ListGuestConsolesRequest)(nil),  // 47: watari.v1.ListGuestConsolesRequest
+	(*ListGuestConsolesResponse)(nil), // 48: watari.v1.ListGuestConsolesResponse
+	(*GuestExecRequest)(nil),          // 49: watari.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),         // 50: watari.v1.GuestExecResponse
+	(*ControlPutFileRequest)(nil),     // 51: watari.v1.ControlPutFileRequest
+	(*ControlPutFileResponse)(nil),    // 52: watari.v1.ControlPutFileResponse
+	(*ControlGetFileRequest)(nil),     // 53: watari.v1.ControlGetFileRequest
+	(*ControlGetFileResponse)(nil),    // 54: watari.v1.ControlGetFileResponse
+	(*MigrateRequest)(nil),            // 55: watari.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 56: watari.v1.MigrateResponse
+	(*CancelMigrationRequest)(nil),    // 57: watari.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 58: watari.v1.CancelMigrationResponse
+	(*ListMigrationsRequest)(nil),     // 59: watari.v1.ListMigrationsRequest
+	(*ListMigrationsResponse)(nil),    // 60: watari.v1.ListMigrationsResponse
+	(*CreateRunRequest)(nil),          // 61: watari.v1.CreateRunRequest
+	(*CreateRunResponse)(nil),         // 62: watari.v1.CreateRunResponse
+	(*StartRunRequest)(nil),           // 63: watari.v1.StartRunRequest
+	(*StartRunResponse)(nil),          // 64: watari.v1.StartRunResponse
+	(*ListRunsRequest)(nil),           // 65: watari.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),          // 66: watari.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),          // 67: watari.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),         // 68: watari.v1.CancelRunResponse
+	(*RunOutputRequest)(nil),          // 69: watari.v1.RunOutputRequest
+	(*RunOutputResponse)(nil),         // 70: watari.v1.RunOutputResponse
+	(*CreateTokenRequest)(nil),        // 71: watari.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),       // 72: watari.v1.CreateTokenResponse
+	(*AddUserRequest)(nil),            // 73: watari.v1.AddUserRequest
+	(*AddUserResponse)(nil),           // 74: watari.v1.AddUserResponse
+	(*ListUsersRequest)(nil),          // 75: watari.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),         // 76: watari.v1.ListUsersResponse
+	(*RemoveUserRequest)(nil),         // 77: watari.v1.RemoveUserRequest
+	(*RemoveUserResponse)(nil),        // 78: watari.v1.RemoveUserResponse
+	(*SetQuotaRequest)(nil),           // 79: watari.v1.SetQuotaRequest
+	(*SetQuotaResponse)(nil),          // 80: watari.v1.SetQuotaResponse
+	(*UsageRequest)(nil),              // 81: watari.v1.UsageRequest
+	(*UsageResponse)(nil),             // 82: watari.v1.UsageResponse
+	(*GuestStep)(nil),                 // 83: watari.v1.GuestStep
+	(*ClusterTrafficRequest)(nil),     // 84: watari.v1.ClusterTrafficRequest
+	(*ClusterTrafficResponse)(nil),    // 85: watari.v1.ClusterTrafficResponse
+	(*GuestPair)(nil),                 // 86: watari.v1.GuestPair
+	(*EventsRequest)(nil),             // 87: watari.v1.EventsRequest
+	(*EventsResponse)(nil),            // 88: watari.v1.EventsResponse
+	(*WatchRequest)(nil),              // 89: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 90: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 91: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 92: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 93: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 94: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 95: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 96: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 97: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 98: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 99: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 100: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 101: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 102: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 103: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 104: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 105: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 106: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 107: watari.v1.RecoverResponse
+	nil,                               // 108: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 109: watari.v1.User
+	(*Host)(nil),                      // 110: watari.v1.Host
+	(*Image)(nil),                     // 111: watari.v1.Image
+	(*Blob)(nil),                      // 112: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 113: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 114: watari.v1.Cluster
+	(*Checkpoint)(nil),                // 115: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),            // 116: watari.v1.CheckpointPlan
+	(*Guest)(nil),                     // 117: watari.v1.Guest
+	(*KeptConsole)(nil),               // 118: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 119: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 120: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 121: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 122: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 123: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 124: watari.v1.Migration
+	(*RunSpec)(nil),                   // 125: watari.v1.RunSpec
+	(*Run)(nil),                       // 126: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 127: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 128: google.protobuf.Timestamp
+	(Role)(0),                         // 129: watari.v1.Role
+	(*Quota)(nil),                     // 130: watari.v1.Quota
+	(*HostSample)(nil),                // 131: watari.v1.HostSample
+	(*GuestSample)(nil),               // 132: watari.v1.GuestSample
+	(*Event)(nil),                     // 133: watari.v1.Event
+	(*Policy)(nil),                    // 134: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	97,  // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	98,  // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	98,  // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	98,  // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	99,  // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	99,  // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	100, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	99,  // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	101, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	102, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	102, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	102, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	103, // 12: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	103, // 13: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	103, // 14: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	104, // 15: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	105, // 16: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	106, // 17: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	107, // 18: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	108, // 19: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	109, // 20: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	110, // 21: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	110, // 22: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	110, // 23: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	111, // 24: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	112, // 25: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	112, // 26: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	112, // 27: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	112, // 28: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	112, // 29: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	113, // 30: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	114, // 31: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	115, // 32: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	116, // 33: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	97,  // 34: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	97,  // 35: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	116, // 36: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	97,  // 37: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	114, // 38: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	117, // 39: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
-	71,  // 40: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	114, // 41: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	118, // 42: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
-	74,  // 43: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	119, // 44: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	102, // 45: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	103, // 46: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	98,  // 47: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	110, // 48: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	112, // 49: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	103, // 50: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	120, // 51: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	120, // 52: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	114, // 53: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	114, // 54: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	85,  // 55: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	114, // 56: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	88,  // 57: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	114, // 58: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	113, // 59: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	96,  // 60: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 61: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	92,  // 62: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	93,  // 63: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	94,  // 64: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 65: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 66: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 67: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,   // 68: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,   // 69: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11,  // 70: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13,  // 71: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15,  // 72: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17,  // 73: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19,  // 74: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21,  // 75: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23,  // 76: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	25,  // 77: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	27,  // 78: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	29,  // 79: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	31,  // 80: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	33,  // 81: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	35,  // 82: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	37,  // 83: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	39,  // 84: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	41,  // 85: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	43,  // 86: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	45,  // 87: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	47,  // 88: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	49,  // 89: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	51,  // 90: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	53,  // 91: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	55,  // 92: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	57,  // 93: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	59,  // 94: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	61,  // 95: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	63,  // 96: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	65,  // 97: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	67,  // 98: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	91,  // 99: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	69,  // 100: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	72,  // 101: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	79,  // 102: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	81,  // 103: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	83,  // 104: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	86,  // 105: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	75,  // 106: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	77,  // 107: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	89,  // 108: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 109: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 110: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 111: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,   // 112: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10,  // 113: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12,  // 114: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14,  // 115: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16,  // 116: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18,  // 117: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20,  // 118: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22,  // 119: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24,  // 120: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	26,  // 121: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	28,  // 122: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	30,  // 123: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	32,  // 124: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	34,  // 125: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	36,  // 126: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	38,  // 127: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	40,  // 128: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	42,  // 129: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	44,  // 130: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	46,  // 131: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	48,  // 132: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	50,  // 133: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	52,  // 134: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	54,  // 135: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	56,  // 136: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	58,  // 137: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	60,  // 138: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	62,  // 139: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	64,  // 140: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	66,  // 141: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	68,  // 142: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	95,  // 143: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	70,  // 144: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	73,  // 145: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	80,  // 146: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	82,  // 147: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	84,  // 148: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	87,  // 149: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	76,  // 150: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	78,  // 151: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	90,  // 152: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	109, // [109:153] is the sub-list for method output_type
-	65,  // [65:109] is the sub-list for method input_type
-	65,  // [65:65] is the sub-list for extension type_name
-	65,  // [65:65] is the sub-list for extension extendee
-	0,   // [0:65] is the sub-list for field type_name
+	109, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	110, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	110, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	110, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	111, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	111, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	112, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	111, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	113, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	114, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	114, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	114, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	115, // 12: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	115, // 13: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	115, // 14: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	116, // 15: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	114, // 16: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	114, // 17: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	117, // 18: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	117, // 19: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	117, // 20: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	118, // 21: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	119, // 22: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	120, // 23: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	121, // 24: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	122, // 25: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	123, // 26: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	124, // 27: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	124, // 28: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	124, // 29: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	125, // 30: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	126, // 31: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	126, // 32: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	126, // 33: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	126, // 34: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	126, // 35: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	127, // 36: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	128, // 37: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	129, // 38: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	130, // 39: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	109, // 40: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	109, // 41: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	130, // 42: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	109, // 43: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	128, // 44: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	131, // 45: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	83,  // 46: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
+	128, // 47: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	132, // 48: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	86,  // 49: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
+	133, // 50: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	114, // 51: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	117, // 52: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	110, // 53: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	124, // 54: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	126, // 55: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	117, // 56: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	115, // 57: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	134, // 58: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	134, // 59: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	128, // 60: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	128, // 61: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	97,  // 62: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	128, // 63: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	100, // 64: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	128, // 65: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	127, // 66: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	108, // 67: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 68: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	104, // 69: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	105, // 70: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	106, // 71: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 72: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 73: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 74: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,   // 75: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,   // 76: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11,  // 77: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13,  // 78: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15,  // 79: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17,  // 80: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19,  // 81: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21,  // 82: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23,  // 83: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	25,  // 84: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	39,  // 85: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	41,  // 86: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	43,  // 87: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	45,  // 88: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	47,  // 89: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	49,  // 90: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	51,  // 91: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	53,  // 92: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	55,  // 93: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	57,  // 94: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	59,  // 95: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	27,  // 96: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	29,  // 97: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	31,  // 98: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	33,  // 99: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	35,  // 100: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	37,  // 101: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	61,  // 102: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	63,  // 103: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	65,  // 104: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	67,  // 105: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	69,  // 106: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	71,  // 107: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	73,  // 108: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	75,  // 109: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	77,  // 110: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	79,  // 111: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	103, // 112: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	81,  // 113: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	84,  // 114: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	91,  // 115: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	93,  // 116: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	95,  // 117: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	98,  // 118: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	87,  // 119: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	89,  // 120: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	101, // 121: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 122: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 123: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 124: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,   // 125: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10,  // 126: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12,  // 127: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14,  // 128: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16,  // 129: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18,  // 130: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20,  // 131: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22,  // 132: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24,  // 133: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	26,  // 134: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	40,  // 135: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	42,  // 136: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	44,  // 137: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	46,  // 138: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	48,  // 139: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	50,  // 140: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	52,  // 141: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	54,  // 142: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	56,  // 143: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	58,  // 144: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	60,  // 145: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	28,  // 146: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	30,  // 147: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	32,  // 148: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	34,  // 149: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	36,  // 150: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	38,  // 151: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	62,  // 152: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	64,  // 153: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	66,  // 154: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	68,  // 155: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	70,  // 156: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	72,  // 157: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	74,  // 158: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	76,  // 159: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	78,  // 160: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	80,  // 161: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	107, // 162: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	82,  // 163: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	85,  // 164: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	92,  // 165: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	94,  // 166: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	96,  // 167: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	99,  // 168: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	88,  // 169: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	90,  // 170: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	102, // 171: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	122, // [122:172] is the sub-list for method output_type
+	72,  // [72:122] is the sub-list for method input_type
+	72,  // [72:72] is the sub-list for extension type_name
+	72,  // [72:72] is the sub-list for extension extendee
+	0,   // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -5917,7 +6559,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   96,
+			NumMessages:   108,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -385,6 +385,7 @@ const (
 	CheckpointState_CHECKPOINT_STATE_DONE        CheckpointState = 6 // the cluster can be restored from it
 	CheckpointState_CHECKPOINT_STATE_FAILED      CheckpointState = 7 // the guests run on; there are no files
 	CheckpointState_CHECKPOINT_STATE_CANCELLED   CheckpointState = 8 // the same
+	CheckpointState_CHECKPOINT_STATE_DAMAGED     CheckpointState = 9 // was done, and no host has one of its files any more
 )
 
 // Enum value maps for CheckpointState.
@@ -399,6 +400,7 @@ var (
 		6: "CHECKPOINT_STATE_DONE",
 		7: "CHECKPOINT_STATE_FAILED",
 		8: "CHECKPOINT_STATE_CANCELLED",
+		9: "CHECKPOINT_STATE_DAMAGED",
 	}
 	CheckpointState_value = map[string]int32{
 		"CHECKPOINT_STATE_UNSPECIFIED": 0,
@@ -410,6 +412,7 @@ var (
 		"CHECKPOINT_STATE_DONE":        6,
 		"CHECKPOINT_STATE_FAILED":      7,
 		"CHECKPOINT_STATE_CANCELLED":   8,
+		"CHECKPOINT_STATE_DAMAGED":     9,
 	}
 )
 
@@ -558,6 +561,61 @@ func (CheckpointPhase) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
+type RestoreState int32
+
+const (
+	RestoreState_RESTORE_STATE_UNSPECIFIED RestoreState = 0
+	RestoreState_RESTORE_STATE_ENDING      RestoreState = 1 // the copies that run are ended
+	RestoreState_RESTORE_STATE_RESTORING   RestoreState = 2 // hosts restore the guests and leave them paused
+	RestoreState_RESTORE_STATE_DONE        RestoreState = 3 // all guests were restored, and go on
+	RestoreState_RESTORE_STATE_FAILED      RestoreState = 4 // the guests are stopped
+)
+
+// Enum value maps for RestoreState.
+var (
+	RestoreState_name = map[int32]string{
+		0: "RESTORE_STATE_UNSPECIFIED",
+		1: "RESTORE_STATE_ENDING",
+		2: "RESTORE_STATE_RESTORING",
+		3: "RESTORE_STATE_DONE",
+		4: "RESTORE_STATE_FAILED",
+	}
+	RestoreState_value = map[string]int32{
+		"RESTORE_STATE_UNSPECIFIED": 0,
+		"RESTORE_STATE_ENDING":      1,
+		"RESTORE_STATE_RESTORING":   2,
+		"RESTORE_STATE_DONE":        3,
+		"RESTORE_STATE_FAILED":      4,
+	}
+)
+
+func (x RestoreState) Enum() *RestoreState {
+	p := new(RestoreState)
+	*p = x
+	return p
+}
+
+func (x RestoreState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RestoreState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
+}
+
+func (RestoreState) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[9]
+}
+
+func (x RestoreState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RestoreState.Descriptor instead.
+func (RestoreState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
 type RunState int32
 
 const (
@@ -603,11 +661,11 @@ func (x RunState) String() string {
 }
 
 func (RunState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
 }
 
 func (RunState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[9]
+	return &file_watari_v1_types_proto_enumTypes[10]
 }
 
 func (x RunState) Number() protoreflect.EnumNumber {
@@ -616,7 +674,7 @@ func (x RunState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunState.Descriptor instead.
 func (RunState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 // Transport carries the messages of a run's ranks.
@@ -653,11 +711,11 @@ func (x Transport) String() string {
 }
 
 func (Transport) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
 }
 
 func (Transport) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[10]
+	return &file_watari_v1_types_proto_enumTypes[11]
 }
 
 func (x Transport) Number() protoreflect.EnumNumber {
@@ -666,7 +724,7 @@ func (x Transport) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Transport.Descriptor instead.
 func (Transport) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 type Role int32
@@ -702,11 +760,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[11]
+	return &file_watari_v1_types_proto_enumTypes[12]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -715,7 +773,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 type Severity int32
@@ -754,11 +812,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[12]
+	return &file_watari_v1_types_proto_enumTypes[13]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -767,7 +825,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 // Meta is common to all stored objects.
@@ -2617,11 +2675,16 @@ type Cluster struct {
 	// resizes counts how often its number of guests was changed. A recovery takes the number of the highest count.
 	Resizes uint64 `protobuf:"varint,9,opt,name=resizes,proto3" json:"resizes,omitempty"`
 	// observed
-	State         ClusterState `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.ClusterState" json:"state,omitempty"`
-	Message       string       `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
-	ReadyGuests   uint32       `protobuf:"varint,12,opt,name=ready_guests,json=readyGuests,proto3" json:"ready_guests,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	State       ClusterState `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.ClusterState" json:"state,omitempty"`
+	Message     string       `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"` // why it is not ready
+	ReadyGuests uint32       `protobuf:"varint,12,opt,name=ready_guests,json=readyGuests,proto3" json:"ready_guests,omitempty"`
+	// stored
+	CheckpointKey       string          `protobuf:"bytes,13,opt,name=checkpoint_key,json=checkpointKey,proto3" json:"checkpoint_key,omitempty"`                   // age identity that opens its checkpoints; leaves the manager only to restore them
+	CheckpointRecipient string          `protobuf:"bytes,16,opt,name=checkpoint_recipient,json=checkpointRecipient,proto3" json:"checkpoint_recipient,omitempty"` // the public key of checkpoint_key
+	Checkpoints         *CheckpointPlan `protobuf:"bytes,14,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"`
+	Restore             *Restore        `protobuf:"bytes,15,opt,name=restore,proto3" json:"restore,omitempty"` // the latest; unset: it was never restored
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
@@ -2736,6 +2799,34 @@ func (x *Cluster) GetReadyGuests() uint32 {
 		return x.ReadyGuests
 	}
 	return 0
+}
+
+func (x *Cluster) GetCheckpointKey() string {
+	if x != nil {
+		return x.CheckpointKey
+	}
+	return ""
+}
+
+func (x *Cluster) GetCheckpointRecipient() string {
+	if x != nil {
+		return x.CheckpointRecipient
+	}
+	return ""
+}
+
+func (x *Cluster) GetCheckpoints() *CheckpointPlan {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return nil
+}
+
+func (x *Cluster) GetRestore() *Restore {
+	if x != nil {
+		return x.Restore
+	}
+	return nil
 }
 
 // Guest is one VM of a cluster.
@@ -3313,7 +3404,9 @@ type CheckpointMember struct {
 	Host          string                 `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
 	HostBootId    string                 `protobuf:"bytes,5,opt,name=host_boot_id,json=hostBootId,proto3" json:"host_boot_id,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	File          *CheckpointFile        `protobuf:"bytes,7,opt,name=file,proto3" json:"file,omitempty"` // set from WRITTEN on
+	File          *CheckpointFile        `protobuf:"bytes,7,opt,name=file,proto3" json:"file,omitempty"`                                      // set from WRITTEN on
+	Platform      *Platform              `protobuf:"bytes,8,opt,name=platform,proto3" json:"platform,omitempty"`                              // in which it ran; a host that restores it must have it
+	StartedEpoch  uint64                 `protobuf:"varint,9,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // of the copy that was saved, as in Guest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3397,6 +3490,73 @@ func (x *CheckpointMember) GetFile() *CheckpointFile {
 	return nil
 }
 
+func (x *CheckpointMember) GetPlatform() *Platform {
+	if x != nil {
+		return x.Platform
+	}
+	return nil
+}
+
+func (x *CheckpointMember) GetStartedEpoch() uint64 {
+	if x != nil {
+		return x.StartedEpoch
+	}
+	return 0
+}
+
+// CheckpointRun is a run whose program is part of a checkpoint.
+type CheckpointRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	Uid           string                 `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointRun) Reset() {
+	*x = CheckpointRun{}
+	mi := &file_watari_v1_types_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointRun) ProtoMessage() {}
+
+func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointRun.ProtoReflect.Descriptor instead.
+func (*CheckpointRun) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *CheckpointRun) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *CheckpointRun) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 // Checkpoint is the state of all guests of a cluster, from which the cluster can go on.
 type Checkpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3413,13 +3573,15 @@ type Checkpoint struct {
 	Started       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`     // left PENDING
 	Taken         *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=taken,proto3" json:"taken,omitempty"`         // entered WRITING
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended,proto3" json:"ended,omitempty"`
+	Runs          []*CheckpointRun       `protobuf:"bytes,14,rep,name=runs,proto3" json:"runs,omitempty"`                       // under way when it was taken
+	StoodMs       uint32                 `protobuf:"varint,15,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest that stood longest stood
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3431,7 +3593,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3444,7 +3606,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Checkpoint) GetMeta() *Meta {
@@ -3538,6 +3700,174 @@ func (x *Checkpoint) GetEnded() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Checkpoint) GetRuns() []*CheckpointRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetStoodMs() uint32 {
+	if x != nil {
+		return x.StoodMs
+	}
+	return 0
+}
+
+// CheckpointPlan says when checkpoints of a cluster are made unasked, and how many are kept.
+type CheckpointPlan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	EverySeconds  uint32                 `protobuf:"varint,1,opt,name=every_seconds,json=everySeconds,proto3" json:"every_seconds,omitempty"` // from the end of one to the beginning of the next; 0: only when asked
+	Keep          uint32                 `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`                                     // whole ones that are kept beside the pinned; 0: 3
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointPlan) Reset() {
+	*x = CheckpointPlan{}
+	mi := &file_watari_v1_types_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointPlan) ProtoMessage() {}
+
+func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
+func (*CheckpointPlan) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CheckpointPlan) GetEverySeconds() uint32 {
+	if x != nil {
+		return x.EverySeconds
+	}
+	return 0
+}
+
+func (x *CheckpointPlan) GetKeep() uint32 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+// Restore is a cluster's latest return to a checkpoint.
+type Restore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	CheckpointUid string                 `protobuf:"bytes,3,opt,name=checkpoint_uid,json=checkpointUid,proto3" json:"checkpoint_uid,omitempty"`
+	State         RestoreState           `protobuf:"varint,4,opt,name=state,proto3,enum=watari.v1.RestoreState" json:"state,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`   // who or what asked for it
+	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"` // why it failed
+	Asked         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=asked,proto3" json:"asked,omitempty"`
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Restore) Reset() {
+	*x = Restore{}
+	mi := &file_watari_v1_types_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Restore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Restore) ProtoMessage() {}
+
+func (x *Restore) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Restore.ProtoReflect.Descriptor instead.
+func (*Restore) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Restore) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Restore) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *Restore) GetCheckpointUid() string {
+	if x != nil {
+		return x.CheckpointUid
+	}
+	return ""
+}
+
+func (x *Restore) GetState() RestoreState {
+	if x != nil {
+		return x.State
+	}
+	return RestoreState_RESTORE_STATE_UNSPECIFIED
+}
+
+func (x *Restore) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Restore) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Restore) GetAsked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Asked
+	}
+	return nil
+}
+
+func (x *Restore) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
 // CheckpointObserved is a host's report of a guest of a checkpoint.
 type CheckpointObserved struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3548,13 +3878,14 @@ type CheckpointObserved struct {
 	Message       string                 `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`                 // why it failed
 	File          *CheckpointFile        `protobuf:"bytes,6,opt,name=file,proto3" json:"file,omitempty"`                       // WRITTEN
 	StoodMs       uint32                 `protobuf:"varint,7,opt,name=stood_ms,json=stoodMs,proto3" json:"stood_ms,omitempty"` // how long the guest stood; from TAKEN on
+	Busy          bool                   `protobuf:"varint,8,opt,name=busy,proto3" json:"busy,omitempty"`                      // the guest cannot move: QEMU is prepared for its snapshot, or writes it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3897,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3910,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -3631,6 +3962,13 @@ func (x *CheckpointObserved) GetStoodMs() uint32 {
 	return 0
 }
 
+func (x *CheckpointObserved) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
+}
+
 // Policy is one version of the rules by which guests are moved without anybody asking. The highest version is in force.
 type Policy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3644,7 +3982,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3656,7 +3994,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3669,7 +4007,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -3719,7 +4057,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +4069,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +4082,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -3835,13 +4173,14 @@ type Run struct {
 	StartedEpochs map[string]uint64 `protobuf:"bytes,12,rep,name=started_epochs,json=startedEpochs,proto3" json:"started_epochs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	RequestId     string            `protobuf:"bytes,13,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`    // of the call that made it
 	ClusterUid    string            `protobuf:"bytes,14,opt,name=cluster_uid,json=clusterUid,proto3" json:"cluster_uid,omitempty"` // a later cluster of the same name is not its
+	Restores      uint32            `protobuf:"varint,15,opt,name=restores,proto3" json:"restores,omitempty"`                      // how often it went on from a checkpoint
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +4192,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +4205,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -3967,6 +4306,13 @@ func (x *Run) GetClusterUid() string {
 	return ""
 }
 
+func (x *Run) GetRestores() uint32 {
+	if x != nil {
+		return x.Restores
+	}
+	return 0
+}
+
 // Quota limits what a user's clusters hold together; 0: no limit.
 type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3978,7 +4324,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3990,7 +4336,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4003,7 +4349,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -4032,7 +4378,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4044,7 +4390,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4057,7 +4403,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -4100,7 +4446,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4112,7 +4458,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4125,7 +4471,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -4200,7 +4546,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4212,7 +4558,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4225,7 +4571,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Event) GetId() uint64 {
@@ -4296,7 +4642,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4308,7 +4654,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4321,7 +4667,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -4401,7 +4747,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4413,7 +4759,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4426,7 +4772,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -4477,7 +4823,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4835,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4848,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -4544,7 +4890,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4556,7 +4902,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4569,7 +4915,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -4602,7 +4948,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4614,7 +4960,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4627,7 +4973,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -4670,7 +5016,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +5028,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +5041,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -4729,7 +5075,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +5087,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +5100,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -4832,7 +5178,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +5190,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +5203,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -5099,7 +5445,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06spread\x18\x05 \x01(\x0e2\x11.watari.v1.SpreadR\x06spread\x12\x17\n" +
 	"\ano_fork\x18\x06 \x01(\bR\x06noFork\x12\x10\n" +
 	"\x03cpu\x18\a \x01(\tR\x03cpu\x12\x1a\n" +
-	"\babstract\x18\b \x01(\bR\babstract\"\x9e\x03\n" +
+	"\babstract\x18\b \x01(\bR\babstract\"\xe3\x04\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -5113,7 +5459,11 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x17.watari.v1.ClusterStateR\x05state\x12\x18\n" +
 	"\amessage\x18\v \x01(\tR\amessage\x12!\n" +
-	"\fready_guests\x18\f \x01(\rR\vreadyGuests\"\xfa\x04\n" +
+	"\fready_guests\x18\f \x01(\rR\vreadyGuests\x12%\n" +
+	"\x0echeckpoint_key\x18\r \x01(\tR\rcheckpointKey\x121\n" +
+	"\x14checkpoint_recipient\x18\x10 \x01(\tR\x13checkpointRecipient\x12;\n" +
+	"\vcheckpoints\x18\x0e \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
+	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\"\xfa\x04\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -5177,7 +5527,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x04blob\x18\x01 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vstate_bytes\x18\x02 \x01(\x04R\n" +
 	"stateBytes\x12\x14\n" +
-	"\x05hosts\x18\x03 \x03(\tR\x05hosts\"\xd6\x01\n" +
+	"\x05hosts\x18\x03 \x03(\tR\x05hosts\"\xac\x02\n" +
 	"\x10CheckpointMember\x12\x14\n" +
 	"\x05guest\x18\x01 \x01(\tR\x05guest\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -5186,7 +5536,12 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\fhost_boot_id\x18\x05 \x01(\tR\n" +
 	"hostBootId\x12\x14\n" +
 	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12-\n" +
-	"\x04file\x18\a \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\"\xef\x03\n" +
+	"\x04file\x18\a \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12/\n" +
+	"\bplatform\x18\b \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12#\n" +
+	"\rstarted_epoch\x18\t \x01(\x04R\fstartedEpoch\"3\n" +
+	"\rCheckpointRun\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\tR\x03uid\"\xb8\x04\n" +
 	"\n" +
 	"Checkpoint\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
@@ -5203,7 +5558,23 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\tR\trecipient\x124\n" +
 	"\astarted\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
 	"\x05taken\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05taken\x120\n" +
-	"\x05ended\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x82\x02\n" +
+	"\x05ended\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12,\n" +
+	"\x04runs\x18\x0e \x03(\v2\x18.watari.v1.CheckpointRunR\x04runs\x12\x19\n" +
+	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\"I\n" +
+	"\x0eCheckpointPlan\x12#\n" +
+	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
+	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xa5\x02\n" +
+	"\aRestore\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x02 \x01(\tR\n" +
+	"checkpoint\x12%\n" +
+	"\x0echeckpoint_uid\x18\x03 \x01(\tR\rcheckpointUid\x12-\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x17.watari.v1.RestoreStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x120\n" +
+	"\x05asked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05asked\x120\n" +
+	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x96\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -5211,7 +5582,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x05phase\x18\x04 \x01(\x0e2\x1a.watari.v1.CheckpointPhaseR\x05phase\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12-\n" +
 	"\x04file\x18\x06 \x01(\v2\x19.watari.v1.CheckpointFileR\x04file\x12\x19\n" +
-	"\bstood_ms\x18\a \x01(\rR\astoodMs\"o\n" +
+	"\bstood_ms\x18\a \x01(\rR\astoodMs\x12\x12\n" +
+	"\x04busy\x18\b \x01(\bR\x04busy\"o\n" +
 	"\x06Policy\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x12\n" +
@@ -5232,7 +5604,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	" \x01(\x0e2\x14.watari.v1.TransportR\ttransport\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcd\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe9\x04\n" +
 	"\x03Run\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12&\n" +
 	"\x04spec\x18\x02 \x01(\v2\x12.watari.v1.RunSpecR\x04spec\x12)\n" +
@@ -5250,7 +5622,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\r \x01(\tR\trequestId\x12\x1f\n" +
 	"\vcluster_uid\x18\x0e \x01(\tR\n" +
-	"clusterUid\x1a@\n" +
+	"clusterUid\x12\x1a\n" +
+	"\brestores\x18\x0f \x01(\rR\brestores\x1a@\n" +
 	"\x12StartedEpochsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"@\n" +
@@ -5375,7 +5748,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x1cMIGRATION_STATE_ROLLING_BACK\x10\x06\x12\x18\n" +
 	"\x14MIGRATION_STATE_DONE\x10\a\x12\x1a\n" +
 	"\x16MIGRATION_STATE_FAILED\x10\b\x12\x1d\n" +
-	"\x19MIGRATION_STATE_CANCELLED\x10\t*\xa3\x02\n" +
+	"\x19MIGRATION_STATE_CANCELLED\x10\t*\xc1\x02\n" +
 	"\x0fCheckpointState\x12 \n" +
 	"\x1cCHECKPOINT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CHECKPOINT_STATE_PENDING\x10\x01\x12\x1e\n" +
@@ -5385,7 +5758,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x18CHECKPOINT_STATE_WRITING\x10\x05\x12\x19\n" +
 	"\x15CHECKPOINT_STATE_DONE\x10\x06\x12\x1b\n" +
 	"\x17CHECKPOINT_STATE_FAILED\x10\a\x12\x1e\n" +
-	"\x1aCHECKPOINT_STATE_CANCELLED\x10\b*\xc0\x01\n" +
+	"\x1aCHECKPOINT_STATE_CANCELLED\x10\b\x12\x1c\n" +
+	"\x18CHECKPOINT_STATE_DAMAGED\x10\t*\xc0\x01\n" +
 	"\x0fCheckpointOrder\x12 \n" +
 	"\x1cCHECKPOINT_ORDER_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18CHECKPOINT_ORDER_PREPARE\x10\x01\x12\x19\n" +
@@ -5399,7 +5773,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x18CHECKPOINT_PHASE_STOPPED\x10\x02\x12\x1a\n" +
 	"\x16CHECKPOINT_PHASE_TAKEN\x10\x03\x12\x1c\n" +
 	"\x18CHECKPOINT_PHASE_WRITTEN\x10\x04\x12\x1b\n" +
-	"\x17CHECKPOINT_PHASE_FAILED\x10\x05*\xb0\x01\n" +
+	"\x17CHECKPOINT_PHASE_FAILED\x10\x05*\x96\x01\n" +
+	"\fRestoreState\x12\x1d\n" +
+	"\x19RESTORE_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14RESTORE_STATE_ENDING\x10\x01\x12\x1b\n" +
+	"\x17RESTORE_STATE_RESTORING\x10\x02\x12\x16\n" +
+	"\x12RESTORE_STATE_DONE\x10\x03\x12\x18\n" +
+	"\x14RESTORE_STATE_FAILED\x10\x04*\xb0\x01\n" +
 	"\bRunState\x12\x19\n" +
 	"\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11RUN_STATE_PENDING\x10\x01\x12\x16\n" +
@@ -5435,8 +5815,8 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -5447,151 +5827,162 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(CheckpointState)(0),          // 6: watari.v1.CheckpointState
 	(CheckpointOrder)(0),          // 7: watari.v1.CheckpointOrder
 	(CheckpointPhase)(0),          // 8: watari.v1.CheckpointPhase
-	(RunState)(0),                 // 9: watari.v1.RunState
-	(Transport)(0),                // 10: watari.v1.Transport
-	(Role)(0),                     // 11: watari.v1.Role
-	(Severity)(0),                 // 12: watari.v1.Severity
-	(*Meta)(nil),                  // 13: watari.v1.Meta
-	(*NUMANode)(nil),              // 14: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 15: watari.v1.Acceleration
-	(*CPU)(nil),                   // 16: watari.v1.CPU
-	(*CPUModel)(nil),              // 17: watari.v1.CPUModel
-	(*GuestSupport)(nil),          // 18: watari.v1.GuestSupport
-	(*Platform)(nil),              // 19: watari.v1.Platform
-	(*HostInfo)(nil),              // 20: watari.v1.HostInfo
-	(*Confinement)(nil),           // 21: watari.v1.Confinement
-	(*HostLoad)(nil),              // 22: watari.v1.HostLoad
-	(*HostSample)(nil),            // 23: watari.v1.HostSample
-	(*Pressure)(nil),              // 24: watari.v1.Pressure
-	(*GuestSample)(nil),           // 25: watari.v1.GuestSample
-	(*GuestTraffic)(nil),          // 26: watari.v1.GuestTraffic
-	(*OwnerActivity)(nil),         // 27: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 28: watari.v1.Host
-	(*Withdrawal)(nil),            // 29: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 30: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 31: watari.v1.Blob
-	(*Image)(nil),                 // 32: watari.v1.Image
-	(*GuestShape)(nil),            // 33: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 34: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 35: watari.v1.Cluster
-	(*Guest)(nil),                 // 36: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 37: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 38: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 39: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 40: watari.v1.CheckpointMember
-	(*Checkpoint)(nil),            // 41: watari.v1.Checkpoint
-	(*CheckpointObserved)(nil),    // 42: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 43: watari.v1.Policy
-	(*RunSpec)(nil),               // 44: watari.v1.RunSpec
-	(*Run)(nil),                   // 45: watari.v1.Run
-	(*Quota)(nil),                 // 46: watari.v1.Quota
-	(*User)(nil),                  // 47: watari.v1.User
-	(*Token)(nil),                 // 48: watari.v1.Token
-	(*Event)(nil),                 // 49: watari.v1.Event
-	(*KeptConsole)(nil),           // 50: watari.v1.KeptConsole
-	(*Term)(nil),                  // 51: watari.v1.Term
-	(*Stamp)(nil),                 // 52: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 53: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 54: watari.v1.Hold
-	(*VouchedHost)(nil),           // 55: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 56: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 57: watari.v1.GuestFacts
-	nil,                           // 58: watari.v1.RunSpec.EnvEntry
-	nil,                           // 59: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
+	(RestoreState)(0),             // 9: watari.v1.RestoreState
+	(RunState)(0),                 // 10: watari.v1.RunState
+	(Transport)(0),                // 11: watari.v1.Transport
+	(Role)(0),                     // 12: watari.v1.Role
+	(Severity)(0),                 // 13: watari.v1.Severity
+	(*Meta)(nil),                  // 14: watari.v1.Meta
+	(*NUMANode)(nil),              // 15: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 16: watari.v1.Acceleration
+	(*CPU)(nil),                   // 17: watari.v1.CPU
+	(*CPUModel)(nil),              // 18: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 19: watari.v1.GuestSupport
+	(*Platform)(nil),              // 20: watari.v1.Platform
+	(*HostInfo)(nil),              // 21: watari.v1.HostInfo
+	(*Confinement)(nil),           // 22: watari.v1.Confinement
+	(*HostLoad)(nil),              // 23: watari.v1.HostLoad
+	(*HostSample)(nil),            // 24: watari.v1.HostSample
+	(*Pressure)(nil),              // 25: watari.v1.Pressure
+	(*GuestSample)(nil),           // 26: watari.v1.GuestSample
+	(*GuestTraffic)(nil),          // 27: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 28: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 29: watari.v1.Host
+	(*Withdrawal)(nil),            // 30: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 31: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 32: watari.v1.Blob
+	(*Image)(nil),                 // 33: watari.v1.Image
+	(*GuestShape)(nil),            // 34: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 35: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 36: watari.v1.Cluster
+	(*Guest)(nil),                 // 37: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 38: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 39: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 40: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 41: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 42: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 43: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),        // 44: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 45: watari.v1.Restore
+	(*CheckpointObserved)(nil),    // 46: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 47: watari.v1.Policy
+	(*RunSpec)(nil),               // 48: watari.v1.RunSpec
+	(*Run)(nil),                   // 49: watari.v1.Run
+	(*Quota)(nil),                 // 50: watari.v1.Quota
+	(*User)(nil),                  // 51: watari.v1.User
+	(*Token)(nil),                 // 52: watari.v1.Token
+	(*Event)(nil),                 // 53: watari.v1.Event
+	(*KeptConsole)(nil),           // 54: watari.v1.KeptConsole
+	(*Term)(nil),                  // 55: watari.v1.Term
+	(*Stamp)(nil),                 // 56: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 57: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 58: watari.v1.Hold
+	(*VouchedHost)(nil),           // 59: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 60: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 61: watari.v1.GuestFacts
+	nil,                           // 62: watari.v1.RunSpec.EnvEntry
+	nil,                           // 63: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 64: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	60, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	60, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	64, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	64, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	16, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	17, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	17, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	18, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
 	1,  // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	16, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	14, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	15, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	21, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	18, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	60, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	60, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	24, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	24, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	24, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	25, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	27, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	26, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	13, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	20, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	29, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	17, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	15, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	16, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	22, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	19, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	64, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	64, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	25, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	25, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	25, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	26, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	28, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	27, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	14, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	21, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	30, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
 	0,  // 22: watari.v1.Host.state:type_name -> watari.v1.HostState
-	22, // 23: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	60, // 24: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	23, // 25: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	60, // 26: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	13, // 27: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	13, // 28: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	31, // 29: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	31, // 30: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	31, // 31: watari.v1.Image.root:type_name -> watari.v1.Blob
-	33, // 32: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	23, // 23: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	64, // 24: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	24, // 25: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	64, // 26: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	14, // 27: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	14, // 28: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	32, // 29: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	32, // 30: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	32, // 31: watari.v1.Image.root:type_name -> watari.v1.Blob
+	34, // 32: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,  // 33: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	13, // 34: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	34, // 35: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	19, // 36: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	14, // 34: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	35, // 35: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	20, // 36: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
 	3,  // 37: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	13, // 38: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	33, // 39: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	60, // 40: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	19, // 41: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 42: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	13, // 43: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 44: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	37, // 45: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	60, // 46: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	60, // 47: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	60, // 48: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	31, // 49: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	39, // 50: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	13, // 51: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	6,  // 52: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	40, // 53: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	60, // 54: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	60, // 55: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	60, // 56: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	8,  // 57: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	39, // 58: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	13, // 59: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	58, // 60: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	10, // 61: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	13, // 62: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	44, // 63: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	9,  // 64: watari.v1.Run.state:type_name -> watari.v1.RunState
-	60, // 65: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	60, // 66: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	59, // 67: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	13, // 68: watari.v1.User.meta:type_name -> watari.v1.Meta
-	11, // 69: watari.v1.User.role:type_name -> watari.v1.Role
-	46, // 70: watari.v1.User.quota:type_name -> watari.v1.Quota
-	13, // 71: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	60, // 72: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	60, // 73: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	12, // 74: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	60, // 75: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	60, // 76: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	52, // 77: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	13, // 78: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	53, // 79: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	53, // 80: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	55, // 81: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	34, // 82: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	56, // 83: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	33, // 84: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	19, // 85: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	86, // [86:86] is the sub-list for method output_type
-	86, // [86:86] is the sub-list for method input_type
-	86, // [86:86] is the sub-list for extension type_name
-	86, // [86:86] is the sub-list for extension extendee
-	0,  // [0:86] is the sub-list for field type_name
+	44, // 38: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	45, // 39: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	14, // 40: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	34, // 41: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	64, // 42: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	20, // 43: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 44: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	14, // 45: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 46: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	38, // 47: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	64, // 48: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	64, // 49: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	64, // 50: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	32, // 51: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	40, // 52: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	20, // 53: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	14, // 54: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	6,  // 55: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	41, // 56: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	64, // 57: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	64, // 58: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	64, // 59: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	42, // 60: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	9,  // 61: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	64, // 62: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	64, // 63: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	8,  // 64: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	40, // 65: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	14, // 66: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	62, // 67: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	11, // 68: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	14, // 69: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	48, // 70: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	10, // 71: watari.v1.Run.state:type_name -> watari.v1.RunState
+	64, // 72: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	64, // 73: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	63, // 74: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	14, // 75: watari.v1.User.meta:type_name -> watari.v1.Meta
+	12, // 76: watari.v1.User.role:type_name -> watari.v1.Role
+	50, // 77: watari.v1.User.quota:type_name -> watari.v1.Quota
+	14, // 78: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	64, // 79: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	64, // 80: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	13, // 81: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	64, // 82: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	64, // 83: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	56, // 84: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	14, // 85: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	57, // 86: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	57, // 87: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	59, // 88: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	35, // 89: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	60, // 90: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	34, // 91: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	20, // 92: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	93, // [93:93] is the sub-list for method output_type
+	93, // [93:93] is the sub-list for method input_type
+	93, // [93:93] is the sub-list for extension type_name
+	93, // [93:93] is the sub-list for extension extendee
+	0,  // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -5605,8 +5996,8 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      13,
-			NumMessages:   47,
+			NumEnums:      14,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

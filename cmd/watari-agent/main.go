@@ -32,6 +32,8 @@ func run(args []string) error {
 		switch args[0] {
 		case "wireguard": // started by the agent itself if the kernel has no WireGuard
 			return overlay.RunWireGuard(args[1:])
+		case "hold": // started by the agent itself for a checkpoint
+			return runHold(args[1:])
 		case "cleanup":
 			if err := cleanup(args[1:]); !errors.Is(err, flag.ErrHelp) {
 				return err

@@ -29,6 +29,7 @@ func Change(before, now *v1.HostWanted, version uint32) *v1.HostWanted {
 	c.Guests, d.Guests = change(before.Guests, now.Guests, (*v1.GuestWanted).GetUid)
 	c.Images, d.Images = change(before.Images, now.Images, (*v1.Image).GetDigest)
 	c.Blobs, d.Blobs = change(before.Blobs, now.Blobs, (*v1.BlobShare).GetDigest)
+	c.Checkpoints, d.Checkpoints = change(before.Checkpoints, now.Checkpoints, checkpointKey)
 	c.Templates, d.Templates = change(before.Templates, now.Templates, (*v1.TemplateShare).GetKey)
 	c.Network.Routes, d.Routes = change(was.GetRoutes(), is.GetRoutes(), (*v1.GuestRoute).GetAddress)
 	c.Network.Peers, d.Peers = change(was.GetPeers(), is.GetPeers(), (*v1.PeerHost).GetName)
@@ -49,16 +50,19 @@ func Apply(before, w *v1.HostWanted) (*v1.HostWanted, error) {
 	d, was, is := w.Dropped, before.Network, w.Network
 	return &v1.HostWanted{Term: w.Term, Generation: w.Generation, BootId: w.BootId, Protocol: w.Protocol, Stamp: w.Stamp,
 		Sharing: w.Sharing, TrustGroup: w.TrustGroup,
-		Guests:    apply(before.Guests, w.Guests, d.GetGuests(), (*v1.GuestWanted).GetUid),
-		Images:    apply(before.Images, w.Images, d.GetImages(), (*v1.Image).GetDigest),
-		Blobs:     apply(before.Blobs, w.Blobs, d.GetBlobs(), (*v1.BlobShare).GetDigest),
-		Templates: apply(before.Templates, w.Templates, d.GetTemplates(), (*v1.TemplateShare).GetKey),
+		Guests:      apply(before.Guests, w.Guests, d.GetGuests(), (*v1.GuestWanted).GetUid),
+		Images:      apply(before.Images, w.Images, d.GetImages(), (*v1.Image).GetDigest),
+		Blobs:       apply(before.Blobs, w.Blobs, d.GetBlobs(), (*v1.BlobShare).GetDigest),
+		Checkpoints: apply(before.Checkpoints, w.Checkpoints, d.GetCheckpoints(), checkpointKey),
+		Templates:   apply(before.Templates, w.Templates, d.GetTemplates(), (*v1.TemplateShare).GetKey),
 		Network: &v1.NetworkWanted{Generation: is.GetGeneration(), Mtu: is.GetMtu(),
 			Routes:   apply(was.GetRoutes(), is.GetRoutes(), d.GetRoutes(), (*v1.GuestRoute).GetAddress),
 			Peers:    apply(was.GetPeers(), is.GetPeers(), d.GetPeers(), (*v1.PeerHost).GetName),
 			Clusters: apply(was.GetClusters(), is.GetClusters(), d.GetClusters(), (*v1.ClusterNetwork).GetName)},
 	}, nil
 }
+
+func checkpointKey(c *v1.CheckpointWanted) string { return c.GetCheckpointId() + "/" + c.GetGuestUid() }
 
 // change returns the elements of now that before lacks or has otherwise, and the keys of those that now lacks.
 func change[T proto.Message](before, now []T, key func(T) string) (changed []T, dropped []string) {

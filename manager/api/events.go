@@ -67,6 +67,8 @@ func concerns(c caller, snap *store.Snapshot, e *v1.Event) bool {
 		return owned(c, snap.Runs, e)
 	case "migration":
 		return owned(c, snap.Migrations, e)
+	case "checkpoint":
+		return owned(c, snap.Checkpoints, e)
 	case "image":
 		return owned(c, snap.Images, e)
 	case "user":
@@ -150,6 +152,12 @@ func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.Wa
 			return nil, err
 		}
 		return &v1.WatchResponse{Migration: view.Migration(snap, s.Sessions, name)}, nil
+	case "checkpoint":
+		checkpoint, err := find(c, kind, name, snap.Checkpoints)
+		if err != nil {
+			return nil, err
+		}
+		return &v1.WatchResponse{Checkpoint: checkpoint}, nil
 	case "run":
 		run, err := find(c, kind, name, snap.Runs)
 		if err != nil {
@@ -157,5 +165,5 @@ func (s *Server) look(c caller, snap *store.Snapshot, kind, name string) (*v1.Wa
 		}
 		return &v1.WatchResponse{Run: run}, nil
 	}
-	return nil, fail(connect.CodeInvalidArgument, "a %q cannot be watched; cluster, guest, host, migration and run can", kind)
+	return nil, fail(connect.CodeInvalidArgument, "a %q cannot be watched; cluster, guest, host, migration, checkpoint and run can", kind)
 }

@@ -73,3 +73,15 @@ func (o output) write(m *v1.AttachResponse) error {
 	}
 	return nil
 }
+
+// cut cuts the files to at most so many bytes.
+func (o output) cut(stdout, stderr uint64) error {
+	for i, most := range []uint64{stdout, stderr} {
+		if o.size(i) > most {
+			if err := o[i].Truncate(int64(most)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -24,11 +24,12 @@ import (
 
 // runner follows one run.
 type runner struct {
-	c    *Controller
-	name string
-	uid  string
-	life context.Context // ends with stop
-	stop context.CancelFunc
+	c        *Controller
+	name     string
+	uid      string
+	restores uint32          // Run.Restores of the run that it follows
+	life     context.Context // ends with stop
+	stop     context.CancelFunc
 
 	mu        sync.Mutex
 	seen      core.RunSeen
@@ -42,6 +43,9 @@ func (c *Controller) runsSeen() map[string]core.RunSeen {
 	for uid, r := range c.runners {
 		r.mu.Lock()
 		seen[uid] = r.seen
+		now := seen[uid]
+		now.Restores = r.restores
+		seen[uid] = now
 		r.mu.Unlock()
 	}
 	return seen
@@ -54,9 +58,19 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 		uid := order.Run.Meta.Uid
 		ordered[uid] = true
 		r := c.runners[uid]
+		if r != nil && r.restores != order.Run.Restores { // the run went back: what is known of it no longer holds
+			r.stop()
+			r.mu.Lock()
+			over := r.over
+			r.mu.Unlock()
+			if !over {
+				continue
+			}
+			r = nil
+		}
 		if r == nil {
 			life, stop := context.WithCancel(ctx)
-			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, life: life, stop: stop}
+			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, restores: order.Run.Restores, life: life, stop: stop}
 			c.runners[uid] = r
 			c.driving.Go(func() { r.follow(r.life) })
 		}
@@ -181,7 +195,7 @@ func (r *runner) attempt(ctx context.Context) (settled bool, err error) {
 		}
 		r.tell(func(seen *core.RunSeen) { seen.Started = true })
 	}
-	return r.attach(ctx, client)
+	return r.attach(ctx, client, run.Restores > 0)
 }
 
 func message(err error) string {
@@ -192,14 +206,20 @@ func message(err error) string {
 	return err.Error()
 }
 
-// attach copies output to the run's files until the process has ended.
-func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServiceClient) (settled bool, err error) {
+// attach copies output to the run's files until the process has ended. restored: the run went back to a checkpoint, so the files
+// may have output that the process has yet to write again.
+func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServiceClient, restored bool) (settled bool, err error) {
 	out, err := openOutput(filepath.Join(r.c.RunsDir, r.uid))
 	if err != nil {
 		r.tell(func(seen *core.RunSeen) { seen.Message = fmt.Sprintf("its output cannot be kept: %v", err) })
 		return false, fmt.Errorf("keep the output of run %s: %w", r.name, err)
 	}
 	defer out.close()
+	if restored {
+		if err := r.rewind(ctx, client, out); err != nil {
+			return false, fmt.Errorf("cut the output of run %s: %w", r.name, err)
+		}
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	stream := client.Attach(ctx)
@@ -236,6 +256,22 @@ func (r *runner) attach(ctx context.Context, client watariv1connect.ProcessServi
 			return true, nil
 		}
 	}
+}
+
+// rewind cuts the run's files to what its process has written.
+func (r *runner) rewind(ctx context.Context, client watariv1connect.ProcessServiceClient, out output) error {
+	ctx, cancel := context.WithTimeout(ctx, signalWithin)
+	defer cancel()
+	list, err := client.ListProcesses(ctx, connect.NewRequest(&v1.ListProcessesRequest{}))
+	if err != nil {
+		return err
+	}
+	for _, p := range list.Msg.Processes {
+		if p.Id == r.uid {
+			return out.cut(p.StdoutBytes, p.StderrBytes)
+		}
+	}
+	return nil // attaching tells that the process is not known
 }
 
 // signalWithin bounds an attempt to send a signal. A guest that does not answer must not keep later signals from being

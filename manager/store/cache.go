@@ -140,6 +140,8 @@ func (b *builder) apply(key string, kv *mvccpb.KeyValue) error {
 		return put(b, Tokens, &b.next.Tokens, name, kv)
 	case Removed.dir:
 		return put(b, Removed, &b.next.Removed, name, kv)
+	case Checkpoints.dir:
+		return put(b, Checkpoints, &b.next.Checkpoints, name, kv)
 	case Policies.dir:
 		return put(b, Policies, &b.next.Policies, name, kv)
 	case Holds.dir:

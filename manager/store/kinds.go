@@ -28,17 +28,18 @@ type Kind[T Object] struct {
 
 // The kinds.
 var (
-	Hosts      = Kind[*v1.Host]{"host", root + "hosts/", func() *v1.Host { return new(v1.Host) }}
-	Images     = Kind[*v1.Image]{"image", root + "images/", func() *v1.Image { return new(v1.Image) }}
-	Clusters   = Kind[*v1.Cluster]{"cluster", root + "clusters/", func() *v1.Cluster { return new(v1.Cluster) }}
-	Guests     = Kind[*v1.Guest]{"guest", root + "guests/", func() *v1.Guest { return new(v1.Guest) }}
-	Migrations = Kind[*v1.Migration]{"migration", root + "migrations/", func() *v1.Migration { return new(v1.Migration) }}
-	Runs       = Kind[*v1.Run]{"run", root + "runs/", func() *v1.Run { return new(v1.Run) }}
-	Users      = Kind[*v1.User]{"user", root + "users/", func() *v1.User { return new(v1.User) }}
-	Tokens     = Kind[*v1.Token]{"token", root + "tokens/", func() *v1.Token { return new(v1.Token) }}
-	Removed    = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
-	Policies   = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
-	Holds      = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
+	Hosts       = Kind[*v1.Host]{"host", root + "hosts/", func() *v1.Host { return new(v1.Host) }}
+	Images      = Kind[*v1.Image]{"image", root + "images/", func() *v1.Image { return new(v1.Image) }}
+	Clusters    = Kind[*v1.Cluster]{"cluster", root + "clusters/", func() *v1.Cluster { return new(v1.Cluster) }}
+	Guests      = Kind[*v1.Guest]{"guest", root + "guests/", func() *v1.Guest { return new(v1.Guest) }}
+	Migrations  = Kind[*v1.Migration]{"migration", root + "migrations/", func() *v1.Migration { return new(v1.Migration) }}
+	Runs        = Kind[*v1.Run]{"run", root + "runs/", func() *v1.Run { return new(v1.Run) }}
+	Users       = Kind[*v1.User]{"user", root + "users/", func() *v1.User { return new(v1.User) }}
+	Tokens      = Kind[*v1.Token]{"token", root + "tokens/", func() *v1.Token { return new(v1.Token) }}
+	Removed     = Kind[*v1.RemovedHost]{"removed host", root + "removed/", func() *v1.RemovedHost { return new(v1.RemovedHost) }}
+	Checkpoints = Kind[*v1.Checkpoint]{"checkpoint", root + "checkpoints/", func() *v1.Checkpoint { return new(v1.Checkpoint) }}
+	Policies    = Kind[*v1.Policy]{"policy", root + "policies/", func() *v1.Policy { return new(v1.Policy) }}
+	Holds       = Kind[*v1.Hold]{"hold", root + "holds/", func() *v1.Hold { return new(v1.Hold) }}
 )
 
 // kindOf returns the name of an object's kind, and the object's key.
@@ -65,6 +66,8 @@ func kindOf(o Object) (kind, key string, err error) {
 		kind, dir = Removed.name, Removed.dir
 	case *v1.Hold:
 		kind, dir = Holds.name, Holds.dir
+	case *v1.Checkpoint:
+		kind, dir = Checkpoints.name, Checkpoints.dir
 	case *v1.Policy:
 		kind, dir = Policies.name, Policies.dir
 	default:

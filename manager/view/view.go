@@ -109,14 +109,14 @@ func Guests(s *core.Objects, r core.Reports, cluster string) []*v1.Guest {
 }
 
 // Cluster returns a copy with state, message and the number of ready guests; nil: there is no such cluster. It leaves
-// out the key of the cluster's authority.
+// out the keys of the cluster's authority and of its checkpoints.
 func Cluster(s *core.Objects, r core.Reports, name string) *v1.Cluster {
 	stored := s.Clusters[name]
 	if stored == nil {
 		return nil
 	}
 	c := proto.CloneOf(stored)
-	c.CaKey = nil
+	c.CaKey, c.CheckpointKey = nil, ""
 	status := core.StatusOf(r, core.ActiveMoves(s), stored, core.GuestsOf(s, name))
 	c.State, c.Message, c.ReadyGuests = status.State, status.Message, status.Ready
 	return c

@@ -106,6 +106,24 @@ const (
 	// ControlServiceListMigrationsProcedure is the fully-qualified name of the ControlService's
 	// ListMigrations RPC.
 	ControlServiceListMigrationsProcedure = "/watari.v1.ControlService/ListMigrations"
+	// ControlServiceCreateCheckpointProcedure is the fully-qualified name of the ControlService's
+	// CreateCheckpoint RPC.
+	ControlServiceCreateCheckpointProcedure = "/watari.v1.ControlService/CreateCheckpoint"
+	// ControlServiceListCheckpointsProcedure is the fully-qualified name of the ControlService's
+	// ListCheckpoints RPC.
+	ControlServiceListCheckpointsProcedure = "/watari.v1.ControlService/ListCheckpoints"
+	// ControlServiceDeleteCheckpointProcedure is the fully-qualified name of the ControlService's
+	// DeleteCheckpoint RPC.
+	ControlServiceDeleteCheckpointProcedure = "/watari.v1.ControlService/DeleteCheckpoint"
+	// ControlServiceChangeCheckpointProcedure is the fully-qualified name of the ControlService's
+	// ChangeCheckpoint RPC.
+	ControlServiceChangeCheckpointProcedure = "/watari.v1.ControlService/ChangeCheckpoint"
+	// ControlServicePlanCheckpointsProcedure is the fully-qualified name of the ControlService's
+	// PlanCheckpoints RPC.
+	ControlServicePlanCheckpointsProcedure = "/watari.v1.ControlService/PlanCheckpoints"
+	// ControlServiceRestoreCheckpointProcedure is the fully-qualified name of the ControlService's
+	// RestoreCheckpoint RPC.
+	ControlServiceRestoreCheckpointProcedure = "/watari.v1.ControlService/RestoreCheckpoint"
 	// ControlServiceCreateRunProcedure is the fully-qualified name of the ControlService's CreateRun
 	// RPC.
 	ControlServiceCreateRunProcedure = "/watari.v1.ControlService/CreateRun"
@@ -189,6 +207,17 @@ type ControlServiceClient interface {
 	Migrate(context.Context, *connect.Request[watariv1.MigrateRequest]) (*connect.Response[watariv1.MigrateResponse], error)
 	CancelMigration(context.Context, *connect.Request[watariv1.CancelMigrationRequest]) (*connect.Response[watariv1.CancelMigrationResponse], error)
 	ListMigrations(context.Context, *connect.Request[watariv1.ListMigrationsRequest]) (*connect.Response[watariv1.ListMigrationsResponse], error)
+	// CreateCheckpoint begins a checkpoint of a cluster; it goes on in the background.
+	CreateCheckpoint(context.Context, *connect.Request[watariv1.CreateCheckpointRequest]) (*connect.Response[watariv1.CreateCheckpointResponse], error)
+	ListCheckpoints(context.Context, *connect.Request[watariv1.ListCheckpointsRequest]) (*connect.Response[watariv1.ListCheckpointsResponse], error)
+	// DeleteCheckpoint removes a checkpoint and its files; one that is being made is cancelled.
+	DeleteCheckpoint(context.Context, *connect.Request[watariv1.DeleteCheckpointRequest]) (*connect.Response[watariv1.DeleteCheckpointResponse], error)
+	// ChangeCheckpoint pins a checkpoint, so that it is kept until a person deletes it, or lets it go.
+	ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error)
+	// PlanCheckpoints says when checkpoints of a cluster are made unasked.
+	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
+	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint.
+	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
 	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
 	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
@@ -379,6 +408,42 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("ListMigrations")),
 			connect.WithClientOptions(opts...),
 		),
+		createCheckpoint: connect.NewClient[watariv1.CreateCheckpointRequest, watariv1.CreateCheckpointResponse](
+			httpClient,
+			baseURL+ControlServiceCreateCheckpointProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("CreateCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
+		listCheckpoints: connect.NewClient[watariv1.ListCheckpointsRequest, watariv1.ListCheckpointsResponse](
+			httpClient,
+			baseURL+ControlServiceListCheckpointsProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListCheckpoints")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteCheckpoint: connect.NewClient[watariv1.DeleteCheckpointRequest, watariv1.DeleteCheckpointResponse](
+			httpClient,
+			baseURL+ControlServiceDeleteCheckpointProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("DeleteCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
+		changeCheckpoint: connect.NewClient[watariv1.ChangeCheckpointRequest, watariv1.ChangeCheckpointResponse](
+			httpClient,
+			baseURL+ControlServiceChangeCheckpointProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ChangeCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
+		planCheckpoints: connect.NewClient[watariv1.PlanCheckpointsRequest, watariv1.PlanCheckpointsResponse](
+			httpClient,
+			baseURL+ControlServicePlanCheckpointsProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("PlanCheckpoints")),
+			connect.WithClientOptions(opts...),
+		),
+		restoreCheckpoint: connect.NewClient[watariv1.RestoreCheckpointRequest, watariv1.RestoreCheckpointResponse](
+			httpClient,
+			baseURL+ControlServiceRestoreCheckpointProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RestoreCheckpoint")),
+			connect.WithClientOptions(opts...),
+		),
 		createRun: connect.NewClient[watariv1.CreateRunRequest, watariv1.CreateRunResponse](
 			httpClient,
 			baseURL+ControlServiceCreateRunProcedure,
@@ -522,6 +587,12 @@ type controlServiceClient struct {
 	migrate           *connect.Client[watariv1.MigrateRequest, watariv1.MigrateResponse]
 	cancelMigration   *connect.Client[watariv1.CancelMigrationRequest, watariv1.CancelMigrationResponse]
 	listMigrations    *connect.Client[watariv1.ListMigrationsRequest, watariv1.ListMigrationsResponse]
+	createCheckpoint  *connect.Client[watariv1.CreateCheckpointRequest, watariv1.CreateCheckpointResponse]
+	listCheckpoints   *connect.Client[watariv1.ListCheckpointsRequest, watariv1.ListCheckpointsResponse]
+	deleteCheckpoint  *connect.Client[watariv1.DeleteCheckpointRequest, watariv1.DeleteCheckpointResponse]
+	changeCheckpoint  *connect.Client[watariv1.ChangeCheckpointRequest, watariv1.ChangeCheckpointResponse]
+	planCheckpoints   *connect.Client[watariv1.PlanCheckpointsRequest, watariv1.PlanCheckpointsResponse]
+	restoreCheckpoint *connect.Client[watariv1.RestoreCheckpointRequest, watariv1.RestoreCheckpointResponse]
 	createRun         *connect.Client[watariv1.CreateRunRequest, watariv1.CreateRunResponse]
 	startRun          *connect.Client[watariv1.StartRunRequest, watariv1.StartRunResponse]
 	listRuns          *connect.Client[watariv1.ListRunsRequest, watariv1.ListRunsResponse]
@@ -663,6 +734,36 @@ func (c *controlServiceClient) ListMigrations(ctx context.Context, req *connect.
 	return c.listMigrations.CallUnary(ctx, req)
 }
 
+// CreateCheckpoint calls watari.v1.ControlService.CreateCheckpoint.
+func (c *controlServiceClient) CreateCheckpoint(ctx context.Context, req *connect.Request[watariv1.CreateCheckpointRequest]) (*connect.Response[watariv1.CreateCheckpointResponse], error) {
+	return c.createCheckpoint.CallUnary(ctx, req)
+}
+
+// ListCheckpoints calls watari.v1.ControlService.ListCheckpoints.
+func (c *controlServiceClient) ListCheckpoints(ctx context.Context, req *connect.Request[watariv1.ListCheckpointsRequest]) (*connect.Response[watariv1.ListCheckpointsResponse], error) {
+	return c.listCheckpoints.CallUnary(ctx, req)
+}
+
+// DeleteCheckpoint calls watari.v1.ControlService.DeleteCheckpoint.
+func (c *controlServiceClient) DeleteCheckpoint(ctx context.Context, req *connect.Request[watariv1.DeleteCheckpointRequest]) (*connect.Response[watariv1.DeleteCheckpointResponse], error) {
+	return c.deleteCheckpoint.CallUnary(ctx, req)
+}
+
+// ChangeCheckpoint calls watari.v1.ControlService.ChangeCheckpoint.
+func (c *controlServiceClient) ChangeCheckpoint(ctx context.Context, req *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error) {
+	return c.changeCheckpoint.CallUnary(ctx, req)
+}
+
+// PlanCheckpoints calls watari.v1.ControlService.PlanCheckpoints.
+func (c *controlServiceClient) PlanCheckpoints(ctx context.Context, req *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error) {
+	return c.planCheckpoints.CallUnary(ctx, req)
+}
+
+// RestoreCheckpoint calls watari.v1.ControlService.RestoreCheckpoint.
+func (c *controlServiceClient) RestoreCheckpoint(ctx context.Context, req *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error) {
+	return c.restoreCheckpoint.CallUnary(ctx, req)
+}
+
 // CreateRun calls watari.v1.ControlService.CreateRun.
 func (c *controlServiceClient) CreateRun(ctx context.Context, req *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error) {
 	return c.createRun.CallUnary(ctx, req)
@@ -789,6 +890,17 @@ type ControlServiceHandler interface {
 	Migrate(context.Context, *connect.Request[watariv1.MigrateRequest]) (*connect.Response[watariv1.MigrateResponse], error)
 	CancelMigration(context.Context, *connect.Request[watariv1.CancelMigrationRequest]) (*connect.Response[watariv1.CancelMigrationResponse], error)
 	ListMigrations(context.Context, *connect.Request[watariv1.ListMigrationsRequest]) (*connect.Response[watariv1.ListMigrationsResponse], error)
+	// CreateCheckpoint begins a checkpoint of a cluster; it goes on in the background.
+	CreateCheckpoint(context.Context, *connect.Request[watariv1.CreateCheckpointRequest]) (*connect.Response[watariv1.CreateCheckpointResponse], error)
+	ListCheckpoints(context.Context, *connect.Request[watariv1.ListCheckpointsRequest]) (*connect.Response[watariv1.ListCheckpointsResponse], error)
+	// DeleteCheckpoint removes a checkpoint and its files; one that is being made is cancelled.
+	DeleteCheckpoint(context.Context, *connect.Request[watariv1.DeleteCheckpointRequest]) (*connect.Response[watariv1.DeleteCheckpointResponse], error)
+	// ChangeCheckpoint pins a checkpoint, so that it is kept until a person deletes it, or lets it go.
+	ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error)
+	// PlanCheckpoints says when checkpoints of a cluster are made unasked.
+	PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error)
+	// RestoreCheckpoint ends a cluster's guests and lets them go on from a checkpoint.
+	RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error)
 	// CreateRun makes a run, which waits for guests that start or move. A run needs all guests of its cluster:
 	// failed_precondition while one of them is stopped or given up.
 	CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error)
@@ -975,6 +1087,42 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("ListMigrations")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceCreateCheckpointHandler := connect.NewUnaryHandler(
+		ControlServiceCreateCheckpointProcedure,
+		svc.CreateCheckpoint,
+		connect.WithSchema(controlServiceMethods.ByName("CreateCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListCheckpointsHandler := connect.NewUnaryHandler(
+		ControlServiceListCheckpointsProcedure,
+		svc.ListCheckpoints,
+		connect.WithSchema(controlServiceMethods.ByName("ListCheckpoints")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceDeleteCheckpointHandler := connect.NewUnaryHandler(
+		ControlServiceDeleteCheckpointProcedure,
+		svc.DeleteCheckpoint,
+		connect.WithSchema(controlServiceMethods.ByName("DeleteCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceChangeCheckpointHandler := connect.NewUnaryHandler(
+		ControlServiceChangeCheckpointProcedure,
+		svc.ChangeCheckpoint,
+		connect.WithSchema(controlServiceMethods.ByName("ChangeCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServicePlanCheckpointsHandler := connect.NewUnaryHandler(
+		ControlServicePlanCheckpointsProcedure,
+		svc.PlanCheckpoints,
+		connect.WithSchema(controlServiceMethods.ByName("PlanCheckpoints")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceRestoreCheckpointHandler := connect.NewUnaryHandler(
+		ControlServiceRestoreCheckpointProcedure,
+		svc.RestoreCheckpoint,
+		connect.WithSchema(controlServiceMethods.ByName("RestoreCheckpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceCreateRunHandler := connect.NewUnaryHandler(
 		ControlServiceCreateRunProcedure,
 		svc.CreateRun,
@@ -1139,6 +1287,18 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceCancelMigrationHandler.ServeHTTP(w, r)
 		case ControlServiceListMigrationsProcedure:
 			controlServiceListMigrationsHandler.ServeHTTP(w, r)
+		case ControlServiceCreateCheckpointProcedure:
+			controlServiceCreateCheckpointHandler.ServeHTTP(w, r)
+		case ControlServiceListCheckpointsProcedure:
+			controlServiceListCheckpointsHandler.ServeHTTP(w, r)
+		case ControlServiceDeleteCheckpointProcedure:
+			controlServiceDeleteCheckpointHandler.ServeHTTP(w, r)
+		case ControlServiceChangeCheckpointProcedure:
+			controlServiceChangeCheckpointHandler.ServeHTTP(w, r)
+		case ControlServicePlanCheckpointsProcedure:
+			controlServicePlanCheckpointsHandler.ServeHTTP(w, r)
+		case ControlServiceRestoreCheckpointProcedure:
+			controlServiceRestoreCheckpointHandler.ServeHTTP(w, r)
 		case ControlServiceCreateRunProcedure:
 			controlServiceCreateRunHandler.ServeHTTP(w, r)
 		case ControlServiceStartRunProcedure:
@@ -1280,6 +1440,30 @@ func (UnimplementedControlServiceHandler) CancelMigration(context.Context, *conn
 
 func (UnimplementedControlServiceHandler) ListMigrations(context.Context, *connect.Request[watariv1.ListMigrationsRequest]) (*connect.Response[watariv1.ListMigrationsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListMigrations is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) CreateCheckpoint(context.Context, *connect.Request[watariv1.CreateCheckpointRequest]) (*connect.Response[watariv1.CreateCheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.CreateCheckpoint is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListCheckpoints(context.Context, *connect.Request[watariv1.ListCheckpointsRequest]) (*connect.Response[watariv1.ListCheckpointsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ListCheckpoints is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) DeleteCheckpoint(context.Context, *connect.Request[watariv1.DeleteCheckpointRequest]) (*connect.Response[watariv1.DeleteCheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.DeleteCheckpoint is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ChangeCheckpoint(context.Context, *connect.Request[watariv1.ChangeCheckpointRequest]) (*connect.Response[watariv1.ChangeCheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.ChangeCheckpoint is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) PlanCheckpoints(context.Context, *connect.Request[watariv1.PlanCheckpointsRequest]) (*connect.Response[watariv1.PlanCheckpointsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.PlanCheckpoints is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RestoreCheckpoint(context.Context, *connect.Request[watariv1.RestoreCheckpointRequest]) (*connect.Response[watariv1.RestoreCheckpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.RestoreCheckpoint is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) CreateRun(context.Context, *connect.Request[watariv1.CreateRunRequest]) (*connect.Response[watariv1.CreateRunResponse], error) {

@@ -163,6 +163,11 @@ func Migrations(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListMigrations, &v1.ListMigrationsRequest{Active: true}, (*v1.ListMigrationsResponse).GetMigrations))
 }
 
+// Checkpoints lists the names of the checkpoints.
+func Checkpoints(ctx context.Context, c *client.Client) ([]string, error) {
+	return namesOf(client.List(ctx, c.ListCheckpoints, &v1.ListCheckpointsRequest{}, (*v1.ListCheckpointsResponse).GetCheckpoints))
+}
+
 // Users lists the users' names.
 func Users(ctx context.Context, c *client.Client) ([]string, error) {
 	return namesOf(client.List(ctx, c.ListUsers, &v1.ListUsersRequest{}, (*v1.ListUsersResponse).GetUsers))

@@ -1,0 +1,349 @@
+package agent
+
+// checkpoints.go - the host's files of checkpoints: which there are, which are fetched from other hosts, which are removed. The
+// making of one is in cut.go.
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"filippo.io/age"
+	"golang.org/x/sys/unix"
+
+	"watari/agent/checkpoint"
+	"watari/agent/domain"
+	"watari/agent/hold"
+	v1 "watari/api/watariv1"
+)
+
+// Saver saves guests while they run, and restores them (package vm).
+type Saver interface {
+	// SnapshotPipe returns the path of the named pipe through which a guest is saved.
+	SnapshotPipe(name string) (string, error)
+	PrepareSnapshot(ctx context.Context, uid, pipe string) (Snapshot, error)
+	// EndSnapshot throws away what is left of a snapshot that another process has left.
+	EndSnapshot(ctx context.Context, uid, pipe string) error
+	// Restore creates a paused domain from a saved state. It changes the file.
+	Restore(ctx context.Context, spec domain.Spec, path string) error
+	// Holder returns the command of the process that stops guests (package hold).
+	Holder(guests []hold.Guest) *exec.Cmd
+}
+
+// Snapshot is a guest's state that is about to be taken, or that is being read.
+type Snapshot interface {
+	io.Reader
+	// Begin takes the state and lets the guest go on.
+	Begin(ctx context.Context) error
+	// Close ends it, finished or not.
+	Close() error
+}
+
+// savedFile describes a file of a checkpoint on disk, beside it.
+type savedFile struct {
+	Epoch   uint64          `json:"epoch"`
+	File    checkpoint.File `json:"file"`
+	StoodMS uint32          `json:"stood_ms"`
+}
+
+func (f savedFile) proto() *v1.CheckpointFile {
+	return &v1.CheckpointFile{Blob: &v1.Blob{Digest: f.File.Digest, Size: uint64(f.File.Size)}, StateBytes: uint64(f.File.State)}
+}
+
+// fileKey identifies a file.
+type fileKey struct{ checkpoint, guest string }
+
+// checkpointKeeper follows the manager's orders about checkpoints.
+type checkpointKeeper struct {
+	agent *Agent
+	dir   string
+	log   *slog.Logger
+
+	mu       sync.Mutex
+	cuts     map[string]*cut // that are being made, or have failed; by checkpoint
+	files    map[fileKey]savedFile
+	fetching map[fileKey]context.CancelFunc
+}
+
+func newCheckpointKeeper(a *Agent) *checkpointKeeper {
+	k := &checkpointKeeper{agent: a, dir: filepath.Join(a.config.StateDir, "checkpoints"), log: a.log, cuts: map[string]*cut{},
+		files: map[fileKey]savedFile{}, fetching: map[fileKey]context.CancelFunc{}}
+	k.load()
+	return k
+}
+
+func (k *checkpointKeeper) path(key fileKey) string {
+	return filepath.Join(k.dir, key.checkpoint, key.guest)
+}
+
+const descriptionSuffix = ".json"
+
+// load reads the descriptions of files, and removes files without one: they are not whole.
+func (k *checkpointKeeper) load() {
+	folders, _ := os.ReadDir(k.dir)
+	for _, folder := range folders {
+		entries, _ := os.ReadDir(filepath.Join(k.dir, folder.Name()))
+		for _, entry := range entries {
+			guest, described := strings.CutSuffix(entry.Name(), descriptionSuffix)
+			key := fileKey{folder.Name(), guest}
+			var f savedFile
+			if described {
+				text, err := os.ReadFile(k.path(key) + descriptionSuffix)
+				if err == nil && json.Unmarshal(text, &f) == nil {
+					k.files[key] = f
+				}
+			}
+		}
+		for _, entry := range entries {
+			guest := strings.TrimSuffix(entry.Name(), descriptionSuffix)
+			if _, whole := k.files[fileKey{folder.Name(), guest}]; !whole {
+				_ = os.Remove(filepath.Join(k.dir, folder.Name(), entry.Name()))
+			}
+		}
+		_ = os.Remove(filepath.Join(k.dir, folder.Name())) // fails if it has files
+	}
+}
+
+// want takes up the manager's orders. It does not wait.
+func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	begin := map[string][]*v1.CheckpointWanted{}
+	for _, w := range orders {
+		if !validUID(w.CheckpointId) || !validUID(w.GuestUid) {
+			continue
+		}
+		key := fileKey{w.CheckpointId, w.GuestUid}
+		c := k.cuts[w.CheckpointId]
+		switch w.Order {
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
+			if c == nil {
+				begin[w.CheckpointId] = append(begin[w.CheckpointId], w)
+			}
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
+			if _, whole := k.files[key]; whole {
+				continue
+			}
+			if c == nil { // its agent has died
+				c = &cut{keeper: k, id: w.CheckpointId, over: true}
+				k.cuts[w.CheckpointId] = c
+			}
+			c.take(w)
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
+			k.keep(key, w)
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
+			k.discard(key)
+		}
+	}
+	for id, wanted := range begin {
+		k.cuts[id] = beginCut(k, id, wanted)
+	}
+}
+
+// validUID reports whether a uid can be the name of a file.
+func validUID(uid string) bool {
+	return uid != "" && uid != "." && uid != ".." && !strings.ContainsAny(uid, "/\x00")
+}
+
+// keep fetches a file if it is not here. k.mu is held.
+func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
+	wanted := savedFile{Epoch: w.Epoch, File: checkpoint.File{Digest: w.GetFile().GetBlob().GetDigest(), Size: int64(w.GetFile().GetBlob().GetSize()), State: int64(w.GetFile().GetStateBytes())}}
+	have, whole := k.files[key]
+	if whole && have.File == wanted.File || k.fetching[key] != nil || wanted.File.Digest == "" {
+		return
+	}
+	ctx, cancel := context.WithCancel(k.agent.ctx)
+	k.fetching[key] = cancel
+	go func() {
+		defer cancel()
+		err := k.fetch(ctx, key, wanted, w.File.Blob)
+		k.mu.Lock()
+		delete(k.fetching, key)
+		if err == nil {
+			k.files[key] = wanted
+		}
+		k.mu.Unlock()
+		if err != nil && ctx.Err() == nil {
+			k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
+			time.Sleep(time.Second)
+		}
+		k.agent.publish() // the manager answers with orders, which try again
+	}()
+}
+
+func (k *checkpointKeeper) fetch(ctx context.Context, key fileKey, f savedFile, blob *v1.Blob) error {
+	if err := k.makeFolder(key); err != nil {
+		return err
+	}
+	if free, spare := k.room(); free < f.File.Size+spare {
+		return fmt.Errorf("%w: it has %d MiB, the disk has %d MiB free, of which %d are to stay free", checkpoint.ErrNoRoom, f.File.Size>>20, free>>20, spare>>20)
+	}
+	if err := k.agent.images.Fetch(ctx, blob, k.path(key), func(string) {}); err != nil {
+		return err
+	}
+	return k.describe(key, f)
+}
+
+func (k *checkpointKeeper) makeFolder(key fileKey) error {
+	return os.MkdirAll(filepath.Dir(k.path(key)), 0o700)
+}
+
+// mostSpare is the most that stays free on the disk, bytes; on a small disk a tenth of it does.
+const mostSpare = 1 << 30
+
+// room returns the free bytes of the disk, and how many of them are to stay free.
+func (k *checkpointKeeper) room() (free, spare int64) {
+	var disk unix.Statfs_t
+	if unix.Statfs(k.agent.config.StateDir, &disk) != nil {
+		return 0, mostSpare
+	}
+	return int64(disk.Bavail) * disk.Bsize, min(mostSpare, int64(disk.Blocks)*disk.Bsize/10)
+}
+
+// describe writes a file's description, which makes the file count as whole.
+func (k *checkpointKeeper) describe(key fileKey, f savedFile) error {
+	text, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	return writeFile(k.path(key)+descriptionSuffix, text)
+}
+
+// discard ends the making of a checkpoint, and removes a file. k.mu is held.
+func (k *checkpointKeeper) discard(key fileKey) {
+	if c := k.cuts[key.checkpoint]; c != nil {
+		if !c.over {
+			c.cancel()
+			return // the report tells of it until it has ended
+		}
+		delete(k.cuts, key.checkpoint)
+	}
+	if cancel := k.fetching[key]; cancel != nil {
+		cancel()
+		return
+	}
+	delete(k.files, key)
+	k.remove(key)
+}
+
+// remove removes a file from disk. Its description goes first.
+func (k *checkpointKeeper) remove(key fileKey) {
+	for _, path := range []string{k.path(key) + descriptionSuffix, k.path(key)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			k.log.Warn("a file of a checkpoint stays on disk", "error", err)
+		}
+	}
+	_ = os.Remove(filepath.Dir(k.path(key))) // fails if it has other files
+}
+
+// report returns the checkpoints' part of the host's report.
+func (k *checkpointKeeper) report() (list []*v1.CheckpointObserved) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.cuts {
+		list = append(list, c.report()...)
+	}
+	for key, f := range k.files {
+		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: f.Epoch,
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: f.proto(), StoodMs: f.StoodMS})
+	}
+	slices.SortFunc(list, func(a, b *v1.CheckpointObserved) int {
+		return cmp.Or(strings.Compare(a.CheckpointId, b.CheckpointId), strings.Compare(a.GuestUid, b.GuestUid))
+	})
+	return list
+}
+
+// recover lets guests go on that an earlier agent has left in the middle of a checkpoint.
+func (k *checkpointKeeper) recover(ctx context.Context) {
+	saver := k.agent.config.Saver
+	if saver == nil {
+		return
+	}
+	k.agent.mu.Lock()
+	guests := k.agent.machine.Guests()
+	k.agent.mu.Unlock()
+	for _, g := range guests {
+		pipe, err := saver.SnapshotPipe(g.Name)
+		if err != nil {
+			continue
+		}
+		if _, err := os.Stat(pipe); err != nil || k.taking(g.UID) {
+			continue
+		}
+		k.log.Warn("a checkpoint was broken off; the guest goes on", "guest", g.Name)
+		if err := errors.Join(saver.EndSnapshot(ctx, g.UID, pipe), k.agent.hypervisor.Resume(ctx, g.UID)); err != nil {
+			k.log.Error("end what is left of a checkpoint", "guest", g.Name, "error", err)
+		}
+	}
+}
+
+// taking reports whether this agent makes a checkpoint of a guest.
+func (k *checkpointKeeper) taking(uid string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.cuts {
+		if !c.over && slices.ContainsFunc(c.members, func(m *member) bool { return m.wanted.GuestUid == uid }) {
+			return true
+		}
+	}
+	return false
+}
+
+// restore creates a guest's paused domain from a file of a checkpoint.
+func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWanted) error {
+	key := fileKey{w.Restore.CheckpointId, w.Uid}
+	k.mu.Lock()
+	f := k.files[key]
+	k.mu.Unlock()
+	identity, err := age.ParseX25519Identity(w.Restore.Key)
+	if err != nil {
+		return fmt.Errorf("restore guest %s: %w", w.Name, err)
+	}
+	g.setStep("reading its checkpoint")
+	plain := filepath.Join(k.agent.records.GuestDir(g.uid), "restore.state")
+	defer os.Remove(plain)
+	if err := checkpoint.Read(ctx, k.path(key), f.File, identity, plain); err != nil {
+		if errors.Is(err, checkpoint.ErrDamaged) {
+			k.mu.Lock()
+			delete(k.files, key) // another host may have it whole
+			k.remove(key)
+			k.mu.Unlock()
+		}
+		return fmt.Errorf("restore guest %s: %w", w.Name, err)
+	}
+	g.setStep("restoring it")
+	return k.agent.config.Saver.Restore(ctx, k.agent.spec(w, g.prepared), plain)
+}
+
+// awaitFile waits until the file from which a guest is restored is here.
+func (k *checkpointKeeper) awaitFile(ctx context.Context, w *v1.GuestWanted, step func(string)) error {
+	if k.agent.config.Saver == nil {
+		return errors.New("this host cannot restore guests")
+	}
+	key := fileKey{w.Restore.CheckpointId, w.Uid}
+	step("fetching its checkpoint")
+	for {
+		k.mu.Lock()
+		f, whole := k.files[key]
+		k.mu.Unlock()
+		if whole && f.File.Digest == w.Restore.GetFile().GetBlob().GetDigest() {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,349 @@
+package agent
+
+// cut.go - this host's part in the making of one checkpoint: it stops the cluster's guests here, takes their states at once, lets
+// them go on, and writes the states to files (docs/design/checkpoint.md).
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"filippo.io/age"
+
+	"watari/agent/checkpoint"
+	"watari/agent/hold"
+	"watari/agent/machine"
+	v1 "watari/api/watariv1"
+	decider "watari/checkpoint"
+)
+
+const (
+	// holderTime bounds the holder's start and each of its answers.
+	holderTime = 20 * time.Second
+	answerTime = 2 * time.Second
+	// prepareTime bounds how long the host waits for the order to stop its guests.
+	prepareTime = 2 * decider.PrepareWait
+)
+
+// member is a guest of a cut.
+type member struct {
+	wanted   *v1.CheckpointWanted
+	name     string
+	pipe     string
+	snapshot Snapshot // nil: none is prepared
+	held     bool     // the machine leaves the guest stopped
+	begun    bool     // its snapshot has begun
+	stood    time.Duration
+	file     checkpoint.File
+
+	// Under checkpointKeeper.mu.
+	phase   v1.CheckpointPhase
+	message string
+}
+
+// cut is the making of a checkpoint on this host.
+type cut struct {
+	keeper  *checkpointKeeper
+	id      string
+	members []*member
+	cancel  context.CancelFunc
+	ordered chan struct{} // has a token when order has changed
+
+	// Under checkpointKeeper.mu.
+	order v1.CheckpointOrder
+	over  bool // nothing of it is under way
+}
+
+var errForgotten = errors.New("its agent was started anew meanwhile")
+
+// beginCut begins a checkpoint of the guests in the orders. k.mu is held.
+func beginCut(k *checkpointKeeper, id string, orders []*v1.CheckpointWanted) *cut {
+	ctx, cancel := context.WithCancel(k.agent.ctx)
+	c := &cut{keeper: k, id: id, cancel: cancel, ordered: make(chan struct{}, 1), order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE}
+	for _, w := range orders {
+		c.members = append(c.members, &member{wanted: w, name: w.Guest})
+	}
+	k.agent.acting.Add(1)
+	go func() {
+		defer k.agent.acting.Done()
+		c.run(ctx)
+	}()
+	return c
+}
+
+// take takes up an order to stop the guests or to take their states. k.mu is held.
+func (c *cut) take(w *v1.CheckpointWanted) {
+	if c.ordered == nil { // it is not known here
+		for _, m := range c.members {
+			if m.wanted.GuestUid == w.GuestUid {
+				return
+			}
+		}
+		c.members = append(c.members, &member{wanted: w, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: errForgotten.Error()})
+		return
+	}
+	if w.Order > c.order {
+		c.order = w.Order
+		poke(c.ordered)
+	}
+}
+
+// report returns the guests' states. k.mu is held.
+func (c *cut) report() (list []*v1.CheckpointObserved) {
+	for _, m := range c.members {
+		list = append(list, &v1.CheckpointObserved{CheckpointId: c.id, GuestUid: m.wanted.GuestUid, Epoch: m.wanted.Epoch, Phase: m.phase, Message: m.message,
+			StoodMs: uint32(m.stood.Milliseconds()), Busy: !c.over})
+	}
+	return list
+}
+
+// enter brings all guests into a phase.
+func (c *cut) enter(phase v1.CheckpointPhase) {
+	c.keeper.mu.Lock()
+	for _, m := range c.members {
+		m.phase = phase
+	}
+	c.keeper.mu.Unlock()
+	c.keeper.agent.publish()
+}
+
+// run makes the checkpoint.
+func (c *cut) run(ctx context.Context) {
+	defer c.cancel()
+	begun := time.Now()
+	process, err := c.make(ctx)
+	if err != nil {
+		c.keeper.log.Warn("a checkpoint failed on this host", "checkpoint", c.id, "error", err)
+		c.keeper.mu.Lock()
+		for _, m := range c.members {
+			m.phase, m.message = v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, err.Error()
+		}
+		c.keeper.mu.Unlock()
+		c.keeper.agent.publish()
+	}
+	c.release(process, err)
+	if err == nil {
+		err = c.describe()
+	}
+	k := c.keeper
+	k.mu.Lock()
+	c.over = true
+	for _, m := range c.members {
+		key := fileKey{c.id, m.wanted.GuestUid}
+		switch {
+		case err == nil:
+			k.files[key] = m.saved()
+		default:
+			m.phase, m.message = v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, err.Error()
+			k.remove(key)
+		}
+	}
+	if err == nil {
+		delete(k.cuts, c.id)
+		k.log.Info("a checkpoint is written", "checkpoint", c.id, "guests", len(c.members), "took", time.Since(begun))
+	}
+	k.mu.Unlock()
+	k.agent.publish()
+}
+
+func (m *member) saved() savedFile {
+	return savedFile{Epoch: m.wanted.Epoch, File: m.file, StoodMS: uint32(m.stood.Milliseconds())}
+}
+
+// describe writes the descriptions of the files, which makes them whole.
+func (c *cut) describe() error {
+	for _, m := range c.members {
+		if err := c.keeper.describe(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
+			return fmt.Errorf("describe the file of guest %s: %w", m.name, err)
+		}
+	}
+	return nil
+}
+
+// make carries out the phases. It returns the holder, nil if there is none. release must follow.
+func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
+	if process, err = c.prepare(ctx); err != nil {
+		return process, err
+	}
+	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_READY)
+	if err := c.await(ctx, v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, prepareTime); err != nil {
+		return process, err
+	}
+	for _, m := range c.members {
+		if m.held = c.keeper.agent.holdGuest(m.wanted.GuestUid, m.wanted.Epoch); !m.held {
+			return process, fmt.Errorf("guest %s does not just run: it is being stopped, moved or started", m.name)
+		}
+	}
+	stopped := time.Now()
+	if err := process.Stop(answerTime); err != nil {
+		return process, err
+	}
+	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED)
+	if err := c.await(ctx, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE, decider.StandLimit); err != nil {
+		return process, err
+	}
+	written := c.begin(ctx, stopped)
+	err = written.begun
+	if err == nil {
+		err = process.Kept(answerTime)
+	}
+	if err != nil {
+		return process, errors.Join(err, written.wait(true))
+	}
+	c.letGo()
+	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN)
+	if err := written.wait(false); err != nil {
+		return process, err
+	}
+	return process, process.Whole(answerTime)
+}
+
+// prepare makes everything ready, so that guests stand as briefly as possible.
+func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
+	k := c.keeper
+	saver := k.agent.config.Saver
+	if saver == nil {
+		return nil, errors.New("this host cannot save guests")
+	}
+	var guests []hold.Guest
+	for _, m := range c.members {
+		if err := k.makeFolder(fileKey{c.id, m.wanted.GuestUid}); err != nil {
+			return nil, err
+		}
+		var err error
+		if m.pipe, err = saver.SnapshotPipe(m.name); err != nil {
+			return nil, err
+		}
+		if m.snapshot, err = saver.PrepareSnapshot(ctx, m.wanted.GuestUid, m.pipe); err != nil {
+			m.snapshot = nil
+			return nil, err
+		}
+		guests = append(guests, hold.Guest{UID: m.wanted.GuestUid, Pipe: m.pipe})
+	}
+	return hold.Start(saver.Holder(guests), holderTime)
+}
+
+// await waits for an order.
+func (c *cut) await(ctx context.Context, order v1.CheckpointOrder, limit time.Duration) error {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	for {
+		c.keeper.mu.Lock()
+		now := c.order
+		c.keeper.mu.Unlock()
+		if now >= order {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-late.C:
+			return fmt.Errorf("the manager's next order did not come within %s", limit)
+		case <-c.ordered:
+		}
+	}
+}
+
+// writing is the writing of the guests' states.
+type writing struct {
+	begun  error // why not all have begun
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	mu     sync.Mutex
+	err    error
+}
+
+func (w *writing) failed(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = errors.Join(w.err, err)
+}
+
+// wait waits until all is written; cut: it gives that up.
+func (w *writing) wait(cut bool) error {
+	if cut {
+		w.cancel()
+	}
+	w.done.Wait()
+	w.cancel()
+	return w.err
+}
+
+// begin takes the guests' states and lets the guests go on. The states are then written concurrently. stopped is when the guests
+// stopped.
+func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &writing{cancel: cancel}
+	k := c.keeper
+	_, spare := k.room()
+	var began sync.WaitGroup
+	errs := make([]error, len(c.members))
+	for i, m := range c.members {
+		began.Go(func() {
+			m.begun = true
+			if errs[i] = m.snapshot.Begin(ctx); errs[i] != nil {
+				return
+			}
+			m.stood = time.Since(stopped)
+			w.done.Go(func() {
+				recipient, err := age.ParseX25519Recipient(m.wanted.Recipient)
+				if err == nil {
+					m.file, err = checkpoint.Write(ctx, k.path(fileKey{c.id, m.wanted.GuestUid}), m.snapshot,
+						checkpoint.Options{Recipient: recipient, Limit: int64(m.wanted.Limit), Spare: spare})
+				}
+				if err != nil {
+					w.failed(err)
+				}
+			})
+		})
+	}
+	began.Wait()
+	w.begun = errors.Join(errs...)
+	return w
+}
+
+// letGo leaves the guests to the machine again.
+func (c *cut) letGo() {
+	for _, m := range c.members {
+		if m.held {
+			m.held = false
+			c.keeper.agent.releaseGuest(m.wanted.GuestUid)
+		}
+	}
+}
+
+// release ends the holder and the snapshots. failed: why the checkpoint is void; nil: it is whole.
+func (c *cut) release(process *hold.Process, failed error) {
+	if process != nil {
+		_ = process.Done() // it lets the guests go on
+	}
+	for _, m := range c.members {
+		if m.snapshot == nil {
+			continue
+		}
+		if err := m.snapshot.Close(); err != nil {
+			c.keeper.log.Error("end a snapshot", "guest", m.name, "error", err)
+		}
+		if failed != nil && (m.held || m.begun) { // the holder may have been killed
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.keeper.agent.ctx), holderTime)
+			if err := c.keeper.agent.hypervisor.Resume(ctx, m.wanted.GuestUid); err != nil {
+				c.keeper.log.Warn("let a guest go on", "guest", m.name, "error", err)
+			}
+			cancel()
+		}
+	}
+	c.letGo()
+}
+
+// holdGuest has the machine leave a guest stopped that runs under an epoch; false: it does not just run.
+func (a *Agent) holdGuest(uid string, epoch uint64) (held bool) {
+	a.feed(func(m *machine.Machine, now time.Time) { held = m.Hold(now, uid, epoch) })
+	return held
+}
+
+// releaseGuest ends holdGuest.
+func (a *Agent) releaseGuest(uid string) {
+	a.feed(func(m *machine.Machine, now time.Time) { m.Release(now, uid) })
+}

@@ -1,0 +1,314 @@
+// Package checkpoint holds `watari checkpoint`.
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/checkpoint"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/cmd/internal/output"
+	"watari/cmd/internal/progress"
+)
+
+// New returns `watari checkpoint`.
+func New(env *cli.Env) *cobra.Command {
+	command := cli.Noun(&cobra.Command{
+		Use:     "checkpoint",
+		Aliases: []string{"checkpoints"},
+		Short:   "Checkpoints, from which clusters can go on: create, list, show, restore, pin, delete",
+		Long: "A checkpoint is the state of all guests of a cluster at one moment: memory, programs, files. The guests stand still for less than a second, " +
+			"and run on while their memory is written. MPI programs need not be changed, and go on from a checkpoint where they were, on the same " +
+			"hosts or on others.",
+	})
+	command.AddCommand(newCreate(env), newList(env), newShow(env), newRestore(env), newPin(env), newDelete(env))
+	return command
+}
+
+type createFlags struct {
+	pin, detach bool
+	every       time.Duration
+	keep        uint32
+}
+
+func newCreate(env *cli.Env) *cobra.Command {
+	var flags createFlags
+	var command *cobra.Command
+	command = &cobra.Command{
+		Use:   "create CLUSTER",
+		Short: "Make a checkpoint of a cluster, now or regularly",
+		Long: "Make a checkpoint of a cluster. The command shows how far it is, and ends when all files are written. Ctrl-C ends only the waiting.\n\n" +
+			"With --every, checkpoints are made regularly from now on, and the command returns at once; --every 0 ends that. The newest --keep " +
+			"checkpoints are kept, and those that are pinned.\n\n" +
+			"Files are compressed and encrypted. Each is kept on two hosts, on different sites if there are several. A guest that moves " +
+			"is waited for; a host that is drained, or whose owner comes back, cancels the checkpoint.",
+		Example: "  watari checkpoint create md\n  watari checkpoint create md --every 10m --keep 6\n  watari checkpoint create md --every 0",
+		Args:    cli.Args("CLUSTER"), ValidArgsFunction: env.Complete(cli.Clusters),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			if err := cli.CheckName("cluster", args[0]); err != nil {
+				return err
+			}
+			c, err := env.Client()
+			if err != nil {
+				return err
+			}
+			if command.Flags().Changed("every") || command.Flags().Changed("keep") {
+				return plan(ctx, env, c, args[0], flags, command.Flags().Changed("every"))
+			}
+			return create(ctx, env, c, args[0], flags)
+		}),
+	}
+	f := command.Flags()
+	f.BoolVar(&flags.pin, "pin", false, "keep it until it is deleted")
+	f.DurationVar(&flags.every, "every", 0, "make checkpoints regularly, such as every 10m; 0: no more")
+	f.Uint32Var(&flags.keep, "keep", 0, "how many checkpoints are kept beside the pinned ones (default 3)")
+	f.BoolVarP(&flags.detach, "detach", "d", false, "print the checkpoint's name and return")
+	return command
+}
+
+// plan changes when checkpoints of a cluster are made.
+func plan(ctx context.Context, env *cli.Env, c *client.Client, cluster string, flags createFlags, every bool) error {
+	if flags.every < 0 || flags.every.Seconds() > math.MaxUint32 || flags.every%time.Second != 0 {
+		return cli.Usagef("--every %s: give whole seconds, such as 10m", flags.every)
+	}
+	now, err := client.List(ctx, c.ListClusters, &v1.ListClustersRequest{Name: cluster}, (*v1.ListClustersResponse).GetClusters)
+	if err != nil {
+		return fmt.Errorf("plan checkpoints of cluster %s: %w", cluster, err)
+	}
+	wanted := &v1.CheckpointPlan{EverySeconds: now[0].GetCheckpoints().GetEverySeconds(), Keep: now[0].GetCheckpoints().GetKeep()}
+	if every {
+		wanted.EverySeconds = uint32(flags.every.Seconds())
+	}
+	if flags.keep > 0 {
+		wanted.Keep = flags.keep
+	}
+	response, err := c.PlanCheckpoints(ctx, connect.NewRequest(&v1.PlanCheckpointsRequest{Cluster: cluster, Plan: wanted}))
+	if err != nil {
+		return fmt.Errorf("plan checkpoints of cluster %s: %w", cluster, err)
+	}
+	when := "made only when you ask for them"
+	if wanted.EverySeconds > 0 {
+		when = "made every " + (time.Duration(wanted.EverySeconds) * time.Second).String()
+	}
+	return env.Done(response.Msg.Cluster, "checkpoints of cluster %s are %s; `watari checkpoint list %s` shows them", cluster, when, cluster)
+}
+
+func create(ctx context.Context, env *cli.Env, c *client.Client, cluster string, flags createFlags) error {
+	response, err := c.CreateCheckpoint(ctx, connect.NewRequest(&v1.CreateCheckpointRequest{Cluster: cluster, Pinned: flags.pin}))
+	if err != nil {
+		return fmt.Errorf("make a checkpoint of cluster %s: %w", cluster, err)
+	}
+	made := response.Msg.Checkpoint
+	if response.Msg.Existed {
+		env.Notef("checkpoint %s of cluster %s is already being made", made.GetMeta().GetName(), cluster)
+	}
+	if flags.detach {
+		return env.Show(made, func(w io.Writer) { fmt.Fprintln(w, made.GetMeta().GetName()) })
+	}
+	if made, err = follow(ctx, env, c, made.GetMeta().GetName()); err != nil {
+		return err
+	}
+	if state := made.GetState(); state != v1.CheckpointState_CHECKPOINT_STATE_DONE {
+		if env.Output != output.FormatTable {
+			_ = output.Write(env.Out, env.Output, made, nil)
+		}
+		return fmt.Errorf("checkpoint %s is %s: %s; the guests run on", made.GetMeta().GetName(), output.State(state), made.GetMessage())
+	}
+	return env.Show(made, func(w io.Writer) {
+		fmt.Fprintf(w, "%s: %s of %s, guests stood for %s, %s in all\n", made.GetMeta().GetName(), output.Size(size(made)),
+			output.Count(len(made.GetMembers()), "guest"), output.Milliseconds(made.GetStoodMs()), output.Short(made.GetEnded().AsTime().Sub(made.GetStarted().AsTime())))
+	})
+}
+
+// size returns the size of a checkpoint's files, bytes, each counted once.
+func size(c *v1.Checkpoint) (bytes uint64) {
+	for _, m := range c.GetMembers() {
+		bytes += m.GetFile().GetBlob().GetSize()
+	}
+	return bytes
+}
+
+// follow shows a checkpoint until it has ended.
+func follow(ctx context.Context, env *cli.Env, c *client.Client, name string) (last *v1.Checkpoint, err error) {
+	lines := progress.New(env.Err)
+	err = c.Watch(ctx, "checkpoint", name, lines.Trouble, func(now *v1.WatchResponse) (bool, error) {
+		if now.Gone {
+			return false, errors.New("it was deleted")
+		}
+		last = now.Checkpoint
+		lines.Set(progress.Line{Key: name, Text: strings.TrimSuffix(fmt.Sprintf("checkpoint %s: %s: %s", name, doing(last.GetState()), last.GetMessage()), ": ")})
+		return checkpoint.Ended(last.GetState()), nil
+	})
+	if ctx.Err() != nil {
+		lines.Keep()
+		return nil, cli.Interruptedf("stopped waiting: checkpoint %s goes on; see `watari checkpoint show %s`, cancel it with `watari checkpoint delete %s`", name, name, name)
+	}
+	lines.Clear()
+	if err != nil {
+		return nil, fmt.Errorf("wait for checkpoint %s: %w", name, err)
+	}
+	return last, nil
+}
+
+// doing describes what happens in a state.
+func doing(state v1.CheckpointState) string {
+	switch state {
+	case v1.CheckpointState_CHECKPOINT_STATE_PENDING:
+		return "waiting"
+	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
+		return "hosts make ready"
+	case v1.CheckpointState_CHECKPOINT_STATE_STOPPING, v1.CheckpointState_CHECKPOINT_STATE_TAKING:
+		return "guests stand still"
+	case v1.CheckpointState_CHECKPOINT_STATE_WRITING:
+		return "guests run; their memory is written"
+	}
+	return output.State(state)
+}
+
+func newList(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list [CLUSTER]",
+		Aliases: []string{"ls"},
+		Short:   "List checkpoints",
+		Example: "  watari checkpoint list md",
+		Args:    cli.ArgsBetween(0, "CLUSTER"), ValidArgsFunction: env.Complete(cli.Clusters),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			request := &v1.ListCheckpointsRequest{}
+			if len(args) > 0 {
+				if err := cli.CheckName("cluster", args[0]); err != nil {
+					return err
+				}
+				request.Cluster = args[0]
+			}
+			list, err := client.List(ctx, c.ListCheckpoints, request, (*v1.ListCheckpointsResponse).GetCheckpoints)
+			if err != nil {
+				return fmt.Errorf("list checkpoints: %w", err)
+			}
+			return cli.ShowList(env, list, func(w io.Writer) { table(w, env, list) })
+		}),
+	}
+}
+
+func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
+	if len(list) == 0 {
+		env.Notef("there is no checkpoint; `watari checkpoint create CLUSTER` makes one")
+		return
+	}
+	t := output.NewTable("NAME", "CLUSTER", "STATE", "TAKEN", "GUESTS", "SIZE", "STOOD", "PINNED", "MESSAGE")
+	for _, c := range list {
+		stood, pinned := "", ""
+		if c.GetTaken() != nil {
+			stood = output.Milliseconds(c.GetStoodMs())
+		}
+		if c.GetPinned() {
+			pinned = "yes"
+		}
+		t.Row(c.GetMeta().GetName(), c.GetCluster(), output.State(c.GetState()), output.Time(env.Now(), c.GetTaken()), fmt.Sprint(len(c.GetMembers())),
+			output.Size(size(c)), stood, pinned, c.GetMessage())
+	}
+	t.Write(w)
+}
+
+func newShow(env *cli.Env) *cobra.Command {
+	return cli.Show[*v1.Checkpoint]{Word: "CHECKPOINT", Short: "Show a checkpoint: its guests, and where their files are",
+		Example: "  watari checkpoint show md-c3", Names: cli.Checkpoints, Get: get, Describe: describe}.Command(env)
+}
+
+// get fetches one checkpoint.
+func get(ctx context.Context, c *client.Client, name string) (*v1.Checkpoint, error) {
+	return cli.Find("checkpoint", name, func() ([]*v1.Checkpoint, error) {
+		return client.List(ctx, c.ListCheckpoints, &v1.ListCheckpointsRequest{Name: name}, (*v1.ListCheckpointsResponse).GetCheckpoints)
+	})
+}
+
+func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
+	stood, pinned := "", "no"
+	if c.GetTaken() != nil {
+		stood = output.Milliseconds(c.GetStoodMs())
+	}
+	if c.GetPinned() {
+		pinned = "yes, kept until it is deleted"
+	}
+	var runs []string
+	for _, r := range c.GetRuns() {
+		runs = append(runs, r.GetRun())
+	}
+	output.Fields(w,
+		[2]string{"name", c.GetMeta().GetName()},
+		[2]string{"cluster", c.GetCluster()},
+		[2]string{"state", output.State(c.GetState())},
+		[2]string{"message", c.GetMessage()},
+		[2]string{"reason", c.GetReason()},
+		[2]string{"taken", output.Time(env.Now(), c.GetTaken())},
+		[2]string{"whole", output.Time(env.Now(), c.GetEnded())},
+		[2]string{"guests stood", stood},
+		[2]string{"size", output.Size(size(c))},
+		[2]string{"pinned", pinned},
+		[2]string{"runs", strings.Join(runs, ", ")},
+	)
+	if len(c.GetMembers()) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	t := output.NewTable("GUEST", "RAN ON", "EPOCH", "SIZE", "MEMORY", "FILE ON")
+	for _, m := range c.GetMembers() {
+		t.Row(m.GetGuest(), m.GetHost(), fmt.Sprint(m.GetEpoch()), output.Size(m.GetFile().GetBlob().GetSize()), output.Size(m.GetFile().GetStateBytes()),
+			strings.Join(m.GetFile().GetHosts(), ", "))
+	}
+	t.Write(w)
+}
+
+func newPin(env *cli.Env) *cobra.Command {
+	var release bool
+	command := &cobra.Command{
+		Use:     "pin CHECKPOINT",
+		Short:   "Keep a checkpoint until it is deleted",
+		Example: "  watari checkpoint pin md-c3\n  watari checkpoint pin md-c3 --release",
+		Args:    cli.Args("CHECKPOINT"), ValidArgsFunction: env.Complete(cli.Checkpoints),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			if err := cli.CheckName("checkpoint", args[0]); err != nil {
+				return err
+			}
+			response, err := c.ChangeCheckpoint(ctx, connect.NewRequest(&v1.ChangeCheckpointRequest{Name: args[0], Pinned: !release}))
+			if err != nil {
+				return fmt.Errorf("pin checkpoint %s: %w", args[0], err)
+			}
+			if release {
+				return env.Done(response.Msg.Checkpoint, "checkpoint %s is deleted when there are enough newer ones", args[0])
+			}
+			return env.Done(response.Msg.Checkpoint, "checkpoint %s is kept until it is deleted", args[0])
+		}),
+	}
+	command.Flags().BoolVar(&release, "release", false, "let it be deleted when there are enough newer ones")
+	return command
+}
+
+func newDelete(env *cli.Env) *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete CHECKPOINT",
+		Aliases: []string{"rm"},
+		Short:   "Delete a checkpoint and its files, or cancel one that is being made",
+		Example: "  watari checkpoint delete md-c3",
+		Args:    cli.Args("CHECKPOINT"), ValidArgsFunction: env.Complete(cli.Checkpoints),
+		RunE: env.Ask(func(ctx context.Context, c *client.Client, args []string) error {
+			if err := cli.CheckName("checkpoint", args[0]); err != nil {
+				return err
+			}
+			if _, err := c.DeleteCheckpoint(ctx, connect.NewRequest(&v1.DeleteCheckpointRequest{Name: args[0]})); err != nil {
+				return fmt.Errorf("delete checkpoint %s: %w", args[0], err)
+			}
+			env.Notef("checkpoint %s is deleted", args[0])
+			return nil
+		}),
+	}
+}

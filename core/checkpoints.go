@@ -1,0 +1,496 @@
+package core
+
+// checkpoints.go - turns the decisions of package checkpoint into changes and orders. It also keeps copies of files on other
+// hosts, deletes old checkpoints, and begins those that a cluster's plan asks for.
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/checkpoint"
+)
+
+const (
+	// KeepCheckpoints is how many whole checkpoints of a cluster are kept if its plan does not say.
+	KeepCheckpoints = 3
+	// keepFailed is how many failed ones are kept for people to read.
+	keepFailed = 3
+	// checkpointCopies is on how many hosts a file is kept.
+	checkpointCopies = 2
+	// checkpointPass is the time to the next decision while a checkpoint is under way.
+	checkpointPass = 250 * time.Millisecond
+	// checkpointSlack is by what part of the guest's memory a file may exceed it, as 1/checkpointSlack.
+	checkpointSlack = 10
+)
+
+// checkpointIsOf reports whether a checkpoint is of this cluster, and not of an earlier one of its name.
+func checkpointIsOf(c *v1.Checkpoint, cluster *v1.Cluster) bool {
+	return cluster != nil && c.Cluster == cluster.Meta.Name && c.ClusterUid == cluster.Meta.Uid
+}
+
+// checkpointOn returns a host's report of a guest of a checkpoint; nil: there is none.
+func checkpointOn(report *v1.HostObserved, id, guest string) *v1.CheckpointObserved {
+	for _, o := range report.GetCheckpoints() {
+		if o.CheckpointId == id && o.GuestUid == guest {
+			return o
+		}
+	}
+	return nil
+}
+
+// unfinishedCheckpoint returns the checkpoint of a cluster that has not ended; nil: there is none.
+func (p *pass) unfinishedCheckpoint(cluster string) *v1.Checkpoint {
+	for c := range p.index.checkpointsOf[cluster] {
+		if now := p.working.Checkpoints[c.Meta.Name]; now != nil && !checkpoint.Ended(now.State) {
+			return now
+		}
+	}
+	return nil
+}
+
+// heldByCheckpoint returns the checkpoint for which a guest must not begin to move; empty: it may.
+func (p *pass) heldByCheckpoint(g *v1.Guest) string {
+	if c := p.unfinishedCheckpoint(g.Cluster); c != nil && checkpoint.HoldsMoves(c.State) {
+		return c.Meta.Name
+	}
+	report, _, _ := p.Observed(g.Host)
+	for _, o := range report.GetCheckpoints() {
+		if o.GuestUid == g.Meta.Uid && o.Busy {
+			return "an earlier one"
+		}
+	}
+	return ""
+}
+
+// checkpoints decides about all checkpoints.
+func (p *pass) checkpoints() {
+	busy := map[string]bool{} // hosts that take part in a checkpoint
+	for _, name := range sortedKeys(p.Objects.Checkpoints) {
+		if c := p.Objects.Checkpoints[name]; checkpoint.HoldsMoves(c.State) {
+			for _, m := range c.Members {
+				busy[m.Host] = true
+			}
+		}
+	}
+	for _, name := range sortedKeys(p.Objects.Checkpoints) {
+		if p.full() {
+			return
+		}
+		c := p.Objects.Checkpoints[name]
+		cluster := p.Clusters[c.Cluster]
+		switch {
+		case checkpoint.Ended(c.State) && (!checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || c.Meta.Deleting != nil):
+			p.deleteCheckpoint(c)
+		case checkpoint.Ended(c.State):
+			p.keepCopies(c)
+		default:
+			p.stepCheckpoint(c, busy)
+		}
+	}
+	p.planned()
+}
+
+func (p *pass) deleteCheckpoint(c *v1.Checkpoint) {
+	var change Change
+	change.write(Delete, proto.CloneOf(c))
+	if c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
+		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "deleted")
+	}
+	p.propose("checkpoint/"+c.Meta.Name, change)
+}
+
+// checkpointMembers returns a cluster's guests as members of a checkpoint.
+func (p *pass) checkpointMembers(cluster string) (members []*v1.CheckpointMember) {
+	for _, g := range p.index.guestsOf(cluster) {
+		if !removing(g) {
+			members = append(members, &v1.CheckpointMember{Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Index: g.Index, Host: g.Host, HostBootId: g.BootId,
+				Epoch: g.Epoch, Platform: g.Platform, StartedEpoch: g.StartedEpoch})
+		}
+	}
+	return members
+}
+
+// stepCheckpoint takes one step for a checkpoint that has not ended. busy are the hosts that take part in another one.
+func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
+	p.again = earlier(p.again, p.Now.Add(checkpointPass))
+	now := proto.CloneOf(c)
+	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
+	if pending {
+		now.Members = p.checkpointMembers(c.Cluster)
+	}
+	o := p.checkpointObserved(now, busy)
+	d := checkpoint.Step(now, o)
+	if d.State == c.State && d.Message == c.Message {
+		return
+	}
+	now.State, now.Message = d.State, d.Message
+	if pending && d.State == c.State {
+		now.Members = nil
+	}
+	var change Change
+	if d.State != c.State {
+		p.enterCheckpoint(&change, c, now, o)
+		for _, m := range now.Members {
+			busy[m.Host] = true
+		}
+	}
+	change.write(Update, now)
+	if pending && d.State == v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
+		change.write(Expect, p.Clusters[c.Cluster]) // a resize or a restore would change the guests
+	}
+	p.propose("checkpoint/"+c.Meta.Name, change)
+}
+
+// checkpointObserved returns what a step of a checkpoint depends on.
+func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkpoint.Observed {
+	cluster := p.Clusters[c.Cluster]
+	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
+	o := checkpoint.Observed{InState: p.inCheckpointState(c), Turn: true,
+		Unwanted: !checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || restoring(cluster) || len(c.Members) == 0}
+	for _, m := range c.Members {
+		g := p.working.Guests[m.Guest]
+		report, since, connected := p.Observed(m.Host)
+		seen := checkpoint.Member{Connected: connected, Report: checkpointOn(report, c.Meta.Uid, m.GuestUid)}
+		if !connected {
+			seen.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))
+		}
+		if seen.Report != nil && seen.Report.Epoch != m.Epoch {
+			seen.Report = nil
+		}
+		if g != nil && g.Meta.Uid == m.GuestUid {
+			at := GuestOn(report, m.GuestUid)
+			seen.Running = connected && at.GetEpoch() == m.Epoch && at.GetReady() && at.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
+			seen.Moving = p.index.moves[m.GuestUid] != nil
+			o.Unwanted = o.Unwanted || unwanted(p.Objects, g)
+		}
+		if !pending {
+			seen.Ended = g == nil || g.Meta.Uid != m.GuestUid || g.Host != m.Host || g.Epoch != m.Epoch
+		}
+		h := p.Hosts[m.Host]
+		emptied := h == nil || h.Draining || len(h.Withdrawn) > 0
+		o.Turn = o.Turn && !emptied && !busy[m.Host]
+		o.Unwanted = o.Unwanted || !pending && emptied
+		o.Members = append(o.Members, seen)
+	}
+	return o
+}
+
+// inCheckpointState returns how long this Core has seen a checkpoint in its state.
+func (p *pass) inCheckpointState(c *v1.Checkpoint) time.Duration {
+	at, found := p.inCheckpoint[c.Meta.Uid]
+	if !found || at.state != c.State {
+		at = checkpointSince{c.State, p.Now}
+		p.inCheckpoint[c.Meta.Uid] = at
+	}
+	return p.Now.Sub(at.since)
+}
+
+// enterCheckpoint notes in the record what belongs to its new state, and tells of it.
+func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o checkpoint.Observed) {
+	now := timestamppb.New(p.Now)
+	for i, m := range o.Members {
+		c.StoodMs = max(c.StoodMs, m.Report.GetStoodMs())
+		if m.Report.GetFile() != nil && c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE {
+			c.Members[i].File = &v1.CheckpointFile{Blob: m.Report.File.Blob, StateBytes: m.Report.File.StateBytes, Hosts: []string{c.Members[i].Host}}
+		}
+	}
+	switch c.State {
+	case v1.CheckpointState_CHECKPOINT_STATE_PREPARING:
+		c.Started = now
+	case v1.CheckpointState_CHECKPOINT_STATE_WRITING:
+		c.Taken = now
+		for _, name := range sortedKeys(p.Objects.Runs) {
+			run := p.Objects.Runs[name]
+			if run.State == v1.RunState_RUN_STATE_RUNNING && IsRunOf(run, p.Clusters[c.Cluster]) && run.Spec.GetCluster() == c.Cluster {
+				c.Runs = append(c.Runs, &v1.CheckpointRun{Run: name, Uid: run.Meta.Uid})
+			}
+		}
+	case v1.CheckpointState_CHECKPOINT_STATE_DONE:
+		c.Ended = now
+		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of %s; guests stood for %d ms",
+			humanize.IBytes(CheckpointBytes(c)), english.Plural(len(c.Members), "guest", ""), c.StoodMs)
+	case v1.CheckpointState_CHECKPOINT_STATE_FAILED, v1.CheckpointState_CHECKPOINT_STATE_CANCELLED:
+		c.Ended = now
+		severity := v1.Severity_SEVERITY_WARNING
+		if before.Cancel {
+			severity = v1.Severity_SEVERITY_INFO
+		}
+		change.event(severity, "checkpoint", c.Meta.Name, "%s: %s; the guests run on", StateName(c.State.String()), c.Message)
+	}
+}
+
+// CheckpointBytes returns the size of a checkpoint's files, bytes, each counted once.
+func CheckpointBytes(c *v1.Checkpoint) (bytes uint64) {
+	for _, m := range c.Members {
+		bytes += m.GetFile().GetBlob().GetSize()
+	}
+	return bytes
+}
+
+// keepCopies notes in a whole checkpoint which hosts have its files, and deletes it if enough newer ones are there.
+func (p *pass) keepCopies(c *v1.Checkpoint) {
+	if p.superseded(c) {
+		p.deleteCheckpoint(c)
+		return
+	}
+	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
+		return
+	}
+	now := proto.CloneOf(c)
+	lost := ""
+	for _, m := range now.Members {
+		m.File.Hosts = p.holders(c, m)
+		if len(m.File.Hosts) == 0 {
+			lost = m.Guest
+		}
+	}
+	var change Change
+	if lost != "" {
+		now.State, now.Message = v1.CheckpointState_CHECKPOINT_STATE_DAMAGED, "no host has the file of guest "+lost+" any more"
+		change.event(v1.Severity_SEVERITY_ERROR, "checkpoint", c.Meta.Name, "cannot be restored: %s", now.Message)
+	}
+	if proto.Equal(now, c) {
+		return
+	}
+	change.write(Update, now)
+	p.propose("checkpoint/"+c.Meta.Name, change)
+}
+
+// holders returns the hosts that have a member's file. A host that is away still counts.
+func (p *pass) holders(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
+	for _, name := range sortedKeys(p.Hosts) {
+		report, _, connected := p.Observed(name)
+		listed := slices.Contains(m.File.Hosts, name)
+		has := checkpointOn(report, c.Meta.Uid, m.GuestUid)
+		switch {
+		case has.GetFile().GetBlob().GetDigest() == m.File.Blob.GetDigest() && has.GetPhase() == v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN:
+			hosts = append(hosts, name)
+		case listed && !(connected && p.current(name)):
+			hosts = append(hosts, name)
+		}
+	}
+	return hosts
+}
+
+// superseded reports whether a checkpoint may be deleted because there are enough newer ones.
+func (p *pass) superseded(c *v1.Checkpoint) bool {
+	cluster := p.Clusters[c.Cluster]
+	if c.Pinned || cluster.GetRestore().GetCheckpointUid() == c.Meta.Uid && restoring(cluster) {
+		return false
+	}
+	done := c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE
+	keep := keepFailed
+	if done {
+		keep = int(cmp.Or(cluster.GetCheckpoints().GetKeep(), KeepCheckpoints))
+	}
+	newer := 0
+	for other := range p.index.checkpointsOf[c.Cluster] {
+		same := checkpoint.Ended(other.State) && (other.State == v1.CheckpointState_CHECKPOINT_STATE_DONE) == done
+		if same && !other.Pinned && compareCheckpoints(other, c) > 0 {
+			newer++
+		}
+	}
+	return newer >= keep
+}
+
+// compareCheckpoints orders checkpoints by age, the oldest first.
+func compareCheckpoints(a, b *v1.Checkpoint) int {
+	return cmp.Or(a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
+}
+
+// LatestCheckpoint returns the newest checkpoint of a cluster that can be restored, and is older than another; nil: none.
+// before may be nil.
+func LatestCheckpoint(s *Objects, cluster *v1.Cluster, before *v1.Checkpoint) (latest *v1.Checkpoint) {
+	for _, c := range s.Checkpoints {
+		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || !checkpointIsOf(c, cluster) || before != nil && compareCheckpoints(c, before) >= 0 {
+			continue
+		}
+		if latest == nil || compareCheckpoints(c, latest) > 0 {
+			latest = c
+		}
+	}
+	return latest
+}
+
+// planned begins the checkpoints that clusters' plans ask for.
+func (p *pass) planned() {
+	for _, name := range sortedKeys(p.Clusters) {
+		cluster := p.Clusters[name]
+		every := time.Duration(cluster.GetCheckpoints().GetEverySeconds()) * time.Second
+		if every == 0 || cluster.Meta.Deleting != nil || restoring(cluster) || p.full() || p.unfinishedCheckpoint(name) != nil {
+			continue
+		}
+		last := cluster.Meta.Created.AsTime()
+		for c := range p.index.checkpointsOf[name] {
+			if c.Ended.AsTime().After(last) {
+				last = c.Ended.AsTime()
+			}
+		}
+		if due := last.Add(every); p.Now.Before(due) {
+			p.again = earlier(p.again, due)
+			continue
+		}
+		guests := p.index.guestsOf(name)
+		if !allReady(cluster, p.status(cluster, guests)) || slices.ContainsFunc(guests, func(g *v1.Guest) bool { return g.Stopped }) {
+			continue
+		}
+		var change Change
+		change.write(Create, newCheckpoint(p.Objects, cluster, fmt.Sprintf("every %s", every)))
+		change.write(Expect, cluster)
+		p.propose("checkpoints of "+name, change)
+	}
+}
+
+// newCheckpoint returns the record of a checkpoint that has not begun.
+func newCheckpoint(s *Objects, cluster *v1.Cluster, reason string) *v1.Checkpoint {
+	name := ""
+	for n := 1; name == "" || s.Checkpoints[name] != nil; n++ {
+		name = fmt.Sprintf("%s-c%d", cluster.Meta.Name, n)
+	}
+	return &v1.Checkpoint{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner, OwnerUid: cluster.Meta.OwnerUid}, Cluster: cluster.Meta.Name,
+		ClusterUid: cluster.Meta.Uid, State: v1.CheckpointState_CHECKPOINT_STATE_PENDING, Reason: reason, Recipient: cluster.CheckpointRecipient}
+}
+
+// checkpointOrders returns a host's orders about checkpoints, and what it may fetch from other hosts or they from it.
+func (p *pass) checkpointOrders(host string) (list []*v1.CheckpointWanted, shares []*v1.BlobShare) {
+	wanted := map[string]bool{}
+	concerned := maps.Clone(p.index.checkpointsAt[host])
+	if concerned == nil {
+		concerned = set[*v1.Checkpoint]{}
+	}
+	maps.Copy(concerned, p.index.uncopied)
+	for g := range p.index.onHost[host] {
+		if c := p.restoredFrom(g); c != nil {
+			concerned[c] = true
+		}
+	}
+	for c := range concerned {
+		for _, m := range c.Members {
+			order := p.checkpointOrder(c, m, host)
+			if order == nil {
+				continue
+			}
+			list = append(list, order)
+			wanted[c.Meta.Uid+"/"+m.GuestUid] = true
+			if share := p.checkpointShare(c, m, host); share != nil {
+				shares = append(shares, share)
+			}
+		}
+	}
+	report, _, _ := p.Observed(host)
+	for _, o := range report.GetCheckpoints() {
+		if !wanted[o.CheckpointId+"/"+o.GuestUid] {
+			list = append(list, &v1.CheckpointWanted{CheckpointId: o.CheckpointId, GuestUid: o.GuestUid, Epoch: o.Epoch, Order: v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD})
+		}
+	}
+	slices.SortFunc(list, func(a, b *v1.CheckpointWanted) int {
+		return cmp.Or(cmp.Compare(a.CheckpointId, b.CheckpointId), cmp.Compare(a.GuestUid, b.GuestUid))
+	})
+	return list, shares
+}
+
+// checkpointOrder returns a host's order about a member of a checkpoint; nil: none.
+func (p *pass) checkpointOrder(c *v1.Checkpoint, m *v1.CheckpointMember, host string) *v1.CheckpointWanted {
+	w := &v1.CheckpointWanted{CheckpointId: c.Meta.Uid, GuestUid: m.GuestUid, Guest: m.Guest, Epoch: m.Epoch, Order: checkpoint.Order(c.State)}
+	switch w.Order {
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
+		if m.Host != host {
+			return nil
+		}
+		w.Recipient = c.Recipient
+		if g := p.Guests[m.Guest]; g != nil {
+			memory := g.GetShape().GetMemoryBytes()
+			w.Limit = memory + memory/checkpointSlack + savedState
+		}
+		return w
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
+		if !slices.Contains(m.File.GetHosts(), host) && !slices.Contains(p.fetchers(c, m), host) {
+			return nil
+		}
+		w.File = &v1.CheckpointFile{Blob: m.File.GetBlob(), StateBytes: m.File.GetStateBytes()}
+		return w
+	}
+	return nil
+}
+
+// savedState bounds the state of a guest's devices in a checkpoint, bytes.
+const savedState = 64 << 20
+
+// fetchers returns the hosts that are to fetch a member's file: one of another failure domain, and the one that restores it.
+func (p *pass) fetchers(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
+	if known, is := p.fetching[m]; is {
+		return known
+	}
+	defer func() { p.fetching[m] = hosts }()
+	if g := p.Guests[m.Guest]; g.GetHost() != "" && p.restoredFrom(g) == c && !slices.Contains(m.File.GetHosts(), g.Host) {
+		hosts = append(hosts, g.Host)
+	}
+	if len(m.File.GetHosts()) < checkpointCopies {
+		if host := p.copyTarget(m); host != "" && !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	return hosts
+}
+
+// copyTarget chooses the host that keeps another copy of a member's file: one of another site, or else another host. The choice
+// stays the same while the hosts do (rendezvous hashing), and spreads guests' files over the hosts. Empty: there is none.
+func (p *pass) copyTarget(m *v1.CheckpointMember) (best string) {
+	var score uint64
+	sites := map[string]bool{}
+	for _, name := range m.File.GetHosts() {
+		sites[p.Hosts[name].GetInfo().GetSite()] = true
+	}
+	for _, name := range sortedKeys(p.Hosts) {
+		h := p.Hosts[name]
+		report, _, connected := p.Observed(name)
+		if !connected || h.Draining || h.Meta.Deleting != nil || !report.GetSharing() || slices.Contains(m.File.GetHosts(), name) {
+			continue
+		}
+		sum := sha256.Sum256([]byte(m.GuestUid + "/" + name))
+		now := binary.BigEndian.Uint64(sum[:]) >> 1
+		if !sites[h.GetInfo().GetSite()] {
+			now |= 1 << 63
+		}
+		if best == "" || now > score {
+			best, score = name, now
+		}
+	}
+	return best
+}
+
+// checkpointShare returns from which hosts a host fetches a member's file, or which may fetch it there; nil: neither.
+func (p *pass) checkpointShare(c *v1.Checkpoint, m *v1.CheckpointMember, host string) *v1.BlobShare {
+	fetchers := p.fetchers(c, m)
+	if len(fetchers) == 0 {
+		return nil
+	}
+	share := &v1.BlobShare{Digest: m.File.GetBlob().GetDigest(), Reason: "checkpoint " + c.Meta.Name}
+	if slices.Contains(m.File.GetHosts(), host) {
+		share.Readers = blobPeers(p.Objects, fetchers)
+	} else {
+		share.Sources = blobPeers(p.Objects, m.File.GetHosts())
+	}
+	return share
+}
+
+// blobPeers returns hosts as other hosts reach them.
+func blobPeers(s *Objects, names []string) (peers []*v1.BlobPeer) {
+	for _, name := range names {
+		if host := s.Hosts[name]; host != nil {
+			peers = append(peers, &v1.BlobPeer{Name: name, Uid: host.GetMeta().GetUid(), Address: tunnelAddress(host)})
+		}
+	}
+	return peers
+}

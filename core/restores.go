@@ -1,0 +1,234 @@
+package core
+
+// restores.go - lets clusters go on from a checkpoint. All copies of the guests end first. Then hosts restore the guests under
+// new epochs, and leave them paused. When all are there, their grants let them run.
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+	"watari/compatibility"
+	"watari/placement"
+)
+
+// ending reports whether the copies of a cluster's guests have to end before the cluster is restored.
+func ending(c *v1.Cluster) bool {
+	return c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING
+}
+
+// restoring reports whether a cluster's guests must not run because it is being restored.
+func restoring(c *v1.Cluster) bool {
+	return ending(c) || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_RESTORING
+}
+
+// restoredFrom returns the checkpoint from which a guest is being restored; nil: none.
+func (p *pass) restoredFrom(g *v1.Guest) *v1.Checkpoint {
+	cluster := p.Clusters[g.Cluster]
+	if cluster.GetRestore().GetState() != v1.RestoreState_RESTORE_STATE_RESTORING {
+		return nil
+	}
+	if c := p.Checkpoints[cluster.Restore.Checkpoint]; c != nil && c.Meta.Uid == cluster.Restore.CheckpointUid {
+		return c
+	}
+	return nil
+}
+
+// memberOf returns a guest's part of a checkpoint; nil: none.
+func memberOf(c *v1.Checkpoint, g *v1.Guest) *v1.CheckpointMember {
+	for _, m := range c.GetMembers() {
+		if m.GuestUid == g.Meta.Uid {
+			return m
+		}
+	}
+	return nil
+}
+
+// restores takes a step for each cluster that is being restored.
+func (p *pass) restores() {
+	for _, name := range sortedKeys(p.Clusters) {
+		cluster := p.Clusters[name]
+		if !restoring(cluster) || cluster.Meta.Deleting != nil || p.full() || p.changed(cluster) {
+			continue
+		}
+		guests := p.index.guestsOf(name)
+		if ending(cluster) {
+			p.restoreEnding(cluster, guests)
+		} else {
+			p.restoreRestoring(cluster, guests)
+		}
+	}
+}
+
+// restoreEnding begins to restore when no copy is left.
+func (p *pass) restoreEnding(cluster *v1.Cluster, guests []*v1.Guest) {
+	for _, g := range guests {
+		if g.Host != "" || p.changed(g) || p.index.moves[g.Meta.Uid] != nil {
+			return
+		}
+	}
+	update := proto.CloneOf(cluster)
+	update.Restore.State = v1.RestoreState_RESTORE_STATE_RESTORING
+	var c Change
+	c.write(Update, update)
+	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+// restoreRestoring lets the guests go on when all of them are restored.
+func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
+	from := p.Checkpoints[cluster.Restore.Checkpoint]
+	if from == nil || from.Meta.Uid != cluster.Restore.CheckpointUid {
+		p.restoreFailed(cluster, guests, nil, "its checkpoint was deleted")
+		return
+	}
+	whole := true
+	for _, g := range guests {
+		switch {
+		case removing(g):
+		case g.Stopped:
+			p.restoreFailed(cluster, guests, nil, fmt.Sprintf("guest %s was stopped", g.Meta.Name))
+			return
+		case g.Failure != "":
+			p.restoreFailed(cluster, guests, from, fmt.Sprintf("guest %s: %s", g.Meta.Name, g.Failure))
+			return
+		case from.State != v1.CheckpointState_CHECKPOINT_STATE_DONE:
+			p.restoreFailed(cluster, guests, from, from.Message)
+			return
+		case !p.restored(g):
+			whole = false
+		}
+	}
+	if whole {
+		p.goOn(cluster, guests, from)
+	}
+}
+
+// restored reports whether a guest's host has it, paused.
+func (p *pass) restored(g *v1.Guest) bool {
+	report, _, connected := p.Observed(g.Host)
+	seen := GuestOn(report, g.Meta.Uid)
+	return g.Host != "" && connected && p.current(g.Host) && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVED
+}
+
+// goOn ends a restore: the guests' grants let them run. Runs go back to how they were.
+func (p *pass) goOn(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint) {
+	update := proto.CloneOf(cluster)
+	update.Restore.State, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_DONE, timestamppb.New(p.Now)
+	var c Change
+	c.write(Update, update)
+	c.write(Expect, from)
+	for _, g := range guests {
+		c.write(Expect, g)
+	}
+	p.rewind(&c, cluster, from)
+	c.event(v1.Severity_SEVERITY_INFO, "cluster", cluster.Meta.Name, "goes on from checkpoint %s of %s", from.Meta.Name, from.Taken.AsTime().Format("2006-01-02 15:04:05 MST"))
+	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+// rewind puts runs back to how they were when a checkpoint was taken: those that ran then run again, and those that have begun
+// since are over.
+func (p *pass) rewind(c *Change, cluster *v1.Cluster, from *v1.Checkpoint) {
+	ran := map[string]bool{}
+	for _, r := range from.Runs {
+		ran[r.Uid] = true
+	}
+	for _, name := range sortedKeys(p.Objects.Runs) {
+		run := p.Objects.Runs[name]
+		if run.Spec.GetCluster() != cluster.Meta.Name || !IsRunOf(run, cluster) {
+			continue
+		}
+		began := run.State == v1.RunState_RUN_STATE_STARTING || run.State == v1.RunState_RUN_STATE_RUNNING
+		update := proto.CloneOf(run)
+		switch {
+		case ran[run.Meta.Uid] && !run.Cancel:
+			update.State, update.Ended, update.ExitCode, update.Message = v1.RunState_RUN_STATE_RUNNING, nil, 0, ""
+			update.Restores++
+			c.event(v1.Severity_SEVERITY_INFO, "run", name, "goes on from checkpoint %s", from.Meta.Name)
+		case began:
+			update.State, update.Ended = v1.RunState_RUN_STATE_FAILED, timestamppb.New(p.Now)
+			update.Message = fmt.Sprintf("cluster %s went back to checkpoint %s, which was made before this run began", cluster.Meta.Name, from.Meta.Name)
+			c.event(v1.Severity_SEVERITY_ERROR, "run", name, "%s", update.Message)
+		default:
+			continue
+		}
+		c.write(Update, update)
+	}
+}
+
+// restoreFailed gives a restore up: an older checkpoint is tried, or the guests are stopped. from is the checkpoint that could
+// not be restored; nil: no other is to be tried.
+func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.Checkpoint, why string) {
+	for _, g := range guests {
+		if p.changed(g) {
+			return
+		}
+	}
+	var c Change
+	update := proto.CloneOf(cluster)
+	var older *v1.Checkpoint
+	if from != nil {
+		older = LatestCheckpoint(p.Objects, cluster, from)
+	}
+	if older != nil && sameMembers(older, guests) == "" {
+		update.Restore = newRestore(older, fmt.Sprintf("checkpoint %s could not be restored: %s", from.Meta.Name, why), timestamppb.New(p.Now))
+		c.event(v1.Severity_SEVERITY_ERROR, "cluster", cluster.Meta.Name, "is restored from %s: %s", older.Meta.Name, update.Restore.Reason)
+	} else {
+		update.Restore.State, update.Restore.Message, update.Restore.Ended = v1.RestoreState_RESTORE_STATE_FAILED, why, timestamppb.New(p.Now)
+		c.event(v1.Severity_SEVERITY_ERROR, "cluster", cluster.Meta.Name, "could not be restored from %s, and its guests are stopped: %s; "+
+			"`watari checkpoint list %s` shows what else there is", cluster.Restore.Checkpoint, why, cluster.Meta.Name)
+	}
+	c.write(Update, update)
+	for _, g := range guests {
+		stopped := proto.CloneOf(g)
+		stopped.Stopped, stopped.Failure, stopped.Restarts = older == nil, "", 0
+		c.write(Update, stopped)
+	}
+	p.propose("restore of "+cluster.Meta.Name, c)
+}
+
+// newRestore returns the beginning of a restore.
+func newRestore(from *v1.Checkpoint, reason string, now *timestamppb.Timestamp) *v1.Restore {
+	return &v1.Restore{Id: from.Meta.Uid + "@" + now.AsTime().Format("20060102T150405.000000000"), Checkpoint: from.Meta.Name, CheckpointUid: from.Meta.Uid,
+		State: v1.RestoreState_RESTORE_STATE_ENDING, Reason: reason, Asked: now}
+}
+
+// sameMembers returns why a checkpoint is not of exactly these guests; empty: it is.
+func sameMembers(c *v1.Checkpoint, guests []*v1.Guest) string {
+	in := 0
+	for _, g := range guests {
+		switch {
+		case removing(g):
+			return fmt.Sprintf("guest %s is still being removed", g.Meta.Name)
+		case memberOf(c, g) == nil:
+			return fmt.Sprintf("guest %s is not in it", g.Meta.Name)
+		}
+		in++
+	}
+	if in != len(c.Members) {
+		return fmt.Sprintf("it has %d guests, and the cluster has %d", len(c.Members), in)
+	}
+	return ""
+}
+
+// restoreOrder returns from what a host restores a guest.
+func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
+	c := p.restoredFrom(g)
+	m := memberOf(c, g)
+	if m == nil {
+		return nil
+	}
+	cluster := p.Clusters[g.Cluster]
+	return &v1.RestoreOrder{Id: cluster.Restore.Id, CheckpointId: c.Meta.Uid, Key: cluster.CheckpointKey,
+		File: &v1.CheckpointFile{Blob: m.File.GetBlob(), StateBytes: m.File.GetStateBytes()}}
+}
+
+// restoreRequest returns the request for a host that restores a guest: one that has the platform in which the guest was saved.
+func (p *pass) restoreRequest(g *v1.Guest, cluster *v1.Cluster, m *v1.CheckpointMember) *placement.Request {
+	saved, source := &v1.Guest{Meta: g.Meta, Platform: m.Platform}, p.Hosts[m.Host].GetInfo()
+	return &placement.Request{
+		Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(),
+		Compatible: func(h *v1.HostInfo) string { return compatibility.RefuseMove(saved, source, h) },
+	}
+}

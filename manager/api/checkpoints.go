@@ -1,0 +1,114 @@
+package api
+
+// checkpoints.go - making, listing, deleting and restoring checkpoints.
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"filippo.io/age"
+
+	"watari/core"
+	"watari/manager/view"
+
+	v1 "watari/api/watariv1"
+
+	"connectrpc.com/connect"
+)
+
+// newCheckpointKey makes a key pair for a cluster's checkpoints.
+func newCheckpointKey() (core.CheckpointKey, error) {
+	identity, err := age.GenerateX25519Identity()
+	if err != nil {
+		return core.CheckpointKey{}, err
+	}
+	return core.CheckpointKey{Secret: identity.String(), Recipient: identity.Recipient().String()}, nil
+}
+
+// CreateCheckpoint begins a checkpoint; the controller carries it out.
+func (s *Server) CreateCheckpoint(ctx context.Context, r *connect.Request[v1.CreateCheckpointRequest]) (*connect.Response[v1.CreateCheckpointResponse], error) {
+	name, existed := "", false
+	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
+		key, err := newCheckpointKey()
+		if err != nil {
+			return change, err
+		}
+		change, name, err = a.CreateCheckpoint(r.Msg, key)
+		existed = len(change.Ops) == 0
+		return change, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.CreateCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[name], Existed: existed}), nil
+}
+
+// ListCheckpoints lists the checkpoints of the caller's clusters, by cluster, oldest first.
+func (s *Server) ListCheckpoints(ctx context.Context, r *connect.Request[v1.ListCheckpointsRequest]) (*connect.Response[v1.ListCheckpointsResponse], error) {
+	snap, c := s.Store.Snapshot(), callerOf(ctx)
+	mine := own(c, snap.Checkpoints)
+	if r.Msg.Name != "" && mine[r.Msg.Name] == nil {
+		return nil, missing("checkpoint", r.Msg.Name, mine)
+	}
+	if r.Msg.Cluster != "" {
+		if _, err := find(c, "cluster", r.Msg.Cluster, snap.Clusters); err != nil {
+			return nil, err
+		}
+	}
+	resp := &v1.ListCheckpointsResponse{}
+	for name, checkpoint := range mine {
+		if (r.Msg.Name == "" || r.Msg.Name == name) && (r.Msg.Cluster == "" || r.Msg.Cluster == checkpoint.Cluster) {
+			resp.Checkpoints = append(resp.Checkpoints, checkpoint)
+		}
+	}
+	slices.SortFunc(resp.Checkpoints, func(a, b *v1.Checkpoint) int {
+		return cmp.Or(strings.Compare(a.Cluster, b.Cluster), a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), strings.Compare(a.Meta.Name, b.Meta.Name))
+	})
+	return connect.NewResponse(resp), nil
+}
+
+// DeleteCheckpoint deletes a checkpoint and its files.
+func (s *Server) DeleteCheckpoint(ctx context.Context, r *connect.Request[v1.DeleteCheckpointRequest]) (*connect.Response[v1.DeleteCheckpointResponse], error) {
+	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.DeleteCheckpoint(r.Msg.Name) }); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.DeleteCheckpointResponse{}), nil
+}
+
+// ChangeCheckpoint pins a checkpoint, or lets it go.
+func (s *Server) ChangeCheckpoint(ctx context.Context, r *connect.Request[v1.ChangeCheckpointRequest]) (*connect.Response[v1.ChangeCheckpointResponse], error) {
+	if err := s.admit(ctx, func(a *core.Admission) (core.Change, error) { return a.ChangeCheckpoint(r.Msg) }); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ChangeCheckpointResponse{Checkpoint: s.Store.Snapshot().Checkpoints[r.Msg.Name]}), nil
+}
+
+// PlanCheckpoints says when checkpoints of a cluster are made unasked.
+func (s *Server) PlanCheckpoints(ctx context.Context, r *connect.Request[v1.PlanCheckpointsRequest]) (*connect.Response[v1.PlanCheckpointsResponse], error) {
+	err := s.admit(ctx, func(a *core.Admission) (core.Change, error) {
+		key, err := newCheckpointKey()
+		if err != nil {
+			return core.Change{}, err
+		}
+		return a.PlanCheckpoints(r.Msg, key)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.PlanCheckpointsResponse{Cluster: view.Cluster(s.Store.Snapshot(), s.Sessions, r.Msg.Cluster)}), nil
+}
+
+// RestoreCheckpoint has a cluster go on from a checkpoint; the controller carries it out.
+func (s *Server) RestoreCheckpoint(ctx context.Context, r *connect.Request[v1.RestoreCheckpointRequest]) (*connect.Response[v1.RestoreCheckpointResponse], error) {
+	name := ""
+	err := s.admit(ctx, func(a *core.Admission) (change core.Change, err error) {
+		change, name, err = a.RestoreCheckpoint(r.Msg.Name)
+		return change, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.RestoreCheckpointResponse{Cluster: view.Cluster(s.Store.Snapshot(), s.Sessions, name)}), nil
+}
