@@ -233,18 +233,22 @@ func (k *checkpointKeeper) discard(key fileKey) {
 		cancel()
 		return
 	}
-	delete(k.files, key)
 	k.remove(key)
 }
 
-// remove removes a file from disk. Its description goes first.
+// remove removes a file from disk. Its description goes first. k.mu is held.
 func (k *checkpointKeeper) remove(key fileKey) {
+	digest := k.files[key].File.Digest
+	delete(k.files, key)
 	for _, path := range []string{k.path(key) + descriptionSuffix, k.path(key)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			k.log.Warn("a file of a checkpoint stays on disk", "error", err)
 		}
 	}
 	_ = os.Remove(filepath.Dir(k.path(key))) // fails if it has other files
+	if digest != "" {
+		go k.agent.images.Forget(digest)
+	}
 }
 
 // report returns the checkpoints' part of the host's report.
@@ -316,8 +320,7 @@ func (k *checkpointKeeper) restore(ctx context.Context, g *guest, w *v1.GuestWan
 	if err := checkpoint.Read(ctx, k.path(key), f.File, identity, plain); err != nil {
 		if errors.Is(err, checkpoint.ErrDamaged) {
 			k.mu.Lock()
-			delete(k.files, key) // another host may have it whole
-			k.remove(key)
+			k.remove(key) // another host may have it whole
 			k.mu.Unlock()
 		}
 		return fmt.Errorf("restore guest %s: %w", w.Name, err)

@@ -158,6 +158,9 @@ func (c *cut) describe() error {
 		if err := c.keeper.describe(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
 			return fmt.Errorf("describe the file of guest %s: %w", m.name, err)
 		}
+		if err := c.keeper.agent.images.Adopt(m.file.Digest, c.keeper.path(fileKey{c.id, m.wanted.GuestUid})); err != nil {
+			c.keeper.log.Warn("a checkpoint stays on one host", "checkpoint", c.id, "guest", m.name, "error", err)
+		}
 	}
 	return nil
 }

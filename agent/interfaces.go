@@ -81,6 +81,10 @@ type Images interface {
 	Rate() uint64
 	// Fetch fetches a blob that only other hosts have, and links it to path.
 	Fetch(ctx context.Context, blob *v1.Blob, path string, step func(string)) error
+	// Adopt lets other hosts fetch a file that was made here.
+	Adopt(digest, path string) error
+	// Forget removes a blob of which the caller has removed the last file.
+	Forget(digest string)
 	// Pack compresses a file into a blob that other hosts can fetch, and links it to path.
 	Pack(ctx context.Context, from, path string) (*v1.Blob, error)
 	// Unpack decompresses what Pack compressed into a file of at most limit bytes. The file appears complete or not at

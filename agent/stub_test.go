@@ -447,6 +447,10 @@ func (i stubImages) Fetch(ctx context.Context, blob *v1.Blob, path string, _ fun
 	return os.WriteFile(path, []byte("template"), 0o644)
 }
 
+func (i stubImages) Adopt(string, string) error { return nil }
+
+func (i stubImages) Forget(string) {}
+
 func (i stubImages) Pack(_ context.Context, from, path string) (*v1.Blob, error) {
 	data, err := os.ReadFile(from)
 	if err != nil {

@@ -106,6 +106,34 @@ func (c *Cache) link(sum, path string) error {
 	return nil
 }
 
+// Adopt lets other hosts fetch a file that was made here. The file must not change any more.
+func (c *Cache) Adopt(digest, path string) error {
+	sum, err := hexDigest(digest)
+	if err != nil {
+		return err
+	}
+	defer c.lock(sum)()
+	if err := os.Link(path, c.blobPath(sum)); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("let other hosts fetch %s: %w", path, err)
+	}
+	c.mu.Lock()
+	c.whole[sum] = true
+	c.mu.Unlock()
+	return nil
+}
+
+// Forget removes a blob of which the caller has removed the last file.
+func (c *Cache) Forget(digest string) {
+	sum, err := hexDigest(digest)
+	if err != nil {
+		return
+	}
+	defer c.lock(sum)()
+	if info, err := os.Stat(c.blobPath(sum)); err == nil && links(info) == 1 {
+		c.drop(sum)
+	}
+}
+
 // drop removes a blob that is damaged.
 func (c *Cache) drop(sum string) {
 	os.Remove(c.blobPath(sum))
