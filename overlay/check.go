@@ -30,6 +30,9 @@ func (o *Overlay) check(ctx context.Context) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	problems := slices.Clone(o.leftOut)
+	if o.relay != nil {
+		problems = append(problems, o.relay.Problems()...)
+	}
 	if err != nil {
 		return append(problems, fmt.Sprintf("packet filters cannot be listed: %v", err))
 	}
@@ -132,6 +135,7 @@ const checkInterval = 5 * time.Second
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
+	go o.watchPaths(ctx)
 	return o.watch(ctx, linkUpdates, check.C, func() { o.Check(ctx) }, changed)
 }
 

@@ -93,6 +93,9 @@ func (o *Overlay) configurePeers(changes []peerChange) error {
 		for _, prefix := range c.allowed {
 			p.AllowedIPs = append(p.AllowedIPs, *ipNet(prefix))
 		}
+		if c.renew {
+			config.Peers = append(config.Peers, wgtypes.PeerConfig{PublicKey: c.key, Remove: true})
+		}
 		config.Peers = append(config.Peers, p)
 	}
 	if err := o.configure(config); err != nil {
@@ -132,13 +135,16 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := setInterfaceSysctls(Device, guestSysctls); err != nil {
+	if err := setInterfaceSysctls(Device, deviceSysctls); err != nil {
 		return nil, err
 	}
 	if mtu := o.lan.mtu - wireGuardOverhead; link.Attrs().MTU != mtu {
 		if err := o.handle.LinkSetMTU(link, mtu); err != nil {
 			return nil, fmt.Errorf("set MTU to %d: %w", mtu, err)
 		}
+	}
+	if err := o.addHostAddress(link); err != nil {
+		o.log.Warn("hosts that only dial out cannot send guests here, nor take any from here", "error", err)
 	}
 	port := o.cfg.WireGuardPort
 	if err := o.configure(wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}); err != nil {
@@ -148,6 +154,16 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 		return nil, fmt.Errorf("set up (is UDP port %d free?): %w", port, err)
 	}
 	return o.device()
+}
+
+// addHostAddress gives the device this host's own address. It needs IPv6 in the kernel, but on no other interface.
+func (o *Overlay) addHostAddress(link netlink.Link) error {
+	address := ipNet(netip.PrefixFrom(hostAddress(o.key.PublicKey()), hostPrefix.Bits()))
+	err := o.handle.AddrReplace(link, &netlink.Addr{IPNet: address, Flags: unix.IFA_F_NODAD})
+	if err != nil {
+		return fmt.Errorf("give %s the address %s: %w", Device, address, err)
+	}
+	return nil
 }
 
 // makeWireGuard returns a device that answers on the control interface.
