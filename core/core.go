@@ -122,7 +122,7 @@ type Core struct {
 	last     time.Time            // of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
-	probes    map[string][]*v1.Probe // the last orders to probe hosts, by host
+	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }

@@ -21,7 +21,7 @@ const (
 	// watchInterval is the time between two looks at the watched peers.
 	watchInterval = 2 * time.Second
 	// firstHandshake is the time in which a new path must have had a handshake.
-	firstHandshake = 15 * time.Second
+	firstHandshake = 10 * time.Second
 	// quiet is the time without a packet after which a watched peer is silent: two keepalives were lost.
 	quiet = 60 * time.Second
 	// relayedQuiet is the same of a path by a relay.

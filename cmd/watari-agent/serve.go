@@ -171,9 +171,18 @@ func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cac
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort("", fmt.Sprint(o.tunnelPort)))
+	port := net.JoinHostPort("", fmt.Sprint(o.tunnelPort))
+	listener, err := net.Listen("tcp4", port)
 	if err != nil {
 		return nil, fmt.Errorf("listen for migrations: %w", err)
+	}
+	listeners := []net.Listener{listener}
+	// Inside WireGuard hosts have IPv6 addresses. The kernel may have IPv6 for it and for no other interface, so Go's own guess does
+	// not do.
+	if inside, err := net.Listen("tcp6", port); err == nil {
+		listeners = append(listeners, inside)
+	} else {
+		log.Warn("hosts that cannot dial this one cannot send guests here inside WireGuard", "error", err)
 	}
 	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSockets: o.libvirtSockets(), Inside: inside, Log: log,
 		Blobs: func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error) {
@@ -183,11 +192,13 @@ func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cac
 			}
 			return content, err
 		}})
-	go func() {
-		if err := t.Serve(ctx, listener); err != nil && ctx.Err() == nil {
-			log.Error("no migrations can come in any more, and no host can fetch images here", "error", err)
-		}
-	}()
+	for _, listener := range listeners {
+		go func() {
+			if err := t.Serve(ctx, listener); err != nil && ctx.Err() == nil {
+				log.Error("no migrations can come in any more, and no host can fetch images here", "address", listener.Addr().String(), "error", err)
+			}
+		}()
+	}
 	return t, nil
 }
 
