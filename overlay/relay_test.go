@@ -173,7 +173,7 @@ func TestARelayJoinsHostsThatOnlyDialOut(t *testing.T) {
 
 	// A new agent of the relay goes on without orders.
 	begun = time.Now()
-	_, err = w.hosts["a2"].StartAgent()
+	_, err := w.hosts["a2"].StartAgent()
 	w.must(err)
 	w.eventually(10*time.Second, "a new agent relays", func() bool { return a.Ping(t.Context(), b.Address, 1, 56) == nil })
 	t.Logf("relayed again %v after the relay's agent was started anew", time.Since(begun).Round(10*time.Millisecond))
