@@ -23,9 +23,9 @@ const (
 	// firstHandshake is the time in which a new path must have had a handshake.
 	firstHandshake = 10 * time.Second
 	// quiet is the time without a packet after which a watched peer is silent: two keepalives were lost.
-	quiet = 60 * time.Second
+	quiet = 22 * time.Second
 	// relayedQuiet is the same of a path by a relay.
-	relayedQuiet = 20 * time.Second
+	relayedQuiet = 15 * time.Second
 )
 
 // heard is what was heard from a watched peer on its present path.

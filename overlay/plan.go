@@ -55,6 +55,10 @@ type plan struct {
 // keepalive is the interval of packets that keep a NAT's mapping for a host behind it (wg(8) recommends 25 s).
 const keepalive = 25 * time.Second
 
+// watchedKeepalive is the same for a path of which both ends tell the manager whether it works. It is shorter, so that they
+// notice soon that it does not.
+const watchedKeepalive = 10 * time.Second
+
 // relayedKeepalive is the same for a path by a relay: shorter, so that a relay that fails is noticed soon.
 const relayedKeepalive = 5 * time.Second
 
@@ -128,7 +132,10 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 		if !w.dialOnly {
 			w.endpoint = netip.AddrPortFrom(address, uint16(cmp.Or(h.GetWireguardPort(), DefaultWireGuardPort)))
 		}
-		if behindNAT(own, address) || w.watched {
+		switch {
+		case w.watched:
+			w.keepalive = watchedKeepalive
+		case behindNAT(own, address):
 			w.keepalive = keepalive
 		}
 		if w.relay != "" {

@@ -178,6 +178,7 @@ func (s *Sim) begin(seed uint64, policies string) {
 	if policies != "" {
 		s.commit(0, create(core.NewPolicy(1, policies, "", user)))
 	}
+	s.connectHosts(seed)
 	s.lastTarget = s.names[0]
 	s.lead()
 	for _, name := range s.names {

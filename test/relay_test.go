@@ -1,0 +1,104 @@
+package test
+
+// relay_test.go - sites that only dial out, and hosts that reach each other only through a third one.
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// host is a host as the manager describes it.
+type host struct {
+	Meta    meta
+	Relayed []struct{ Peer, Relay string }
+}
+
+// behindNAT puts sites and hosts of the lab behind NAT, and no others.
+func behindNAT(t *testing.T, names ...string) {
+	t.Helper()
+	must(t, append([]string{"lab", "wan", "nat", "--name", labName}, names...)...)
+}
+
+// TestProgramOverASiteThatOnlyDialsOut moves a guest out of a site that only dials out and back under a program, and then has the
+// hosts of both guests only dial out, so that a third host relays between them. The relay's agent is killed under the program.
+func TestProgramOverASiteThatOnlyDialsOut(t *testing.T) {
+	if wholeHosts {
+		t.Skip("the relay does not depend on what hosts are made of")
+	}
+	t.Cleanup(func() {
+		if out, err := shared.watari(time.Minute, "lab", "wan", "nat", "--name", labName); err != nil {
+			t.Errorf("end the NAT: %v\n%s", err, out)
+		}
+	})
+	behindNAT(t, "b")
+	newCluster(t, "nat", 2, "--spread", "site")
+	for guest, to := range map[string]string{"nat-0": "a1", "nat-1": "b1"} {
+		if at := guestNamed(t, guest).Host; at != to {
+			must(t, "migrate", guest, "--to", to)
+		}
+	}
+	unmarked := mark(t, "nat-0", "nat-1")
+	begun := time.Now()
+	lap := func(what string) {
+		t.Logf("%s after %v", what, time.Since(begun).Round(100*time.Millisecond))
+		begun = time.Now()
+	}
+	move := func(guest, to string) {
+		m := decoded[migration](t, "migrate", guest, "--to", to)
+		if !strings.HasSuffix(m.State, "_DONE") {
+			t.Errorf("move of %s to %s: %s: %s", guest, to, m.State, m.Message)
+		}
+		lap(fmt.Sprintf("moved to %s in %d ms, stopped for %d ms,", to, m.TotalMs, m.DowntimeMs))
+	}
+	const name, steps = "nat-melt", "240"
+	log := filepath.Join(t.TempDir(), "log")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		must(t, "run", "nat", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+	}()
+	lines := func() int {
+		out, _ := shared.watari(20*time.Second, "run", "logs", name)
+		return strings.Count(out, "\n")
+	}
+	until(t, time.Minute, "the program writes its table", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", name)
+		return strings.Contains(out, "Step"), out
+	})
+	lap("the program runs")
+	move("nat-1", "a2")
+	move("nat-1", "b1")
+	behindNAT(t, "a1", "b")
+	until(t, time.Minute, "host a2 relays between a1 and b1", func() (bool, string) {
+		h := decoded[host](t, "host", "show", "a1")
+		return len(h.Relayed) == 1 && h.Relayed[0].Peer == "b1" && h.Relayed[0].Relay == "a2", fmt.Sprint(h)
+	})
+	lap("a relay is chosen")
+	if out := must(t, "explain", "host", "a2"); !strings.Contains(out, "relays between hosts a1 and b1") {
+		t.Errorf("nothing explains that a2 relays:\n%s", out)
+	}
+	before := lines()
+	until(t, 20*time.Second, "the program goes on", func() (bool, string) { return lines() > before, "" })
+	lap("the program goes on")
+	mustKill(t, "a2", "[w]atari-agent --manager")
+	before = lines()
+	until(t, 20*time.Second, "the program goes on without the relay's first agent", func() (bool, string) { return lines() > before, "" })
+	lap("the relay's agent was killed; the program goes on")
+	if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+		t.Errorf("the run was %s too early", state)
+	}
+	<-done
+	lap("the program has ended")
+	if rows := strings.Split(strings.TrimSpace(table(t, log)), "\n"); !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {
+		t.Errorf("the last line is %q", rows[len(rows)-1])
+	}
+	move("nat-1", "a1") // through the relay
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+	settled(t, "nat", 2)
+	hostsReady(t)
+}
