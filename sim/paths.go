@@ -25,15 +25,26 @@ type behind struct {
 	plain bool // its agent is of before relays
 }
 
-// connections decides how the hosts of a seed are connected.
+// hasNAT reports whether some hosts of a seed are behind NAT.
+func hasNAT(seed uint64) bool { return seed%3 == 1 }
+
+// hostsOf returns the number of a seed's hosts. Relays need some.
+func hostsOf(seed uint64) int {
+	if hasNAT(seed) {
+		return 6
+	}
+	return 2 + rand.New(rand.NewPCG(seed, 2)).IntN(4)
+}
+
+// connectHosts decides how the hosts of a seed are connected.
 func (s *Sim) connectHosts(seed uint64) {
-	rng := rand.New(rand.NewPCG(seed, 6))
-	if seed%3 != 1 {
+	if !hasNAT(seed) {
 		return
 	}
-	for _, name := range s.names {
+	rng := rand.New(rand.NewPCG(seed, 6))
+	for i, name := range s.names {
 		b := &s.hosts[name].behind
-		b.nat = rng.IntN(100) < 50
+		b.nat = i < 2 || rng.IntN(100) < 40 // the first hosts of both sites are
 		b.said = b.nat && rng.IntN(2) == 0
 		b.plain = rng.IntN(100) < 7
 	}
@@ -165,6 +176,45 @@ func (s *Sim) checkRelays(before, now *core.Objects) {
 			}
 		}
 	}
+}
+
+// checkGone looks whether a manager keeps a relay that has been out of reach for long, though it knows of another.
+func (s *Sim) checkGone(m *manager, w core.World) {
+	if m.stale != nil || s.restored {
+		return
+	}
+	answers := func(host, other string) bool {
+		report, _, connected := w.Observed(host)
+		for _, p := range report.GetPaths() {
+			if p.Host == other && p.Answers && connected {
+				return true
+			}
+		}
+		return false
+	}
+	stuck := map[string]time.Time{}
+	for name, h := range w.Hosts {
+		for _, r := range h.Relayed {
+			if _, since, connected := w.Observed(r.Relay); connected || since.IsZero() || w.Now.Sub(since) < 10*time.Second {
+				continue
+			}
+			for _, other := range s.names {
+				_, _, connected := w.Observed(other)
+				o := w.Hosts[other]
+				if other != r.Relay && connected && !o.Draining && o.Meta.Deleting == nil && o.Info.GetRelayPort() != 0 && !o.Info.GetDialOnly() && answers(name, other) && answers(r.Peer, other) {
+					key := name + " " + r.Peer + " " + r.Relay + " " + other
+					stuck[key] = s.now
+					if was, is := s.stuck[key]; is {
+						stuck[key] = was
+					}
+					if s.now.Sub(stuck[key]) > 10*time.Second {
+						s.violate("hosts %s and %s keep relay %s, which is gone, though host %s answers them", name, r.Peer, r.Relay, other)
+					}
+				}
+			}
+		}
+	}
+	s.stuck = stuck
 }
 
 // separated says which guests of one cluster have no path though a relay could join their hosts; empty: none.

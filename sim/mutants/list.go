@@ -135,4 +135,17 @@ var mutants = []mutant{
 		`if p.Now.Sub(since) >= p.hurried(apportionHold) {`, `if p.Now.Sub(since) >= p.hurried(apportionHold) && c == nil {`}}},
 	{"guests of abstract clusters move to and fro", []edit{{"core/apportion.go",
 		`hurried.CoolDown = p.hurried(hurried.CoolDown)`, `hurried.CoolDown = 0`}}},
+	// Relays.
+	{"a relay is chosen that only one of two hosts reaches", []edit{{"core/relay.go",
+		"pathTo(p, pair.a, x).GetAnswers() && pathTo(p, pair.b, x).GetAnswers()", "pathTo(p, pair.a, x).GetAnswers()"}}},
+	{"hosts that do not hear each other get no relay", []edit{{"core/relay.go",
+		`if !dialOnly && !silent(p, pair, "") {`, `if !dialOnly {`}}},
+	{"two pairs have one port of a relay", []edit{{"core/relay.go",
+		"	for used[port] {\n", "	for false {\n"}}},
+	{"a relay outlives its cluster", []edit{{"core/relay.go",
+		" || a.Site == b.Site || !p.shareCluster(pair) {", " || a.Site == b.Site || now == nil && !p.shareCluster(pair) {"}}},
+	{"a relay that is gone stays", []edit{{"core/relay.go",
+		`		return "is out of reach"`, `		return ""`}}},
+	{"the hosts of a pair are not told of a new relay", []edit{{"core/index.go",
+		"		x.hosts[r.Peer], x.hosts[r.Relay] = true, true\n", "		_ = r\n"}}},
 }
