@@ -195,7 +195,7 @@ func (s *Sim) checkGone(m *manager, w core.World) {
 	stuck := map[string]time.Time{}
 	for name, h := range w.Hosts {
 		for _, r := range h.Relayed {
-			if _, since, connected := w.Observed(r.Relay); connected || since.IsZero() || w.Now.Sub(since) < 10*time.Second {
+			if _, since, connected := w.Observed(r.Relay); connected || since.IsZero() || w.Now.Sub(since) < 6*time.Second {
 				continue
 			}
 			for _, other := range s.names {
@@ -207,7 +207,7 @@ func (s *Sim) checkGone(m *manager, w core.World) {
 					if was, is := s.stuck[key]; is {
 						stuck[key] = was
 					}
-					if s.now.Sub(stuck[key]) > 10*time.Second {
+					if s.now.Sub(stuck[key]) > 1500*time.Millisecond {
 						s.violate("hosts %s and %s keep relay %s, which is gone, though host %s answers them", name, r.Peer, r.Relay, other)
 					}
 				}
