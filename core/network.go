@@ -152,12 +152,16 @@ func (p *pass) peerHost(name, host string) *v1.PeerHost {
 	if info.Site == p.Hosts[host].GetInfo().GetSite() {
 		return known.near
 	}
-	if r := p.Relayed(name, host); r != nil {
-		far := proto.CloneOf(known.far)
-		far.Relay, far.RelayAddress = r.Relay, portAddress(p.Hosts[r.Relay], r.Port)
-		return far
+	far := known.far
+	if far.Keepalive && p.Hosts[host].Info.GetRelayPort() == 0 { // the host itself would not keep the path alive
+		far = proto.CloneOf(far)
+		far.Keepalive = false
 	}
-	return known.far
+	if r := p.Relayed(name, host); r != nil {
+		far = proto.CloneOf(far)
+		far.Relay, far.RelayAddress = r.Relay, portAddress(p.Hosts[r.Relay], r.Port)
+	}
+	return far
 }
 
 // routesSet reports whether every connected host with a part in the cluster's network has the present routes in force.

@@ -51,7 +51,7 @@ func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) stri
 	}
 	slices.Sort(hosts)
 	return "these hosts do not answer: " + strings.Join(hosts, ", ") +
-		"; what is sent to their guests is lost. If they run, let UDP packets pass to and from these addresses"
+		"; what is sent to their guests is lost. If they run, let UDP packets pass to and from these addresses, or let both ends reach a third host, which then relays"
 }
 
 // where says for people where a peer is expected.

@@ -194,7 +194,7 @@ func (t *Tunnels) reach(ctx context.Context, to Peer) (*tls.Conn, error) {
 		}
 		direct = err
 	}
-	conn, err := t.dialHost(ctx, to, inside, dialTimeout)
+	conn, err := t.dialInside(ctx, to, inside)
 	if err != nil {
 		return nil, errors.Join(direct, err)
 	}
@@ -205,6 +205,19 @@ func (t *Tunnels) reach(ctx context.Context, to Peer) (*tls.Conn, error) {
 		t.mu.Unlock()
 	}
 	return conn, nil
+}
+
+// dialInside opens a connection inside WireGuard. A host that WireGuard does not reach yet does not answer; one whose agent does
+// not run refuses at once.
+func (t *Tunnels) dialInside(ctx context.Context, to Peer, address string) (conn *tls.Conn, err error) {
+	for until := time.Now().Add(insideTimeout); time.Now().Before(until); {
+		conn, err = t.dialHost(ctx, to, address, insideAttempt)
+		var timeout net.Error
+		if err == nil || ctx.Err() != nil || !errors.As(err, &timeout) || !timeout.Timeout() {
+			return conn, err
+		}
+	}
+	return nil, err
 }
 
 // insideOf returns a host's tunnel inside WireGuard, host:port; empty: there is none.

@@ -30,6 +30,10 @@ const (
 	dialTimeout = 10 * time.Second
 	// directTimeout is for dialling a host that can also be reached inside WireGuard.
 	directTimeout = 3 * time.Second
+	// insideTimeout is for dialling a host inside WireGuard, by attempts of insideAttempt: it may take a while until a relay has
+	// been found.
+	insideTimeout = 15 * time.Second
+	insideAttempt = 3 * time.Second
 	// shutFor is how long a host is not dialled after that has failed.
 	shutFor = 5 * time.Minute
 	// accepted answers a header.
