@@ -22,10 +22,8 @@ const (
 	watchInterval = 2 * time.Second
 	// firstHandshake is the time in which a new path must have had a handshake.
 	firstHandshake = 10 * time.Second
-	// quiet is the time without a packet after which a watched peer is silent: two keepalives were lost.
-	quiet = 22 * time.Second
-	// relayedQuiet is the same of a path by a relay.
-	relayedQuiet = 15 * time.Second
+	// quiet is the time without a packet after which a watched peer is silent: three keepalives were lost.
+	quiet = 16 * time.Second
 )
 
 // heard is what was heard from a watched peer on its present path.
@@ -53,12 +51,8 @@ func (h heard) hear(w *peer, p wgtypes.Peer, now time.Time) heard {
 
 // state tells whether a peer is heard.
 func (h heard) state(p wgtypes.Peer, now time.Time) v1.PathState {
-	limit := quiet
-	if h.relay != "" {
-		limit = relayedQuiet
-	}
 	switch {
-	case now.Sub(p.LastHandshakeTime) < silence && now.Sub(h.last) < limit:
+	case now.Sub(p.LastHandshakeTime) < silence && now.Sub(h.last) < quiet:
 		return v1.PathState_PATH_STATE_ANSWERS
 	case now.Sub(h.since) > firstHandshake:
 		return v1.PathState_PATH_STATE_SILENT

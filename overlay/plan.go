@@ -57,10 +57,7 @@ const keepalive = 25 * time.Second
 
 // watchedKeepalive is the same for a path of which both ends tell the manager whether it works. It is shorter, so that they
 // notice soon that it does not.
-const watchedKeepalive = 10 * time.Second
-
-// relayedKeepalive is the same for a path by a relay: shorter, so that a relay that fails is noticed soon.
-const relayedKeepalive = 5 * time.Second
+const watchedKeepalive = 5 * time.Second
 
 // hostPrefix holds the hosts' own addresses inside WireGuard. They are for the tunnel to hosts that cannot be dialled.
 var hostPrefix = netip.MustParsePrefix("fd77:6174:6172:6900::/64")
@@ -143,7 +140,7 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 				p.errs = append(p.errs, fmt.Errorf("host %s: its relay, host %s: %w", h.GetName(), w.relay, err))
 				continue
 			}
-			w.keepalive = relayedKeepalive
+			w.keepalive = watchedKeepalive
 		}
 		host := hostAddress(key)
 		w.allowed = map[netip.Prefix]bool{netip.PrefixFrom(host, host.BitLen()): true}

@@ -414,7 +414,7 @@ func TestASilentPathIsSaidToBe(t *testing.T) {
 	now = now.Add(time.Second)
 	p.LastHandshakeTime, p.ReceiveBytes = now, 148
 	is(v1.PathState_PATH_STATE_ANSWERS)
-	now = now.Add(relayedQuiet + time.Second)
+	now = now.Add(quiet + time.Second)
 	is(v1.PathState_PATH_STATE_SILENT)
 	h = heard{} // a new agent
 	is(v1.PathState_PATH_STATE_ANSWERS)
