@@ -16,24 +16,24 @@ type host struct {
 	Relayed []struct{ Peer, Relay string }
 }
 
-// behindNAT puts sites and hosts of the lab behind NAT, and no others.
+// behindNAT puts sites and hosts of the lab behind NAT, and ends that with the test.
 func behindNAT(t *testing.T, names ...string) {
 	t.Helper()
 	must(t, append([]string{"lab", "wan", "nat", "--name", labName}, names...)...)
-}
-
-// TestProgramOverASiteThatOnlyDialsOut moves a guest out of a site that only dials out and back under a program, and then has the
-// hosts of both guests only dial out, so that a third host relays between them. The relay's agent is killed under the program.
-func TestProgramOverASiteThatOnlyDialsOut(t *testing.T) {
-	if wholeHosts {
-		t.Skip("the relay does not depend on what hosts are made of")
-	}
 	t.Cleanup(func() {
 		if out, err := shared.watari(time.Minute, "lab", "wan", "nat", "--name", labName); err != nil {
 			t.Errorf("end the NAT: %v\n%s", err, out)
 		}
+		hostsReady(t)
 	})
-	behindNAT(t, "b")
+}
+
+// TestHostsThatOnlyDialOutHaveARelay lets the hosts of a program's two guests only dial out, so that a third host relays between
+// them. The relay's agent is killed under the program, and a guest moves through the relay. Site b as a whole only dials out.
+func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
+	if wholeHosts {
+		t.Skip("the relay does not depend on what hosts are made of")
+	}
 	newCluster(t, "nat", 2, "--spread", "site")
 	for guest, to := range map[string]string{"nat-0": "a1", "nat-1": "b1"} {
 		if at := guestNamed(t, guest).Host; at != to {
@@ -46,19 +46,14 @@ func TestProgramOverASiteThatOnlyDialsOut(t *testing.T) {
 		t.Logf("%s after %v", what, time.Since(begun).Round(100*time.Millisecond))
 		begun = time.Now()
 	}
-	move := func(guest, to string) {
-		m := decoded[migration](t, "migrate", guest, "--to", to)
-		if !strings.HasSuffix(m.State, "_DONE") {
-			t.Errorf("move of %s to %s: %s: %s", guest, to, m.State, m.Message)
-		}
-		lap(fmt.Sprintf("moved to %s in %d ms, stopped for %d ms,", to, m.TotalMs, m.DowntimeMs))
-	}
-	const name, steps = "nat-melt", "240"
+	const name, steps = "nat-melt", "90"
 	log := filepath.Join(t.TempDir(), "log")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		must(t, "run", "nat", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:"+log, "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+		args := []string{"run", "nat", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}
+		args = append(append(args, overPM...), "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+		carriedByPM(t, must(t, args...), 2, 5e6)
 	}()
 	lines := func() int {
 		out, _ := shared.watari(20*time.Second, "run", "logs", name)
@@ -69,8 +64,6 @@ func TestProgramOverASiteThatOnlyDialsOut(t *testing.T) {
 		return strings.Contains(out, "Step"), out
 	})
 	lap("the program runs")
-	move("nat-1", "a2")
-	move("nat-1", "b1")
 	behindNAT(t, "a1", "b")
 	until(t, time.Minute, "host a2 relays between a1 and b1", func() (bool, string) {
 		h := decoded[host](t, "host", "show", "a1")
@@ -79,6 +72,9 @@ func TestProgramOverASiteThatOnlyDialsOut(t *testing.T) {
 	lap("a relay is chosen")
 	if out := must(t, "explain", "host", "a2"); !strings.Contains(out, "relays between hosts a1 and b1") {
 		t.Errorf("nothing explains that a2 relays:\n%s", out)
+	}
+	if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+		t.Fatalf("the run was %s before there was a relay", state)
 	}
 	before := lines()
 	// TCP in the guests tries again after 25 s of silence, and then after 51 s.
@@ -96,7 +92,8 @@ func TestProgramOverASiteThatOnlyDialsOut(t *testing.T) {
 	if rows := strings.Split(strings.TrimSpace(table(t, log)), "\n"); !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {
 		t.Errorf("the last line is %q", rows[len(rows)-1])
 	}
-	move("nat-1", "a1") // through the relay
+	moveAway(t, "nat-1") // to a1, through the relay
+	lap("a guest has moved through the relay")
 	if lost := unmarked(); lost != nil {
 		t.Errorf("guests were restarted: %v", lost)
 	}

@@ -182,18 +182,20 @@ func (r *Relay) keep() {
 }
 
 const (
-	// batch is the number of packets that one system call reads or writes.
-	batch = 64
-	// largest is the size of the largest packet, bytes: hosts fit their packets into an Ethernet's MTU, or a jumbo frame's.
-	largest = 9216
+	// batch is the number of messages that one system call reads or writes.
+	batch = 8
+	// largest is the size of the largest message, bytes: the kernel joins packets of one size into one message (offload.go).
+	largest = 64 << 10
 )
 
 // run forwards until the socket is closed. lock guards the addresses against keep; learnt is called after one has changed.
 func (f *forwarder) run(learnt func(), lock *sync.Mutex) {
+	joinPackets(f.conn)
 	conn := ipv4.NewPacketConn(f.conn)
 	messages := make([]ipv4.Message, batch)
 	for i := range messages {
 		messages[i].Buffers = [][]byte{make([]byte, largest)}
+		messages[i].OOB = make([]byte, controlSize)
 	}
 	out := make([]ipv4.Message, 0, batch)
 	for {
@@ -212,30 +214,40 @@ func (f *forwarder) run(learnt func(), lock *sync.Mutex) {
 			if !ok {
 				continue
 			}
-			packet := m.Buffers[0][:m.N]
 			address := from.AddrPort()
 			address = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
-			to, learn := f.direct(packet, address)
-			if learn >= 0 {
-				lock.Lock()
-				f.sides[learn].address = address
-				lock.Unlock()
-				changed = true
-			}
-			if to.IsValid() {
-				out = append(out, ipv4.Message{Buffers: [][]byte{packet}, Addr: net.UDPAddrFromAddrPort(to)})
+			for _, packets := range split(m.Buffers[0][:m.N], joined(m.OOB[:m.NN])) {
+				to, learn := f.direct(packets.data, address)
+				if learn >= 0 {
+					lock.Lock()
+					f.sides[learn].address = address
+					lock.Unlock()
+					changed = true
+				}
+				if to.IsValid() {
+					out = append(out, packets.message(to))
+				}
 			}
 		}
-		for rest := out; len(rest) > 0; {
-			sent, err := conn.WriteBatch(rest, 0)
-			if err != nil {
-				sent = max(sent, 0) + 1 // this one is lost, as on any network
-			}
-			rest = rest[min(sent, len(rest)):]
-		}
+		write(conn, out)
 		if changed {
 			learnt()
 		}
+	}
+}
+
+// write sends messages. What cannot be sent is lost, as on any network.
+func write(conn *ipv4.PacketConn, messages []ipv4.Message) {
+	for len(messages) > 0 {
+		sent, err := conn.WriteBatch(messages, 0)
+		sent = max(sent, 0)
+		if err != nil && sent < len(messages) {
+			if m := messages[sent]; len(m.OOB) > 0 { // the interface may not be able to divide it
+				write(conn, divided(m))
+			}
+			sent++
+		}
+		messages = messages[sent:]
 	}
 }
 
