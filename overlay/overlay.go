@@ -116,6 +116,7 @@ type Overlay struct {
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
 	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
 	peersChecked time.Time                      // time of that check
+	addressed    bool                           // the device has this host's own address, as far as that is possible
 	heard        map[wgtypes.Key]heard          // from the watched peers
 }
 

@@ -64,6 +64,16 @@ func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*pee
 			return nil, fmt.Errorf("bring up WireGuard device %s: %w", Device, err)
 		}
 	}
+	// The process and its device may be those of an earlier version, without the address.
+	if !o.addressed {
+		if err := setInterfaceSysctls(Device, deviceSysctls); err != nil {
+			return nil, err
+		}
+		if err := o.addHostAddress(); err != nil {
+			o.log.Warn("hosts that only dial out cannot send guests here, nor take any from here", "error", err)
+		}
+		o.addressed = true
+	}
 	grow, shrink := diffPeers(wanted, actualPeers(device), o.endpoints, time.Now())
 	if err := o.configurePeers(grow); err != nil {
 		return nil, err
@@ -143,9 +153,7 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 			return nil, fmt.Errorf("set MTU to %d: %w", mtu, err)
 		}
 	}
-	if err := o.addHostAddress(link); err != nil {
-		o.log.Warn("hosts that only dial out cannot send guests here, nor take any from here", "error", err)
-	}
+	o.addressed = false
 	port := o.cfg.WireGuardPort
 	if err := o.configure(wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}); err != nil {
 		return nil, fmt.Errorf("set key and port %d: %w", port, err)
@@ -157,10 +165,13 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 }
 
 // addHostAddress gives the device this host's own address. It needs IPv6 in the kernel, but on no other interface.
-func (o *Overlay) addHostAddress(link netlink.Link) error {
-	address := ipNet(netip.PrefixFrom(hostAddress(o.key.PublicKey()), hostPrefix.Bits()))
-	err := o.handle.AddrReplace(link, &netlink.Addr{IPNet: address, Flags: unix.IFA_F_NODAD})
+func (o *Overlay) addHostAddress() error {
+	link, err := o.handle.LinkByName(Device)
 	if err != nil {
+		return err
+	}
+	address := ipNet(netip.PrefixFrom(hostAddress(o.key.PublicKey()), hostPrefix.Bits()))
+	if err := o.handle.AddrReplace(link, &netlink.Addr{IPNet: address, Flags: unix.IFA_F_NODAD}); err != nil {
 		return fmt.Errorf("give %s the address %s: %w", Device, address, err)
 	}
 	return nil
