@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -211,6 +213,9 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 		}
 	}
 	errs = append(errs, o.restoreForwarding())
+	if err := os.Remove(o.relayFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
 	clear(o.guests)
 	clear(o.clusters)
 	clear(o.wanted)

@@ -159,13 +159,16 @@ func (o *Overlay) Inside(host string) (address netip.Addr, only bool) {
 // openRelay makes this host a relay. A host that cannot be one works without.
 func (o *Overlay) openRelay() {
 	opened, err := relay.Open(relay.Config{Own: relay.Key(o.key.PublicKey()), Port: uint16(o.cfg.RelayPort), Changed: o.cfg.Changed,
-		File: filepath.Join(o.cfg.RunDir, "relay.json"), Log: o.log})
+		File: o.relayFile(), Log: o.log})
 	if err != nil {
 		o.log.Warn("this host neither relays between others nor finds relays", "error", err)
 		return
 	}
 	o.relay = opened
 }
+
+// relayFile is where the relay keeps what its next agent needs.
+func (o *Overlay) relayFile() string { return filepath.Join(o.cfg.RunDir, "relay.json") }
 
 // RelayPort returns the port of this host's relay; 0: it has none.
 func (o *Overlay) RelayPort() int {
