@@ -20,8 +20,10 @@ import (
 const (
 	// MaxRelayed is the most pairs of hosts between which a host relays: each has a port.
 	MaxRelayed = 126
-	// maxProbes bounds the hosts that a host is told to probe.
+	// maxProbes bounds the hosts that a host is told to probe to find a relay, and the peers that it probes.
 	maxProbes = 32
+	// nearFirst is the number of hosts of each site of a pair that are probed before hosts of other sites.
+	nearFirst = 8
 	// relayGone is the time after which a relay without a connection is replaced. An agent that was started anew is back sooner.
 	relayGone = 5 * time.Second
 	// relayPause is the least time before a relay that is there, but does not help, is replaced by another.
@@ -104,7 +106,7 @@ func (p *pass) mayNeed(found map[hostPair]bool, host string) {
 		return
 	}
 	for _, path := range report.GetPaths() {
-		if path.State == v1.PathState_PATH_STATE_SILENT && p.Hosts[path.Host] != nil {
+		if _, _, there := p.Observed(path.Host); there && path.State == v1.PathState_PATH_STATE_SILENT {
 			found[pairOf(host, path.Host)] = true
 		}
 	}
@@ -148,8 +150,9 @@ func (p *pass) shareCluster(pair hostPair) bool {
 // probe makes the hosts that may need a relay probe each other, and hosts that may become their relay.
 func (p *pass) probe() {
 	wanted := map[string]map[string]bool{}
+	limit := maxProbes
 	want := func(host, other string) {
-		if host != other && len(wanted[host]) < maxProbes {
+		if host != other && len(wanted[host]) < limit {
 			if wanted[host] == nil {
 				wanted[host] = map[string]bool{}
 			}
@@ -157,26 +160,36 @@ func (p *pass) probe() {
 		}
 	}
 	for _, pair := range p.pairs {
-		want(pair.a, pair.b)
-		want(pair.b, pair.a)
 		if r := p.Relayed(pair.a, pair.b); r != nil {
 			want(pair.a, r.Relay)
 			want(pair.b, r.Relay)
 		}
 	}
-	var candidates []string // the first of each site, then the second of each, and so on
-	if len(p.pairs) > 0 {
-		candidates = p.candidates()
-	}
+	type both struct{ a, b string } // the sites of a pair
+	candidates := map[both][]string{}
+	given := map[string]map[both]bool{}
 	for _, pair := range p.pairs {
-		for _, near := range []bool{true, false} {
-			for _, name := range candidates {
-				if near == p.near(name, pair) {
-					want(pair.a, name)
-					want(pair.b, name)
-				}
+		sites := both{p.Hosts[pair.a].GetInfo().GetSite(), p.Hosts[pair.b].GetInfo().GetSite()}
+		for _, host := range []string{pair.a, pair.b} {
+			if given[host][sites] {
+				continue
+			}
+			if given[host] == nil {
+				given[host] = map[both]bool{}
+			}
+			given[host][sites] = true
+			if candidates[sites] == nil {
+				candidates[sites] = p.candidates(pair)
+			}
+			for _, name := range candidates[sites] {
+				want(host, name)
 			}
 		}
+	}
+	limit = 2 * maxProbes
+	for _, pair := range p.pairs {
+		want(pair.a, pair.b)
+		want(pair.b, pair.a)
 	}
 	before := p.Core.probes
 	p.Core.probes = map[string][]*v1.Probe{}
@@ -205,9 +218,9 @@ func (p *pass) near(host string, pair hostPair) bool {
 	return site == p.Hosts[pair.a].GetInfo().GetSite() || site == p.Hosts[pair.b].GetInfo().GetSite()
 }
 
-// candidates returns the hosts that may relay, as far as the manager knows: the first of each site, then the second of each,
-// and so on.
-func (p *pass) candidates() []string {
+// candidates returns hosts that may relay for pairs of these two sites, as far as the manager knows: some of these sites, then
+// the first of each other site, the second of each, and so on.
+func (p *pass) candidates(pair hostPair) []string {
 	type ranked struct {
 		rank int
 		name string
@@ -217,14 +230,18 @@ func (p *pass) candidates() []string {
 	for _, name := range sortedKeys(p.Hosts) {
 		if p.mayRelay(name) {
 			site := p.Hosts[name].Info.Site
-			list = append(list, ranked{ofSite[site], name})
+			rank := ofSite[site] + 1
+			if p.near(name, pair) && rank <= nearFirst {
+				rank = 0
+			}
+			list = append(list, ranked{rank, name})
 			ofSite[site]++
 		}
 	}
 	slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Compare(a.rank, b.rank) })
-	names := make([]string, len(list))
-	for i, r := range list {
-		names[i] = r.name
+	names := []string{}
+	for _, r := range list[:min(len(list), maxProbes)] {
+		names = append(names, r.name)
 	}
 	return names
 }
