@@ -20,7 +20,7 @@ var mutants = []mutant{
 		`return false, s.Rule.Idle.When.Text + s.Rule.Idle.hold(), time.Time{}`, `return true, "", time.Time{}`}}},
 	{"guests are slowed down where the owner is away", []edit{{"policy/policy.go",
 		"	w := Withdrawn(h, HarvestName)\n", "	w := Withdrawn(h, HarvestName)\n	if w == nil {\n		w = &v1.Withdrawal{}\n	}\n"}}},
-	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
+	{"a policy's move begins though its reason has ended", []edit{{"core/moves.go", "		c.write(Expect, source) // its withdrawal is the reason of the move\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
 	// Resizes.
@@ -42,7 +42,7 @@ var mutants = []mutant{
 		"	return l.forbids(g, policy.LocalityName)\n", "	return \"\"\n"}}},
 	{"locality undoes a spread over sites", []edit{{"core/locality.go", "		p.Keep = locality.KeepSites\n", ""}}},
 	{"two policies move a guest at once", []edit{{"core/rebalance.go", " || moves && p.asked[m.GuestUid]", " || moves && m == nil"}}},
-	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		g := c.guests[m.Guest]\n", "	for _, m := range plan.Moves[:1] {\n		g := c.guests[m.Guest]\n"}}},
+	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		p.beginMove(", "	for _, m := range plan.Moves[:1] {\n		p.beginMove("}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
 		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},
