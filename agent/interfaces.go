@@ -53,6 +53,8 @@ type Network interface {
 	Apply(ctx context.Context, wanted *v1.NetworkWanted, local []machine.Tap) error
 	// Problems returns lasting problems, a sentence each. It does not wait for Apply.
 	Problems() []string
+	// Paths returns what is known of the ways to other hosts. It does not wait for Apply.
+	Paths() []*v1.PathObserved
 }
 
 // GuestDialer opens a guest's channel: HTTP/2 to its agent, redialled when it breaks.

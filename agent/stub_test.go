@@ -386,6 +386,8 @@ func (n stubNetwork) Problems() []string {
 	return n.o.networkProblems
 }
 
+func (n stubNetwork) Paths() []*v1.PathObserved { return nil }
+
 func (n stubNetwork) PlugGuest(_ context.Context, g machine.Tap, _ uint32) (string, error) {
 	n.o.mu.Lock()
 	defer n.o.mu.Unlock()

@@ -123,6 +123,7 @@ type Core struct {
 	last         time.Time            // of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
+	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
 	// described are the hosts whose description was changed just now.
 	described map[string]described
 }
@@ -142,7 +143,7 @@ type checkpointSince struct {
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
 	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, inCheckpoint: map[string]checkpointSince{}, avoid: map[string][]string{},
-		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}}
+		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, probes: map[string][]*v1.Probe{}}
 }
 
 // Fresh returns a copy with c's memory except the objects. Its next decision is about everything.
@@ -153,6 +154,7 @@ func (c *Core) Fresh() *Core {
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)
+	fresh.probes = maps.Clone(c.probes)
 	fresh.apportionment = c.apportionment.clone()
 	return &fresh
 }
@@ -188,9 +190,11 @@ func (c *Core) Decide(w World) Decision {
 	p := &pass{Core: c, World: &w, working: newWorking(w.Objects), asked: map[string]bool{}, statuses: map[string]ClusterStatus{}, fetching: map[*v1.CheckpointMember][]string{}}
 	p.again = w.Now.Add(idlePass)
 	p.inForce()
+	p.paths()
 	p.makeOrders()
 	p.hosts()
 	p.withdraw()
+	p.relay()
 	p.checkpoints()
 	p.restores()
 	p.moves()
@@ -242,6 +246,8 @@ type pass struct {
 	asked     map[string]bool                   // guests whose move this decision has begun, by uid
 	statuses  map[string]ClusterStatus          // by cluster
 	fetching  map[*v1.CheckpointMember][]string // hosts that are to fetch a file
+	between   map[string][]*v1.Relayed          // the pairs between which a host relays, by port
+	pairs     []hostPair                        // hosts that may need a relay, or have one
 }
 
 // full reports whether the decision has maxChanges changes.

@@ -76,6 +76,7 @@ func (e *Explainer) Guest(g *v1.Guest) *v1.ExplainResponse {
 		e.rebalance(&l, p, g)
 	}
 	e.talking(&l, p, g)
+	e.relays(&l, g.Host)
 	e.past(&l, g)
 	return &v1.ExplainResponse{Lines: l, Conditions: e.conditions(p, h)}
 }
@@ -140,6 +141,7 @@ func (e *Explainer) Host(h *v1.Host) *v1.ExplainResponse {
 	var l lines
 	p := e.policy(&l)
 	e.host(&l, h)
+	e.relays(&l, h.GetMeta().GetName())
 	if limits, _ := p.GuestLimits(h, e.Now); limits != nil {
 		l.add("of its guests, %s", limited(limits))
 	}

@@ -201,6 +201,9 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	if before.GetInfo() != now.GetInfo() {
 		x.markPeers(name)
 	}
+	for _, r := range slices.Concat(before.GetRelayed(), now.GetRelayed()) {
+		x.hosts[r.Peer], x.hosts[r.Relay] = true, true
+	}
 	if before == nil || now == nil {
 		for _, g := range x.reports[name].Report.GetGuests() {
 			x.findStranger(g.Uid)

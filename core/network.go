@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	v1 "watari/api/watariv1"
 	"watari/migration"
 )
@@ -116,6 +118,7 @@ func (p *pass) networkOrder(host string, guests map[string]*v1.Guest) *v1.Networ
 		}
 	}
 	slices.SortFunc(lists, func(a, b []*v1.GuestRoute) int { return byAddress(a[0], b[0]) })
+	w.Relayed, w.Probes = p.between[host], p.Core.probes[host]
 	w.Routes = slices.Concat(lists...)
 	// This takes linear time if the clusters' addresses do not interleave.
 	slices.SortFunc(w.Routes, byAddress)
@@ -140,7 +143,8 @@ func (p *pass) peerHost(name, host string) *v1.PeerHost {
 	if known.info != info {
 		describe := func(sameSite bool) *v1.PeerHost {
 			return &v1.PeerHost{Name: name, Site: info.Site, LanAddress: info.LanAddress, SameSite: sameSite,
-				WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort}
+				WireguardPublicKey: info.WireguardPublicKey, WireguardPort: info.WireguardPort,
+				DialOnly: info.DialOnly, Keepalive: !sameSite && info.RelayPort != 0}
 		}
 		known = peerHosts{info, describe(true), describe(false)}
 		p.index.peers[name] = known
@@ -148,7 +152,16 @@ func (p *pass) peerHost(name, host string) *v1.PeerHost {
 	if info.Site == p.Hosts[host].GetInfo().GetSite() {
 		return known.near
 	}
-	return known.far
+	far := known.far
+	if far.Keepalive && p.Hosts[host].Info.GetRelayPort() == 0 { // the host itself would not keep the path alive
+		far = proto.CloneOf(far)
+		far.Keepalive = false
+	}
+	if r := p.Relayed(name, host); r != nil {
+		far = proto.CloneOf(far)
+		far.Relay, far.RelayAddress = r.Relay, portAddress(p.Hosts[r.Relay], r.Port)
+	}
+	return far
 }
 
 // routesSet reports whether every connected host with a part in the cluster's network has the present routes in force.

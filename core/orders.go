@@ -81,7 +81,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 	w := &v1.HostWanted{Term: p.Core.Term, Generation: last.wanted.GetGeneration(), BootId: base.BootId, Protocol: base.Protocol, Guests: base.Guests, Images: base.Images, Checkpoints: base.Checkpoints,
 		Stamp: last.wanted.GetStamp()}
 	w.Network = &v1.NetworkWanted{Generation: last.wanted.GetNetwork().GetGeneration(), Routes: base.Network.Routes, Peers: base.Network.Peers,
-		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu}
+		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu, Relayed: base.Network.Relayed, Probes: base.Network.Probes}
 	if s := book.share[host]; s != nil {
 		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, slices.Concat(s.blobs, base.Blobs), s.templates
 	}
@@ -106,6 +106,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 // sameNetwork reports whether two orders have the same network. Most elements of the lists are the same objects.
 func sameNetwork(a, b *v1.NetworkWanted) bool {
 	return a.Generation == b.Generation && a.Mtu == b.Mtu && sameList(a.Routes, b.Routes) && sameList(a.Peers, b.Peers) &&
+		sameList(a.Relayed, b.Relayed) && sameList(a.Probes, b.Probes) &&
 		slices.EqualFunc(a.Clusters, b.Clusters, func(a, b *v1.ClusterNetwork) bool {
 			return a.Name == b.Name && a.Prefix == b.Prefix && a.HomeServer == b.HomeServer && sameList(a.Peers, b.Peers)
 		})
@@ -239,12 +240,15 @@ func moveOrder(s *Objects, m *v1.Migration) *v1.MigrationOrder {
 }
 
 // tunnelAddress returns the address of a host's tunnel, host:port; empty: not known.
-func tunnelAddress(h *v1.Host) string {
+func tunnelAddress(h *v1.Host) string { return portAddress(h, h.GetInfo().GetTunnelPort()) }
+
+// portAddress returns the address of a host's port, host:port; empty: not known.
+func portAddress(h *v1.Host, port uint32) string {
 	address, err := netip.ParseAddr(h.GetInfo().GetLanAddress())
 	if err != nil {
 		return ""
 	}
-	return netip.AddrPortFrom(address, uint16(h.Info.TunnelPort)).String()
+	return netip.AddrPortFrom(address, uint16(port)).String()
 }
 
 // image returns the image with this digest, without its name. A host needs only the content, and a new name must not

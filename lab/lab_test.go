@@ -41,6 +41,7 @@ func TestLab(t *testing.T) {
 		{"a shaped WAN delays and loses as asked", testShaped},
 		{"the WAN's link process comes back", testLinkProcess},
 		{"a cut is silent and heals", testCut},
+		{"a site and a host behind NAT only dial out", testNAT},
 		{"QEMU outlives its libvirt daemon", testDaemonKilled},
 		{"a host crashes and starts again", testCrash},
 		{"a killed command takes along what it started", testCommandKilled},
@@ -211,6 +212,29 @@ func testCut(l testLab) {
 	}
 	if err := l.WANCut(deadline(l.t), "z"); err == nil {
 		l.t.Error("an unknown site is cut")
+	}
+}
+
+func testNAT(l testLab) {
+	for _, names := range [][]string{{"b"}, {"b1"}} {
+		if err := l.WANNAT(deadline(l.t), names...); err != nil {
+			l.t.Fatal(err)
+		}
+		if !l.reaches("b1", "a1") || !l.reaches("b1", l.RootEnd().String()) {
+			l.t.Errorf("b1 does not dial out from behind the NAT of %v", names)
+		}
+		if out, err := l.on("a1", "ping", "-n", "-i", "0.1", "-W", "1", "-c", "3", "b1"); err == nil || strings.Contains(strings.ToLower(out), "unreachable") {
+			l.t.Errorf("a1 to b1 behind the NAT of %v: %v %s", names, err, out)
+		}
+	}
+	if err := l.WANNAT(deadline(l.t), "z"); err == nil {
+		l.t.Error("an unknown site is behind NAT")
+	}
+	if err := l.WANNAT(deadline(l.t)); err != nil {
+		l.t.Fatal(err)
+	}
+	if !l.reaches("a1", "b1") {
+		l.t.Error("a1 does not reach b1 after the NAT has ended")
 	}
 }
 

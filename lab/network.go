@@ -1,5 +1,5 @@
 // The lab's links and routes: a LAN bridge in each site's router, a spoke from each router to the hub, and a link from
-// the first site's router to this machine. Everything is routed; there is no NAT.
+// the first site's router to this machine. Everything is routed; NAT is only where it was asked for (nat.go).
 
 package lab
 
@@ -99,7 +99,13 @@ func (l *Lab) setUpSite(site int) error {
 	if err := ensureNeighbor(router, linkWAN, p.spokeHub(site), p.hardwareAddress(macHub, site, 0)); err != nil {
 		return err
 	}
-	return ensureRoute(router, p.prefix(), p.spokeHub(site))
+	if err := ensureRoute(router, p.prefix(), p.spokeHub(site)); err != nil {
+		return err
+	}
+	if len(l.state.NAT) == 0 {
+		return nil
+	}
+	return l.applyNAT(site)
 }
 
 func (l *Lab) setUpRoot() error {

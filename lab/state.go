@@ -42,6 +42,8 @@ type state struct {
 	WAN   WAN    `json:"wan"`
 	// Cut names the sites that are cut off the WAN.
 	Cut []string `json:"cut,omitempty"`
+	// NAT names the sites and hosts that are behind NAT.
+	NAT []string `json:"nat,omitempty"`
 	// RootEnd is this machine's address in the lab: hosts reach a manager on this machine there.
 	RootEnd netip.Addr           `json:"root_end"`
 	UUIDs   map[string]uuid.UUID `json:"host_uuids"` // libvirt identifies the host by it

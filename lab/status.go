@@ -16,9 +16,10 @@ const statusFile = inHost + "/status.json"
 type Status struct {
 	Name    string       `json:"name"`
 	Sites   []SiteStatus `json:"sites"`
-	WAN     string       `json:"wan"`      // as ParseWAN reads it
-	Shaper  string       `json:"shaper"`   // what shapes the WAN: "nothing", "netem", "link process", or the problem
-	RootEnd string       `json:"root_end"` // this machine's address in the lab
+	WAN     string       `json:"wan"`           // as ParseWAN reads it
+	NAT     []string     `json:"nat,omitempty"` // sites and hosts that only dial out
+	Shaper  string       `json:"shaper"`        // what shapes the WAN: "nothing", "netem", "link process", or the problem
+	RootEnd string       `json:"root_end"`      // this machine's address in the lab
 	Prefix  string       `json:"prefix"`
 	Dir     string       `json:"dir"` // persistent state
 }
@@ -58,7 +59,7 @@ func (l *Lab) Status() (Status, error) {
 	}
 	p := l.state.plan()
 	s := Status{
-		Name: l.Name(), WAN: l.state.WAN.String(), Shaper: l.currentShaper(),
+		Name: l.Name(), WAN: l.state.WAN.String(), NAT: l.state.NAT, Shaper: l.currentShaper(),
 		RootEnd: p.rootEnd().String(), Prefix: p.prefix().String(), Dir: l.dir,
 	}
 	for site := range p.sites {

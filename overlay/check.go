@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -30,6 +32,9 @@ func (o *Overlay) check(ctx context.Context) []string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	problems := slices.Clone(o.leftOut)
+	if o.relay != nil {
+		problems = append(problems, o.relay.Problems()...)
+	}
 	if err != nil {
 		return append(problems, fmt.Sprintf("packet filters cannot be listed: %v", err))
 	}
@@ -132,6 +137,7 @@ const checkInterval = 5 * time.Second
 func (o *Overlay) Watch(ctx context.Context, changed func()) error {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
+	go o.watchPaths(ctx)
 	return o.watch(ctx, linkUpdates, check.C, func() { o.Check(ctx) }, changed)
 }
 
@@ -207,6 +213,9 @@ func (o *Overlay) Cleanup(ctx context.Context) error {
 		}
 	}
 	errs = append(errs, o.restoreForwarding())
+	if err := os.Remove(o.relayFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
 	clear(o.guests)
 	clear(o.clusters)
 	clear(o.wanted)

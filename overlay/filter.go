@@ -20,6 +20,8 @@ import (
 // ruleset is the whole table. conntrack does not track guests' packets: a guest may move at any moment, and NAT must
 // not change its packets.
 //
+// Inside WireGuard, hosts reach only each other's tunnel: a connection to another port is dropped with its first packet.
+//
 // The sets are: taps; sources (tap, address of its guest); prefixes (tap, prefix of its cluster); clusters (their
 // prefixes); pairs (prefix, the same prefix: both ends are in one cluster); opened (interfaces on which only the
 // overlay enabled forwarding); sent (tap, destination: what a guest has sent to another, in bytes; see traffic.go). If sent is
@@ -74,8 +76,15 @@ table inet watari {
 	chain input {
 		type filter hook input priority filter - 10; policy accept;
 		iifname @taps goto guest_to_host
-		iifname "{{.WireGuard}}" drop
+		iifname "{{.WireGuard}}" goto host_to_host
 		ip saddr @clusters drop
+	}
+	chain host_to_host {
+		ip6 saddr != {{.Hosts}} drop
+		tcp dport {{.TunnelPort}} accept
+		tcp flags & (syn|ack) != syn accept
+		icmpv6 type { destination-unreachable, packet-too-big, time-exceeded } accept
+		drop
 	}
 	chain guest_to_host {
 		icmp type echo-request ip daddr {{.Gateway}} limit rate 50/second accept
@@ -84,6 +93,7 @@ table inet watari {
 	chain output {
 		type filter hook output priority filter - 10; policy accept;
 		oifname @taps goto host_to_guest
+		oifname "{{.WireGuard}}" ip6 saddr {{.Hosts}} ip6 daddr {{.Hosts}} meta l4proto { tcp, icmpv6 } accept
 		oifname "{{.WireGuard}}" goto host_to_guest
 		ip daddr @clusters goto host_to_guest
 	}
@@ -110,7 +120,8 @@ type rulesetData struct {
 	LAN, WireGuard                                   string
 	Gateway                                          netip.Addr
 	Taps, Sources, Prefixes, Clusters, Pairs, Opened string
-	KeepSent, MaxSent                                int
+	KeepSent, MaxSent, TunnelPort                    int
+	Hosts                                            netip.Prefix
 }
 
 func (o *Overlay) rulesetData() rulesetData {
@@ -129,6 +140,7 @@ func (o *Overlay) rulesetData() rulesetData {
 		LAN: o.lan.name, WireGuard: Device, Gateway: Gateway,
 		Taps: elements(taps), Sources: elements(sources), Prefixes: elements(prefixes),
 		Clusters: elements(clusters), Pairs: elements(pairs), KeepSent: int(keepSent.Seconds()), MaxSent: maxSent,
+		TunnelPort: o.cfg.TunnelPort, Hosts: hostPrefix,
 	}
 	if f, ok := o.readSavedLAN(); ok && f.Forwarding == "0" {
 		d.Opened = quote(o.lan.name)

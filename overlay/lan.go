@@ -60,6 +60,13 @@ var (
 		{"ipv4/conf/%s/accept_redirects", "0"},
 		{"ipv4/conf/%s/send_redirects", "0"},
 	}
+	// deviceSysctls are those of the WireGuard device, which has an IPv6 address of the host and no other.
+	deviceSysctls = append([]sysctl{
+		{"ipv6/conf/%s/disable_ipv6", "0"},
+		{"ipv6/conf/%s/addr_gen_mode", "1"},
+		{"ipv6/conf/%s/accept_ra", "0"},
+		{"ipv6/conf/%s/forwarding", "0"},
+	}, guestSysctls[1:]...)
 	// lanSysctls enable forwarding of packets from other hosts to guests of this host, and to guests that have just
 	// moved away.
 	lanSysctls = []sysctl{{"ipv4/conf/%s/forwarding", "1"}}

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	v1 "watari/api/watariv1"
+	"watari/overlay/relay"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -32,6 +33,12 @@ const (
 	Device = "watari0"
 	// DefaultWireGuardPort is the UDP port it listens on.
 	DefaultWireGuardPort = 7072
+	// DefaultRelayPort is the UDP port of its relay. Those above it, up to 7199, are for pairs of other hosts.
+	DefaultRelayPort = 7073
+	// RelayedPorts is the number of these ports.
+	RelayedPorts = 126
+	// defaultTunnelPort is the TCP port of the tunnel.
+	defaultTunnelPort = 7071
 	// DefaultMTU is the size, in bytes, of a guest's packet that fits into WireGuard over IPv6 over Ethernet (1500 -
 	// 80).
 	DefaultMTU = 1420
@@ -57,6 +64,13 @@ type Config struct {
 	LANAddress   netip.Addr
 	// WireGuardPort is the UDP port to listen on; 0: DefaultWireGuardPort.
 	WireGuardPort int
+	// TunnelPort is the TCP port at which hosts reach each other's tunnel inside WireGuard; 0: 7071.
+	TunnelPort int
+	// RelayPort is the UDP port at which this host answers probes. Those above it are for pairs of hosts between which it relays.
+	// 0: it does not relay.
+	RelayPort int
+	// Changed is called when what Paths returns has changed; nil: nobody is told.
+	Changed func()
 	// AgentBinary is run as "AgentBinary wireguard ..." (RunWireGuard) if the kernel has no WireGuard.
 	AgentBinary string
 	Logger      *slog.Logger // nil: slog.Default()
@@ -88,6 +102,8 @@ type Overlay struct {
 	control  *wgctrl.Client
 	calls    callLimiter              // for calls of control
 	problems atomic.Pointer[[]string] // of the last Check; not under mu, which Apply may hold for long
+	relay    *relay.Relay             // nil: this host does not relay
+	watched  atomic.Pointer[watched]
 
 	mu           sync.Mutex
 	prepared     bool                           // sysctls are set and the filter is installed
@@ -100,6 +116,8 @@ type Overlay struct {
 	peers        map[wgtypes.Key]*peer          // of the last NetworkWanted
 	seen         map[wgtypes.Key]traffic        // of the peers, at their last check
 	peersChecked time.Time                      // time of that check
+	addressed    bool                           // the device has this host's own address, as far as that is possible
+	heard        map[wgtypes.Key]heard          // from the watched peers
 }
 
 // lan is the interface to the other hosts.
@@ -123,6 +141,9 @@ func New(cfg Config) (*Overlay, error) {
 	if o.log == nil {
 		o.log = slog.Default()
 	}
+	if cfg.TunnelPort == 0 {
+		o.cfg.TunnelPort = defaultTunnelPort
+	}
 	var err error
 	if o.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("overlay: open route netlink: %w", err)
@@ -143,12 +164,18 @@ func New(cfg Config) (*Overlay, error) {
 		o.Close()
 		return nil, fmt.Errorf("overlay: list taps: %w", err)
 	}
+	if cfg.RelayPort != 0 {
+		o.openRelay()
+	}
 	return o, nil
 }
 
 // Close closes the overlay's sockets. The network stays as it is.
 func (o *Overlay) Close() error {
 	o.handle.Close()
+	if o.relay != nil {
+		o.relay.Close()
+	}
 	return o.control.Close()
 }
 
@@ -257,6 +284,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}
 	p := makePlan(o.cfg.HostName, o.lan.address, wanted, local)
+	o.setRelay(&p, wanted)
 	o.recordLeftOut(p.errs)
 	o.wanted, o.peers = p.clusters, p.peers
 	var errs []error
@@ -275,6 +303,7 @@ func (o *Overlay) Apply(ctx context.Context, wanted *v1.NetworkWanted, local []G
 	if err := o.shrinkWireGuard(wireguard); err != nil {
 		errs = append(errs, err)
 	}
+	o.watchPeers(time.Now())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("apply network %d: %w", wanted.GetGeneration(), err)
 	}

@@ -4,6 +4,7 @@ package overlay
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -35,7 +36,10 @@ type route struct {
 // peer is a wanted WireGuard peer.
 type peer struct {
 	name      string
-	endpoint  netip.AddrPort
+	endpoint  netip.AddrPort // zero: it only dials out, and WireGuard learns where it is
+	relay     string         // the host whose relay endpoint is; empty: none
+	watched   bool           // both ends keep the path alive, so that its silence means something
+	dialOnly  bool
 	keepalive time.Duration // 0: none
 	allowed   map[netip.Prefix]bool
 }
@@ -50,6 +54,21 @@ type plan struct {
 
 // keepalive is the interval of packets that keep a NAT's mapping for a host behind it (wg(8) recommends 25 s).
 const keepalive = 25 * time.Second
+
+// watchedKeepalive is the same for a path of which both ends tell the manager whether it works. It is shorter, so that they
+// notice soon that it does not.
+const watchedKeepalive = 5 * time.Second
+
+// hostPrefix holds the hosts' own addresses inside WireGuard. They are for the tunnel to hosts that cannot be dialled.
+var hostPrefix = netip.MustParsePrefix("fd77:6174:6172:6900::/64")
+
+// hostAddress returns a host's own address inside WireGuard. It follows from the key, so nobody has to assign it.
+func hostAddress(key wgtypes.Key) netip.Addr {
+	sum := sha256.Sum256(key[:])
+	address := hostPrefix.Addr().As16()
+	copy(address[8:], sum[:8])
+	return netip.AddrFrom16(address)
+}
 
 // makePlan computes the routes and peers of the host self, whose LAN address is address, from the manager's
 // NetworkWanted.
@@ -106,11 +125,25 @@ func (p *plan) addPeers(own netip.Addr, peers []*v1.PeerHost) map[string]hop {
 			p.errs = append(p.errs, fmt.Errorf("host %s: WireGuard key: %w", h.GetName(), err))
 			continue
 		}
-		w := &peer{name: h.GetName(), allowed: map[netip.Prefix]bool{}}
-		w.endpoint = netip.AddrPortFrom(address, uint16(cmp.Or(h.GetWireguardPort(), DefaultWireGuardPort)))
-		if behindNAT(own, address) {
+		w := &peer{name: h.GetName(), watched: h.GetKeepalive(), dialOnly: h.GetDialOnly(), relay: h.GetRelay()}
+		if !w.dialOnly {
+			w.endpoint = netip.AddrPortFrom(address, uint16(cmp.Or(h.GetWireguardPort(), DefaultWireGuardPort)))
+		}
+		switch {
+		case w.watched:
+			w.keepalive = watchedKeepalive
+		case behindNAT(own, address):
 			w.keepalive = keepalive
 		}
+		if w.relay != "" {
+			if w.endpoint, err = netip.ParseAddrPort(h.GetRelayAddress()); err != nil {
+				p.errs = append(p.errs, fmt.Errorf("host %s: its relay, host %s: %w", h.GetName(), w.relay, err))
+				continue
+			}
+			w.keepalive = watchedKeepalive
+		}
+		host := hostAddress(key)
+		w.allowed = map[netip.Prefix]bool{netip.PrefixFrom(host, host.BitLen()): true}
 		p.peers[key] = w
 		hops[h.GetName()] = hop{peer: key}
 	}
@@ -202,6 +235,7 @@ type actualPeer struct {
 type peerChange struct {
 	key       wgtypes.Key
 	remove    bool
+	renew     bool           // the peer is removed and made again, so that it begins a session at once
 	endpoint  netip.AddrPort // zero: unchanged
 	keepalive *time.Duration // nil: unchanged
 	replace   bool           // whether allowed replaces the peer's addresses or adds to them
@@ -223,6 +257,10 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 	}
 	for key, w := range wanted {
 		have, exists := actual[key]
+		if exists && otherPath(w, have, set[key]) {
+			grow = append(grow, peerChange{key: key, renew: true, endpoint: w.endpoint, keepalive: &w.keepalive, allowed: missing(w.allowed, nil)})
+			continue
+		}
 		change := peerChange{key: key, allowed: missing(w.allowed, have.allowed)}
 		if !exists || have.keepalive != w.keepalive {
 			change.keepalive = &w.keepalive
@@ -253,11 +291,20 @@ func diffPeers(wanted map[wgtypes.Key]*peer, actual map[wgtypes.Key]actualPeer, 
 	return grow, shrink
 }
 
+// otherPath reports whether an existing peer is to be reached by another relay than before, or by none any more. A relay passes
+// packets only after a handshake, which WireGuard would begin after a silence of 15 seconds.
+func otherPath(w *peer, have actualPeer, set netip.AddrPort) bool {
+	if w.relay != "" {
+		return have.endpoint != w.endpoint
+	}
+	return w.watched && set.IsValid() && set != w.endpoint
+}
+
 // moveEndpoint reports whether an existing peer's endpoint is to be set to wanted. WireGuard itself follows a peer that
 // roams or is behind a NAT. Only a new endpoint from the manager or a silent peer overrules that.
 func moveEndpoint(wanted netip.AddrPort, have actualPeer, set netip.AddrPort, now time.Time) bool {
 	switch {
-	case have.endpoint == wanted:
+	case have.endpoint == wanted, !wanted.IsValid():
 		return false
 	case !have.endpoint.IsValid():
 		return true

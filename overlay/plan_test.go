@@ -358,3 +358,64 @@ func TestClustersAreReadFromNftsListing(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+func TestAPeerIsMadeAnewWhenItsRelayChanges(t *testing.T) {
+	at := netip.MustParseAddrPort
+	direct, first, second := at("198.18.2.1:7072"), at("198.18.3.1:7074"), at("198.18.4.1:7074")
+	now := time.Unix(1e6, 0)
+	for _, c := range []struct {
+		name      string
+		wanted    peer
+		have, set netip.AddrPort
+		renewed   bool
+	}{
+		{"it gets a relay", peer{relay: "c1", endpoint: first}, direct, direct, true},
+		{"it keeps its relay", peer{relay: "c1", endpoint: first}, first, first, false},
+		{"a new agent finds its relay", peer{relay: "c1", endpoint: first}, first, netip.AddrPort{}, false},
+		{"it gets another relay", peer{relay: "d1", endpoint: second}, first, first, true},
+		{"it does without", peer{endpoint: direct}, first, first, true},
+		{"it only dials out, and does without", peer{dialOnly: true}, first, first, true},
+		{"it only dials out", peer{dialOnly: true}, direct, netip.AddrPort{}, false},
+		{"it has roamed", peer{endpoint: direct}, second, direct, false},
+	} {
+		w := c.wanted
+		w.watched, w.keepalive = true, watchedKeepalive
+		actual := actualPeer{endpoint: c.have, keepalive: watchedKeepalive, handshake: now}
+		grow, _ := diffPeers(map[wgtypes.Key]*peer{key("b1"): &w}, map[wgtypes.Key]actualPeer{key("b1"): actual}, map[wgtypes.Key]netip.AddrPort{key("b1"): c.set}, now)
+		if renewed := len(grow) == 1 && grow[0].renew && grow[0].endpoint == w.endpoint; renewed != c.renewed || !renewed && len(grow) > 0 {
+			t.Errorf("%s: %+v", c.name, grow)
+		}
+	}
+}
+
+func TestASilentPathIsSaidToBe(t *testing.T) {
+	now := time.Unix(1e6, 0)
+	w := &peer{name: "b1", watched: true, endpoint: netip.MustParseAddrPort("198.18.2.1:7072")}
+	p := wgtypes.Peer{}
+	var h heard
+	is := func(want v1.PathState) {
+		t.Helper()
+		h = h.hear(w, p, now)
+		if state := h.state(p, now); state != want {
+			t.Fatalf("%v, want %v", state, want)
+		}
+	}
+	is(v1.PathState_PATH_STATE_UNSPECIFIED)
+	now = now.Add(firstHandshake + time.Second)
+	is(v1.PathState_PATH_STATE_SILENT)
+	p.LastHandshakeTime, p.ReceiveBytes = now, 148
+	is(v1.PathState_PATH_STATE_ANSWERS)
+	now = now.Add(quiet - time.Second)
+	is(v1.PathState_PATH_STATE_ANSWERS)
+	now = now.Add(2 * time.Second)
+	is(v1.PathState_PATH_STATE_SILENT)
+	w.relay, w.endpoint, p = "c1", netip.MustParseAddrPort("198.18.3.1:7074"), wgtypes.Peer{}
+	is(v1.PathState_PATH_STATE_UNSPECIFIED)
+	now = now.Add(time.Second)
+	p.LastHandshakeTime, p.ReceiveBytes = now, 148
+	is(v1.PathState_PATH_STATE_ANSWERS)
+	now = now.Add(quiet + time.Second)
+	is(v1.PathState_PATH_STATE_SILENT)
+	h = heard{} // a new agent
+	is(v1.PathState_PATH_STATE_ANSWERS)
+}

@@ -43,7 +43,7 @@ func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) stri
 	var hosts []string
 	for key, t := range seen {
 		if p := peers[key]; p != nil && t.silent {
-			hosts = append(hosts, fmt.Sprintf("%s (%s)", p.name, p.endpoint))
+			hosts = append(hosts, fmt.Sprintf("%s (%s)", p.name, p.where()))
 		}
 	}
 	if len(hosts) == 0 {
@@ -51,7 +51,18 @@ func silentHosts(seen map[wgtypes.Key]traffic, peers map[wgtypes.Key]*peer) stri
 	}
 	slices.Sort(hosts)
 	return "these hosts do not answer: " + strings.Join(hosts, ", ") +
-		"; what is sent to their guests is lost. If they run, let UDP packets pass to and from these addresses"
+		"; what is sent to their guests is lost. If they run, let UDP packets pass to and from these addresses, or let both ends reach a third host, which then relays"
+}
+
+// where says for people where a peer is expected.
+func (p *peer) where() string {
+	switch {
+	case p.relay != "":
+		return fmt.Sprintf("through host %s, %s", p.relay, p.endpoint)
+	case !p.endpoint.IsValid():
+		return "it only dials out"
+	}
+	return p.endpoint.String()
 }
 
 // checkPeers compares the peers' counters if that is due, and returns a problem or "". The caller holds o.mu.

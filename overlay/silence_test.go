@@ -32,7 +32,7 @@ func TestSilentHostsAreNamed(t *testing.T) {
 		want := ""
 		if c.silent {
 			want = "these hosts do not answer: b1 (198.18.2.1:7072); what is sent to their guests is lost. " +
-				"If they run, let UDP packets pass to and from these addresses"
+				"If they run, let UDP packets pass to and from these addresses, or let both ends reach a third host, which then relays"
 		}
 		if got := silentHosts(seen, peers); got != want {
 			t.Errorf("%s: %q", c.name, got)

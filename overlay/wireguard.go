@@ -64,6 +64,16 @@ func (o *Overlay) growWireGuard(ctx context.Context, wanted map[wgtypes.Key]*pee
 			return nil, fmt.Errorf("bring up WireGuard device %s: %w", Device, err)
 		}
 	}
+	// The process and its device may be those of an earlier version, without the address.
+	if !o.addressed {
+		if err := setInterfaceSysctls(Device, deviceSysctls); err != nil {
+			return nil, err
+		}
+		if err := o.addHostAddress(); err != nil {
+			o.log.Warn("hosts that only dial out cannot send guests here, nor take any from here", "error", err)
+		}
+		o.addressed = true
+	}
 	grow, shrink := diffPeers(wanted, actualPeers(device), o.endpoints, time.Now())
 	if err := o.configurePeers(grow); err != nil {
 		return nil, err
@@ -92,6 +102,9 @@ func (o *Overlay) configurePeers(changes []peerChange) error {
 		}
 		for _, prefix := range c.allowed {
 			p.AllowedIPs = append(p.AllowedIPs, *ipNet(prefix))
+		}
+		if c.renew {
+			config.Peers = append(config.Peers, wgtypes.PeerConfig{PublicKey: c.key, Remove: true})
 		}
 		config.Peers = append(config.Peers, p)
 	}
@@ -132,7 +145,7 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := setInterfaceSysctls(Device, guestSysctls); err != nil {
+	if err := setInterfaceSysctls(Device, deviceSysctls); err != nil {
 		return nil, err
 	}
 	if mtu := o.lan.mtu - wireGuardOverhead; link.Attrs().MTU != mtu {
@@ -140,6 +153,7 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 			return nil, fmt.Errorf("set MTU to %d: %w", mtu, err)
 		}
 	}
+	o.addressed = false
 	port := o.cfg.WireGuardPort
 	if err := o.configure(wgtypes.Config{PrivateKey: &o.key, ListenPort: &port}); err != nil {
 		return nil, fmt.Errorf("set key and port %d: %w", port, err)
@@ -148,6 +162,19 @@ func (o *Overlay) bringUpWireGuard(ctx context.Context) (*wgtypes.Device, error)
 		return nil, fmt.Errorf("set up (is UDP port %d free?): %w", port, err)
 	}
 	return o.device()
+}
+
+// addHostAddress gives the device this host's own address. It needs IPv6 in the kernel, but on no other interface.
+func (o *Overlay) addHostAddress() error {
+	link, err := o.handle.LinkByName(Device)
+	if err != nil {
+		return err
+	}
+	address := ipNet(netip.PrefixFrom(hostAddress(o.key.PublicKey()), hostPrefix.Bits()))
+	if err := o.handle.AddrReplace(link, &netlink.Addr{IPNet: address, Flags: unix.IFA_F_NODAD}); err != nil {
+		return fmt.Errorf("give %s the address %s: %w", Device, address, err)
+	}
+	return nil
 }
 
 // makeWireGuard returns a device that answers on the control interface.

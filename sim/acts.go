@@ -5,6 +5,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,6 +53,9 @@ func (h *host) carryOut(a machine.Act) {
 			h.sim.after(h.sim.latency(5*time.Millisecond), func() {
 				if h.life == life {
 					h.network = max(h.network, n.Generation)
+					if now := [2]uint64{a.Orders.Term, n.Generation}; h.net == nil || slices.Compare(now[:], h.netOf[:]) >= 0 {
+						h.net, h.netOf = n, now
+					}
 					h.report()
 				}
 			})

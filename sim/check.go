@@ -125,6 +125,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		s.checkMove(now, before.Migrations[name], m)
 	}
 	s.checkTogether(before, now)
+	s.checkRelays(before, now)
 	for name, c := range now.Clusters {
 		s.checkPrefix(now, name, c)
 		s.checkSize(now, name, c)
@@ -331,6 +332,9 @@ func (s *Sim) unsettled() string {
 		if why := policy.Why(h); why != "" {
 			return fmt.Sprintf("host %s takes no guests, though its owner is away: %s", name, why)
 		}
+	}
+	if why := s.separated(); why != "" {
+		return why
 	}
 	for _, name := range s.names {
 		h := s.hosts[name]

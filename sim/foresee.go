@@ -140,7 +140,7 @@ func (s *Sim) install(p Past) {
 			continue
 		}
 		h = proto.CloneOf(h)
-		h.Withdrawn = nil
+		h.Withdrawn, h.Relayed = nil, nil
 		o.Hosts[name] = h
 		made := newHost(s, name)
 		made.uid, made.site, made.boot, made.info = h.Meta.Uid, h.Info.Site, h.Info.BootId, h.Info

@@ -23,6 +23,7 @@ type host struct {
 	uid  string // of its object, and in its certificate
 	site string
 
+	behind behind
 	up     bool
 	boots  int
 	info   *v1.HostInfo // of a host that exists; nil: it is made up
@@ -48,9 +49,13 @@ type host struct {
 	agent     *machine.Machine
 	life      int
 	link      *connection
-	network   uint64 // generation in force
-	evicted   bool   // it was told that it was removed
-	planned   bool   // a report is planned
+	network   uint64               // generation in force
+	net       *v1.NetworkWanted    // in force; nil: none of this agent's
+	netOf     [2]uint64            // its term and generation
+	paths     map[string]path      // to WireGuard's peers
+	answered  map[string]time.Time // since when a host answers probes
+	evicted   bool                 // it was told that it was removed
+	planned   bool                 // a report is planned
 	ticking   time.Time
 	expected  map[string]string    // guest uid: the migration that is admitted
 	cuttable  map[uint64]func()    // acts under way that can be interrupted
@@ -143,6 +148,7 @@ func (h *host) startAgent() {
 		loaded.Records[uid] = &copied
 	}
 	h.expected, h.cuttable, h.network = map[string]string{}, map[uint64]func(){}, 0
+	h.net, h.paths, h.answered = nil, nil, nil
 	h.ticking = time.Time{}
 	h.agent = machine.New(h.now(), machine.Config{Host: h.name, BootID: h.boot}, loaded)
 	h.sim.tell(h.name, "its agent starts")
@@ -263,11 +269,14 @@ func (h *host) observed() *v1.HostObserved {
 	machine.SeeProcesses(o, pids, err)
 	o.Protocol = protocol.Version
 	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share,
-		CoreSpeed: h.speed()}
+		CoreSpeed: h.speed(), WireguardPublicKey: h.name, RelayPort: relayPort, DialOnly: h.behind.said}
+	if h.behind.plain {
+		o.Info.RelayPort, o.Info.DialOnly = 0, false
+	}
 	if h.info != nil {
 		o.Info = h.info
 	}
-	o.NetworkGeneration = h.network
+	o.NetworkGeneration, o.Paths = h.network, h.observePaths()
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})
 	}

@@ -101,6 +101,7 @@ func (m *manager) pass() {
 	w := core.World{Objects: objects, Reports: reports, Usage: m.usage, Now: m.now()}
 	w.Signals = m.signals.watcher.All(w.Now)
 	d := m.sim.decide(m, w)
+	m.sim.checkGone(m, w)
 	for _, host := range slices.Sorted(maps.Keys(d.Orders)) {
 		w := d.Orders[host]
 		if w.Stamp == nil {

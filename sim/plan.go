@@ -50,7 +50,7 @@ const ballast = 3
 // planOf makes the plan of a seed.
 func planOf(seed uint64) []Step {
 	rng := rand.New(rand.NewPCG(seed, 3))
-	hosts := 2 + rand.New(rand.NewPCG(seed, 2)).IntN(4)
+	hosts := hostsOf(seed)
 	host := func() string {
 		i := rng.IntN(hosts)
 		return fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)

@@ -75,10 +75,11 @@ type Sim struct {
 	// How guests' use changes, and the host to which one has moved last.
 	pattern    pattern
 	lastTarget string
-	coolDown   time.Duration // of the policies that decide by use
-	talking    int           // the pattern of the guests' traffic
-	jumped     bool          // a manager's clock has
-	foresight  *foresight    // of a replay; nil: this is a run of a seed
+	coolDown   time.Duration        // of the policies that decide by use
+	talking    int                  // the pattern of the guests' traffic
+	jumped     bool                 // a manager's clock has
+	stuck      map[string]time.Time // since when a pair keeps a relay that is gone, though there is another
+	foresight  *foresight           // of a replay; nil: this is a run of a seed
 	// recovering: a person makes the objects agree with what hosts run.
 	recovering bool
 	violation  string
@@ -164,8 +165,7 @@ func (s *Sim) until(t time.Time) {
 
 // begin switches hosts on, and starts a manager. policies is the text of the policy in force; empty: there is none.
 func (s *Sim) begin(seed uint64, policies string) {
-	sizes := rand.New(rand.NewPCG(seed, 2))
-	for i := range 2 + sizes.IntN(4) {
+	for i := range hostsOf(seed) {
 		name := fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)
 		s.names = append(s.names, name)
 		h := newHost(s, name)
@@ -178,6 +178,7 @@ func (s *Sim) begin(seed uint64, policies string) {
 	if policies != "" {
 		s.commit(0, create(core.NewPolicy(1, policies, "", user)))
 	}
+	s.connectHosts(seed)
 	s.lastTarget = s.names[0]
 	s.lead()
 	for _, name := range s.names {

@@ -100,7 +100,12 @@ func TestSameAnswerWhenAGuestMoves(t *testing.T) {
 		settled(t, "melt", 2)
 		return out
 	}
-	t.Run("over TCP", func(t *testing.T) { moved(t, "melt-tcp", "120") })
+	t.Run("over TCP, with a site that only dials out", func(t *testing.T) {
+		if !wholeHosts {
+			behindNAT(t, "b")
+		}
+		moved(t, "melt-tcp", "120")
+	})
 	t.Run("over PM", func(t *testing.T) { carriedByPM(t, moved(t, "melt-pm", "60", overPM...), 2, 5e6) })
 }
 

@@ -164,30 +164,105 @@ type Peer struct {
 
 // connect opens a connection to another host and sends the header: the socket and a text.
 func (t *Tunnels) connect(ctx context.Context, to Peer, socket Socket, text string) (*tls.Conn, error) {
-	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	raw, err := new(net.Dialer).DialContext(dialCtx, "tcp", to.Address)
+	conn, err := t.reach(ctx, to)
 	if err != nil {
-		return nil, fmt.Errorf("reach host %s at %s: %w", to.Name, to.Address, err)
+		return nil, err
+	}
+	if err = writeHeader(conn, text, socket); err == nil {
+		err = readAnswer(conn)
+	}
+	if err != nil {
+		conn.NetConn().Close()
+		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", to.Name, conn.RemoteAddr(), err)
+	}
+	conn.NetConn().SetDeadline(time.Time{})
+	return conn, nil
+}
+
+// reach opens a connection to another host: directly, or else inside WireGuard, which leads to hosts that only dial out, and
+// through relays.
+func (t *Tunnels) reach(ctx context.Context, to Peer) (*tls.Conn, error) {
+	inside, only := t.insideOf(to)
+	if inside == "" {
+		return t.dialHost(ctx, to, to.Address, dialTimeout)
+	}
+	var direct error
+	if !only && !t.isShut(to.Address) {
+		conn, err := t.dialHost(ctx, to, to.Address, directTimeout)
+		if err == nil || ctx.Err() != nil {
+			return conn, err
+		}
+		direct = err
+	}
+	conn, err := t.dialInside(ctx, to, inside)
+	if err != nil {
+		return nil, errors.Join(direct, err)
+	}
+	if direct != nil {
+		t.config.Log.Info("a host is reached only inside WireGuard", "host", to.Name, "error", direct)
+		t.mu.Lock()
+		t.shut[to.Address] = time.Now()
+		t.mu.Unlock()
+	}
+	return conn, nil
+}
+
+// dialInside opens a connection inside WireGuard. A host that WireGuard does not reach yet does not answer; one whose agent does
+// not run refuses at once.
+func (t *Tunnels) dialInside(ctx context.Context, to Peer, address string) (conn *tls.Conn, err error) {
+	for until := time.Now().Add(insideTimeout); time.Now().Before(until); {
+		conn, err = t.dialHost(ctx, to, address, insideAttempt)
+		var timeout net.Error
+		if err == nil || ctx.Err() != nil || !errors.As(err, &timeout) || !timeout.Timeout() {
+			return conn, err
+		}
+	}
+	return nil, err
+}
+
+// insideOf returns a host's tunnel inside WireGuard, host:port; empty: there is none.
+func (t *Tunnels) insideOf(to Peer) (address string, only bool) {
+	if t.config.Inside == nil {
+		return "", false
+	}
+	inside, only := t.config.Inside(to.Name)
+	_, port, err := net.SplitHostPort(to.Address)
+	if !inside.IsValid() || err != nil {
+		return "", false
+	}
+	return net.JoinHostPort(inside.String(), port), only
+}
+
+// isShut reports whether dialling an address has failed lately.
+func (t *Tunnels) isShut(address string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	since, is := t.shut[address]
+	if is && time.Since(since) > shutFor {
+		delete(t.shut, address)
+		return false
+	}
+	return is
+}
+
+// dialHost opens a connection to an address, and checks that the host answers there. The connection's deadline is set.
+func (t *Tunnels) dialHost(ctx context.Context, to Peer, address string, timeout time.Duration) (*tls.Conn, error) {
+	dialCtx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	raw, err := new(net.Dialer).DialContext(dialCtx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("reach host %s at %s: %w", to.Name, address, err)
 	}
 	giveUpInTime(raw)
 	raw.SetDeadline(time.Now().Add(dialTimeout))
 	conn := tls.Client(raw, t.config.TLS)
-	err = conn.HandshakeContext(dialCtx)
-	if err == nil {
+	if err = conn.HandshakeContext(dialCtx); err == nil {
 		err = answers(conn, to)
-	}
-	if err == nil {
-		err = writeHeader(conn, text, socket)
-	}
-	if err == nil {
-		err = readAnswer(conn)
 	}
 	if err != nil {
 		raw.Close()
-		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", to.Name, to.Address, err)
+		return nil, fmt.Errorf("open a tunnel to host %s at %s: %w", to.Name, address, err)
 	}
-	raw.SetDeadline(time.Time{})
 	return conn, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -27,6 +28,14 @@ const (
 	// headerLimit bounds the bytes that are read from a host before it is known.
 	headerLimit = 256
 	dialTimeout = 10 * time.Second
+	// directTimeout is for dialling a host that can also be reached inside WireGuard.
+	directTimeout = 3 * time.Second
+	// insideTimeout is for dialling a host inside WireGuard, by attempts of insideAttempt: it may take a while until a relay has
+	// been found.
+	insideTimeout = 15 * time.Second
+	insideAttempt = 3 * time.Second
+	// shutFor is how long a host is not dialled after that has failed.
+	shutFor = 5 * time.Minute
 	// accepted answers a header.
 	accepted, refused = 0, 1
 	// absent answers a request for a blob if the host has no byte of it yet.
@@ -55,7 +64,10 @@ type Config struct {
 	LibvirtSockets []string
 	// Blobs opens a blob for another host, whose certificate has the identity id; nil: this host has no blobs.
 	Blobs func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error)
-	Log   *slog.Logger
+	// Inside returns a host's address inside WireGuard, which also leads to hosts that cannot be dialled; invalid: it has none for
+	// this host. only: the host cannot be dialled. nil: there are no such addresses.
+	Inside func(host string) (address netip.Addr, only bool)
+	Log    *slog.Logger
 }
 
 // Expected is a migration that may come in.
@@ -76,6 +88,7 @@ type Tunnels struct {
 	mu       sync.Mutex
 	expected map[string]Expected          // by migration
 	open     map[string]map[net.Conn]bool // incoming connections, by migration
+	shut     map[string]time.Time         // when a host could not be dialled but reached inside WireGuard, by its address
 }
 
 // New makes the tunnels of a host. Serve admits other hosts.
@@ -83,7 +96,7 @@ func New(config Config) *Tunnels {
 	if config.Log == nil {
 		config.Log = slog.Default()
 	}
-	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}}
+	return &Tunnels{config: config, expected: map[string]Expected{}, open: map[string]map[net.Conn]bool{}, shut: map[string]time.Time{}}
 }
 
 // Expect admits a migration until the returned function is called. Admitted connections continue.

@@ -86,6 +86,56 @@ func (GuestRole) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+// PathState tells whether another host answers over WireGuard.
+type PathState int32
+
+const (
+	PathState_PATH_STATE_UNSPECIFIED PathState = 0
+	PathState_PATH_STATE_ANSWERS     PathState = 1
+	PathState_PATH_STATE_SILENT      PathState = 2
+)
+
+// Enum value maps for PathState.
+var (
+	PathState_name = map[int32]string{
+		0: "PATH_STATE_UNSPECIFIED",
+		1: "PATH_STATE_ANSWERS",
+		2: "PATH_STATE_SILENT",
+	}
+	PathState_value = map[string]int32{
+		"PATH_STATE_UNSPECIFIED": 0,
+		"PATH_STATE_ANSWERS":     1,
+		"PATH_STATE_SILENT":      2,
+	}
+)
+
+func (x PathState) Enum() *PathState {
+	p := new(PathState)
+	*p = x
+	return p
+}
+
+func (x PathState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PathState) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (PathState) Type() protoreflect.EnumType {
+	return &file_watari_v1_agent_proto_enumTypes[1]
+}
+
+func (x PathState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PathState.Descriptor instead.
+func (PathState) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 type TemplateOrder int32
 
 const (
@@ -122,11 +172,11 @@ func (x TemplateOrder) String() string {
 }
 
 func (TemplateOrder) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_watari_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (TemplateOrder) Type() protoreflect.EnumType {
-	return &file_watari_v1_agent_proto_enumTypes[1]
+	return &file_watari_v1_agent_proto_enumTypes[2]
 }
 
 func (x TemplateOrder) Number() protoreflect.EnumNumber {
@@ -135,7 +185,7 @@ func (x TemplateOrder) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TemplateOrder.Descriptor instead.
 func (TemplateOrder) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 type GuestCondition int32
@@ -198,11 +248,11 @@ func (x GuestCondition) String() string {
 }
 
 func (GuestCondition) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_watari_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (GuestCondition) Type() protoreflect.EnumType {
-	return &file_watari_v1_agent_proto_enumTypes[2]
+	return &file_watari_v1_agent_proto_enumTypes[3]
 }
 
 func (x GuestCondition) Number() protoreflect.EnumNumber {
@@ -211,7 +261,7 @@ func (x GuestCondition) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GuestCondition.Descriptor instead.
 func (GuestCondition) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 type TemplateState int32
@@ -253,11 +303,11 @@ func (x TemplateState) String() string {
 }
 
 func (TemplateState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_watari_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (TemplateState) Type() protoreflect.EnumType {
-	return &file_watari_v1_agent_proto_enumTypes[3]
+	return &file_watari_v1_agent_proto_enumTypes[4]
 }
 
 func (x TemplateState) Number() protoreflect.EnumNumber {
@@ -266,7 +316,7 @@ func (x TemplateState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TemplateState.Descriptor instead.
 func (TemplateState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 type SamplesRequest struct {
@@ -840,8 +890,13 @@ type PeerHost struct {
 	WireguardPublicKey string                 `protobuf:"bytes,4,opt,name=wireguard_public_key,json=wireguardPublicKey,proto3" json:"wireguard_public_key,omitempty"`
 	WireguardPort      uint32                 `protobuf:"varint,5,opt,name=wireguard_port,json=wireguardPort,proto3" json:"wireguard_port,omitempty"`
 	SameSite           bool                   `protobuf:"varint,6,opt,name=same_site,json=sameSite,proto3" json:"same_site,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	DialOnly           bool                   `protobuf:"varint,8,opt,name=dial_only,json=dialOnly,proto3" json:"dial_only,omitempty"` // it only dials out: nothing reaches it that it has not asked for
+	// keepalive: both ends keep the path alive, so that each learns whether the other is reached.
+	Keepalive     bool   `protobuf:"varint,9,opt,name=keepalive,proto3" json:"keepalive,omitempty"`
+	Relay         string `protobuf:"bytes,10,opt,name=relay,proto3" json:"relay,omitempty"`                                   // the host whose relay WireGuard's packets take; empty: none
+	RelayAddress  string `protobuf:"bytes,11,opt,name=relay_address,json=relayAddress,proto3" json:"relay_address,omitempty"` // of the relay's port for this pair, host:port
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PeerHost) Reset() {
@@ -916,6 +971,233 @@ func (x *PeerHost) GetSameSite() bool {
 	return false
 }
 
+func (x *PeerHost) GetDialOnly() bool {
+	if x != nil {
+		return x.DialOnly
+	}
+	return false
+}
+
+func (x *PeerHost) GetKeepalive() bool {
+	if x != nil {
+		return x.Keepalive
+	}
+	return false
+}
+
+func (x *PeerHost) GetRelay() string {
+	if x != nil {
+		return x.Relay
+	}
+	return ""
+}
+
+func (x *PeerHost) GetRelayAddress() string {
+	if x != nil {
+		return x.RelayAddress
+	}
+	return ""
+}
+
+// Relayed is a pair of hosts between which a host forwards WireGuard's packets, without seeing into them.
+type Relayed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`                                // UDP, to which both send
+	APublicKey    string                 `protobuf:"bytes,2,opt,name=a_public_key,json=aPublicKey,proto3" json:"a_public_key,omitempty"` // base64, of WireGuard
+	BPublicKey    string                 `protobuf:"bytes,3,opt,name=b_public_key,json=bPublicKey,proto3" json:"b_public_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Relayed) Reset() {
+	*x = Relayed{}
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Relayed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Relayed) ProtoMessage() {}
+
+func (x *Relayed) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Relayed.ProtoReflect.Descriptor instead.
+func (*Relayed) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Relayed) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Relayed) GetAPublicKey() string {
+	if x != nil {
+		return x.APublicKey
+	}
+	return ""
+}
+
+func (x *Relayed) GetBPublicKey() string {
+	if x != nil {
+		return x.BPublicKey
+	}
+	return ""
+}
+
+// Probe is another host whose relay port is asked for an answer now and then.
+type Probe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                      // of its relay port, host:port
+	PublicKey     string                 `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"` // base64, of WireGuard; another machine at that address does not answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Probe) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Probe) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Probe) GetPublicKey() string {
+	if x != nil {
+		return x.PublicKey
+	}
+	return ""
+}
+
+// PathObserved is what a host knows of the way to another.
+type PathObserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	State         PathState              `protobuf:"varint,2,opt,name=state,proto3,enum=watari.v1.PathState" json:"state,omitempty"` // of WireGuard's path; unspecified: not a peer, or nothing is known yet
+	Relay         string                 `protobuf:"bytes,3,opt,name=relay,proto3" json:"relay,omitempty"`                           // the host whose relay this path takes; empty: none
+	Answers       bool                   `protobuf:"varint,4,opt,name=answers,proto3" json:"answers,omitempty"`                      // its relay port answers this host
+	Steady        bool                   `protobuf:"varint,5,opt,name=steady,proto3" json:"steady,omitempty"`                        // and has for half a minute
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathObserved) Reset() {
+	*x = PathObserved{}
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathObserved) ProtoMessage() {}
+
+func (x *PathObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathObserved.ProtoReflect.Descriptor instead.
+func (*PathObserved) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PathObserved) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *PathObserved) GetState() PathState {
+	if x != nil {
+		return x.State
+	}
+	return PathState_PATH_STATE_UNSPECIFIED
+}
+
+func (x *PathObserved) GetRelay() string {
+	if x != nil {
+		return x.Relay
+	}
+	return ""
+}
+
+func (x *PathObserved) GetAnswers() bool {
+	if x != nil {
+		return x.Answers
+	}
+	return false
+}
+
+func (x *PathObserved) GetSteady() bool {
+	if x != nil {
+		return x.Steady
+	}
+	return false
+}
+
 // ClusterNetwork is what a host needs to know of a cluster once, however many guests of it are there.
 type ClusterNetwork struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -929,7 +1211,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1223,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1236,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -993,13 +1275,15 @@ type NetworkWanted struct {
 	Peers         []*PeerHost            `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
 	Clusters      []*ClusterNetwork      `protobuf:"bytes,4,rep,name=clusters,proto3" json:"clusters,omitempty"`
 	Mtu           uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Relayed       []*Relayed             `protobuf:"bytes,6,rep,name=relayed,proto3" json:"relayed,omitempty"` // by port
+	Probes        []*Probe               `protobuf:"bytes,7,rep,name=probes,proto3" json:"probes,omitempty"`   // by host
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1295,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1308,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -1062,6 +1346,20 @@ func (x *NetworkWanted) GetMtu() uint32 {
 	return 0
 }
 
+func (x *NetworkWanted) GetRelayed() []*Relayed {
+	if x != nil {
+		return x.Relayed
+	}
+	return nil
+}
+
+func (x *NetworkWanted) GetProbes() []*Probe {
+	if x != nil {
+		return x.Probes
+	}
+	return nil
+}
+
 // BlobPeer is another host, from which or by which a blob is fetched.
 type BlobPeer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1074,7 +1372,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1384,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1397,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -1137,7 +1435,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1447,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1460,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -1213,7 +1511,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1523,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1536,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1299,7 +1597,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1609,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1622,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -1449,7 +1747,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1759,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1772,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -1565,7 +1863,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1875,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1888,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -1737,7 +2035,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +2047,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +2060,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -1792,7 +2090,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +2102,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +2115,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -1862,7 +2160,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2172,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2185,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -1947,14 +2245,15 @@ type HostObserved struct {
 	Epochs      []*KnownEpoch         `protobuf:"bytes,15,rep,name=epochs,proto3" json:"epochs,omitempty"`
 	Checkpoints []*CheckpointObserved `protobuf:"bytes,16,rep,name=checkpoints,proto3" json:"checkpoints,omitempty"` // under way, failed, or on disk
 	// processes_unknown: the host's process table could not be read completely, so guests that are not listed here may run.
-	ProcessesUnknown bool `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
+	ProcessesUnknown bool            `protobuf:"varint,20,opt,name=processes_unknown,json=processesUnknown,proto3" json:"processes_unknown,omitempty"`
+	Paths            []*PathObserved `protobuf:"bytes,21,rep,name=paths,proto3" json:"paths,omitempty"` // by host: WireGuard's peers, and hosts that were probed
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2265,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2278,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -2101,6 +2400,13 @@ func (x *HostObserved) GetProcessesUnknown() bool {
 	return false
 }
 
+func (x *HostObserved) GetPaths() []*PathObserved {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
 type ConsoleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GuestUid      string                 `protobuf:"bytes,1,opt,name=guest_uid,json=guestUid,proto3" json:"guest_uid,omitempty"`
@@ -2113,7 +2419,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2431,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2444,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -2181,7 +2487,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2499,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2512,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -2232,7 +2538,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2244,7 +2550,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2257,7 +2563,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -2276,7 +2582,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2594,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2607,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2367,7 +2673,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"GuestRoute\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
-	"\x04host\x18\x02 \x01(\tR\x04host\"\xcf\x01\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\"\xc5\x02\n" +
 	"\bPeerHost\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04site\x18\x02 \x01(\tR\x04site\x12\x1f\n" +
@@ -2375,13 +2681,35 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"lanAddress\x120\n" +
 	"\x14wireguard_public_key\x18\x04 \x01(\tR\x12wireguardPublicKey\x12%\n" +
 	"\x0ewireguard_port\x18\x05 \x01(\rR\rwireguardPort\x12\x1b\n" +
-	"\tsame_site\x18\x06 \x01(\bR\bsameSiteJ\x04\b\a\x10\b\"\x84\x01\n" +
+	"\tsame_site\x18\x06 \x01(\bR\bsameSite\x12\x1b\n" +
+	"\tdial_only\x18\b \x01(\bR\bdialOnly\x12\x1c\n" +
+	"\tkeepalive\x18\t \x01(\bR\tkeepalive\x12\x14\n" +
+	"\x05relay\x18\n" +
+	" \x01(\tR\x05relay\x12#\n" +
+	"\rrelay_address\x18\v \x01(\tR\frelayAddressJ\x04\b\a\x10\b\"a\n" +
+	"\aRelayed\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x12 \n" +
+	"\fa_public_key\x18\x02 \x01(\tR\n" +
+	"aPublicKey\x12 \n" +
+	"\fb_public_key\x18\x03 \x01(\tR\n" +
+	"bPublicKey\"T\n" +
+	"\x05Probe\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x03 \x01(\tR\tpublicKey\"\x96\x01\n" +
+	"\fPathObserved\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12*\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.watari.v1.PathStateR\x05state\x12\x14\n" +
+	"\x05relay\x18\x03 \x01(\tR\x05relay\x12\x18\n" +
+	"\aanswers\x18\x04 \x01(\bR\aanswers\x12\x16\n" +
+	"\x06steady\x18\x05 \x01(\bR\x06steady\"\x84\x01\n" +
 	"\x0eClusterNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12%\n" +
 	"\x05peers\x18\x03 \x03(\v2\x0f.watari.v1.PeerR\x05peers\x12\x1f\n" +
 	"\vhome_server\x18\x04 \x01(\tR\n" +
-	"homeServer\"\xd2\x01\n" +
+	"homeServer\"\xaa\x02\n" +
 	"\rNetworkWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -2389,7 +2717,9 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x06routes\x18\x02 \x03(\v2\x15.watari.v1.GuestRouteR\x06routes\x12)\n" +
 	"\x05peers\x18\x03 \x03(\v2\x13.watari.v1.PeerHostR\x05peers\x125\n" +
 	"\bclusters\x18\x04 \x03(\v2\x19.watari.v1.ClusterNetworkR\bclusters\x12\x10\n" +
-	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"J\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x12,\n" +
+	"\arelayed\x18\x06 \x03(\v2\x12.watari.v1.RelayedR\arelayed\x12(\n" +
+	"\x06probes\x18\a \x03(\v2\x10.watari.v1.ProbeR\x06probes\"J\n" +
 	"\bBlobPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x18\n" +
@@ -2473,7 +2803,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x04blob\x18\x03 \x01(\v2\x0f.watari.v1.BlobR\x04blob\x12\x1f\n" +
 	"\vtrust_group\x18\x04 \x01(\tR\n" +
 	"trustGroup\x12\x1b\n" +
-	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xc3\x05\n" +
+	"\tmaking_ms\x18\x05 \x01(\rR\bmakingMs\"\xf2\x05\n" +
 	"\fHostObserved\x12'\n" +
 	"\x04info\x18\x01 \x01(\v2\x13.watari.v1.HostInfoR\x04info\x12'\n" +
 	"\x04load\x18\x02 \x01(\v2\x13.watari.v1.HostLoadR\x04load\x120\n" +
@@ -2494,7 +2824,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x05stamp\x18\x0e \x01(\v2\x10.watari.v1.StampR\x05stamp\x12-\n" +
 	"\x06epochs\x18\x0f \x03(\v2\x15.watari.v1.KnownEpochR\x06epochs\x12?\n" +
 	"\vcheckpoints\x18\x10 \x03(\v2\x1d.watari.v1.CheckpointObservedR\vcheckpoints\x12+\n" +
-	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\"s\n" +
+	"\x11processes_unknown\x18\x14 \x01(\bR\x10processesUnknown\x12-\n" +
+	"\x05paths\x18\x15 \x03(\v2\x17.watari.v1.PathObservedR\x05paths\"s\n" +
 	"\x0eConsoleRequest\x12\x1b\n" +
 	"\tguest_uid\x18\x01 \x01(\tR\bguestUid\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
@@ -2512,7 +2843,11 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x0eGUEST_ROLE_RUN\x10\x01\x12\x15\n" +
 	"\x11GUEST_ROLE_ABSENT\x10\x02\x12\x17\n" +
 	"\x13GUEST_ROLE_INCOMING\x10\x03\x12\x17\n" +
-	"\x13GUEST_ROLE_OUTGOING\x10\x04*{\n" +
+	"\x13GUEST_ROLE_OUTGOING\x10\x04*V\n" +
+	"\tPathState\x12\x1a\n" +
+	"\x16PATH_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12PATH_STATE_ANSWERS\x10\x01\x12\x15\n" +
+	"\x11PATH_STATE_SILENT\x10\x02*{\n" +
 	"\rTemplateOrder\x12\x1e\n" +
 	"\x1aTEMPLATE_ORDER_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13TEMPLATE_ORDER_MAKE\x10\x01\x12\x17\n" +
@@ -2556,112 +2891,120 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 	return file_watari_v1_agent_proto_rawDescData
 }
 
-var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
-	(TemplateOrder)(0),           // 1: watari.v1.TemplateOrder
-	(GuestCondition)(0),          // 2: watari.v1.GuestCondition
-	(TemplateState)(0),           // 3: watari.v1.TemplateState
-	(*SamplesRequest)(nil),       // 4: watari.v1.SamplesRequest
-	(*MigrationOrder)(nil),       // 5: watari.v1.MigrationOrder
-	(*GuestLimits)(nil),          // 6: watari.v1.GuestLimits
-	(*GuestWanted)(nil),          // 7: watari.v1.GuestWanted
-	(*RestoreOrder)(nil),         // 8: watari.v1.RestoreOrder
-	(*CheckpointWanted)(nil),     // 9: watari.v1.CheckpointWanted
-	(*GuestRoute)(nil),           // 10: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 11: watari.v1.PeerHost
-	(*ClusterNetwork)(nil),       // 12: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 13: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 14: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 15: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 16: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 17: watari.v1.HostWanted
-	(*Dropped)(nil),              // 18: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 19: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 20: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 21: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 22: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 23: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 24: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 25: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 26: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 27: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 28: watari.v1.GuestShape
-	(*Image)(nil),                // 29: watari.v1.Image
-	(*Identity)(nil),             // 30: watari.v1.Identity
-	(*Platform)(nil),             // 31: watari.v1.Platform
-	(*GuestFacts)(nil),           // 32: watari.v1.GuestFacts
-	(*CheckpointFile)(nil),       // 33: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 34: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 35: watari.v1.Peer
-	(*Blob)(nil),                 // 36: watari.v1.Blob
-	(*Stamp)(nil),                // 37: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 38: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 39: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 40: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 41: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 42: watari.v1.CheckpointObserved
-	(*KeptConsole)(nil),          // 43: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 44: watari.v1.HostSample
+	(PathState)(0),               // 1: watari.v1.PathState
+	(TemplateOrder)(0),           // 2: watari.v1.TemplateOrder
+	(GuestCondition)(0),          // 3: watari.v1.GuestCondition
+	(TemplateState)(0),           // 4: watari.v1.TemplateState
+	(*SamplesRequest)(nil),       // 5: watari.v1.SamplesRequest
+	(*MigrationOrder)(nil),       // 6: watari.v1.MigrationOrder
+	(*GuestLimits)(nil),          // 7: watari.v1.GuestLimits
+	(*GuestWanted)(nil),          // 8: watari.v1.GuestWanted
+	(*RestoreOrder)(nil),         // 9: watari.v1.RestoreOrder
+	(*CheckpointWanted)(nil),     // 10: watari.v1.CheckpointWanted
+	(*GuestRoute)(nil),           // 11: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 12: watari.v1.PeerHost
+	(*Relayed)(nil),              // 13: watari.v1.Relayed
+	(*Probe)(nil),                // 14: watari.v1.Probe
+	(*PathObserved)(nil),         // 15: watari.v1.PathObserved
+	(*ClusterNetwork)(nil),       // 16: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 17: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 18: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 19: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 20: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 21: watari.v1.HostWanted
+	(*Dropped)(nil),              // 22: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 23: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 24: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 25: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 26: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 27: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 28: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 29: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 30: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 31: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 32: watari.v1.GuestShape
+	(*Image)(nil),                // 33: watari.v1.Image
+	(*Identity)(nil),             // 34: watari.v1.Identity
+	(*Platform)(nil),             // 35: watari.v1.Platform
+	(*GuestFacts)(nil),           // 36: watari.v1.GuestFacts
+	(*CheckpointFile)(nil),       // 37: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 38: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 39: watari.v1.Peer
+	(*Blob)(nil),                 // 40: watari.v1.Blob
+	(*Stamp)(nil),                // 41: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 42: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 43: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 44: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 45: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 46: watari.v1.CheckpointObserved
+	(*KeptConsole)(nil),          // 47: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 48: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	28, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	29, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	30, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
-	5,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	31, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	32, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
-	6,  // 7: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
-	8,  // 8: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
-	33, // 9: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
-	34, // 10: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	33, // 11: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	35, // 12: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	10, // 13: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	11, // 14: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	12, // 15: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	14, // 16: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	14, // 17: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	1,  // 18: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	36, // 19: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	7,  // 20: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	13, // 21: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	29, // 22: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	15, // 23: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	16, // 24: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	37, // 25: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	18, // 26: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	9,  // 27: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	2,  // 28: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	38, // 29: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	39, // 30: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	32, // 31: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	3,  // 32: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	36, // 33: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	40, // 34: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	41, // 35: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	19, // 36: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	21, // 37: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	22, // 38: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	37, // 39: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	20, // 40: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	42, // 41: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	43, // 42: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	17, // 43: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	24, // 44: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	4,  // 45: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	26, // 46: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	23, // 47: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	25, // 48: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	44, // 49: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	27, // 50: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	47, // [47:51] is the sub-list for method output_type
-	43, // [43:47] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	32, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	33, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	34, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	6,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
+	35, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	36, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	7,  // 7: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
+	9,  // 8: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
+	37, // 9: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	38, // 10: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	37, // 11: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	1,  // 12: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	39, // 13: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	11, // 14: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	12, // 15: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	16, // 16: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	13, // 17: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	14, // 18: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	18, // 19: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	18, // 20: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 21: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	40, // 22: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	8,  // 23: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	17, // 24: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	33, // 25: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	19, // 26: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	20, // 27: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	41, // 28: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	22, // 29: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	10, // 30: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	3,  // 31: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	42, // 32: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	43, // 33: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	36, // 34: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 35: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	40, // 36: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	44, // 37: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	45, // 38: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	23, // 39: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	25, // 40: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	26, // 41: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	41, // 42: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	24, // 43: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	46, // 44: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	15, // 45: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	47, // 46: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	21, // 47: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	28, // 48: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	5,  // 49: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	30, // 50: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	27, // 51: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	29, // 52: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	48, // 53: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	31, // 54: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	51, // [51:55] is the sub-list for method output_type
+	47, // [47:51] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -2676,8 +3019,8 @@ func file_watari_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   24,
+			NumEnums:      5,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

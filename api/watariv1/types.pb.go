@@ -1346,7 +1346,12 @@ type HostInfo struct {
 	GuestSupport *GuestSupport `protobuf:"bytes,19,opt,name=guest_support,json=guestSupport,proto3" json:"guest_support,omitempty"`
 	Lent         bool          `protobuf:"varint,20,opt,name=lent,proto3" json:"lent,omitempty"` // the host's owner has lent it out, and uses it now and then
 	// core_speed is how fast one core computes, as its agent has measured: 1 is about a server's core of 2020; 0: not measured.
-	CoreSpeed     float64 `protobuf:"fixed64,21,opt,name=core_speed,json=coreSpeed,proto3" json:"core_speed,omitempty"`
+	CoreSpeed float64 `protobuf:"fixed64,21,opt,name=core_speed,json=coreSpeed,proto3" json:"core_speed,omitempty"`
+	// dial_only: an administrator says that nothing reaches the host that it has not asked for (it is behind NAT or a firewall).
+	DialOnly bool `protobuf:"varint,22,opt,name=dial_only,json=dialOnly,proto3" json:"dial_only,omitempty"`
+	// relay_port is the UDP port at which the host answers probes; those above it are for pairs of hosts between which it relays.
+	// 0: its agent cannot.
+	RelayPort     uint32 `protobuf:"varint,23,opt,name=relay_port,json=relayPort,proto3" json:"relay_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1524,6 +1529,20 @@ func (x *HostInfo) GetLent() bool {
 func (x *HostInfo) GetCoreSpeed() float64 {
 	if x != nil {
 		return x.CoreSpeed
+	}
+	return 0
+}
+
+func (x *HostInfo) GetDialOnly() bool {
+	if x != nil {
+		return x.DialOnly
+	}
+	return false
+}
+
+func (x *HostInfo) GetRelayPort() uint32 {
+	if x != nil {
+		return x.RelayPort
 	}
 	return 0
 }
@@ -2073,6 +2092,8 @@ type Host struct {
 	// root have root in these. Empty: the host trusts no other.
 	TrustGroup string        `protobuf:"bytes,5,opt,name=trust_group,json=trustGroup,proto3" json:"trust_group,omitempty"`
 	Withdrawn  []*Withdrawal `protobuf:"bytes,6,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"` // by policies, at most one each; empty: it takes guests
+	// relayed: hosts with later names with which it does not talk directly, but through a relay.
+	Relayed []*RelayedPeer `protobuf:"bytes,7,rep,name=relayed,proto3" json:"relayed,omitempty"`
 	// The rest is observed, never stored.
 	State    HostState              `protobuf:"varint,10,opt,name=state,proto3,enum=watari.v1.HostState" json:"state,omitempty"`
 	Load     *HostLoad              `protobuf:"bytes,11,opt,name=load,proto3" json:"load,omitempty"`
@@ -2157,6 +2178,13 @@ func (x *Host) GetWithdrawn() []*Withdrawal {
 	return nil
 }
 
+func (x *Host) GetRelayed() []*RelayedPeer {
+	if x != nil {
+		return x.Relayed
+	}
+	return nil
+}
+
 func (x *Host) GetState() HostState {
 	if x != nil {
 		return x.State
@@ -2199,6 +2227,91 @@ func (x *Host) GetSample() *HostSample {
 	return nil
 }
 
+// RelayedPeer is a host that another reaches through a third one, which forwards WireGuard's packets between the two.
+type RelayedPeer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Peer          string                 `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	Relay         string                 `protobuf:"bytes,2,opt,name=relay,proto3" json:"relay,omitempty"` // host
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`  // UDP, at the relay
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"` // for people: why this relay
+	Other         string                 `protobuf:"bytes,6,opt,name=other,proto3" json:"other,omitempty"`   // in answers only, of a relay: it relays between peer and this host
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayedPeer) Reset() {
+	*x = RelayedPeer{}
+	mi := &file_watari_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayedPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayedPeer) ProtoMessage() {}
+
+func (x *RelayedPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayedPeer.ProtoReflect.Descriptor instead.
+func (*RelayedPeer) Descriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RelayedPeer) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *RelayedPeer) GetRelay() string {
+	if x != nil {
+		return x.Relay
+	}
+	return ""
+}
+
+func (x *RelayedPeer) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *RelayedPeer) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *RelayedPeer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RelayedPeer) GetOther() string {
+	if x != nil {
+		return x.Other
+	}
+	return ""
+}
+
 // Withdrawal says that a policy keeps guests from a host, and moves away those it has.
 type Withdrawal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2211,7 +2324,7 @@ type Withdrawal struct {
 
 func (x *Withdrawal) Reset() {
 	*x = Withdrawal{}
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2336,7 @@ func (x *Withdrawal) String() string {
 func (*Withdrawal) ProtoMessage() {}
 
 func (x *Withdrawal) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[16]
+	mi := &file_watari_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2349,7 @@ func (x *Withdrawal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Withdrawal.ProtoReflect.Descriptor instead.
 func (*Withdrawal) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Withdrawal) GetPolicy() string {
@@ -2274,7 +2387,7 @@ type RemovedHost struct {
 
 func (x *RemovedHost) Reset() {
 	*x = RemovedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2399,7 @@ func (x *RemovedHost) String() string {
 func (*RemovedHost) ProtoMessage() {}
 
 func (x *RemovedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[17]
+	mi := &file_watari_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2412,7 @@ func (x *RemovedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovedHost.ProtoReflect.Descriptor instead.
 func (*RemovedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemovedHost) GetMeta() *Meta {
@@ -2341,7 +2454,7 @@ type Blob struct {
 
 func (x *Blob) Reset() {
 	*x = Blob{}
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2466,7 @@ func (x *Blob) String() string {
 func (*Blob) ProtoMessage() {}
 
 func (x *Blob) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[18]
+	mi := &file_watari_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2479,7 @@ func (x *Blob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blob.ProtoReflect.Descriptor instead.
 func (*Blob) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Blob) GetDigest() string {
@@ -2403,7 +2516,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2528,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[19]
+	mi := &file_watari_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2541,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Image) GetMeta() *Meta {
@@ -2512,7 +2625,7 @@ type GuestShape struct {
 
 func (x *GuestShape) Reset() {
 	*x = GuestShape{}
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2637,7 @@ func (x *GuestShape) String() string {
 func (*GuestShape) ProtoMessage() {}
 
 func (x *GuestShape) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[20]
+	mi := &file_watari_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2650,7 @@ func (x *GuestShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestShape.ProtoReflect.Descriptor instead.
 func (*GuestShape) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GuestShape) GetVcpus() uint32 {
@@ -2575,7 +2688,7 @@ type ClusterSpec struct {
 
 func (x *ClusterSpec) Reset() {
 	*x = ClusterSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2700,7 @@ func (x *ClusterSpec) String() string {
 func (*ClusterSpec) ProtoMessage() {}
 
 func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[21]
+	mi := &file_watari_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2713,7 @@ func (x *ClusterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterSpec.ProtoReflect.Descriptor instead.
 func (*ClusterSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ClusterSpec) GetGuests() uint32 {
@@ -2689,7 +2802,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2701,7 +2814,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[22]
+	mi := &file_watari_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2714,7 +2827,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Cluster) GetMeta() *Meta {
@@ -2859,7 +2972,7 @@ type Guest struct {
 
 func (x *Guest) Reset() {
 	*x = Guest{}
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2984,7 @@ func (x *Guest) String() string {
 func (*Guest) ProtoMessage() {}
 
 func (x *Guest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[23]
+	mi := &file_watari_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2997,7 @@ func (x *Guest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guest.ProtoReflect.Descriptor instead.
 func (*Guest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Guest) GetMeta() *Meta {
@@ -3043,7 +3156,7 @@ type MigrationProgress struct {
 
 func (x *MigrationProgress) Reset() {
 	*x = MigrationProgress{}
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3055,7 +3168,7 @@ func (x *MigrationProgress) String() string {
 func (*MigrationProgress) ProtoMessage() {}
 
 func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[24]
+	mi := &file_watari_v1_types_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3068,7 +3181,7 @@ func (x *MigrationProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationProgress.ProtoReflect.Descriptor instead.
 func (*MigrationProgress) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MigrationProgress) GetTotalBytes() uint64 {
@@ -3152,7 +3265,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3164,7 +3277,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[25]
+	mi := &file_watari_v1_types_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3177,7 +3290,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Migration) GetMeta() *Meta {
@@ -3346,7 +3459,7 @@ type CheckpointFile struct {
 
 func (x *CheckpointFile) Reset() {
 	*x = CheckpointFile{}
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3471,7 @@ func (x *CheckpointFile) String() string {
 func (*CheckpointFile) ProtoMessage() {}
 
 func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[26]
+	mi := &file_watari_v1_types_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3484,7 @@ func (x *CheckpointFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFile.ProtoReflect.Descriptor instead.
 func (*CheckpointFile) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CheckpointFile) GetBlob() *Blob {
@@ -3413,7 +3526,7 @@ type CheckpointMember struct {
 
 func (x *CheckpointMember) Reset() {
 	*x = CheckpointMember{}
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3538,7 @@ func (x *CheckpointMember) String() string {
 func (*CheckpointMember) ProtoMessage() {}
 
 func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[27]
+	mi := &file_watari_v1_types_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3551,7 @@ func (x *CheckpointMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointMember.ProtoReflect.Descriptor instead.
 func (*CheckpointMember) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{27}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CheckpointMember) GetGuest() string {
@@ -3515,7 +3628,7 @@ type CheckpointRun struct {
 
 func (x *CheckpointRun) Reset() {
 	*x = CheckpointRun{}
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3640,7 @@ func (x *CheckpointRun) String() string {
 func (*CheckpointRun) ProtoMessage() {}
 
 func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[28]
+	mi := &file_watari_v1_types_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3653,7 @@ func (x *CheckpointRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRun.ProtoReflect.Descriptor instead.
 func (*CheckpointRun) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{28}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CheckpointRun) GetRun() string {
@@ -3581,7 +3694,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3706,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[29]
+	mi := &file_watari_v1_types_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3719,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{29}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Checkpoint) GetMeta() *Meta {
@@ -3725,7 +3838,7 @@ type CheckpointPlan struct {
 
 func (x *CheckpointPlan) Reset() {
 	*x = CheckpointPlan{}
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3850,7 @@ func (x *CheckpointPlan) String() string {
 func (*CheckpointPlan) ProtoMessage() {}
 
 func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[30]
+	mi := &file_watari_v1_types_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3863,7 @@ func (x *CheckpointPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPlan.ProtoReflect.Descriptor instead.
 func (*CheckpointPlan) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{30}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CheckpointPlan) GetEverySeconds() uint32 {
@@ -3784,7 +3897,7 @@ type Restore struct {
 
 func (x *Restore) Reset() {
 	*x = Restore{}
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +3909,7 @@ func (x *Restore) String() string {
 func (*Restore) ProtoMessage() {}
 
 func (x *Restore) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[31]
+	mi := &file_watari_v1_types_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +3922,7 @@ func (x *Restore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restore.ProtoReflect.Descriptor instead.
 func (*Restore) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{31}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Restore) GetId() string {
@@ -3885,7 +3998,7 @@ type CheckpointObserved struct {
 
 func (x *CheckpointObserved) Reset() {
 	*x = CheckpointObserved{}
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3897,7 +4010,7 @@ func (x *CheckpointObserved) String() string {
 func (*CheckpointObserved) ProtoMessage() {}
 
 func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[32]
+	mi := &file_watari_v1_types_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3910,7 +4023,7 @@ func (x *CheckpointObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointObserved.ProtoReflect.Descriptor instead.
 func (*CheckpointObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{32}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CheckpointObserved) GetCheckpointId() string {
@@ -3982,7 +4095,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4107,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[33]
+	mi := &file_watari_v1_types_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4120,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{33}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Policy) GetMeta() *Meta {
@@ -4057,7 +4170,7 @@ type RunSpec struct {
 
 func (x *RunSpec) Reset() {
 	*x = RunSpec{}
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4182,7 @@ func (x *RunSpec) String() string {
 func (*RunSpec) ProtoMessage() {}
 
 func (x *RunSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[34]
+	mi := &file_watari_v1_types_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4195,7 @@ func (x *RunSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunSpec.ProtoReflect.Descriptor instead.
 func (*RunSpec) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{34}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RunSpec) GetCluster() string {
@@ -4180,7 +4293,7 @@ type Run struct {
 
 func (x *Run) Reset() {
 	*x = Run{}
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4305,7 @@ func (x *Run) String() string {
 func (*Run) ProtoMessage() {}
 
 func (x *Run) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[35]
+	mi := &file_watari_v1_types_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4318,7 @@ func (x *Run) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Run.ProtoReflect.Descriptor instead.
 func (*Run) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{35}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Run) GetMeta() *Meta {
@@ -4324,7 +4437,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4336,7 +4449,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[36]
+	mi := &file_watari_v1_types_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4349,7 +4462,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{36}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Quota) GetVcpus() uint32 {
@@ -4378,7 +4491,7 @@ type User struct {
 
 func (x *User) Reset() {
 	*x = User{}
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4390,7 +4503,7 @@ func (x *User) String() string {
 func (*User) ProtoMessage() {}
 
 func (x *User) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[37]
+	mi := &file_watari_v1_types_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4403,7 +4516,7 @@ func (x *User) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use User.ProtoReflect.Descriptor instead.
 func (*User) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{37}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *User) GetMeta() *Meta {
@@ -4446,7 +4559,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4571,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[38]
+	mi := &file_watari_v1_types_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4584,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{38}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Token) GetMeta() *Meta {
@@ -4546,7 +4659,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4558,7 +4671,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[39]
+	mi := &file_watari_v1_types_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4571,7 +4684,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{39}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetId() uint64 {
@@ -4642,7 +4755,7 @@ type KeptConsole struct {
 
 func (x *KeptConsole) Reset() {
 	*x = KeptConsole{}
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4654,7 +4767,7 @@ func (x *KeptConsole) String() string {
 func (*KeptConsole) ProtoMessage() {}
 
 func (x *KeptConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[40]
+	mi := &file_watari_v1_types_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4667,7 +4780,7 @@ func (x *KeptConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptConsole.ProtoReflect.Descriptor instead.
 func (*KeptConsole) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{40}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *KeptConsole) GetHost() string {
@@ -4747,7 +4860,7 @@ type Term struct {
 
 func (x *Term) Reset() {
 	*x = Term{}
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4872,7 @@ func (x *Term) String() string {
 func (*Term) ProtoMessage() {}
 
 func (x *Term) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[41]
+	mi := &file_watari_v1_types_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4885,7 @@ func (x *Term) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Term.ProtoReflect.Descriptor instead.
 func (*Term) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{41}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Term) GetNumber() uint64 {
@@ -4823,7 +4936,7 @@ type Stamp struct {
 
 func (x *Stamp) Reset() {
 	*x = Stamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4835,7 +4948,7 @@ func (x *Stamp) String() string {
 func (*Stamp) ProtoMessage() {}
 
 func (x *Stamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[42]
+	mi := &file_watari_v1_types_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4848,7 +4961,7 @@ func (x *Stamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stamp.ProtoReflect.Descriptor instead.
 func (*Stamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{42}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Stamp) GetTerm() uint64 {
@@ -4890,7 +5003,7 @@ type ShownStamp struct {
 
 func (x *ShownStamp) Reset() {
 	*x = ShownStamp{}
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4902,7 +5015,7 @@ func (x *ShownStamp) String() string {
 func (*ShownStamp) ProtoMessage() {}
 
 func (x *ShownStamp) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[43]
+	mi := &file_watari_v1_types_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4915,7 +5028,7 @@ func (x *ShownStamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShownStamp.ProtoReflect.Descriptor instead.
 func (*ShownStamp) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{43}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ShownStamp) GetHost() string {
@@ -4948,7 +5061,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4960,7 +5073,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[44]
+	mi := &file_watari_v1_types_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4973,7 +5086,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{44}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Hold) GetMeta() *Meta {
@@ -5016,7 +5129,7 @@ type VouchedHost struct {
 
 func (x *VouchedHost) Reset() {
 	*x = VouchedHost{}
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5028,7 +5141,7 @@ func (x *VouchedHost) String() string {
 func (*VouchedHost) ProtoMessage() {}
 
 func (x *VouchedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[45]
+	mi := &file_watari_v1_types_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5041,7 +5154,7 @@ func (x *VouchedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VouchedHost.ProtoReflect.Descriptor instead.
 func (*VouchedHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{45}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *VouchedHost) GetHost() string {
@@ -5075,7 +5188,7 @@ type ClusterFacts struct {
 
 func (x *ClusterFacts) Reset() {
 	*x = ClusterFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5087,7 +5200,7 @@ func (x *ClusterFacts) String() string {
 func (*ClusterFacts) ProtoMessage() {}
 
 func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[46]
+	mi := &file_watari_v1_types_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5100,7 +5213,7 @@ func (x *ClusterFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterFacts.ProtoReflect.Descriptor instead.
 func (*ClusterFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{46}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ClusterFacts) GetName() string {
@@ -5178,7 +5291,7 @@ type GuestFacts struct {
 
 func (x *GuestFacts) Reset() {
 	*x = GuestFacts{}
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5190,7 +5303,7 @@ func (x *GuestFacts) String() string {
 func (*GuestFacts) ProtoMessage() {}
 
 func (x *GuestFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_types_proto_msgTypes[47]
+	mi := &file_watari_v1_types_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5203,7 +5316,7 @@ func (x *GuestFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFacts.ProtoReflect.Descriptor instead.
 func (*GuestFacts) Descriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{47}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GuestFacts) GetCluster() *ClusterFacts {
@@ -5315,7 +5428,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
 	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
 	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
-	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\x8b\x06\n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xc7\x06\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -5342,7 +5455,10 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\rguest_support\x18\x13 \x01(\v2\x17.watari.v1.GuestSupportR\fguestSupport\x12\x12\n" +
 	"\x04lent\x18\x14 \x01(\bR\x04lent\x12\x1d\n" +
 	"\n" +
-	"core_speed\x18\x15 \x01(\x01R\tcoreSpeed\"w\n" +
+	"core_speed\x18\x15 \x01(\x01R\tcoreSpeed\x12\x1b\n" +
+	"\tdial_only\x18\x16 \x01(\bR\bdialOnly\x12\x1d\n" +
+	"\n" +
+	"relay_port\x18\x17 \x01(\rR\trelayPort\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +
@@ -5391,7 +5507,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"input_idle\x18\x02 \x01(\x01H\x00R\tinputIdle\x88\x01\x01\x12(\n" +
 	"\rterminal_idle\x18\x03 \x01(\x01H\x01R\fterminalIdle\x88\x01\x01B\r\n" +
 	"\v_input_idleB\x10\n" +
-	"\x0e_terminal_idle\"\xdd\x03\n" +
+	"\x0e_terminal_idle\"\x8f\x04\n" +
 	"\x04Host\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12'\n" +
@@ -5399,14 +5515,22 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0efenced_boot_id\x18\x04 \x01(\tR\ffencedBootId\x12\x1f\n" +
 	"\vtrust_group\x18\x05 \x01(\tR\n" +
 	"trustGroup\x123\n" +
-	"\twithdrawn\x18\x06 \x03(\v2\x15.watari.v1.WithdrawalR\twithdrawn\x12*\n" +
+	"\twithdrawn\x18\x06 \x03(\v2\x15.watari.v1.WithdrawalR\twithdrawn\x120\n" +
+	"\arelayed\x18\a \x03(\v2\x16.watari.v1.RelayedPeerR\arelayed\x12*\n" +
 	"\x05state\x18\n" +
 	" \x01(\x0e2\x14.watari.v1.HostStateR\x05state\x12'\n" +
 	"\x04load\x18\v \x01(\v2\x13.watari.v1.HostLoadR\x04load\x12\x16\n" +
 	"\x06guests\x18\f \x03(\tR\x06guests\x127\n" +
 	"\tlast_seen\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1a\n" +
 	"\bproblems\x18\x0e \x03(\tR\bproblems\x12-\n" +
-	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\"n\n" +
+	"\x06sample\x18\x0f \x01(\v2\x15.watari.v1.HostSampleR\x06sample\"\xab\x01\n" +
+	"\vRelayedPeer\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x14\n" +
+	"\x05relay\x18\x02 \x01(\tR\x05relay\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05other\x18\x06 \x01(\tR\x05other\"n\n" +
 	"\n" +
 	"Withdrawal\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x120\n" +
@@ -5816,7 +5940,7 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
-var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
@@ -5848,45 +5972,46 @@ var file_watari_v1_types_proto_goTypes = []any{
 	(*GuestTraffic)(nil),          // 27: watari.v1.GuestTraffic
 	(*OwnerActivity)(nil),         // 28: watari.v1.OwnerActivity
 	(*Host)(nil),                  // 29: watari.v1.Host
-	(*Withdrawal)(nil),            // 30: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 31: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 32: watari.v1.Blob
-	(*Image)(nil),                 // 33: watari.v1.Image
-	(*GuestShape)(nil),            // 34: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 35: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 36: watari.v1.Cluster
-	(*Guest)(nil),                 // 37: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 38: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 39: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 40: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 41: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 42: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 43: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),        // 44: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 45: watari.v1.Restore
-	(*CheckpointObserved)(nil),    // 46: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 47: watari.v1.Policy
-	(*RunSpec)(nil),               // 48: watari.v1.RunSpec
-	(*Run)(nil),                   // 49: watari.v1.Run
-	(*Quota)(nil),                 // 50: watari.v1.Quota
-	(*User)(nil),                  // 51: watari.v1.User
-	(*Token)(nil),                 // 52: watari.v1.Token
-	(*Event)(nil),                 // 53: watari.v1.Event
-	(*KeptConsole)(nil),           // 54: watari.v1.KeptConsole
-	(*Term)(nil),                  // 55: watari.v1.Term
-	(*Stamp)(nil),                 // 56: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 57: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 58: watari.v1.Hold
-	(*VouchedHost)(nil),           // 59: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 60: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 61: watari.v1.GuestFacts
-	nil,                           // 62: watari.v1.RunSpec.EnvEntry
-	nil,                           // 63: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 64: google.protobuf.Timestamp
+	(*RelayedPeer)(nil),           // 30: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 31: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 32: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 33: watari.v1.Blob
+	(*Image)(nil),                 // 34: watari.v1.Image
+	(*GuestShape)(nil),            // 35: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 36: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 37: watari.v1.Cluster
+	(*Guest)(nil),                 // 38: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 39: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 40: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 41: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 42: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 43: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 44: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),        // 45: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 46: watari.v1.Restore
+	(*CheckpointObserved)(nil),    // 47: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 48: watari.v1.Policy
+	(*RunSpec)(nil),               // 49: watari.v1.RunSpec
+	(*Run)(nil),                   // 50: watari.v1.Run
+	(*Quota)(nil),                 // 51: watari.v1.Quota
+	(*User)(nil),                  // 52: watari.v1.User
+	(*Token)(nil),                 // 53: watari.v1.Token
+	(*Event)(nil),                 // 54: watari.v1.Event
+	(*KeptConsole)(nil),           // 55: watari.v1.KeptConsole
+	(*Term)(nil),                  // 56: watari.v1.Term
+	(*Stamp)(nil),                 // 57: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 58: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 59: watari.v1.Hold
+	(*VouchedHost)(nil),           // 60: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 61: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 62: watari.v1.GuestFacts
+	nil,                           // 63: watari.v1.RunSpec.EnvEntry
+	nil,                           // 64: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	64, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	64, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	65, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	65, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
 	17, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
 	18, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
@@ -5896,8 +6021,8 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	16, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
 	22, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
 	19, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	64, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	64, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	65, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	65, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
 	25, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
 	25, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
 	25, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
@@ -5906,83 +6031,85 @@ var file_watari_v1_types_proto_depIdxs = []int32{
 	27, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
 	14, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
 	21, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	30, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	0,  // 22: watari.v1.Host.state:type_name -> watari.v1.HostState
-	23, // 23: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	64, // 24: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	24, // 25: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	64, // 26: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	14, // 27: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	14, // 28: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	32, // 29: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	32, // 30: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	32, // 31: watari.v1.Image.root:type_name -> watari.v1.Blob
-	34, // 32: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
-	2,  // 33: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	14, // 34: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	35, // 35: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	20, // 36: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 37: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	44, // 38: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	45, // 39: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	14, // 40: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	34, // 41: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	64, // 42: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	20, // 43: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 44: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	14, // 45: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 46: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	38, // 47: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	64, // 48: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	64, // 49: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	64, // 50: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	32, // 51: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	40, // 52: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	20, // 53: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	14, // 54: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	6,  // 55: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	41, // 56: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	64, // 57: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	64, // 58: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	64, // 59: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	42, // 60: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	9,  // 61: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	64, // 62: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	64, // 63: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	8,  // 64: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	40, // 65: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	14, // 66: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	62, // 67: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	11, // 68: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	14, // 69: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	48, // 70: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	10, // 71: watari.v1.Run.state:type_name -> watari.v1.RunState
-	64, // 72: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	64, // 73: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	63, // 74: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	14, // 75: watari.v1.User.meta:type_name -> watari.v1.Meta
-	12, // 76: watari.v1.User.role:type_name -> watari.v1.Role
-	50, // 77: watari.v1.User.quota:type_name -> watari.v1.Quota
-	14, // 78: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	64, // 79: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	64, // 80: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	13, // 81: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	64, // 82: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	64, // 83: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	56, // 84: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	14, // 85: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	57, // 86: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	57, // 87: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	59, // 88: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	35, // 89: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	60, // 90: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	34, // 91: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	20, // 92: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	93, // [93:93] is the sub-list for method output_type
-	93, // [93:93] is the sub-list for method input_type
-	93, // [93:93] is the sub-list for extension type_name
-	93, // [93:93] is the sub-list for extension extendee
-	0,  // [0:93] is the sub-list for field type_name
+	31, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	30, // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	0,  // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
+	23, // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	65, // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	24, // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	65, // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	65, // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	14, // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	14, // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	33, // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	33, // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	33, // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
+	35, // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	2,  // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
+	14, // 36: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	36, // 37: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	20, // 38: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	3,  // 39: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	45, // 40: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	46, // 41: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	14, // 42: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	35, // 43: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	65, // 44: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	20, // 45: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	4,  // 46: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	14, // 47: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	5,  // 48: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	39, // 49: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	65, // 50: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	65, // 51: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	65, // 52: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	33, // 53: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	41, // 54: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	20, // 55: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	14, // 56: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	6,  // 57: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	42, // 58: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	65, // 59: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	65, // 60: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	65, // 61: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	43, // 62: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	9,  // 63: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	65, // 64: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	65, // 65: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	8,  // 66: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	41, // 67: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	14, // 68: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	63, // 69: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	11, // 70: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	14, // 71: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	49, // 72: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	10, // 73: watari.v1.Run.state:type_name -> watari.v1.RunState
+	65, // 74: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	65, // 75: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	64, // 76: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	14, // 77: watari.v1.User.meta:type_name -> watari.v1.Meta
+	12, // 78: watari.v1.User.role:type_name -> watari.v1.Role
+	51, // 79: watari.v1.User.quota:type_name -> watari.v1.Quota
+	14, // 80: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	65, // 81: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	65, // 82: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	13, // 83: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	65, // 84: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	65, // 85: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	57, // 86: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	14, // 87: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	58, // 88: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	58, // 89: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	60, // 90: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	36, // 91: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	61, // 92: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	35, // 93: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	20, // 94: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	95, // [95:95] is the sub-list for method output_type
+	95, // [95:95] is the sub-list for method input_type
+	95, // [95:95] is the sub-list for extension type_name
+	95, // [95:95] is the sub-list for extension extendee
+	0,  // [0:95] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -5997,7 +6124,7 @@ func file_watari_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
 			NumEnums:      14,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

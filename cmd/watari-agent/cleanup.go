@@ -77,7 +77,7 @@ func removeNetwork(o options) error {
 		return err
 	}
 	kept.state, kept.run = o.state, o.run
-	network, _, err := openNetwork(kept, slog.Default())
+	network, _, err := openNetwork(kept, slog.Default(), nil)
 	if err != nil {
 		return err
 	}

@@ -91,6 +91,8 @@ type options struct {
 	wireguardPort uint
 	memory        uint64 // MiB; 0: all
 	unconfined    bool
+	relayPort     uint
+	dialOnly      bool
 	lent          bool
 	cgroup        string
 	bandwidth     uint64 // of images and templates, bytes per second; 0: no limit
@@ -135,6 +137,8 @@ func (o *options) flags() *flag.FlagSet {
 	flags.StringVar(&o.libvirtSocket, "libvirt-socket", "", "its socket, for migrations that come in (default: the one under /run/libvirt that answers)")
 	flags.UintVar(&o.tunnelPort, "tunnel-port", 7071, "TCP port for migrations that come in")
 	flags.UintVar(&o.wireguardPort, "wireguard-port", overlay.DefaultWireGuardPort, "UDP port of WireGuard")
+	flags.UintVar(&o.relayPort, "relay-port", overlay.DefaultRelayPort, "UDP port by which hosts find out whether they reach this one; on the 126 ports above it, this host forwards packets between hosts that do not reach each other; 0: it does neither")
+	flags.BoolVar(&o.dialOnly, "dial-only", false, "nothing reaches this host that it has not asked for: it is behind NAT or a firewall (found out where not given)")
 	flags.Uint64Var(&o.memory, "memory", 0, "memory for guests, `MiB`; 0: all of the host's")
 	flags.BoolVar(&o.lent, "lent", false, "the host's owner has lent it out, and uses it now and then")
 	flags.BoolVar(&o.unconfined, "allow-unconfined", false, "accept guests though QEMU runs as root or without a security driver")
@@ -156,6 +160,8 @@ func parse(args []string) (options, error) {
 		return o, fmt.Errorf("unknown argument %q; see watari-agent --help", flags.Arg(0))
 	case o.name == "":
 		return o, errors.New("the host has no name; give --name")
+	case o.relayPort+overlay.RelayedPorts > 65535:
+		return o, fmt.Errorf("--relay-port %d: give a port up to %d", o.relayPort, 65535-overlay.RelayedPorts)
 	case o.lanAddress == "" && o.lanInterface == "":
 		return o, errors.New("how the other hosts reach this one is not known; give --lan-address or --lan-interface")
 	}

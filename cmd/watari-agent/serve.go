@@ -34,7 +34,7 @@ import (
 
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
-	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent,
+	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent, DialOnly: o.dialOnly,
 		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
 		GuestSupport: &v1.GuestSupport{}} // filled in when libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}
@@ -57,16 +57,18 @@ func serve(ctx context.Context, o options) error {
 	if err := keepOptions(o); err != nil {
 		return fmt.Errorf("keep the options for cleaning up: %w", err)
 	}
-	network, lanAddress, err := openNetwork(o, log)
+	var a *agent.Agent
+	// What is known of other hosts changes only after the agent has had orders.
+	network, lanAddress, err := openNetwork(o, log, func() { a.Publish() })
 	if err != nil {
 		return err
 	}
 	info.LanAddress, info.WireguardPublicKey, info.Mtu = lanAddress, network.PublicKey(), uint32(network.LANMTU())
+	info.RelayPort = uint32(network.RelayPort())
 	usage, err := monitor.New(monitor.Config{Root: "/", Host: reader, Tap: overlay.TapName, Sent: network.Sent})
 	if err != nil {
 		return fmt.Errorf("begin to measure the host: %w", err)
 	}
-	var a *agent.Agent
 	link, err := uplink.Open(ctx, uplink.Config{Managers: o.managers, Name: o.name,
 		PKIDir: filepath.Join(o.state, "pki"), TokenFile: o.tokenFile, Log: log,
 		Removed: func() { a.Evict() }}) // called only after Run, when a is set
@@ -94,7 +96,7 @@ func serve(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if peers, err = openTunnels(ctx, o, link, store, log); err != nil {
+	if peers, err = openTunnels(ctx, o, link, store, network.Inside, log); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -126,13 +128,13 @@ func serve(ctx context.Context, o options) error {
 	return ctx.Err()
 }
 
-func openNetwork(o options, log *slog.Logger) (network, string, error) {
+func openNetwork(o options, log *slog.Logger, changed func()) (network, string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return network{}, "", fmt.Errorf("find the agent's own program: %w", err)
 	}
 	config := overlay.Config{StateDir: o.state, RunDir: o.run, HostName: o.name, LANInterface: o.lanInterface,
-		WireGuardPort: int(o.wireguardPort), AgentBinary: self, Logger: log}
+		WireGuardPort: int(o.wireguardPort), TunnelPort: int(o.tunnelPort), RelayPort: int(o.relayPort), Changed: changed, AgentBinary: self, Logger: log}
 	if o.lanAddress != "" {
 		if config.LANAddress, err = netip.ParseAddr(o.lanAddress); err != nil {
 			return network{}, "", fmt.Errorf("--lan-address: %w", err)
@@ -169,16 +171,25 @@ func addressOf(name string) (string, error) {
 }
 
 // openTunnels listens for incoming migrations and for hosts that fetch blobs.
-func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cache.Cache, log *slog.Logger) (*tunnel.Tunnels, error) {
+func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cache.Cache, inside func(host string) (netip.Addr, bool), log *slog.Logger) (*tunnel.Tunnels, error) {
 	config, err := link.PeerTLS()
 	if err != nil {
 		return nil, fmt.Errorf("tunnels: %w", err)
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort("", fmt.Sprint(o.tunnelPort)))
+	port := net.JoinHostPort("", fmt.Sprint(o.tunnelPort))
+	listener, err := net.Listen("tcp4", port)
 	if err != nil {
 		return nil, fmt.Errorf("listen for migrations: %w", err)
 	}
-	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSockets: o.libvirtSockets(), Log: log,
+	listeners := []net.Listener{listener}
+	// Inside WireGuard hosts have IPv6 addresses. The kernel may have IPv6 for it and for no other interface, so Go's own guess does
+	// not do.
+	if inside, err := net.Listen("tcp6", port); err == nil {
+		listeners = append(listeners, inside)
+	} else {
+		log.Warn("hosts that cannot dial this one cannot send guests here inside WireGuard", "error", err)
+	}
+	t := tunnel.New(tunnel.Config{TLS: config, RunDir: o.run, LibvirtSockets: o.libvirtSockets(), Inside: inside, Log: log,
 		Blobs: func(ctx context.Context, id ca.Identity, digest string, offset int64) (io.ReadCloser, error) {
 			content, err := store.Open(ctx, id.Name, id.UID, digest, offset)
 			if errors.Is(err, cache.ErrAbsent) {
@@ -186,11 +197,13 @@ func openTunnels(ctx context.Context, o options, link *uplink.Uplink, store *cac
 			}
 			return content, err
 		}})
-	go func() {
-		if err := t.Serve(ctx, listener); err != nil && ctx.Err() == nil {
-			log.Error("no migrations can come in any more, and no host can fetch images here", "error", err)
-		}
-	}()
+	for _, listener := range listeners {
+		go func() {
+			if err := t.Serve(ctx, listener); err != nil && ctx.Err() == nil {
+				log.Error("no migrations can come in any more, and no host can fetch images here", "address", listener.Addr().String(), "error", err)
+			}
+		}()
+	}
 	return t, nil
 }
 

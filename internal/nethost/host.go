@@ -24,11 +24,12 @@ import (
 
 // Host is one host. Its /run and its state are private and disappear with it.
 type Host struct {
-	Name    string
-	Address netip.Addr
-	command *exec.Cmd
-	calls   *rpc.Client
-	exited  chan struct{}
+	Name      string
+	Address   netip.Addr
+	RelayPort int // of its agent; 0: it neither relays nor watches
+	command   *exec.Cmd
+	calls     *rpc.Client
+	exited    chan struct{}
 }
 
 // Missing lists what this machine lacks for nethost, or returns "".
@@ -134,7 +135,7 @@ func (h *Host) call(method string, args, reply any) error {
 
 // StartAgent makes the host's overlay.Overlay. Another call stands for a new agent after the old one was killed.
 func (h *Host) StartAgent() (publicKey string, err error) {
-	err = h.call("StartAgent", AgentArgs{h.Name, h.Address}, &publicKey)
+	err = h.call("StartAgent", AgentArgs{h.Name, h.Address, h.RelayPort}, &publicKey)
 	return publicKey, err
 }
 
@@ -167,6 +168,12 @@ func (h *Host) Check() (problems []string, err error) {
 func (h *Host) Sent() (sent map[string]map[netip.Addr]uint64, err error) {
 	err = h.call("Sent", nil, &sent)
 	return sent, err
+}
+
+// Path returns what the host knows of the way to another.
+func (h *Host) Path(other string) (path Path, err error) {
+	err = h.call("Path", other, &path)
+	return path, err
 }
 
 // Cleanup calls Cleanup on the host.

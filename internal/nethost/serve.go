@@ -50,12 +50,16 @@ func exit(err error) {
 }
 
 // Service holds the calls of a host (package net/rpc).
-type Service struct{ agent *overlay.Overlay }
+type Service struct {
+	agent *overlay.Overlay
+	stop  context.CancelFunc // of the agent's Watch; nil: it does not watch
+}
 
 // AgentArgs are the arguments of StartAgent.
 type AgentArgs struct {
-	Name    string
-	Address netip.Addr
+	Name      string
+	Address   netip.Addr
+	RelayPort int // 0: the agent neither relays nor watches
 }
 
 // PlugArgs are the arguments of PlugGuest.
@@ -86,13 +90,23 @@ func (s *Service) Prepare(name string, _ *struct{}) error {
 
 // StartAgent makes a new Overlay. It drops an earlier one without closing it, as if its process had been killed.
 func (s *Service) StartAgent(args AgentArgs, publicKey *string) (err error) {
+	if s.stop != nil {
+		s.stop()
+		s.agent.Close()
+		s.stop = nil
+	}
 	s.agent, err = overlay.New(overlay.Config{
-		HostName: args.Name, LANAddress: args.Address,
+		HostName: args.Name, LANAddress: args.Address, RelayPort: args.RelayPort,
 		StateDir: "/run/watari-state", RunDir: "/run/watari", AgentBinary: "/proc/self/exe",
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err == nil {
 		*publicKey = s.agent.PublicKey()
+	}
+	if err == nil && args.RelayPort != 0 {
+		var ctx context.Context
+		ctx, s.stop = context.WithCancel(context.Background())
+		go s.agent.Watch(ctx, func() {})
 	}
 	return err
 }
@@ -130,6 +144,24 @@ func (s *Service) Check(_ struct{}, problems *[]string) error {
 func (s *Service) Sent(_ struct{}, sent *map[string]map[netip.Addr]uint64) (err error) {
 	*sent, err = s.agent.Sent()
 	return err
+}
+
+// Path is what an agent knows of the way to another host.
+type Path struct {
+	State           v1.PathState
+	Answers, Steady bool
+	Inside          netip.Addr
+}
+
+// Path calls Paths and Inside.
+func (s *Service) Path(host string, path *Path) error {
+	path.Inside, _ = s.agent.Inside(host)
+	for _, p := range s.agent.Paths() {
+		if p.Host == host {
+			path.State, path.Answers, path.Steady = p.State, p.Answers, p.Steady
+		}
+	}
+	return nil
 }
 
 // Cleanup calls Cleanup.

@@ -25,7 +25,7 @@ func Host(s *core.Objects, r core.Reports, name string) *v1.Host {
 			guests = append(guests, g.Meta.Name)
 		}
 	}
-	return host(s, r, name, guests)
+	return host(s, r, name, guests, core.Relays(s))
 }
 
 // Hosts returns all hosts in the order of names, as Host does. It visits each guest once.
@@ -34,14 +34,15 @@ func Hosts(s *core.Objects, r core.Reports) []*v1.Host {
 	for _, g := range s.Guests {
 		guests[g.Host] = append(guests[g.Host], g.Meta.Name)
 	}
+	relays := core.Relays(s)
 	hosts := make([]*v1.Host, 0, len(s.Hosts))
 	for _, name := range slices.Sorted(maps.Keys(s.Hosts)) {
-		hosts = append(hosts, host(s, r, name, guests[name]))
+		hosts = append(hosts, host(s, r, name, guests[name], relays))
 	}
 	return hosts
 }
 
-func host(s *core.Objects, r core.Reports, name string, guests []string) *v1.Host {
+func host(s *core.Objects, r core.Reports, name string, guests []string, relays map[string][]*v1.RelayedPeer) *v1.Host {
 	stored := s.Hosts[name]
 	if stored == nil {
 		return nil
@@ -60,6 +61,7 @@ func host(s *core.Objects, r core.Reports, name string, guests []string) *v1.Hos
 		h.LastSeen = nil
 	}
 	h.State = hostState(h, connected)
+	h.Relayed = relays[name]
 	return h
 }
 

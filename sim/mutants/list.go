@@ -20,7 +20,7 @@ var mutants = []mutant{
 		`return false, s.Rule.Idle.When.Text + s.Rule.Idle.hold(), time.Time{}`, `return true, "", time.Time{}`}}},
 	{"guests are slowed down where the owner is away", []edit{{"policy/policy.go",
 		"	w := Withdrawn(h, HarvestName)\n", "	w := Withdrawn(h, HarvestName)\n	if w == nil {\n		w = &v1.Withdrawal{}\n	}\n"}}},
-	{"a policy's move begins though its reason has ended", []edit{{"core/drain.go", "	c.write(Expect, h)\n", ""}}},
+	{"a policy's move begins though its reason has ended", []edit{{"core/moves.go", "		c.write(Expect, source) // its withdrawal is the reason of the move\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
 	// Resizes.
@@ -42,7 +42,7 @@ var mutants = []mutant{
 		"	return l.forbids(g, policy.LocalityName)\n", "	return \"\"\n"}}},
 	{"locality undoes a spread over sites", []edit{{"core/locality.go", "		p.Keep = locality.KeepSites\n", ""}}},
 	{"two policies move a guest at once", []edit{{"core/rebalance.go", " || moves && p.asked[m.GuestUid]", " || moves && m == nil"}}},
-	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		g := c.guests[m.Guest]\n", "	for _, m := range plan.Moves[:1] {\n		g := c.guests[m.Guest]\n"}}},
+	{"locality moves half of a swap", []edit{{"core/locality.go", "	for _, m := range plan.Moves {\n		p.beginMove(", "	for _, m := range plan.Moves[:1] {\n		p.beginMove("}}},
 	// Orders and evidence.
 	{"the last orders are sent again in a new session, and followed in any boot", []edit{
 		{"agent/machine/term.go", `if w.BootId != "" && w.BootId != m.config.BootID {`, `if false {`},
@@ -135,4 +135,17 @@ var mutants = []mutant{
 		`if p.Now.Sub(since) >= p.hurried(apportionHold) {`, `if p.Now.Sub(since) >= p.hurried(apportionHold) && c == nil {`}}},
 	{"guests of abstract clusters move to and fro", []edit{{"core/apportion.go",
 		`hurried.CoolDown = p.hurried(hurried.CoolDown)`, `hurried.CoolDown = 0`}}},
+	// Relays.
+	{"a relay is chosen that only one of two hosts reaches", []edit{{"core/relay.go",
+		"pathTo(p, pair.a, x).GetAnswers() && pathTo(p, pair.b, x).GetAnswers()", "pathTo(p, pair.a, x).GetAnswers()"}}},
+	{"hosts that do not hear each other get no relay", []edit{{"core/relay.go",
+		`if !dialOnly && !silent(p, pair, "") {`, `if !dialOnly {`}}},
+	{"two pairs have one port of a relay", []edit{{"core/relay.go",
+		"	for used[port] {\n", "	for false {\n"}}},
+	{"a relay outlives its cluster", []edit{{"core/relay.go",
+		" || a.Site == b.Site || !p.shareCluster(pair) {", " || a.Site == b.Site || now == nil && !p.shareCluster(pair) {"}}},
+	{"a relay that is gone stays", []edit{{"core/relay.go",
+		`		return "is out of reach"`, `		return ""`}}},
+	{"the hosts of a pair are not told of a new relay", []edit{{"core/index.go",
+		"		x.hosts[r.Peer], x.hosts[r.Relay] = true, true\n", "		_ = r\n"}}},
 }

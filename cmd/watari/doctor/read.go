@@ -43,6 +43,7 @@ func Read(ctx context.Context, state string) Facts {
 			{Network: "tcp", Number: 7070, Use: "the manager", Role: RoleManager},
 			{Network: "tcp", Number: 7071, Use: "guests that migrate here", Role: RoleHost},
 			{Network: "udp", Number: 7072, Use: "WireGuard", Role: RoleHost},
+			{Network: "udp", Number: 7073, Use: "relays between hosts", Role: RoleHost},
 		},
 	}
 	memory := meminfo(text("/proc/meminfo"))

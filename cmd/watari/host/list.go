@@ -40,6 +40,9 @@ func table(w io.Writer, env *cli.Env, hosts []*v1.Host) {
 				agent = "away for " + output.Age(env.Now(), h.GetLastSeen())
 			}
 		}
+		if len(h.GetRelayed()) > 0 && agent == "" {
+			agent = "relayed" // or relays; `watari host show` says which
+		}
 		t.Row(h.GetMeta().GetName(), info.GetSite(), output.State(h.GetState()), fmt.Sprint(info.GetCores()), busy,
 			output.Size(info.GetMemoryBytes()), free, strings.ToUpper(output.State(info.GetAcceleration().GetKind())),
 			fmt.Sprint(len(h.GetGuests())), agent)

@@ -66,11 +66,33 @@ func describe(w io.Writer, env *cli.Env, h *v1.Host) {
 		[2]string{"guests run", confinement(info.GetConfinement())},
 		[2]string{"load", now},
 		[2]string{"guests", strings.Join(h.GetGuests(), ", ")},
-		[2]string{"address", fmt.Sprintf("%s, MTU %d", info.GetLanAddress(), info.GetMtu())},
+		[2]string{"address", address(info)},
+		[2]string{"relays", relays(env.Now(), h)},
 		[2]string{"versions", fmt.Sprintf("agent %s, libvirt %s, QEMU %s, Linux %s", info.GetAgentVersion(), cmp.Or(info.GetLibvirtVersion(), unknown), cmp.Or(info.GetQemuVersion(), unknown), info.GetKernelVersion())},
 		[2]string{"trust group", cmp.Or(h.GetTrustGroup(), "none: it makes all its templates itself")},
 		[2]string{"boot", info.GetBootId()},
 	)
+}
+
+func address(info *v1.HostInfo) string {
+	text := fmt.Sprintf("%s, MTU %d", info.GetLanAddress(), info.GetMtu())
+	if info.GetDialOnly() {
+		text += "; it only dials out"
+	}
+	return text
+}
+
+// relays returns through which hosts the host reaches others, and between which it relays, one per line.
+func relays(now time.Time, h *v1.Host) string {
+	var lines []string
+	for _, r := range h.GetRelayed() {
+		if r.GetOther() != "" {
+			lines = append(lines, fmt.Sprintf("relays between %s and %s since %s", r.GetPeer(), r.GetOther(), output.Time(now, r.GetSince())))
+		} else {
+			lines = append(lines, fmt.Sprintf("reaches %s through %s since %s: %s", r.GetPeer(), r.GetRelay(), output.Time(now, r.GetSince()), r.GetReason()))
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // withdrawn returns which policies keep guests from the host, one per line: "harvest since 14:05:12: the owner is back".

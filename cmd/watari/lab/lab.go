@@ -91,6 +91,19 @@ func (v *verbs) completeHosts(_ *cobra.Command, args []string, _ string) ([]stri
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeSitesAndHosts completes any argument with the lab's sites and hosts.
+func (v *verbs) completeSitesAndHosts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	l, err := lab.Open(v.name)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	names := l.Sites()
+	for _, host := range l.Hosts() {
+		names = append(names, host.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 // completeSites completes any argument with the lab's sites.
 func (v *verbs) completeSites(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	l, err := lab.Open(v.name)

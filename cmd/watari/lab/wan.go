@@ -5,6 +5,7 @@ package lab
 import (
 	"context"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,9 +15,9 @@ import (
 )
 
 func (v *verbs) wan() *cobra.Command {
-	return cli.Noun(&cobra.Command{Use: "wan", Short: "The network between a lab's sites: show, set, cut, heal",
+	return cli.Noun(&cobra.Command{Use: "wan", Short: "The network between a lab's sites: show, set, cut, heal, nat",
 		Example: "  watari lab wan set 50ms,100mbit,0.5%\n  watari lab wan cut b\n  watari lab wan heal"},
-		v.wanShow(), v.wanSet(),
+		v.wanShow(), v.wanSet(), v.wanNAT(),
 		v.wanConnect("cut", "Cut sites off the WAN (all, if none is named): packets vanish silently", (*lab.Lab).WANCut),
 		v.wanConnect("heal", "End the cut of sites (of all, if none is named)", (*lab.Lab).WANHeal))
 }
@@ -44,7 +45,7 @@ func (v *verbs) showWAN(l *lab.Lab) error {
 		return err
 	}
 	return v.show(s, func(w io.Writer) {
-		output.Fields(w, [2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper})
+		output.Fields(w, [2]string{"wan", s.WAN}, [2]string{"shaped by", s.Shaper}, [2]string{"behind NAT", strings.Join(s.NAT, ", ")})
 		table := output.NewTable("SITE", "LAN", "WAN")
 		for _, site := range s.Sites {
 			state := "connected"
@@ -77,6 +78,27 @@ A part that is not given is not limited. "none" removes all limits, and the site
 				return err
 			}
 			if err := l.WANSet(ctx, shape); err != nil {
+				return err
+			}
+			return v.showWAN(l)
+		}),
+	}
+}
+
+func (v *verbs) wanNAT() *cobra.Command {
+	return &cobra.Command{
+		Use:   "nat [SITE|HOST...]",
+		Short: "Put sites and hosts behind NAT, and no others: they only dial out to other sites",
+		Long: `Put sites and hosts behind NAT, and no others. Their site's router translates their addresses towards other sites, and
+lets nothing in to them that they have not asked for. Without arguments, none is behind NAT.`,
+		Example:           "  watari lab wan nat b\n  watari lab wan nat a1 b\n  watari lab wan nat",
+		ValidArgsFunction: v.completeSitesAndHosts,
+		RunE: v.Run(func(ctx context.Context, args []string) error {
+			l, err := v.open()
+			if err != nil {
+				return err
+			}
+			if err := l.WANNAT(ctx, args...); err != nil {
 				return err
 			}
 			return v.showWAN(l)

@@ -49,6 +49,9 @@ func (u *up) startAgent(ctx context.Context) error {
 	if u.AllowUnconfined {
 		spec.Command = append(spec.Command, "--allow-unconfined")
 	}
+	if u.DialOnly {
+		spec.Command = append(spec.Command, "--dial-only")
+	}
 	if u.Lent {
 		spec.Command = append(spec.Command, "--lent")
 	}

@@ -40,6 +40,8 @@ type options struct {
 	ImageBandwidth string `json:"image_bandwidth,omitempty"`
 	// AllowUnconfined accepts guests whose QEMU runs as root or without a security driver.
 	AllowUnconfined bool `json:"allow_unconfined,omitempty"`
+	// DialOnly says that nothing reaches this machine that it has not asked for.
+	DialOnly bool `json:"dial_only,omitempty"`
 	// Lent says that the machine's owner has lent it out.
 	Lent      bool   `json:"lent,omitempty"`
 	Listen    string `json:"listen,omitempty"`
@@ -57,7 +59,7 @@ func (o options) ofManager() options {
 // ofAgent returns the agent's options.
 func (o options) ofAgent() options {
 	return options{Manager: o.Manager, Site: o.Site, Name: o.Name, LANAddress: o.LANAddress, Memory: o.Memory,
-		AllowUnconfined: o.AllowUnconfined, Lent: o.Lent, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
+		AllowUnconfined: o.AllowUnconfined, DialOnly: o.DialOnly, Lent: o.Lent, ImageBandwidth: o.ImageBandwidth, Metrics: o.Metrics}
 }
 
 // memoryMiB returns how much memory guests may use, in MiB; 0: all.

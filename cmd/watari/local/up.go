@@ -73,6 +73,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Name, "name", "", "name of this host (default: the machine's)")
 	flags.StringVar(&asked.LANAddress, "lan-address", "", "IPv4 address at which other hosts of the site reach this host (default: that of the default route)")
 	flags.StringVar(&asked.Memory, "memory", "", "maximum memory for guests, as in 8G (default: all of this machine's memory)")
+	flags.BoolVar(&asked.DialOnly, "dial-only", false, "nothing reaches this machine that it has not asked for: it is behind NAT or a firewall (found out where not given)")
 	flags.BoolVar(&asked.Lent, "lent", false, "this machine has an owner who uses it now and then: guests leave it then, as the policy says")
 	flags.BoolVar(&asked.AllowUnconfined, "allow-unconfined", false, "accept guests even if QEMU runs as root, or without AppArmor or SELinux")
 	flags.StringVar(&asked.ImageBandwidth, "image-bandwidth", "", "limit of the bandwidth at which this host fetches images and templates, and of that at which it passes them on, as in 200mbit or 25M (bytes per second; default: no limit)")
@@ -118,6 +119,7 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"listen": func() { u.Listen = asked.Listen }, "memory": func() { u.Memory = asked.Memory },
 		"image-bandwidth": func() { u.ImageBandwidth = asked.ImageBandwidth }, "no-sharing": func() { u.NoSharing = asked.NoSharing },
 		"lent":             func() { u.Lent = asked.Lent },
+		"dial-only":        func() { u.DialOnly = asked.DialOnly },
 		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined },
 		"metrics":          func() { u.Metrics = asked.Metrics },
 		"no-agent":         func() { u.NoAgent = asked.NoAgent },

@@ -1,0 +1,102 @@
+package test
+
+// relay_test.go - sites that only dial out, and hosts that reach each other only through a third one.
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// host is a host as the manager describes it.
+type host struct {
+	Meta    meta
+	Relayed []struct{ Peer, Relay string }
+}
+
+// behindNAT puts sites and hosts of the lab behind NAT, and ends that with the test.
+func behindNAT(t *testing.T, names ...string) {
+	t.Helper()
+	must(t, append([]string{"lab", "wan", "nat", "--name", labName}, names...)...)
+	t.Cleanup(func() {
+		if out, err := shared.watari(time.Minute, "lab", "wan", "nat", "--name", labName); err != nil {
+			t.Errorf("end the NAT: %v\n%s", err, out)
+		}
+		hostsReady(t)
+	})
+}
+
+// TestHostsThatOnlyDialOutHaveARelay lets the hosts of a program's two guests only dial out, so that a third host relays between
+// them. The relay's agent is killed under the program, and a guest moves through the relay. Site b as a whole only dials out.
+func TestHostsThatOnlyDialOutHaveARelay(t *testing.T) {
+	if wholeHosts {
+		t.Skip("the relay does not depend on what hosts are made of")
+	}
+	newCluster(t, "nat", 2, "--spread", "site")
+	for guest, to := range map[string]string{"nat-0": "a1", "nat-1": "b1"} {
+		if at := guestNamed(t, guest).Host; at != to {
+			must(t, "migrate", guest, "--to", to)
+		}
+	}
+	unmarked := mark(t, "nat-0", "nat-1")
+	begun := time.Now()
+	lap := func(what string) {
+		t.Logf("%s after %v", what, time.Since(begun).Round(100*time.Millisecond))
+		begun = time.Now()
+	}
+	const name, steps = "nat-melt", "90"
+	log := filepath.Join(t.TempDir(), "log")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		args := []string{"run", "nat", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}
+		args = append(append(args, overPM...), "--", "lmp", "-in", "in.melt", "-var", "steps", steps)
+		carriedByPM(t, must(t, args...), 2, 5e6)
+	}()
+	lines := func() int {
+		out, _ := shared.watari(20*time.Second, "run", "logs", name)
+		return strings.Count(out, "\n")
+	}
+	until(t, time.Minute, "the program writes its table", func() (bool, string) {
+		out, _ := shared.watari(20*time.Second, "run", "logs", name)
+		return strings.Contains(out, "Step"), out
+	})
+	lap("the program runs")
+	behindNAT(t, "a1", "b")
+	until(t, time.Minute, "host a2 relays between a1 and b1", func() (bool, string) {
+		h := decoded[host](t, "host", "show", "a1")
+		return len(h.Relayed) == 1 && h.Relayed[0].Peer == "b1" && h.Relayed[0].Relay == "a2", fmt.Sprint(h)
+	})
+	lap("a relay is chosen")
+	if out := must(t, "explain", "host", "a2"); !strings.Contains(out, "relays between hosts a1 and b1") {
+		t.Errorf("nothing explains that a2 relays:\n%s", out)
+	}
+	if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+		t.Fatalf("the run was %s before there was a relay", state)
+	}
+	before := lines()
+	// TCP in the guests tries again after 25 s of silence, and then after 51 s.
+	until(t, time.Minute, "the program goes on", func() (bool, string) { return lines() > before, "" })
+	lap("the program goes on")
+	mustKill(t, "a2", "[w]atari-agent --manager")
+	before = lines()
+	until(t, 20*time.Second, "the program goes on without the relay's first agent", func() (bool, string) { return lines() > before, "" })
+	lap("the relay's agent was killed; the program goes on")
+	if state := decoded[run](t, "run", "show", name).State; !strings.HasSuffix(state, "_RUNNING") {
+		t.Errorf("the run was %s too early", state)
+	}
+	<-done
+	lap("the program has ended")
+	if rows := strings.Split(strings.TrimSpace(table(t, log)), "\n"); !strings.HasPrefix(strings.TrimSpace(rows[len(rows)-1]), steps+" ") {
+		t.Errorf("the last line is %q", rows[len(rows)-1])
+	}
+	moveAway(t, "nat-1") // to a1, through the relay
+	lap("a guest has moved through the relay")
+	if lost := unmarked(); lost != nil {
+		t.Errorf("guests were restarted: %v", lost)
+	}
+	settled(t, "nat", 2)
+	hostsReady(t)
+}
