@@ -134,7 +134,7 @@ func pending(c *v1.Checkpoint, o Observed) Decision {
 		switch guest := c.Members[i]; {
 		case m.Moving:
 			waits = fmt.Sprintf("waits until the move of guest %s has ended", guest.Guest)
-		case !m.Connected:
+		case !m.Connected && guest.Host != "":
 			waits = fmt.Sprintf("waits for host %s to be connected", guest.Host)
 		case !m.Running:
 			waits = fmt.Sprintf("waits for guest %s to run", guest.Guest)

@@ -472,6 +472,9 @@ func (p *pass) copyTarget(m *v1.CheckpointMember) (best string) {
 
 // checkpointShare returns from which hosts a host fetches a member's file, or which may fetch it there; nil: neither.
 func (p *pass) checkpointShare(c *v1.Checkpoint, m *v1.CheckpointMember, host string) *v1.BlobShare {
+	if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE {
+		return nil
+	}
 	fetchers := p.fetchers(c, m)
 	if len(fetchers) == 0 {
 		return nil

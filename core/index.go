@@ -196,6 +196,7 @@ func (x *index) seeMove(_ string, before, now *v1.Migration) {
 func (x *index) seeHost(name string, before, now *v1.Host) {
 	x.hostChanged = true
 	x.hosts[name] = true
+	x.markCopiers()
 	x.markGuestsAt(name)
 	x.shareAgain = true
 	if before.GetInfo() != now.GetInfo() {
@@ -225,14 +226,10 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 				remove(x.checkpointsAt, host, c)
 			}
 		}
-		if uncopied(c) {
-			for host := range x.objects.Hosts { // any of them may have to keep a copy, or no longer
-				x.hosts[host] = true
-			}
-		}
 	}
 	if before != nil {
 		remove(x.checkpointsOf, before.Cluster, before)
+		x.markCopiers()
 		delete(x.uncopied, before)
 	}
 	if now != nil {
@@ -240,6 +237,17 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 		if uncopied(now) {
 			x.uncopied[now] = true
 		}
+	}
+	x.markCopiers()
+}
+
+// markCopiers marks all hosts if some of them have to keep copies of files: which ones follows from all hosts.
+func (x *index) markCopiers() {
+	if len(x.uncopied) == 0 {
+		return
+	}
+	for host := range x.objects.Hosts {
+		x.hosts[host] = true
 	}
 }
 
@@ -317,6 +325,9 @@ func (x *index) markNetwork(cluster string) {
 
 func (x *index) seeReport(host string, before, now Seen) {
 	x.hosts[host] = true
+	if before.Connected != now.Connected || before.Report.GetSharing() != now.Report.GetSharing() {
+		x.markCopiers()
+	}
 	if before.Connected != now.Connected || before.Report == nil || now.Report == nil || !sameSharing(before.Report, now.Report) {
 		x.shareAgain = true
 	}

@@ -84,6 +84,7 @@ func (p *pass) send(host string, base *v1.HostWanted) {
 		Clusters: base.Network.Clusters, Mtu: base.Network.Mtu, Relayed: base.Network.Relayed, Probes: base.Network.Probes}
 	if s := book.share[host]; s != nil {
 		w.Sharing, w.TrustGroup, w.Blobs, w.Templates = true, s.group, slices.Concat(s.blobs, base.Blobs), s.templates
+		slices.SortFunc(w.Blobs, func(a, b *v1.BlobShare) int { return cmp.Compare(a.Digest, b.Digest) })
 	}
 	_, since, _ := p.Observed(host)
 	network := last.wanted != nil && sameNetwork(w.Network, last.wanted.Network)

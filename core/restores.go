@@ -87,6 +87,10 @@ func (p *pass) restoreRestoring(cluster *v1.Cluster, guests []*v1.Guest) {
 	for _, g := range guests {
 		switch {
 		case removing(g):
+		case p.wentOn(g):
+			// All were there before one was let go on, and the store has forgotten that: an older copy of it was put back.
+			p.goOn(cluster, guests, from)
+			return
 		case g.Stopped:
 			p.restoreFailed(cluster, guests, nil, fmt.Sprintf("guest %s was stopped", g.Meta.Name))
 			return
@@ -110,6 +114,13 @@ func (p *pass) restored(g *v1.Guest) bool {
 	report, _, connected := p.Observed(g.Host)
 	seen := GuestOn(report, g.Meta.Uid)
 	return g.Host != "" && connected && p.current(g.Host) && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RECEIVED
+}
+
+// wentOn reports whether a guest runs under its grant.
+func (p *pass) wentOn(g *v1.Guest) bool {
+	report, _, connected := p.Observed(g.Host)
+	seen := GuestOn(report, g.Meta.Uid)
+	return g.Host != "" && connected && seen.GetEpoch() == g.Epoch && seen.GetCondition() == v1.GuestCondition_GUEST_CONDITION_RUNNING
 }
 
 // goOn ends a restore: the guests' grants let them run. Runs go back to how they were.

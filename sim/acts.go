@@ -49,6 +49,7 @@ func (h *host) carryOut(a machine.Act) {
 			end(machine.Result{Term: h.term, Stamp: h.stamp})
 		})
 	case machine.ApplyOrders:
+		h.followCheckpoints(a.Orders.GetCheckpoints())
 		if n := a.Orders.GetNetwork(); n != nil {
 			h.sim.after(h.sim.latency(5*time.Millisecond), func() {
 				if h.life == life {
@@ -82,6 +83,8 @@ func (h *host) carryOut(a machine.Act) {
 		h.prepare(a, end)
 	case machine.Start:
 		h.start(a, end)
+	case machine.Restore:
+		h.restore(a, end)
 	case machine.Send:
 		h.sim.send(h, a, end)
 	case machine.Busy:

@@ -12,6 +12,7 @@ import (
 	"watari/agent/domain"
 	"watari/agent/machine"
 	v1 "watari/api/watariv1"
+	"watari/checkpoint"
 	"watari/core"
 	"watari/migration"
 	"watari/policy"
@@ -35,7 +36,7 @@ func (s *Sim) begins(h *host, c *copyOf) {
 // runs lets a copy run. No other copy of the guest may run then. A host of which a person has said wrongly that it is lost
 // is left out: there the copy ends once the host is reached (checkEvicted).
 func (s *Sim) runs(h *host, c *copyOf) {
-	c.state, c.since = domain.Running, s.now
+	c.state, c.since, c.saved = domain.Running, s.now, false
 	s.tell(h.name, "guest %s runs, epoch %d", c.name, c.epoch)
 	if !c.whole {
 		s.violate("guest %s runs on %s, where not all of it is, or not what it was last", c.name, h.name)
@@ -75,6 +76,9 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 	s.tell(h.name, "guest %s is ended by the agent, epoch %d, %s", c.name, c.epoch, c.state)
 	if !c.whole || c.doubtful || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
 		return
+	}
+	if c.saved {
+		return // it can be restored again
 	}
 	if s.restored && c.state == domain.Paused {
 		return // what its source had recorded may be forgotten by orders of the older state; a recovery takes no risk then
@@ -130,6 +134,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		s.checkPrefix(now, name, c)
 		s.checkSize(now, name, c)
 	}
+	s.checkCheckpoints(before, now)
 	s.checkQuotas(before, now)
 	s.checkRoom(now)
 }
@@ -323,6 +328,11 @@ func (s *Sim) unsettled() string {
 		}
 		if why := s.unsettledGuest(g); why != "" {
 			return fmt.Sprintf("guest %s: %s", name, why)
+		}
+	}
+	for name, c := range o.Checkpoints {
+		if checkpoint.HoldsMoves(c.State) { // one that waits may wait for a guest that has no room
+			return fmt.Sprintf("checkpoint %s is %s: %s", name, core.StateName(c.State.String()), c.Message)
 		}
 	}
 	if why := s.disproportionate(); why != "" {

@@ -54,7 +54,7 @@ const maxSteps = 10_000
 // result says what limits the answer.
 func Foresee(p Past) (steps []*v1.PolicyStep, notes []string) {
 	s := &Sim{engine: engine{now: p.begin(), rng: rand.New(rand.NewPCG(1, 1))}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, foresight: &foresight{policy: p.Policy, goOn: p.Go, traffic: p.Traffic}}
 	s.install(p)
 	for _, samples := range p.Samples {

@@ -42,6 +42,7 @@ type host struct {
 
 	// The hypervisor.
 	copies  map[string]*copyOf
+	files   map[fileOf]uint64 // of checkpoints, on disk: the epoch of the copy that was saved
 	libvirt libvirtState
 	waiting []func() // calls that hang until libvirt goes on
 
@@ -59,6 +60,7 @@ type host struct {
 	ticking   time.Time
 	expected  map[string]string    // guest uid: the migration that is admitted
 	cuttable  map[uint64]func()    // acts under way that can be interrupted
+	takings   map[string]*taking   // checkpoints that are being made, or have failed; by checkpoint
 	prefers   *manager             // the manager that it dials as long as that lives; nil: any
 	lateNext  bool                 // the next orders that end a guest come late, in a connection that breaks
 	finishing map[string]time.Time // until when libvirt is still at the end of a transfer, by guest uid
@@ -82,6 +84,8 @@ type copyOf struct {
 	state     domain.State
 	// whole: all of the guest's memory is here.
 	whole bool
+	// stands: it was stopped for a checkpoint. saved: it was restored from one, and has not run since.
+	stands, saved bool
 	// doubtful: it was received from a host that was removed as lost, so nobody can say whether it is what the guest was last.
 	doubtful bool
 	// hidden: libvirt does not list it, though its process is there.
@@ -90,7 +94,7 @@ type copyOf struct {
 }
 
 func newHost(s *Sim, name string) *host {
-	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, copies: map[string]*copyOf{}}
+	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{}}
 }
 
 func (h *host) now() time.Time { return h.sim.now.Add(h.offset) }
@@ -164,6 +168,7 @@ func (h *host) killAgent() {
 	}
 	h.sim.tell(h.name, "its agent is killed")
 	h.agent = nil
+	h.loseTakings()
 	h.life++
 	if h.link != nil {
 		h.link.cut("the agent was killed")
@@ -277,6 +282,7 @@ func (h *host) observed() *v1.HostObserved {
 		o.Info = h.info
 	}
 	o.NetworkGeneration, o.Paths = h.network, h.observePaths()
+	o.Checkpoints, o.Sharing = h.reportCheckpoints(), true
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})
 	}

@@ -35,10 +35,12 @@ var kinds = []struct {
 	{"kill agent", 10}, {"lose power", 6}, {"cut from managers", 6}, {"cut from host", 5}, {"kill manager", 5}, {"old manager", 3},
 	{"libvirt down", 4}, {"libvirt hangs", 5}, {"fill disk", 4}, {"kill guest", 4}, {"hide guest", 2}, {"unreadable record", 3},
 	{"clock jumps", 3}, {"manager's clock jumps", 2}, {"remove lost", 2}, {"vouch wrongly", 2}, {"boot id changes", 2}, {"back up", 2}, {"put back", 2}, {"refused term", 1}, {"strike a transfer", 6}, {"late order", 4}, {"owner comes back", 8},
+	{"checkpoint", 14}, {"restore", 6},
 }
 
 // requests are the kinds of steps that users ask a manager for.
-var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true}
+var requests = map[string]bool{"create": true, "delete": true, "resize": true, "stop": true, "start": true, "move": true, "cancel": true, "drain": true, "undrain": true,
+	"checkpoint": true, "restore": true}
 
 // away are the kinds by which a host cannot be reached.
 var away = []string{"kill agent", "lose power", "cut from managers", "kill manager", "old manager", "unreadable record", "boot id changes", "remove lost",
@@ -100,6 +102,10 @@ func (s *Sim) perform(step Step) {
 		s.deleteCluster(step.Pick)
 	case "resize":
 		s.resizeCluster(step.Pick)
+	case "checkpoint":
+		s.createCheckpoint(step.Pick)
+	case "restore":
+		s.restoreCheckpoint(step.Pick)
 	case "stop":
 		s.stop(step.Pick)
 	case "start":

@@ -53,8 +53,9 @@ type Sim struct {
 	faulty     bool // calls fail now and then
 	oracle     bool // each decision is compared with a full one
 	unreadable map[string]bool
-	partitions map[string]bool // "a b": these hosts cannot reach each other
-	creates    map[string]int  // calls under way that create a domain, by host, boot and guest
+	partitions map[string]bool     // "a b": these hosts cannot reach each other
+	cuts       map[string]*cutSeen // what happened for checkpoints, by their uid
+	creates    map[string]int      // calls under way that create a domain, by host, boot and guest
 
 	transfers   []*transfer
 	connections uint64
@@ -141,7 +142,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 // newSim makes an empty simulation.
 func newSim(seed uint64, log func(string, ...any)) *Sim {
 	return &Sim{engine: engine{now: start, rng: rand.New(rand.NewPCG(seed, 1)), log: log}, store: newStore(), hosts: map[string]*host{},
-		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, started: map[string]string{},
+		unreadable: map[string]bool{}, partitions: map[string]bool{}, creates: map[string]int{}, cuts: map[string]*cutSeen{}, started: map[string]string{},
 		granted: map[string]string{}, tainted: map[string]bool{}, stopped: map[string]uint64{}, intent: map[string]bool{}, coolDown: simCoolDown}
 }
 

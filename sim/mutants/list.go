@@ -23,6 +23,13 @@ var mutants = []mutant{
 	{"a policy's move begins though its reason has ended", []edit{{"core/moves.go", "		c.write(Expect, source) // its withdrawal is the reason of the move\n", ""}}},
 	{"guests that do not leave are not stopped", []edit{{"core/policies.go",
 		"		p.dueHost[host] = again\n", "		_ = again\n"}}},
+	// Checkpoints.
+	{"states are taken before all guests stand", []edit{{"checkpoint/checkpoint.go",
+		"	v1.CheckpointState_CHECKPOINT_STATE_STOPPING: {v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED,", "	v1.CheckpointState_CHECKPOINT_STATE_STOPPING: {v1.CheckpointPhase_CHECKPOINT_PHASE_READY,"}}},
+	{"guests go on before all are restored", []edit{{"core/restores.go", "		case !p.restored(g):\n			whole = false\n", "		case !p.restored(g):\n			whole = whole && true\n"}}},
+	{"a cluster is restored beside copies that run", []edit{{"core/evidence.go", " || c.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_ENDING", ""},
+		{"core/restores.go", `		if g.Host != "" || p.changed(g)`, "		if p.changed(g)"}}},
+	{"a guest that stands for a checkpoint is resumed", []edit{{"agent/machine/hold.go", "	g.held = true\n", ""}}},
 	// Resizes.
 	{"guests that are removed from their cluster run on", []edit{{"core/evidence.go",
 		"	return g.Meta.Deleting != nil || c == nil", "	return c == nil"}}},

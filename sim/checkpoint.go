@@ -1,0 +1,331 @@
+package sim
+
+// checkpoint.go - checkpoints: what users ask for, what hosts do for them, and what must hold of them.
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"watari/agent/domain"
+	"watari/agent/machine"
+	v1 "watari/api/watariv1"
+	"watari/checkpoint"
+	"watari/core"
+)
+
+// fileOf identifies a guest's file of a checkpoint.
+type fileOf struct{ checkpoint, guest string }
+
+// taking is a host's part in a checkpoint that is being made.
+type taking struct {
+	id      string
+	order   v1.CheckpointOrder
+	phase   v1.CheckpointPhase
+	epochs  map[string]uint64 // by guest uid
+	stopped bool              // the guests stand because of it
+	over    bool
+}
+
+// cutSeen is what has really happened for a checkpoint, by guest uid.
+type cutSeen struct{ stopped, taken map[string]time.Time }
+
+func (s *Sim) cut(id string) *cutSeen {
+	if s.cuts[id] == nil {
+		s.cuts[id] = &cutSeen{map[string]time.Time{}, map[string]time.Time{}}
+	}
+	return s.cuts[id]
+}
+
+// followCheckpoints has a host follow its orders about checkpoints.
+func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
+	for _, w := range orders {
+		key := fileOf{w.CheckpointId, w.GuestUid}
+		t := h.takings[w.CheckpointId]
+		switch w.Order {
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
+			if t == nil {
+				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}}
+				h.takings[t.id] = t
+			}
+			t.epochs[w.GuestUid] = w.Epoch
+			h.advanceTaking(t, w.Order)
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
+			if h.files[key] != 0 {
+				continue
+			}
+			if t == nil {
+				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, over: true}
+				h.takings[t.id] = t
+			}
+			t.epochs[w.GuestUid] = w.Epoch
+			h.advanceTaking(t, w.Order)
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
+			delete(h.takings, w.CheckpointId)
+			if h.files[key] == 0 {
+				h.fetchFile(key, w.Epoch)
+			}
+		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
+			if t != nil {
+				h.endTaking(t, "it is discarded")
+				delete(h.takings, w.CheckpointId)
+			}
+			delete(h.files, key)
+		}
+	}
+}
+
+// advanceTaking takes the next step of a checkpoint's making.
+func (h *host) advanceTaking(t *taking, order v1.CheckpointOrder) {
+	if t.over || order <= t.order {
+		return
+	}
+	t.order = order
+	life := h.life
+	then := func(usual time.Duration, do func()) {
+		h.sim.after(h.sim.latency(usual), func() {
+			if h.life == life && !t.over {
+				do()
+				h.report()
+			}
+		})
+	}
+	switch order {
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
+		then(100*time.Millisecond, func() { t.phase = v1.CheckpointPhase_CHECKPOINT_PHASE_READY })
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP:
+		then(10*time.Millisecond, func() { h.stopGuests(t) })
+	case v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:
+		then(10*time.Millisecond, func() { h.takeStates(t) })
+	}
+}
+
+// stopGuests stops the guests of a checkpoint, and lets them go on at the end of their time.
+func (h *host) stopGuests(t *taking) {
+	if t.phase != v1.CheckpointPhase_CHECKPOINT_PHASE_READY {
+		h.endTaking(t, "it was not ready")
+		return
+	}
+	t.stopped = true
+	for _, uid := range slices.Sorted(maps.Keys(t.epochs)) {
+		c := h.copies[uid]
+		if !h.agent.Hold(h.now(), uid, t.epochs[uid]) || c == nil || c.state != domain.Running || h.libvirt != libvirtUp {
+			h.endTaking(t, "a guest does not just run")
+			return
+		}
+		c.state, c.stands = domain.Paused, true
+		h.sim.cut(t.id).stopped[uid] = h.sim.now
+		h.event(uid)
+	}
+	t.phase = v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED
+	h.sim.after(checkpoint.StandLimit, func() {
+		if !t.over && t.phase == v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED {
+			h.endTaking(t, "the guests stood for too long")
+			h.report()
+		}
+	})
+}
+
+// takeStates takes the guests' states, and lets them go on.
+func (h *host) takeStates(t *taking) {
+	if t.phase != v1.CheckpointPhase_CHECKPOINT_PHASE_STOPPED {
+		h.endTaking(t, "it has not stopped")
+		return
+	}
+	for uid := range t.epochs {
+		if c := h.copies[uid]; c == nil || !c.stands || c.state != domain.Paused {
+			h.endTaking(t, "a guest has ended")
+			return
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(t.epochs)) {
+		h.sim.cut(t.id).taken[uid] = h.sim.now
+	}
+	h.letGo(t)
+	t.phase = v1.CheckpointPhase_CHECKPOINT_PHASE_TAKEN
+	life := h.life
+	h.sim.after(h.sim.between(200*time.Millisecond, 4*time.Second), func() {
+		if h.life != life || t.over {
+			return
+		}
+		for uid := range t.epochs {
+			if h.copies[uid] == nil || h.full {
+				h.endTaking(t, "a file could not be written")
+				h.report()
+				return
+			}
+		}
+		t.over = true
+		for uid, epoch := range t.epochs {
+			h.files[fileOf{t.id, uid}] = epoch
+		}
+		delete(h.takings, t.id)
+		h.report()
+	})
+}
+
+// letGo lets the guests of a checkpoint go on.
+func (h *host) letGo(t *taking) {
+	if !t.stopped {
+		return
+	}
+	t.stopped = false
+	for _, uid := range slices.Sorted(maps.Keys(t.epochs)) {
+		if c := h.copies[uid]; c != nil && c.stands {
+			c.stands = false
+			if c.state == domain.Paused {
+				h.sim.runs(h, c)
+				h.event(uid)
+			}
+		}
+		if h.agent != nil {
+			h.agent.Release(h.now(), uid)
+		}
+	}
+	h.pump()
+}
+
+// endTaking ends a checkpoint that is void on this host.
+func (h *host) endTaking(t *taking, why string) {
+	if t.over {
+		return
+	}
+	h.sim.tell(h.name, "checkpoint %s is void: %s", t.id, why)
+	t.over, t.phase = true, v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED
+	h.letGo(t)
+}
+
+// loseTakings ends all checkpoints under way: their agent has ended. What stands goes on.
+func (h *host) loseTakings() {
+	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
+		h.endTaking(h.takings[id], "the agent has ended")
+	}
+	h.takings = map[string]*taking{}
+}
+
+// fetchFile fetches a file from another host.
+func (h *host) fetchFile(key fileOf, epoch uint64) {
+	life := h.life
+	h.sim.after(h.sim.between(100*time.Millisecond, 2*time.Second), func() {
+		if h.life != life || h.agent == nil || h.files[key] != 0 || h.full {
+			return
+		}
+		for _, name := range h.sim.names {
+			if other := h.sim.hosts[name]; other != h && other.agent != nil && other.files[key] != 0 {
+				h.files[key] = epoch
+				h.report()
+				return
+			}
+		}
+	})
+}
+
+// reportCheckpoints is the checkpoints' part of a report.
+func (h *host) reportCheckpoints() (list []*v1.CheckpointObserved) {
+	for _, id := range slices.Sorted(maps.Keys(h.takings)) {
+		t := h.takings[id]
+		for _, uid := range slices.Sorted(maps.Keys(t.epochs)) {
+			list = append(list, &v1.CheckpointObserved{CheckpointId: id, GuestUid: uid, Epoch: t.epochs[uid], Phase: t.phase, Busy: !t.over})
+		}
+	}
+	keys := slices.SortedFunc(maps.Keys(h.files), func(a, b fileOf) int {
+		return slices.Compare([]string{a.checkpoint, a.guest}, []string{b.checkpoint, b.guest})
+	})
+	for _, key := range keys {
+		list = append(list, &v1.CheckpointObserved{CheckpointId: key.checkpoint, GuestUid: key.guest, Epoch: h.files[key],
+			Phase: v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN, File: fileNamed(key)})
+	}
+	return list
+}
+
+func fileNamed(key fileOf) *v1.CheckpointFile {
+	return &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + key.checkpoint + key.guest, Size: 1 << 20}, StateBytes: 2 << 20}
+}
+
+// restore creates a paused copy from a file.
+func (h *host) restore(a machine.Act, end func(machine.Result)) {
+	r := h.records[a.Guest]
+	if r == nil || r.Epoch != a.Wanted.Epoch || r.Phase != machine.PhaseReserved {
+		h.sim.violate("host %s restores guest %s at epoch %d without a record of it: %+v", h.name, a.Name, a.Wanted.Epoch, r)
+	}
+	key := fmt.Sprint(h.name, "/", h.powers, "/", a.Guest)
+	h.sim.creates[key]++
+	h.call(200*time.Millisecond, func() error {
+		if h.copies[a.Guest] != nil {
+			return errDuplicate
+		}
+		if h.files[fileOf{a.Wanted.Restore.CheckpointId, a.Guest}] == 0 {
+			return errInput
+		}
+		h.copies[a.Guest] = &copyOf{uid: a.Guest, name: a.Name, epoch: a.Wanted.Epoch, state: domain.Paused, whole: true, saved: true}
+		h.event(a.Guest)
+		return nil
+	}, func(f fate) { end(machine.Result{Err: f.err, Uncertain: f.uncertain}) }, func() { h.sim.creates[key]-- })
+}
+
+// createCheckpoint asks for a checkpoint of a cluster.
+func (s *Sim) createCheckpoint(pick int) {
+	if c := pickOf(s.store.objects.Clusters, pick); c != nil {
+		s.admit(func(a *core.Admission) (core.Change, error) {
+			change, _, err := a.CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: c.Meta.Name}, core.CheckpointKey{Secret: "secret", Recipient: "public"})
+			return change, err
+		})
+	}
+}
+
+// restoreCheckpoint asks for a cluster to go back to its latest checkpoint. What its guests have done since is given up.
+func (s *Sim) restoreCheckpoint(pick int) {
+	c := pickOf(s.store.objects.Clusters, pick)
+	if c == nil || s.restored && !s.recovered {
+		return
+	}
+	granted := s.admit(func(a *core.Admission) (core.Change, error) {
+		change, _, err := a.RestoreCheckpoint(c.Meta.Name)
+		return change, err
+	})
+	if granted {
+		for _, g := range core.GuestsOf(s.store.objects, c.Meta.Name) {
+			s.stopped[g.Meta.Uid], s.intent[g.Meta.Uid] = g.LastEpoch, true
+		}
+	}
+}
+
+// checkCheckpoints looks at the checkpoints of which a change says that they are done: all guests stood before the first state
+// was taken, each until its own was; and at clusters that go on: each guest goes on from the same checkpoint.
+func (s *Sim) checkCheckpoints(before, now *core.Objects) {
+	for name, c := range now.Checkpoints {
+		was := before.Checkpoints[name]
+		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || was == nil || was.State == c.State {
+			continue
+		}
+		seen := s.cut(c.Meta.Uid)
+		var last, first time.Time
+		for _, m := range c.Members {
+			stopped, taken := seen.stopped[m.GuestUid], seen.taken[m.GuestUid]
+			if stopped.IsZero() || taken.IsZero() {
+				s.violate("checkpoint %s is done, and guest %s was not saved", name, m.Guest)
+			}
+			if last.IsZero() || stopped.After(last) {
+				last = stopped
+			}
+			if first.IsZero() || taken.Before(first) {
+				first = taken
+			}
+		}
+		if first.Before(last) {
+			s.violate("checkpoint %s is no consistent cut: a guest was saved before another one stood", name)
+		}
+	}
+	for name, c := range now.Clusters {
+		was := before.Clusters[name]
+		if was == nil || c.GetRestore().GetState() != v1.RestoreState_RESTORE_STATE_DONE || was.GetRestore().GetState() == v1.RestoreState_RESTORE_STATE_DONE {
+			continue
+		}
+		for _, g := range core.GuestsOf(now, name) {
+			if h := s.hosts[g.Host]; h != nil && h.copies[g.Meta.Uid] != nil && !h.copies[g.Meta.Uid].saved && !s.restored {
+				s.violate("cluster %s goes on from checkpoint %s, and guest %s was not restored", name, c.Restore.Checkpoint, g.Meta.Name)
+			}
+		}
+	}
+}
