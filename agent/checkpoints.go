@@ -128,7 +128,7 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 		c := k.cuts[w.CheckpointId]
 		switch w.Order {
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
-			if c == nil {
+			if _, whole := k.files[key]; c == nil && !whole {
 				begin[w.CheckpointId] = append(begin[w.CheckpointId], w)
 			}
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE:

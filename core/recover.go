@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	v1 "watari/api/watariv1"
+	"watari/checkpoint"
 	"watari/internal/protocol"
 	"watari/migration"
 )
@@ -66,11 +67,12 @@ func (c RecoveredCluster) why() string {
 
 // RecoveryPlan is the work of a recovery. It is carried out only if there are no Obstacles.
 type RecoveryPlan struct {
-	Guests     []RecoveredGuest // by name
-	Clusters   []RecoveredCluster
-	Hosts      []*v1.HostRecovery // that may run guests which no report shows
-	Migrations []*v1.Migration    // as they are to be stored: ended
-	Obstacles  []string
+	Guests      []RecoveredGuest // by name
+	Clusters    []RecoveredCluster
+	Hosts       []*v1.HostRecovery // that may run guests which no report shows
+	Migrations  []*v1.Migration    // as they are to be stored: ended
+	Checkpoints []*v1.Checkpoint   // as they are to be stored: ended
+	Obstacles   []string
 }
 
 // reportedName matches names and uids of guests. Recovery ignores others in hosts' reports, because they would appear
@@ -122,6 +124,7 @@ func Recovery(objects *Objects, reports map[string]*v1.HostObserved, choices Rec
 	}
 	r.missing(byUID)
 	r.migrations()
+	r.checkpoints()
 	r.checkKeep()
 	slices.SortFunc(r.plan.Guests, func(a, b RecoveredGuest) int {
 		return cmp.Or(cmp.Compare(a.Guest, b.Guest), cmp.Compare(a.Uid, b.Uid), cmp.Compare(a.Host, b.Host))
@@ -488,6 +491,19 @@ func (r *recovery) migrations() {
 		m = proto.CloneOf(m)
 		m.State, m.Message = v1.MigrationState_MIGRATION_STATE_CANCELLED, "the manager's state was put back from an older copy"
 		r.plan.Migrations = append(r.plan.Migrations, m)
+	}
+}
+
+// checkpoints ends the checkpoints that are under way in the state. Hosts may have gone on with them, each in its own way.
+func (r *recovery) checkpoints() {
+	for _, name := range slices.Sorted(maps.Keys(r.objects.Checkpoints)) {
+		c := r.objects.Checkpoints[name]
+		if checkpoint.Ended(c.State) {
+			continue
+		}
+		c = proto.CloneOf(c)
+		c.State, c.Message = v1.CheckpointState_CHECKPOINT_STATE_CANCELLED, "the manager's state was put back from an older copy"
+		r.plan.Checkpoints = append(r.plan.Checkpoints, c)
 	}
 }
 

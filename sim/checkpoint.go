@@ -45,6 +45,9 @@ func (h *host) followCheckpoints(orders []*v1.CheckpointWanted) {
 		t := h.takings[w.CheckpointId]
 		switch w.Order {
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE:
+			if h.files[key] != 0 {
+				continue
+			}
 			if t == nil {
 				t = &taking{id: w.CheckpointId, epochs: map[string]uint64{}}
 				h.takings[t.id] = t

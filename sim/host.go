@@ -282,7 +282,7 @@ func (h *host) observed() *v1.HostObserved {
 		o.Info = h.info
 	}
 	o.NetworkGeneration, o.Paths = h.network, h.observePaths()
-	o.Checkpoints, o.Sharing = h.reportCheckpoints(), true
+	o.Checkpoints, o.Sharing, o.Images = h.reportCheckpoints(), true, []string{"sha256:" + image}
 	for _, uid := range slices.Sorted(maps.Keys(h.records)) {
 		o.Epochs = append(o.Epochs, &v1.KnownEpoch{Uid: uid, Epoch: h.records[uid].Epoch})
 	}

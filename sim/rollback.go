@@ -120,6 +120,10 @@ func (s *Sim) recover() {
 			s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Update, Object: g.Object}}})
 		}
 	}
+	for _, c := range plan.Checkpoints {
+		c.Ended = timestamppb.New(s.now)
+		s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Update, Object: c}}})
+	}
 	for _, move := range plan.Migrations {
 		move.Ended = timestamppb.New(s.now)
 		s.commit(0, core.Change{Ops: []core.Op{{Kind: core.Update, Object: move}}})

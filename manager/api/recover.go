@@ -117,6 +117,10 @@ func (s *Server) carryOut(ctx context.Context, snap *store.Snapshot, reports cor
 		m.Ended = timestamppb.Now()
 		ops = append(ops, store.Update(m))
 	}
+	for _, c := range plan.Checkpoints {
+		c.Ended = timestamppb.Now()
+		ops = append(ops, store.Update(c))
+	}
 	for batch := range slices.Chunk(ops, recoveryBatch) {
 		if err := s.Store.Txn(ctx, batch...); err != nil {
 			return fmt.Errorf("write down where guests run: %w", err)
