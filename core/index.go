@@ -197,6 +197,9 @@ func (x *index) seeHost(name string, before, now *v1.Host) {
 	x.hostChanged = true
 	x.hosts[name] = true
 	x.markCopiers()
+	for c := range x.checkpointsAt[name] {
+		x.markCheckpoints(c.Cluster)
+	}
 	x.markGuestsAt(name)
 	x.shareAgain = true
 	if before.GetInfo() != now.GetInfo() {
@@ -231,12 +234,14 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 		remove(x.checkpointsOf, before.Cluster, before)
 		x.markCopiers()
 		delete(x.uncopied, before)
+		x.markCheckpoints(before.Cluster)
 	}
 	if now != nil {
 		add(x.checkpointsOf, now.Cluster, now)
 		if uncopied(now) {
 			x.uncopied[now] = true
 		}
+		x.markCheckpoints(now.Cluster)
 	}
 	x.markCopiers()
 }
@@ -265,15 +270,18 @@ func uncopied(c *v1.Checkpoint) bool {
 	return c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE && slices.ContainsFunc(c.Members, func(m *v1.CheckpointMember) bool { return len(m.File.GetHosts()) < checkpointCopies })
 }
 
-// markCheckpoints marks the hosts that have files from which a cluster is being restored.
+// markCheckpoints marks the hosts that have files of a cluster's checkpoints, and those that may have to fetch them.
 func (x *index) markCheckpoints(cluster string) {
-	if c := x.objects.Clusters[cluster]; c == nil || !restoring(c) {
+	if len(x.checkpointsOf[cluster]) == 0 {
 		return
 	}
 	for c := range x.checkpointsOf[cluster] {
 		for _, host := range checkpointHosts(c) {
 			x.hosts[host] = true
 		}
+	}
+	for g := range x.ofCluster[cluster] {
+		x.hosts[g.Host] = true
 	}
 }
 

@@ -260,7 +260,7 @@ func (h *host) makes() bool {
 }
 
 func (h *host) prepare(a machine.Act, end func(machine.Result)) {
-	done := false
+	done, life := false, h.life
 	finish := func(r machine.Result) {
 		if !done {
 			done = true
@@ -268,8 +268,12 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 		}
 	}
 	h.cuttable[a.ID] = func() { finish(machine.Result{Err: errCut, Cut: true, Unplugged: true}) }
-	h.sim.after(h.sim.latency(50*time.Millisecond), func() {
+	var attempt func()
+	attempt = func() {
 		switch {
+		case done || h.life != life:
+		case a.Wanted.GetRestore() != nil && h.files[fileOf{a.Wanted.Restore.CheckpointId, a.Guest}] == 0:
+			h.sim.after(100*time.Millisecond, attempt) // until its file is here
 		case h.sim.faulty && h.sim.chance(3):
 			finish(machine.Result{Err: errLibvirt, Unplugged: true})
 		case h.sim.faulty && h.sim.chance(2):
@@ -277,7 +281,8 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 		default:
 			finish(machine.Result{})
 		}
-	})
+	}
+	h.sim.after(h.sim.latency(50*time.Millisecond), attempt)
 }
 
 // start creates the domain.
