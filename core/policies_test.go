@@ -86,8 +86,12 @@ func (h *household) reports() Captured {
 		report := &v1.HostObserved{Info: host.Info}
 		for _, g := range h.objects.Guests {
 			if g.Host == name {
-				report.Guests = append(report.Guests, &v1.GuestObserved{Uid: g.Meta.Uid, Name: g.Meta.Name, Epoch: g.Epoch, BootId: g.BootId,
-					Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true, Process: true})
+				seen := &v1.GuestObserved{Uid: g.Meta.Uid, Name: g.Meta.Name, Epoch: g.Epoch, BootId: g.BootId,
+					Condition: v1.GuestCondition_GUEST_CONDITION_RUNNING, Ready: true, Process: true}
+				if restoring(h.objects.Clusters[g.Cluster]) {
+					seen.Condition, seen.Ready = v1.GuestCondition_GUEST_CONDITION_STARTING, false
+				}
+				report.Guests = append(report.Guests, seen)
 			}
 		}
 		reports[name] = Seen{Report: report, Since: h.now, Connected: true}

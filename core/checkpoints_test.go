@@ -1,0 +1,172 @@
+package core
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "watari/api/watariv1"
+)
+
+// saved adds a whole checkpoint of the household's cluster, whose files are on a1.
+func (h *household) saved(name string, age time.Duration, change ...func(*v1.Checkpoint)) {
+	c := &v1.Checkpoint{Meta: &v1.Meta{Name: name, Uid: "uid-" + name, Owner: "ann", Created: timestamppb.New(h.now.Add(-age))}, Cluster: "md", ClusterUid: "uid-md",
+		State: v1.CheckpointState_CHECKPOINT_STATE_DONE, Ended: timestamppb.New(h.now.Add(-age)), Taken: timestamppb.New(h.now.Add(-age))}
+	for _, g := range GuestsOf(h.objects, "md") {
+		c.Members = append(c.Members, &v1.CheckpointMember{Guest: g.Meta.Name, GuestUid: g.Meta.Uid, Index: g.Index, Host: g.Host, Epoch: g.Epoch, StartedEpoch: g.StartedEpoch,
+			File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:" + name + g.Meta.Name, Size: 1 << 20}, StateBytes: 2 << 20, Hosts: []string{"a1"}}})
+	}
+	for _, change := range change {
+		change(c)
+	}
+	h.objects.Checkpoints[name] = c
+}
+
+func (h *household) admission() *Admission {
+	return &Admission{Objects: h.objects, Caller: Caller{Name: "root", Admin: true}, Reports: h.reports(), Now: h.now, Began: h.core.Began}
+}
+
+func TestTheNewestCheckpointsAreKept(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	for i := range 5 {
+		h.saved(fmt.Sprintf("md-c%d", i), time.Duration(10-i)*time.Hour)
+	}
+	h.saved("md-c8", 20*time.Hour, func(c *v1.Checkpoint) { c.Pinned = true })
+	for i := range 5 {
+		h.saved(fmt.Sprintf("md-f%d", i), time.Duration(10-i)*time.Minute, func(c *v1.Checkpoint) { c.State, c.Members = v1.CheckpointState_CHECKPOINT_STATE_FAILED, nil })
+	}
+	h.pass(time.Second)
+	if got, want := strings.Join(sortedKeys(h.objects.Checkpoints), " "), "md-c2 md-c3 md-c4 md-c8 md-f2 md-f3 md-f4"; got != want {
+		t.Errorf("kept are %s, want %s", got, want)
+	}
+}
+
+func TestCheckpointsAreMadeAsPlanned(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 600}
+	h.objects.Clusters["md"].Meta.Created = timestamppb.New(h.now)
+	h.pass(9 * time.Minute)
+	if len(h.objects.Checkpoints) != 0 {
+		t.Fatal("a checkpoint is made before its time")
+	}
+	h.pass(2 * time.Minute)
+	c := h.objects.Checkpoints["md-c1"]
+	if c == nil || c.Reason != "every 10m0s" || c.State != v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
+		t.Fatalf("the checkpoint is %v", c)
+	}
+	orders := h.pass(time.Second)
+	if got := orders["a1"].GetCheckpoints(); len(got) != 2 || got[0].Order != v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE {
+		t.Errorf("a1's orders are %v", got)
+	}
+	if len(h.objects.Checkpoints) != 1 {
+		t.Errorf("another is made beside it: %v", sortedKeys(h.objects.Checkpoints))
+	}
+}
+
+func TestACheckpointGivesWayToADrain(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	change, name, err := h.admission().CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: "md"}, CheckpointKey{"secret", "public"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.objects = h.objects.Apply(change)
+	h.pass(time.Second)
+	if state := h.objects.Checkpoints[name].State; state != v1.CheckpointState_CHECKPOINT_STATE_PREPARING {
+		t.Fatalf("the checkpoint is %s", state)
+	}
+	h.change("a1", func(host *v1.Host) { host.Draining = true })
+	h.pass(time.Second)
+	if state := h.objects.Checkpoints[name].State; state != v1.CheckpointState_CHECKPOINT_STATE_CANCELLED {
+		t.Errorf("the checkpoint is %s", state)
+	}
+	if h.moves() == "" {
+		t.Error("no guest leaves the drained host")
+	}
+}
+
+func TestACheckpointThatCannotBeRestored(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(h *household)
+		want   string
+	}{
+		"its cluster has other guests": {func(h *household) {
+			h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) { c.Members = c.Members[:1] })
+		}, "guest md-1 is not in it"},
+		"it is not whole": {func(h *household) {
+			h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) { c.State = v1.CheckpointState_CHECKPOINT_STATE_FAILED })
+		}, "it is failed"},
+		"it is of an earlier cluster": {func(h *household) {
+			h.saved("md-c1", time.Hour, func(c *v1.Checkpoint) { c.ClusterUid = "another" })
+		}, "no longer exists"},
+		"there is none": {func(*household) {}, "there is no checkpoint"},
+	} {
+		h := newHousehold(t, "", 2)
+		c.change(h)
+		change, _, err := h.admission().RestoreCheckpoint("md-c1")
+		if err == nil || !strings.Contains(err.Error(), c.want) || len(change.Ops) > 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A restore first ends all copies, and lets no guest go on before all are restored. If one cannot be restored, an older
+// checkpoint is tried.
+func TestRestoring(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.saved("md-c1", 2*time.Hour)
+	h.saved("md-c2", time.Hour)
+	change, _, err := h.admission().RestoreCheckpoint("md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.objects = h.objects.Apply(change)
+	orders := h.pass(time.Second)
+	for _, w := range orders["a1"].Guests {
+		if w.Role != v1.GuestRole_GUEST_ROLE_ABSENT {
+			t.Errorf("guest %s is ordered to be %s before the copies have ended", w.Name, w.Role)
+		}
+	}
+	h.releaseAll()
+	orders = h.pass(time.Second)
+	restored := 0
+	for _, wanted := range orders {
+		for _, w := range wanted.Guests {
+			if w.Role != v1.GuestRole_GUEST_ROLE_INCOMING || w.Restore.GetCheckpointId() != "uid-md-c2" || w.Epoch != 2 {
+				t.Errorf("guest %s is ordered to be %v", w.Name, w)
+			}
+			restored++
+		}
+	}
+	if restored != 2 {
+		t.Fatalf("%d guests are restored", restored)
+	}
+	g := h.objects.Guests["md-1"]
+	var c Change
+	c.write(Update, withFailure(g, "the file is damaged"))
+	h.objects = h.objects.Apply(c)
+	h.pass(time.Second)
+	if restore := h.objects.Clusters["md"].Restore; restore.Checkpoint != "md-c1" || !strings.Contains(restore.Reason, "the file is damaged") {
+		t.Errorf("after a failure: %v", restore)
+	}
+}
+
+func withFailure(g *v1.Guest, why string) *v1.Guest {
+	g = proto.CloneOf(g)
+	g.Failure = why
+	return g
+}
+
+// releaseAll takes the grants of all guests away, as if their copies had ended.
+func (h *household) releaseAll() {
+	var c Change
+	for _, g := range h.objects.Guests {
+		g = proto.CloneOf(g)
+		g.Host, g.BootId = "", ""
+		c.write(Update, g)
+	}
+	h.objects = h.objects.Apply(c)
+}
