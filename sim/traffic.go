@@ -86,6 +86,9 @@ func (s *Sim) checkPlan(before, now *core.Objects, cluster string) {
 	}
 	site := func(host string) string { return now.Hosts[host].GetInfo().GetSite() }
 	traffic := s.manager.traffic(s.manager.now())
+	if u := s.manager.usage; u != nil && u.Traffic != nil {
+		traffic = u.Traffic // by which the manager has decided; its clock may have jumped since
+	}
 	was, is := 0.0, 0.0
 	spread := map[string][2]int{}
 	for _, g := range guests {
