@@ -36,6 +36,9 @@ func (s *Sim) begins(h *host, c *copyOf) {
 // runs lets a copy run. No other copy of the guest may run then. A host of which a person has said wrongly that it is lost
 // is left out: there the copy ends once the host is reached (checkEvicted).
 func (s *Sim) runs(h *host, c *copyOf) {
+	if c.stands {
+		h.goesOnEarly(c.uid)
+	}
 	c.state, c.since, c.saved = domain.Running, s.now, false
 	s.tell(h.name, "guest %s runs, epoch %d", c.name, c.epoch)
 	if !c.whole {

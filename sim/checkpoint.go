@@ -137,7 +137,7 @@ func (h *host) takeStates(t *taking) {
 		return
 	}
 	for uid := range t.epochs {
-		if c := h.copies[uid]; c == nil || !c.stands || c.state != domain.Paused {
+		if h.copies[uid] == nil {
 			h.endTaking(t, "a guest has ended")
 			return
 		}
@@ -166,6 +166,15 @@ func (h *host) takeStates(t *taking) {
 		delete(h.takings, t.id)
 		h.report()
 	})
+}
+
+// goesOnEarly notes that something else than the checkpoint lets a guest go on. The host does not notice that.
+func (h *host) goesOnEarly(uid string) {
+	for id, t := range h.takings {
+		if _, is := t.epochs[uid]; is && t.stopped {
+			delete(h.sim.cut(id).stopped, uid)
+		}
+	}
 }
 
 // letGo lets the guests of a checkpoint go on.
@@ -326,6 +335,9 @@ func (s *Sim) checkCheckpoints(before, now *core.Objects) {
 			continue
 		}
 		for _, g := range core.GuestsOf(now, name) {
+			if g.Host == "" && g.Meta.Deleting == nil && !s.restored {
+				s.violate("cluster %s goes on from checkpoint %s, and guest %s has no host", name, c.Restore.Checkpoint, g.Meta.Name)
+			}
 			if h := s.hosts[g.Host]; h != nil && h.copies[g.Meta.Uid] != nil && !h.copies[g.Meta.Uid].saved && !s.restored {
 				s.violate("cluster %s goes on from checkpoint %s, and guest %s was not restored", name, c.Restore.Checkpoint, g.Meta.Name)
 			}
