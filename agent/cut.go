@@ -35,12 +35,12 @@ type member struct {
 	snapshot Snapshot // nil: none is prepared
 	held     bool     // the machine leaves the guest stopped
 	begun    bool     // its snapshot has begun
-	stood    time.Duration
 	file     checkpoint.File
 
 	// Under checkpointKeeper.mu.
 	phase   v1.CheckpointPhase
 	message string
+	stood   time.Duration
 }
 
 // cut is the making of a checkpoint on this host.
@@ -289,7 +289,9 @@ func (c *cut) begin(ctx context.Context, stopped time.Time) *writing {
 			if errs[i] = m.snapshot.Begin(ctx); errs[i] != nil {
 				return
 			}
+			k.mu.Lock()
 			m.stood = time.Since(stopped)
+			k.mu.Unlock()
 			w.done.Go(func() {
 				recipient, err := age.ParseX25519Recipient(m.wanted.Recipient)
 				if err == nil {

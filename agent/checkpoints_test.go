@@ -1,0 +1,107 @@
+package agent
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"watari/agent/checkpoint"
+	v1 "watari/api/watariv1"
+)
+
+// newKeeper makes a keeper of files in a folder, of an agent without a hypervisor.
+func newKeeper(t *testing.T, dir string) *checkpointKeeper {
+	return newCheckpointKeeper(&Agent{ctx: t.Context(), config: Config{StateDir: dir}, log: slog.New(slog.DiscardHandler), images: stubImages{},
+		changed: make(chan struct{})})
+}
+
+// written puts a whole file of a checkpoint into a folder.
+func written(t *testing.T, k *checkpointKeeper, key fileKey) savedFile {
+	if err := k.makeFolder(key); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(k.path(key), []byte("state"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := savedFile{Epoch: 7, File: checkpoint.File{Digest: "sha256:x", Size: 5, State: 9}, StoodMS: 120}
+	if err := k.describe(key, f); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestWholeFilesOfCheckpointsAreFoundAgain(t *testing.T) {
+	dir := t.TempDir()
+	whole, torn := fileKey{"c", "whole"}, fileKey{"c", "torn"}
+	k := newKeeper(t, dir)
+	written(t, k, whole)
+	if err := os.WriteFile(k.path(torn), []byte("sta"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k = newKeeper(t, dir)
+	list := k.report()
+	if len(list) != 1 || list[0].GuestUid != "whole" || list[0].Epoch != 7 || list[0].StoodMs != 120 || list[0].Phase != v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN {
+		t.Errorf("reported is %v", list)
+	}
+	if _, err := os.Stat(k.path(torn)); !os.IsNotExist(err) {
+		t.Errorf("a file that is not whole stays: %v", err)
+	}
+}
+
+func TestDiscardedFilesAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	key := fileKey{"c", "guest"}
+	k := newKeeper(t, dir)
+	written(t, k, key)
+	k = newKeeper(t, dir)
+	k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD}})
+	if list := k.report(); len(list) != 0 {
+		t.Errorf("reported is %v", list)
+	}
+	if entries, _ := os.ReadDir(filepath.Join(dir, "checkpoints")); len(entries) != 0 {
+		t.Errorf("left are %v", entries)
+	}
+}
+
+// An agent that knows nothing of a checkpoint, because an earlier one began it, must not go on with it.
+func TestAForgottenCheckpointHasFailed(t *testing.T) {
+	for _, order := range []v1.CheckpointOrder{v1.CheckpointOrder_CHECKPOINT_ORDER_STOP, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE} {
+		k := newKeeper(t, t.TempDir())
+		for range 2 {
+			k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Epoch: 7, Order: order}})
+		}
+		if list := k.report(); len(list) != 1 || list[0].Phase != v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED || list[0].Epoch != 7 || list[0].Busy {
+			t.Errorf("%s: reported is %v", order, list)
+		}
+		k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD}})
+		if list := k.report(); len(list) != 0 {
+			t.Errorf("%s, discarded: reported is %v", order, list)
+		}
+	}
+}
+
+// A whole file is never made anew: the others of its checkpoint belong to it.
+func TestAWholeFileIsNotMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	k := newKeeper(t, dir)
+	written(t, k, fileKey{"c", "guest"})
+	k = newKeeper(t, dir)
+	for _, order := range []v1.CheckpointOrder{v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE, v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE} {
+		k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Epoch: 7, Order: order}})
+	}
+	if list := k.report(); len(list) != 1 || list[0].Phase != v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN || len(k.cuts) != 0 {
+		t.Errorf("reported is %v", list)
+	}
+}
+
+func TestNamesThatLeaveTheFolderAreRefused(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	for _, uid := range []string{"", ".", "..", "../x", "a/b"} {
+		k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: uid, Order: v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE},
+			{CheckpointId: uid, GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_TAKE}})
+	}
+	if list := k.report(); len(list) != 0 {
+		t.Errorf("reported is %v", list)
+	}
+}
