@@ -42,6 +42,19 @@ var scenarios = map[string]scenario{
 		last: orders(2, wish(outgoing, 1)),
 		ends: []string{"1 SENT", "1 GONE", "1 SEND_FAILED"},
 	},
+	"restore": {
+		steps: []func(*world){func(w *world) { w.take(orders(1, restoreWish(2))) }},
+		last:  orders(1, restoreWish(2)),
+		ends:  []string{"2 RECEIVED", "2 FAILED"},
+	},
+	"restore and resume": {
+		steps: []func(*world){
+			func(w *world) { w.take(orders(1, restoreWish(2))) },
+			func(w *world) { w.take(orders(2, wish(run, 2))) },
+		},
+		last: orders(2, wish(run, 2)),
+		ends: []string{"2 RUNNING", "2 GONE", "2 FAILED"},
+	},
 	"end": {
 		steps: []func(*world){
 			func(w *world) { w.take(orders(1, wish(run, 1))) },

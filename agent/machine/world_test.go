@@ -92,6 +92,10 @@ func (w *world) unsafe(a Act) string {
 		if key := fmt.Sprint(a.Guest, " ", r.Epoch); w.started[key] {
 			return "an epoch is started twice"
 		}
+	case Restore:
+		if r == nil || r.Phase != PhaseReserved || r.Epoch != a.Wanted.Epoch {
+			return "restored before its record is on disk"
+		}
 	case Resume:
 		if r == nil || r.Phase != PhaseStarted {
 			return "resumed before its record is on disk"
@@ -168,6 +172,11 @@ func (w *world) do(a Act) Result {
 		}
 		w.started[fmt.Sprint(a.Guest, " ", a.Wanted.Epoch)] = true
 		w.domains[a.Guest] = domain.Running
+	case Restore:
+		if _, here := w.domains[a.Guest]; here {
+			return Result{Err: errors.New("there is one of that name")}
+		}
+		w.domains[a.Guest] = domain.Paused
 	case Resume:
 		w.domains[a.Guest] = domain.Running
 	case Destroy, Send:
@@ -278,5 +287,12 @@ func wish(role v1.GuestRole, epoch uint64) *v1.GuestWanted {
 	if role == incoming || role == outgoing {
 		w.Migration = &v1.MigrationOrder{Id: "m", SourceHost: "there", TargetHost: "elsewhere"}
 	}
+	return w
+}
+
+// restoreWish has a guest restored from a checkpoint.
+func restoreWish(epoch uint64) *v1.GuestWanted {
+	w := wish(run, epoch)
+	w.Role, w.Restore = incoming, &v1.RestoreOrder{Id: "r", CheckpointId: "c"}
 	return w
 }
