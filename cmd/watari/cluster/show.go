@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -84,7 +85,30 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"start", start},
 		[2]string{"CPU", cpu(c)},
 		[2]string{"network", fmt.Sprintf("%s, MTU %d", c.GetPrefix(), c.GetMtu())},
+		[2]string{"checkpoints", plan(c.GetCheckpoints())},
+		[2]string{"restored", restored(env, c.GetRestore())},
 		[2]string{"owner", c.GetMeta().GetOwner()},
 		[2]string{"age", output.Age(env.Now(), c.GetMeta().GetCreated())},
 	)
+}
+
+// plan says when checkpoints are made unasked; empty: never.
+func plan(p *v1.CheckpointPlan) string {
+	if p.GetEverySeconds() == 0 {
+		return ""
+	}
+	return "every " + output.Short(time.Duration(p.GetEverySeconds())*time.Second)
+}
+
+// restored says from what a cluster went on last, or is about to; empty: it never did.
+func restored(env *cli.Env, r *v1.Restore) string {
+	switch r.GetState() {
+	case v1.RestoreState_RESTORE_STATE_ENDING, v1.RestoreState_RESTORE_STATE_RESTORING:
+		return "is being restored from " + r.GetCheckpoint()
+	case v1.RestoreState_RESTORE_STATE_DONE:
+		return fmt.Sprintf("from %s, %s", r.GetCheckpoint(), output.Time(env.Now(), r.GetEnded()))
+	case v1.RestoreState_RESTORE_STATE_FAILED:
+		return fmt.Sprintf("could not be restored from %s: %s", r.GetCheckpoint(), r.GetMessage())
+	}
+	return ""
 }
