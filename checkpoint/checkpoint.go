@@ -173,3 +173,11 @@ func proceed(c *v1.Checkpoint, o Observed, s stage) Decision {
 	}
 	return Decision{State: s.next}
 }
+
+// Bytes returns the size of a checkpoint's files, bytes, each counted once however many hosts have it.
+func Bytes(c *v1.Checkpoint) (bytes uint64) {
+	for _, m := range c.GetMembers() {
+		bytes += m.GetFile().GetBlob().GetSize()
+	}
+	return bytes
+}

@@ -37,7 +37,13 @@ func (a *Admission) CreateCheckpoint(r *v1.CreateCheckpointRequest, key Checkpoi
 	if halted := Halted(guests); halted != "" {
 		return change, "", precondition("a checkpoint needs all guests of cluster %s: %s", r.Cluster, halted)
 	}
-	cluster = withKey(&change, cluster, key)
+	if cluster.CheckpointRecipient != "" {
+		change.write(Expect, cluster)
+	} else {
+		cluster = proto.CloneOf(cluster)
+		key.give(cluster)
+		change.write(Update, cluster)
+	}
 	c := newCheckpoint(a.Objects, cluster, "user "+a.Caller.Name+" asked for it")
 	c.Pinned = r.Pinned
 	change.write(Create, c)
@@ -60,16 +66,11 @@ func (a *Admission) checkpointed(name string) (*v1.Cluster, error) {
 	return cluster, nil
 }
 
-// withKey gives a cluster a key pair if it has none. The change then holds the cluster.
-func withKey(change *Change, cluster *v1.Cluster, key CheckpointKey) *v1.Cluster {
-	if cluster.CheckpointRecipient != "" {
-		change.write(Expect, cluster)
-		return cluster
+// give gives a cluster the key pair if it has none. It changes the cluster.
+func (k CheckpointKey) give(cluster *v1.Cluster) {
+	if cluster.CheckpointRecipient == "" {
+		cluster.CheckpointKey, cluster.CheckpointRecipient = k.Secret, k.Recipient
 	}
-	cluster = proto.CloneOf(cluster)
-	cluster.CheckpointKey, cluster.CheckpointRecipient = key.Secret, key.Recipient
-	change.write(Update, cluster)
-	return cluster
 }
 
 // PlanCheckpoints sets when checkpoints of a cluster are made unasked, and how many are kept.
@@ -90,9 +91,7 @@ func (a *Admission) PlanCheckpoints(r *v1.PlanCheckpointsRequest, key Checkpoint
 	}
 	cluster = proto.CloneOf(cluster)
 	cluster.Checkpoints = proto.CloneOf(r.Plan)
-	if cluster.CheckpointRecipient == "" {
-		cluster.CheckpointKey, cluster.CheckpointRecipient = key.Secret, key.Recipient
-	}
+	key.give(cluster)
 	change.write(Update, cluster)
 	if every == 0 {
 		a.audited(&change, "cluster", r.Cluster, "no checkpoints to be made unasked")
@@ -176,7 +175,7 @@ func (a *Admission) RestoreCheckpoint(asked string) (change Change, name string,
 // toRestore finds a checkpoint by its name, or the latest of a cluster.
 func (a *Admission) toRestore(asked string) (*v1.Checkpoint, error) {
 	if cluster := a.Clusters[asked]; cluster != nil && a.Caller.Owns(cluster.Meta) && a.Checkpoints[asked] == nil {
-		if c := LatestCheckpoint(a.Objects, cluster, nil); c != nil {
+		if c := latestCheckpoint(a.Objects, cluster, nil); c != nil {
 			return c, nil
 		}
 		return nil, precondition("cluster %s has no checkpoint; `watari checkpoint create %s` makes one", asked, asked)

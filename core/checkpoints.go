@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// KeepCheckpoints is how many whole checkpoints of a cluster are kept if its plan does not say.
-	KeepCheckpoints = 3
+	// keepCheckpoints is how many whole checkpoints of a cluster are kept if its plan does not say.
+	keepCheckpoints = 3
 	// keepFailed is how many failed ones are kept for people to read.
 	keepFailed = 3
 	// checkpointCopies is on how many hosts a file is kept.
@@ -59,18 +59,14 @@ func (p *pass) unfinishedCheckpoint(cluster string) *v1.Checkpoint {
 	return nil
 }
 
-// heldByCheckpoint returns the checkpoint for which a guest must not begin to move; empty: it may.
-func (p *pass) heldByCheckpoint(g *v1.Guest) string {
+// heldByCheckpoint reports whether a guest must not begin to move because of a checkpoint, which may have been given up: its
+// host may still be at the guest's snapshot.
+func (p *pass) heldByCheckpoint(g *v1.Guest) bool {
 	if c := p.unfinishedCheckpoint(g.Cluster); c != nil && checkpoint.HoldsMoves(c.State) {
-		return c.Meta.Name
+		return true
 	}
 	report, _, _ := p.Observed(g.Host)
-	for _, o := range report.GetCheckpoints() {
-		if o.GuestUid == g.Meta.Uid && o.Busy {
-			return "an earlier one"
-		}
-	}
-	return ""
+	return slices.ContainsFunc(report.GetCheckpoints(), func(o *v1.CheckpointObserved) bool { return o.GuestUid == g.Meta.Uid && o.Busy })
 }
 
 // checkpoints decides about all checkpoints.
@@ -156,7 +152,7 @@ func (p *pass) stepCheckpoint(c *v1.Checkpoint, busy map[string]bool) {
 func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkpoint.Observed {
 	cluster := p.Clusters[c.Cluster]
 	pending := c.State == v1.CheckpointState_CHECKPOINT_STATE_PENDING
-	o := checkpoint.Observed{InState: p.inCheckpointState(c), Turn: true,
+	o := checkpoint.Observed{InState: p.since(c.Meta.Uid, int32(c.State)), Turn: true,
 		Unwanted: !checkpointIsOf(c, cluster) || cluster.Meta.Deleting != nil || restoring(cluster) || len(c.Members) == 0}
 	for _, m := range c.Members {
 		g := p.working.Guests[m.Guest]
@@ -186,16 +182,6 @@ func (p *pass) checkpointObserved(c *v1.Checkpoint, busy map[string]bool) checkp
 	return o
 }
 
-// inCheckpointState returns how long this Core has seen a checkpoint in its state.
-func (p *pass) inCheckpointState(c *v1.Checkpoint) time.Duration {
-	at, found := p.inCheckpoint[c.Meta.Uid]
-	if !found || at.state != c.State {
-		at = checkpointSince{c.State, p.Now}
-		p.inCheckpoint[c.Meta.Uid] = at
-	}
-	return p.Now.Sub(at.since)
-}
-
 // enterCheckpoint notes in the record what belongs to its new state, and tells of it.
 func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o checkpoint.Observed) {
 	now := timestamppb.New(p.Now)
@@ -219,7 +205,7 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 	case v1.CheckpointState_CHECKPOINT_STATE_DONE:
 		c.Ended = now
 		change.event(v1.Severity_SEVERITY_INFO, "checkpoint", c.Meta.Name, "done: %s of %s; guests stood for %d ms",
-			humanize.IBytes(CheckpointBytes(c)), english.Plural(len(c.Members), "guest", ""), c.StoodMs)
+			humanize.IBytes(checkpoint.Bytes(c)), english.Plural(len(c.Members), "guest", ""), c.StoodMs)
 	case v1.CheckpointState_CHECKPOINT_STATE_FAILED, v1.CheckpointState_CHECKPOINT_STATE_CANCELLED:
 		c.Ended = now
 		severity := v1.Severity_SEVERITY_WARNING
@@ -228,14 +214,6 @@ func (p *pass) enterCheckpoint(change *Change, before, c *v1.Checkpoint, o check
 		}
 		change.event(severity, "checkpoint", c.Meta.Name, "%s: %s; the guests run on", StateName(c.State.String()), c.Message)
 	}
-}
-
-// CheckpointBytes returns the size of a checkpoint's files, bytes, each counted once.
-func CheckpointBytes(c *v1.Checkpoint) (bytes uint64) {
-	for _, m := range c.Members {
-		bytes += m.GetFile().GetBlob().GetSize()
-	}
-	return bytes
 }
 
 // keepCopies notes in a whole checkpoint which hosts have its files, and deletes it if enough newer ones are there.
@@ -269,11 +247,19 @@ func (p *pass) keepCopies(c *v1.Checkpoint) {
 
 // holders returns the hosts that have a member's file. A host that is away still counts.
 func (p *pass) holders(c *v1.Checkpoint, m *v1.CheckpointMember) (hosts []string) {
-	for _, name := range sortedKeys(p.Hosts) {
+	candidates := maps.Clone(p.index.filesAt[c.Meta.Uid])
+	if candidates == nil {
+		candidates = map[string]bool{}
+	}
+	for _, name := range m.File.Hosts {
+		candidates[name] = true
+	}
+	for _, name := range sortedKeys(candidates) {
 		report, _, connected := p.Observed(name)
 		listed := slices.Contains(m.File.Hosts, name)
 		has := checkpointOn(report, c.Meta.Uid, m.GuestUid)
 		switch {
+		case p.Hosts[name] == nil:
 		case has.GetFile().GetBlob().GetDigest() == m.File.Blob.GetDigest() && has.GetPhase() == v1.CheckpointPhase_CHECKPOINT_PHASE_WRITTEN:
 			hosts = append(hosts, name)
 		case listed && !(connected && p.current(name)):
@@ -292,7 +278,7 @@ func (p *pass) superseded(c *v1.Checkpoint) bool {
 	done := c.State == v1.CheckpointState_CHECKPOINT_STATE_DONE
 	keep := keepFailed
 	if done {
-		keep = int(cmp.Or(cluster.GetCheckpoints().GetKeep(), KeepCheckpoints))
+		keep = int(cmp.Or(cluster.GetCheckpoints().GetKeep(), keepCheckpoints))
 	}
 	newer := 0
 	for other := range p.index.checkpointsOf[c.Cluster] {
@@ -309,9 +295,9 @@ func compareCheckpoints(a, b *v1.Checkpoint) int {
 	return cmp.Or(a.Meta.Created.AsTime().Compare(b.Meta.Created.AsTime()), cmp.Compare(a.Meta.Revision, b.Meta.Revision), cmp.Compare(a.Meta.Name, b.Meta.Name))
 }
 
-// LatestCheckpoint returns the newest checkpoint of a cluster that can be restored, and is older than another; nil: none.
+// latestCheckpoint returns the newest checkpoint of a cluster that can be restored, and is older than another; nil: none.
 // before may be nil.
-func LatestCheckpoint(s *Objects, cluster *v1.Cluster, before *v1.Checkpoint) (latest *v1.Checkpoint) {
+func latestCheckpoint(s *Objects, cluster *v1.Cluster, before *v1.Checkpoint) (latest *v1.Checkpoint) {
 	for _, c := range s.Checkpoints {
 		if c.State != v1.CheckpointState_CHECKPOINT_STATE_DONE || !checkpointIsOf(c, cluster) || before != nil && compareCheckpoints(c, before) >= 0 {
 			continue

@@ -108,19 +108,18 @@ const (
 // is not safe for concurrent use.
 type Core struct {
 	Config
-	index        *index
-	orders       orderBook
-	shared       shareMemory
-	inState      map[string]stateSince      // by the move's uid
-	inCheckpoint map[string]checkpointSince // by the checkpoint's uid
-	avoid        map[string][]string        // hosts that could not start a guest, by guest uid
-	memory       map[string]memoryTold      // what people were told of guests' memory, by guest uid
-	due          map[string]time.Time       // guests that are decided about again at a time, by name
-	dueHost      map[string]time.Time       // the same of hosts' orders
-	rest         map[string]time.Time       // objects that are not decided about before, by Change.Key
-	policies     policyMemory
-	looked       map[string]time.Time // when policy locality has last looked at a cluster, by name
-	last         time.Time            // of the last decision
+	index    *index
+	orders   orderBook
+	shared   shareMemory
+	inState  map[string]stateSince // of moves and checkpoints that have not ended, by uid
+	avoid    map[string][]string   // hosts that could not start a guest, by guest uid
+	memory   map[string]memoryTold // what people were told of guests' memory, by guest uid
+	due      map[string]time.Time  // guests that are decided about again at a time, by name
+	dueHost  map[string]time.Time  // the same of hosts' orders
+	rest     map[string]time.Time  // objects that are not decided about before, by Change.Key
+	policies policyMemory
+	looked   map[string]time.Time // when policy locality has last looked at a cluster, by name
+	last     time.Time            // of the last decision
 	// apportionment is about abstract clusters.
 	apportionment apportionMemory
 	probes        map[string][]*v1.Probe // the last orders to probe hosts, by host
@@ -128,21 +127,15 @@ type Core struct {
 	described map[string]described
 }
 
-// stateSince is a move's state and the time since which Core has seen it.
+// stateSince is the state of a move or a checkpoint, and the time since which Core has seen it.
 type stateSince struct {
-	state v1.MigrationState
-	since time.Time
-}
-
-// checkpointSince is a checkpoint's state and the time since which Core has seen it.
-type checkpointSince struct {
-	state v1.CheckpointState
+	state int32
 	since time.Time
 }
 
 // New returns a Core that has seen nothing.
 func New(config Config) *Core {
-	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, inCheckpoint: map[string]checkpointSince{}, avoid: map[string][]string{},
+	return &Core{Config: config, index: newIndex(), orders: newOrderBook(), inState: map[string]stateSince{}, avoid: map[string][]string{},
 		memory: map[string]memoryTold{}, due: map[string]time.Time{}, dueHost: map[string]time.Time{}, rest: map[string]time.Time{}, looked: map[string]time.Time{}, described: map[string]described{}, probes: map[string][]*v1.Probe{}}
 }
 
@@ -150,7 +143,6 @@ func New(config Config) *Core {
 func (c *Core) Fresh() *Core {
 	fresh := *c
 	fresh.index, fresh.orders = newIndex(), c.orders.clone()
-	fresh.inCheckpoint = maps.Clone(c.inCheckpoint)
 	fresh.inState, fresh.avoid, fresh.rest = maps.Clone(c.inState), maps.Clone(c.avoid), maps.Clone(c.rest)
 	fresh.memory, fresh.due, fresh.described = maps.Clone(c.memory), maps.Clone(c.due), maps.Clone(c.described)
 	fresh.dueHost, fresh.policies, fresh.looked = maps.Clone(c.dueHost), c.policies.clone(), maps.Clone(c.looked)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	v1 "watari/api/watariv1"
+	"watari/checkpoint"
 	"watari/migration"
 )
 
@@ -14,16 +15,16 @@ type index struct {
 	objects *Objects
 	reports map[string]Seen
 
-	onHost     map[string]set[*v1.Guest] // by the host that holds the grant
-	ofCluster  map[string]set[*v1.Guest]
-	byUID      map[string]*v1.Guest
-	unplaced   map[string]bool // names of guests without a grant
-	moves      Moves
-	movesByUID map[string]bool               // active ones, by their own uid
-	ended      map[string][]*v1.Migration    // by guest uid, in no order
-	movesAt    map[string]set[*v1.Migration] // active ones, by source and by target
-	reporting  map[string]map[string]bool    // hosts that report a guest, by its uid
-	strangers  map[string]Stranger
+	onHost    map[string]set[*v1.Guest] // by the host that holds the grant
+	ofCluster map[string]set[*v1.Guest]
+	byUID     map[string]*v1.Guest
+	unplaced  map[string]bool // names of guests without a grant
+	moves     Moves
+	unended   map[string]bool               // moves and checkpoints that have not ended, by uid
+	ended     map[string][]*v1.Migration    // by guest uid, in no order
+	movesAt   map[string]set[*v1.Migration] // active ones, by source and by target
+	reporting map[string]map[string]bool    // hosts that report a guest, by its uid
+	strangers map[string]Stranger
 
 	// Marks of what must be decided again.
 	everything    bool
@@ -40,16 +41,17 @@ type index struct {
 	checkpointsOf map[string]set[*v1.Checkpoint] // by cluster
 	checkpointsAt map[string]set[*v1.Checkpoint] // by the hosts of their guests and files
 	uncopied      set[*v1.Checkpoint]            // those whose files are on too few hosts
+	filesAt       map[string]map[string]bool     // hosts that report something of a checkpoint, by its uid
 }
 
 type set[T comparable] map[T]bool
 
 func newIndex() *index {
 	return &index{objects: NoObjects(), reports: map[string]Seen{}, onHost: map[string]set[*v1.Guest]{}, ofCluster: map[string]set[*v1.Guest]{},
-		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, movesByUID: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
+		byUID: map[string]*v1.Guest{}, unplaced: map[string]bool{}, moves: Moves{}, unended: map[string]bool{}, movesAt: map[string]set[*v1.Migration]{}, ended: map[string][]*v1.Migration{},
 		reporting: map[string]map[string]bool{}, strangers: map[string]Stranger{}, everything: true, guests: map[string]bool{},
 		hosts: map[string]bool{}, shareAgain: true, ordered: map[string][]*v1.Guest{}, networks: map[string]*clusterNetwork{}, former: map[string]*clusterNetwork{}, peers: map[string]peerHosts{},
-		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}}
+		checkpointsOf: map[string]set[*v1.Checkpoint]{}, checkpointsAt: map[string]set[*v1.Checkpoint]{}, uncopied: set[*v1.Checkpoint]{}, filesAt: map[string]map[string]bool{}}
 }
 
 func add[T comparable](m map[string]set[T], key string, v T) {
@@ -168,7 +170,7 @@ func (x *index) seeMove(_ string, before, now *v1.Migration) {
 		if x.moves[before.GuestUid] == before {
 			delete(x.moves, before.GuestUid)
 		}
-		delete(x.movesByUID, before.Meta.Uid)
+		delete(x.unended, before.Meta.Uid)
 		remove(x.movesAt, before.Source, before)
 		remove(x.movesAt, before.Target, before)
 	}
@@ -182,7 +184,7 @@ func (x *index) seeMove(_ string, before, now *v1.Migration) {
 		x.ended[now.GuestUid] = append(x.ended[now.GuestUid], now)
 	}
 	if now != nil && !migration.Ended(now.State) {
-		x.moves[now.GuestUid], x.movesByUID[now.Meta.Uid] = now, true
+		x.moves[now.GuestUid], x.unended[now.Meta.Uid] = now, true
 		add(x.movesAt, now.Source, now)
 		add(x.movesAt, now.Target, now)
 	}
@@ -234,12 +236,16 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 		remove(x.checkpointsOf, before.Cluster, before)
 		x.markCopiers()
 		delete(x.uncopied, before)
+		delete(x.unended, before.Meta.Uid)
 		x.markCheckpoints(before.Cluster)
 	}
 	if now != nil {
 		add(x.checkpointsOf, now.Cluster, now)
 		if uncopied(now) {
 			x.uncopied[now] = true
+		}
+		if !checkpoint.Ended(now.State) {
+			x.unended[now.Meta.Uid] = true
 		}
 		x.markCheckpoints(now.Cluster)
 	}
@@ -340,6 +346,18 @@ func (x *index) seeReport(host string, before, now Seen) {
 		x.shareAgain = true
 	}
 	x.markGuestsAt(host)
+	for _, o := range before.Report.GetCheckpoints() {
+		delete(x.filesAt[o.CheckpointId], host)
+		if len(x.filesAt[o.CheckpointId]) == 0 {
+			delete(x.filesAt, o.CheckpointId)
+		}
+	}
+	for _, o := range now.Report.GetCheckpoints() {
+		if x.filesAt[o.CheckpointId] == nil {
+			x.filesAt[o.CheckpointId] = map[string]bool{}
+		}
+		x.filesAt[o.CheckpointId][host] = true
+	}
 	uids := map[string]bool{}
 	for _, g := range before.Report.GetGuests() {
 		delete(x.reporting[g.Uid], host)

@@ -68,7 +68,7 @@ func (p *pass) moves() {
 // mustStay reports whether a move that waits must not begin yet, because of a checkpoint or a restore.
 func (p *pass) mustStay(m *v1.Migration) bool {
 	g := p.working.Guests[m.Guest]
-	return g != nil && g.Meta.Uid == m.GuestUid && (restoring(p.Clusters[g.Cluster]) || p.heldByCheckpoint(g) != "")
+	return g != nil && g.Meta.Uid == m.GuestUid && (restoring(p.Clusters[g.Cluster]) || p.heldByCheckpoint(g))
 }
 
 func optionalRank(m *v1.Migration) int {
@@ -152,7 +152,7 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 	}
 	o := migration.Observed{
 		Source: p.moveHost(m, m.Source, m.SourceBootId), Target: p.moveHost(m, m.Target, m.TargetBootId),
-		InState: p.since(m), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
+		InState: p.since(m.Meta.Uid, int32(m.State)), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
 	}
 	// If there is no grant, or one with another epoch, the copy that this move concerns is gone.
 	if g.Host == "" || g.Epoch != m.SourceEpoch && (g.Epoch != m.TargetEpoch || m.TargetEpoch == 0) {
@@ -263,12 +263,12 @@ func (p *pass) moveHost(m *v1.Migration, name, boot string) migration.Host {
 	return end
 }
 
-// since returns how long this Core has seen a move in its state.
-func (p *pass) since(m *v1.Migration) time.Duration {
-	at, found := p.inState[m.Meta.Uid]
-	if !found || at.state != m.State {
-		at = stateSince{m.State, p.Now}
-		p.inState[m.Meta.Uid] = at
+// since returns how long this Core has seen a move or a checkpoint in its state.
+func (p *pass) since(uid string, state int32) time.Duration {
+	at, found := p.inState[uid]
+	if !found || at.state != state {
+		at = stateSince{state, p.Now}
+		p.inState[uid] = at
 	}
 	return p.Now.Sub(at.since)
 }
@@ -282,10 +282,10 @@ const (
 	pruneAtOnce = 100
 )
 
-// prune deletes the oldest ended moves, and drops ended moves from inState.
+// prune deletes the oldest ended moves, and drops from inState what has ended.
 func (p *pass) prune() {
 	for uid := range p.inState {
-		if !p.index.movesByUID[uid] {
+		if !p.index.unended[uid] {
 			delete(p.inState, uid)
 		}
 	}

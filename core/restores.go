@@ -180,7 +180,7 @@ func (p *pass) restoreFailed(cluster *v1.Cluster, guests []*v1.Guest, from *v1.C
 	update := proto.CloneOf(cluster)
 	var older *v1.Checkpoint
 	if from != nil {
-		older = LatestCheckpoint(p.Objects, cluster, from)
+		older = latestCheckpoint(p.Objects, cluster, from)
 	}
 	if older != nil && sameMembers(older, guests) == "" {
 		update.Restore = newRestore(older, fmt.Sprintf("checkpoint %s could not be restored: %s", from.Meta.Name, why), timestamppb.New(p.Now))

@@ -125,17 +125,9 @@ func create(ctx context.Context, env *cli.Env, c *client.Client, cluster string,
 		return fmt.Errorf("checkpoint %s is %s: %s; the guests run on", made.GetMeta().GetName(), output.State(state), made.GetMessage())
 	}
 	return env.Show(made, func(w io.Writer) {
-		fmt.Fprintf(w, "%s: %s of %s, guests stood for %s, %s in all\n", made.GetMeta().GetName(), output.Size(size(made)),
+		fmt.Fprintf(w, "%s: %s of %s, guests stood for %s, %s in all\n", made.GetMeta().GetName(), output.Size(checkpoint.Bytes(made)),
 			output.Count(len(made.GetMembers()), "guest"), output.Milliseconds(made.GetStoodMs()), output.Short(made.GetEnded().AsTime().Sub(made.GetStarted().AsTime())))
 	})
-}
-
-// size returns the size of a checkpoint's files, bytes, each counted once.
-func size(c *v1.Checkpoint) (bytes uint64) {
-	for _, m := range c.GetMembers() {
-		bytes += m.GetFile().GetBlob().GetSize()
-	}
-	return bytes
 }
 
 // follow shows a checkpoint until it has ended.
@@ -214,7 +206,7 @@ func table(w io.Writer, env *cli.Env, list []*v1.Checkpoint) {
 			pinned = "yes"
 		}
 		t.Row(c.GetMeta().GetName(), c.GetCluster(), output.State(c.GetState()), output.Time(env.Now(), c.GetTaken()), fmt.Sprint(len(c.GetMembers())),
-			output.Size(size(c)), stood, pinned, c.GetMessage())
+			output.Size(checkpoint.Bytes(c)), stood, pinned, c.GetMessage())
 	}
 	t.Write(w)
 }
@@ -252,7 +244,7 @@ func describe(w io.Writer, env *cli.Env, c *v1.Checkpoint) {
 		[2]string{"taken", output.Time(env.Now(), c.GetTaken())},
 		[2]string{"whole", output.Time(env.Now(), c.GetEnded())},
 		[2]string{"guests stood", stood},
-		[2]string{"size", output.Size(size(c))},
+		[2]string{"size", output.Size(checkpoint.Bytes(c))},
 		[2]string{"pinned", pinned},
 		[2]string{"runs", strings.Join(runs, ", ")},
 	)
