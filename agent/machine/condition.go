@@ -82,8 +82,7 @@ func Describe(o Observed) (Report, bool) {
 
 // beginsAnew reports whether the host prepares a newer epoch than the record's, and nothing of the older epoch exists.
 func beginsAnew(o Observed) bool {
-	if o.Wanted == nil || o.Wanted.Epoch <= o.Record.Epoch || o.Domain != domain.Absent ||
-		o.Operation == OperationStarting || o.Operation == OperationSending {
+	if o.Wanted == nil || o.Wanted.Epoch <= o.Record.Epoch || o.Domain != domain.Absent || o.occupied() {
 		return false
 	}
 	switch o.Record.Phase {

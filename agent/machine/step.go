@@ -49,6 +49,11 @@ type Observed struct {
 	Unread      error // why the record, which exists, cannot be read now
 }
 
+// occupied reports whether an operation is under way that may create or end the guest's domain.
+func (o Observed) occupied() bool {
+	return o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring
+}
+
 // ActionKind is what an agent can do about a guest.
 type ActionKind string
 
@@ -114,7 +119,7 @@ func Step(o Observed) Decision {
 // settle updates the record after events that no action caused: a domain ended, or a transfer completed.
 func settle(o Observed) (Decision, bool) {
 	r := o.Record
-	if r == nil || o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring {
+	if r == nil || o.occupied() {
 		return Decision{}, false
 	}
 	if r.Phase == PhaseEnded {
@@ -212,7 +217,7 @@ func stepRun(o Observed) Decision {
 // stepStart starts a guest that is absent, or that is here with an older epoch.
 func stepStart(o Observed) Decision {
 	w := o.Wanted
-	if o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring {
+	if o.occupied() {
 		return act(Action{Kind: ActionInterrupt}) // of an older epoch
 	}
 	if d, stale := endStale(o); stale {
@@ -295,27 +300,34 @@ func stepIncoming(o Observed) Decision {
 		}
 		return Decision{}
 	}
-	if o.Operation == OperationStarting || o.Operation == OperationSending {
-		return act(Action{Kind: ActionInterrupt})
-	}
-	if d, stale := endStale(o); stale {
+	if d, ready := makeReady(o); !ready {
 		return d
-	}
-	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
-		return fail(o)
-	}
-	if w.Migration.Cancel {
-		return Decision{}
-	}
-	if o.Prepared != w.Epoch {
-		if o.Operation == OperationPreparing || o.Backoff {
-			return Decision{}
-		}
-		return act(Action{Kind: ActionPrepare})
 	}
 	reserved := newRecord(w, PhaseReserved)
 	reserved.Migration, reserved.Source = w.Migration.Id, w.Migration.SourceHost
 	return act(Action{Kind: ActionRecord, Record: reserved})
+}
+
+// makeReady makes ready for a guest that is to come under a new epoch; ready: there is nothing left to do for that.
+func makeReady(o Observed) (d Decision, ready bool) {
+	w := o.Wanted
+	if o.occupied() {
+		return act(Action{Kind: ActionInterrupt}), false // of an older epoch
+	}
+	if d, stale := endStale(o); stale {
+		return d, false
+	}
+	switch {
+	case o.Failure.Epoch == w.Epoch && o.Failure.Final:
+		return fail(o), false
+	case w.Migration.GetCancel():
+		return Decision{}, false
+	case o.Prepared == w.Epoch:
+		return Decision{}, true
+	case o.Operation == OperationPreparing || o.Backoff:
+		return Decision{}, false
+	}
+	return act(Action{Kind: ActionPrepare}), false
 }
 
 // stepRestore restores a guest from a checkpoint, and leaves it paused. RUN lets it go on.
@@ -339,20 +351,8 @@ func stepRestore(o Observed) Decision {
 		}
 		return act(Action{Kind: ActionRestore})
 	}
-	if o.Operation == OperationStarting || o.Operation == OperationSending || o.Operation == OperationRestoring {
-		return act(Action{Kind: ActionInterrupt})
-	}
-	if d, stale := endStale(o); stale {
+	if d, ready := makeReady(o); !ready {
 		return d
-	}
-	if o.Failure.Epoch == w.Epoch && o.Failure.Final {
-		return fail(o)
-	}
-	if o.Prepared != w.Epoch {
-		if o.Operation == OperationPreparing || o.Backoff {
-			return Decision{}
-		}
-		return act(Action{Kind: ActionPrepare})
 	}
 	reserved := newRecord(w, PhaseReserved)
 	reserved.Restore = w.Restore.Id

@@ -24,12 +24,11 @@ import (
 
 // runner follows one run.
 type runner struct {
-	c        *Controller
-	name     string
-	uid      string
-	restores uint32          // Run.Restores of the run that it follows
-	life     context.Context // ends with stop
-	stop     context.CancelFunc
+	c    *Controller
+	name string
+	uid  string
+	life context.Context // ends with stop
+	stop context.CancelFunc
 
 	mu        sync.Mutex
 	seen      core.RunSeen
@@ -43,9 +42,6 @@ func (c *Controller) runsSeen() map[string]core.RunSeen {
 	for uid, r := range c.runners {
 		r.mu.Lock()
 		seen[uid] = r.seen
-		now := seen[uid]
-		now.Restores = r.restores
-		seen[uid] = now
 		r.mu.Unlock()
 	}
 	return seen
@@ -58,19 +54,15 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 		uid := order.Run.Meta.Uid
 		ordered[uid] = true
 		r := c.runners[uid]
-		if r != nil && r.restores != order.Run.Restores { // the run went back: what is known of it no longer holds
-			r.stop()
-			r.mu.Lock()
-			over := r.over
-			r.mu.Unlock()
-			if !over {
+		if r != nil && r.restores() != order.Run.Restores { // the run went back: what is known of it no longer holds
+			if !r.end() {
 				continue
 			}
 			r = nil
 		}
 		if r == nil {
 			life, stop := context.WithCancel(ctx)
-			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, restores: order.Run.Restores, life: life, stop: stop}
+			r = &runner{c: c, name: order.Run.Meta.Name, uid: uid, life: life, stop: stop, seen: core.RunSeen{Restores: order.Run.Restores}}
 			c.runners[uid] = r
 			c.driving.Go(func() { r.follow(r.life) })
 		}
@@ -84,17 +76,28 @@ func (c *Controller) drive(ctx context.Context, s *store.Snapshot, orders []core
 		if ordered[uid] || !gone && !core.RunEnded(stored.State) {
 			continue // core has not ended the run, or its end is not stored yet
 		}
-		r.stop()
-		r.mu.Lock()
-		over := r.over
-		r.mu.Unlock()
-		if over {
+		if r.end() {
 			delete(c.runners, uid)
 			if !gone {
 				c.driving.Go(func() { r.forget(ctx, stored) })
 			}
 		}
 	}
+}
+
+// end has the runner's goroutine end, and reports whether it has.
+func (r *runner) end() bool {
+	r.stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.over
+}
+
+// restores returns Run.Restores of the run that the runner follows.
+func (r *runner) restores() uint32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seen.Restores
 }
 
 // tell changes the runner's knowledge of the run, and wakes the loop.
