@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"filippo.io/age"
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sys/unix"
 
 	"watari/agent/checkpoint"
@@ -120,6 +121,7 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	begin := map[string][]*v1.CheckpointWanted{}
+	kept := map[fileKey]bool{}
 	for _, w := range orders {
 		if !validUID(w.CheckpointId) || !validUID(w.GuestUid) {
 			continue
@@ -141,9 +143,15 @@ func (k *checkpointKeeper) want(orders []*v1.CheckpointWanted) {
 			}
 			c.take(w)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP:
+			kept[key] = true
 			k.keep(key, w)
 		case v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD:
 			k.discard(key)
+		}
+	}
+	for key, cancel := range k.fetching {
+		if !kept[key] {
+			cancel() // it is not to be here any more
 		}
 	}
 	for id, wanted := range begin {
@@ -156,7 +164,10 @@ func validUID(uid string) bool {
 	return uid != "" && uid != "." && uid != ".." && !strings.ContainsAny(uid, "/\x00")
 }
 
-// keep fetches a file if it is not here. k.mu is held.
+// fetchAgain is the pause before a file that could not be fetched is fetched again.
+const fetchAgain = 2 * time.Second
+
+// keep fetches a file if it is not here, until it is here or not wanted any more. k.mu is held.
 func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	wanted := savedFile{Epoch: w.Epoch, File: checkpoint.File{Digest: w.GetFile().GetBlob().GetDigest(), Size: int64(w.GetFile().GetBlob().GetSize()), State: int64(w.GetFile().GetStateBytes())}}
 	have, whole := k.files[key]
@@ -167,18 +178,18 @@ func (k *checkpointKeeper) keep(key fileKey, w *v1.CheckpointWanted) {
 	k.fetching[key] = cancel
 	go func() {
 		defer cancel()
-		err := k.fetch(ctx, key, wanted, w.File.Blob)
+		_, err := backoff.Retry(ctx, func() (bool, error) { return true, k.fetch(ctx, key, wanted, w.File.Blob) },
+			backoff.WithBackOff(backoff.NewConstantBackOff(fetchAgain)), backoff.WithMaxElapsedTime(0),
+			backoff.WithNotify(func(err error, _ time.Duration) {
+				k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
+			}))
 		k.mu.Lock()
 		delete(k.fetching, key)
 		if err == nil {
 			k.files[key] = wanted
 		}
 		k.mu.Unlock()
-		if err != nil && ctx.Err() == nil {
-			k.log.Warn("a file of a checkpoint was not fetched", "checkpoint", key.checkpoint, "guest", w.Guest, "error", err)
-			time.Sleep(time.Second)
-		}
-		k.agent.publish() // the manager answers with orders, which try again
+		k.agent.publish()
 	}()
 }
 

@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"watari/agent/checkpoint"
 	v1 "watari/api/watariv1"
@@ -77,6 +81,56 @@ func TestAForgottenCheckpointHasFailed(t *testing.T) {
 		k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_DISCARD}})
 		if list := k.report(); len(list) != 0 {
 			t.Errorf("%s, discarded: reported is %v", order, list)
+		}
+	}
+}
+
+// failing fails to fetch a few times.
+type failing struct {
+	stubImages
+	times atomic.Int32
+}
+
+func (f *failing) Fetch(_ context.Context, _ *v1.Blob, path string, _ func(string)) error {
+	if f.times.Add(-1) >= 0 {
+		return errors.New("the other host does not answer")
+	}
+	return os.WriteFile(path, []byte("state"), 0o600)
+}
+
+// The manager sends no new orders because a fetch has failed.
+func TestAFileThatCouldNotBeFetchedIsFetchedAgain(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	images := &failing{}
+	images.times.Store(1)
+	k.agent.images = images
+	k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Epoch: 7, Order: v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP,
+		File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:x", Size: 5}}}})
+	for end := time.Now().Add(10 * fetchAgain); len(k.report()) == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the file is not fetched")
+		}
+	}
+}
+
+// What no order names any more is not fetched for ever.
+func TestAFileThatIsNotWantedAnyMoreIsNotFetched(t *testing.T) {
+	k := newKeeper(t, t.TempDir())
+	images := &failing{}
+	images.times.Store(1000)
+	k.agent.images = images
+	k.want([]*v1.CheckpointWanted{{CheckpointId: "c", GuestUid: "guest", Order: v1.CheckpointOrder_CHECKPOINT_ORDER_KEEP,
+		File: &v1.CheckpointFile{Blob: &v1.Blob{Digest: "sha256:x", Size: 5}}}})
+	k.want(nil)
+	for end := time.Now().Add(10 * fetchAgain); ; time.Sleep(10 * time.Millisecond) {
+		k.mu.Lock()
+		left := len(k.fetching)
+		k.mu.Unlock()
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is still being fetched")
 		}
 	}
 }

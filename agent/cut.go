@@ -30,7 +30,6 @@ const (
 // member is a guest of a cut.
 type member struct {
 	wanted   *v1.CheckpointWanted
-	name     string
 	pipe     string
 	snapshot Snapshot // nil: none is prepared
 	held     bool     // the machine leaves the guest stopped
@@ -56,14 +55,12 @@ type cut struct {
 	over  bool // nothing of it is under way
 }
 
-var errForgotten = errors.New("its agent was started anew meanwhile")
-
 // beginCut begins a checkpoint of the guests in the orders. k.mu is held.
 func beginCut(k *checkpointKeeper, id string, orders []*v1.CheckpointWanted) *cut {
 	ctx, cancel := context.WithCancel(k.agent.ctx)
 	c := &cut{keeper: k, id: id, cancel: cancel, ordered: make(chan struct{}, 1), order: v1.CheckpointOrder_CHECKPOINT_ORDER_PREPARE}
 	for _, w := range orders {
-		c.members = append(c.members, &member{wanted: w, name: w.Guest})
+		c.members = append(c.members, &member{wanted: w})
 	}
 	k.agent.acting.Add(1)
 	go func() {
@@ -81,7 +78,7 @@ func (c *cut) take(w *v1.CheckpointWanted) {
 				return
 			}
 		}
-		c.members = append(c.members, &member{wanted: w, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: errForgotten.Error()})
+		c.members = append(c.members, &member{wanted: w, phase: v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, message: "its agent was started anew meanwhile"})
 		return
 	}
 	if w.Order > c.order {
@@ -115,29 +112,23 @@ func (c *cut) run(ctx context.Context) {
 	begun := time.Now()
 	process, err := c.make(ctx)
 	if err != nil {
-		c.keeper.log.Warn("a checkpoint failed on this host", "checkpoint", c.id, "error", err)
-		c.keeper.mu.Lock()
-		for _, m := range c.members {
-			m.phase, m.message = v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, err.Error()
-		}
-		c.keeper.mu.Unlock()
-		c.keeper.agent.publish()
+		c.fail(err) // at once, so that guests on other hosts go on
 	}
 	c.release(process, err)
 	if err == nil {
-		err = c.describe()
+		if err = c.describe(); err != nil {
+			c.fail(err)
+		}
 	}
 	k := c.keeper
 	k.mu.Lock()
 	c.over = true
 	for _, m := range c.members {
 		key := fileKey{c.id, m.wanted.GuestUid}
-		switch {
-		case err == nil:
-			k.files[key] = m.saved()
-		default:
-			m.phase, m.message = v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED, err.Error()
+		if err != nil {
 			k.remove(key)
+		} else {
+			k.files[key] = m.saved()
 		}
 	}
 	if err == nil {
@@ -148,6 +139,17 @@ func (c *cut) run(ctx context.Context) {
 	k.agent.publish()
 }
 
+// fail reports that the checkpoint has failed on this host.
+func (c *cut) fail(err error) {
+	c.keeper.log.Warn("a checkpoint failed on this host", "checkpoint", c.id, "error", err)
+	c.keeper.mu.Lock()
+	for _, m := range c.members {
+		m.message = err.Error()
+	}
+	c.keeper.mu.Unlock()
+	c.enter(v1.CheckpointPhase_CHECKPOINT_PHASE_FAILED)
+}
+
 func (m *member) saved() savedFile {
 	return savedFile{Epoch: m.wanted.Epoch, File: m.file, StoodMS: uint32(m.stood.Milliseconds())}
 }
@@ -156,10 +158,10 @@ func (m *member) saved() savedFile {
 func (c *cut) describe() error {
 	for _, m := range c.members {
 		if err := c.keeper.describe(fileKey{c.id, m.wanted.GuestUid}, m.saved()); err != nil {
-			return fmt.Errorf("describe the file of guest %s: %w", m.name, err)
+			return fmt.Errorf("describe the file of guest %s: %w", m.wanted.Guest, err)
 		}
 		if err := c.keeper.agent.images.Adopt(m.file.Digest, c.keeper.path(fileKey{c.id, m.wanted.GuestUid})); err != nil {
-			c.keeper.log.Warn("a checkpoint stays on one host", "checkpoint", c.id, "guest", m.name, "error", err)
+			c.keeper.log.Warn("a checkpoint stays on one host", "checkpoint", c.id, "guest", m.wanted.Guest, "error", err)
 		}
 	}
 	return nil
@@ -176,7 +178,7 @@ func (c *cut) make(ctx context.Context) (process *hold.Process, err error) {
 	}
 	for _, m := range c.members {
 		if m.held = c.keeper.agent.holdGuest(m.wanted.GuestUid, m.wanted.Epoch); !m.held {
-			return process, fmt.Errorf("guest %s does not just run: it is being stopped, moved or started", m.name)
+			return process, fmt.Errorf("guest %s does not just run: it is being stopped, moved or started", m.wanted.Guest)
 		}
 	}
 	stopped := time.Now()
@@ -216,7 +218,7 @@ func (c *cut) prepare(ctx context.Context) (*hold.Process, error) {
 			return nil, err
 		}
 		var err error
-		if m.pipe, err = saver.SnapshotPipe(m.name); err != nil {
+		if m.pipe, err = saver.SnapshotPipe(m.wanted.Guest); err != nil {
 			return nil, err
 		}
 		if m.snapshot, err = saver.PrepareSnapshot(ctx, m.wanted.GuestUid, m.pipe); err != nil {
@@ -329,12 +331,12 @@ func (c *cut) release(process *hold.Process, failed error) {
 			continue
 		}
 		if err := m.snapshot.Close(); err != nil {
-			c.keeper.log.Error("end a snapshot", "guest", m.name, "error", err)
+			c.keeper.log.Error("end a snapshot", "guest", m.wanted.Guest, "error", err)
 		}
 		if failed != nil && (m.held || m.begun) { // the holder may have been killed
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(c.keeper.agent.ctx), holderTime)
 			if err := c.keeper.agent.hypervisor.Resume(ctx, m.wanted.GuestUid); err != nil {
-				c.keeper.log.Warn("let a guest go on", "guest", m.name, "error", err)
+				c.keeper.log.Warn("let a guest go on", "guest", m.wanted.Guest, "error", err)
 			}
 			cancel()
 		}
