@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -340,12 +342,21 @@ func (p *pass) planned() {
 
 // newCheckpoint returns the record of a checkpoint that has not begun.
 func newCheckpoint(s *Objects, cluster *v1.Cluster, reason string) *v1.Checkpoint {
-	name := ""
-	for n := 1; name == "" || s.Checkpoints[name] != nil; n++ {
-		name = fmt.Sprintf("%s-c%d", cluster.Meta.Name, n)
-	}
-	return &v1.Checkpoint{Meta: &v1.Meta{Name: name, Owner: cluster.Meta.Owner, OwnerUid: cluster.Meta.OwnerUid}, Cluster: cluster.Meta.Name,
+	return &v1.Checkpoint{Meta: &v1.Meta{Name: nextCheckpointName(s, cluster.Meta.Name), Owner: cluster.Meta.Owner, OwnerUid: cluster.Meta.OwnerUid}, Cluster: cluster.Meta.Name,
 		ClusterUid: cluster.Meta.Uid, State: v1.CheckpointState_CHECKPOINT_STATE_PENDING, Reason: reason, Recipient: cluster.CheckpointRecipient}
+}
+
+// nextCheckpointName returns a name that follows those of all checkpoints of the cluster, so that a later one has a higher number.
+func nextCheckpointName(s *Objects, cluster string) string {
+	prefix, highest := cluster+"-c", 0
+	for name := range s.Checkpoints {
+		if number, is := strings.CutPrefix(name, prefix); is {
+			if n, err := strconv.Atoi(number); err == nil {
+				highest = max(highest, n)
+			}
+		}
+	}
+	return fmt.Sprintf("%s%d", prefix, highest+1)
 }
 
 // checkpointOrders returns a host's orders about checkpoints, and what it may fetch from other hosts or they from it.

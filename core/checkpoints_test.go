@@ -45,6 +45,17 @@ func TestTheNewestCheckpointsAreKept(t *testing.T) {
 	}
 }
 
+func TestALaterCheckpointHasAHigherNumber(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	for _, name := range []string{"md-c9", "md-c10", "md-cx", "other-c30"} {
+		h.saved(name, time.Hour)
+	}
+	_, name, err := h.admission().CreateCheckpoint(&v1.CreateCheckpointRequest{Cluster: "md"}, CheckpointKey{"secret", "public"})
+	if err != nil || name != "md-c11" {
+		t.Errorf("it is called %s, %v", name, err)
+	}
+}
+
 func TestCheckpointsAreMadeAsPlanned(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.objects.Clusters["md"].Checkpoints = &v1.CheckpointPlan{EverySeconds: 600}
