@@ -52,6 +52,9 @@ func (a *Agent) carryOut(ctx context.Context, g *guest, act machine.Act) machine
 	case machine.Busy:
 		return a.busy(ctx, g, act.Patience)
 	case machine.Resume:
+		if err = a.leases.allow(g); err != nil {
+			break
+		}
 		g.identity.resumes()
 		if err = a.hypervisor.Resume(ctx, g.uid); err == nil {
 			g.identity.resumed()

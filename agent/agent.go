@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"watari/agent/machine"
+	"watari/agent/watchdog"
 	v1 "watari/api/watariv1"
 )
 
@@ -47,8 +48,9 @@ type Config struct {
 	Network    Network
 	Images     Images
 	Tunnels    Tunnels
-	Limiter    Limiter // nil: guests are never limited
-	Saver      Saver   // nil: guests cannot be saved and restored
+	Limiter    Limiter  // nil: guests are never limited
+	Saver      Saver    // nil: guests cannot be saved and restored
+	Watchdog   Watchdog // nil: guests with leases are not taken
 	Dial       GuestDialer
 }
 
@@ -66,6 +68,7 @@ type Agent struct {
 	networks    *networkKeeper
 	limits      *limitKeeper
 	checkpoints *checkpointKeeper
+	leases      *leaseKeeper
 	templates   *templates
 	acting      sync.WaitGroup // the acts under way
 	answered    chan struct{}  // closed when a listing has succeeded
@@ -100,6 +103,7 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	a.networks = newNetworkKeeper(config.Network, a.localGuests, a.publish, a.log)
 	a.limits = newLimitKeeper(a)
 	a.checkpoints = newCheckpointKeeper(a)
+	a.leases = &leaseKeeper{agent: a, watchdog: config.Watchdog, clock: watchdog.Clock, told: true}
 	a.templates = newTemplates(a)
 	for _, dir := range []string{config.StateDir, a.records.Dir, filepath.Join(config.RunDir, "guests")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -111,6 +115,9 @@ func New(ctx context.Context, config Config) (*Agent, error) {
 	loaded, err := a.loadState()
 	if err != nil { // a guest that this agent does not know of would count as ended
 		return nil, fmt.Errorf("start the agent: %w", err)
+	}
+	if config.Watchdog != nil {
+		loaded.Leases = config.Watchdog.Kept()
 	}
 	a.machine = machine.New(time.Now(), machine.Config{Host: config.Name, BootID: config.Info.GetBootId(),
 		LateCreate: lateCreate, SendEndWait: sendEndWait}, loaded)

@@ -13,6 +13,7 @@ import (
 func (a *Agent) feed(input func(m *machine.Machine, now time.Time)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.machine.Clock(a.leases.clock())
 	input(a.machine, time.Now())
 	a.keepGuestsLocked()
 	if a.ctx.Err() != nil {

@@ -88,6 +88,9 @@ func (a *Agent) spec(w *v1.GuestWanted, p prepared) domain.Spec {
 
 // start creates the domain. The record of the started epoch is already on disk.
 func (a *Agent) start(ctx context.Context, g *guest, act machine.Act) machine.Result {
+	if err := a.leases.allow(g); err != nil {
+		return g.started(err, false)
+	}
 	spec := a.spec(act.Wanted, g.prepared)
 	if template := g.prepared.template; template != "" && !act.Plain {
 		g.setStep("restoring the template")

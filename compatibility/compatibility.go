@@ -39,11 +39,16 @@ func unanswered(h *v1.HostInfo) bool {
 	return h.GetGuestSupport() != nil && len(h.GuestSupport.Machines) == 0
 }
 
+// noLeases is why a host does not take a guest that has a lease.
+const noLeases = "its agent cannot end guests whose leases end; upgrade watari-agent"
+
 // RefuseStart returns the reason why a guest of a cluster cannot be started on a host.
 func RefuseStart(c *v1.Cluster, h *v1.HostInfo) string {
 	model := c.GetSpec().GetCpu()
 	named := model != Baseline && model != Host
 	switch {
+	case c.GetSpec().GetLeaseMs() > 0 && !h.GetLeases():
+		return noLeases
 	case unanswered(h):
 		return "its libvirt has not answered its agent yet"
 	case unknownCPU(h) && named:
@@ -67,6 +72,9 @@ func RefuseMove(g *v1.Guest, source, target *v1.HostInfo) string {
 	from := cmp.Or(p.GetAcceleration(), source.GetAcceleration().GetKind())
 	if to := target.GetAcceleration().GetKind(); from != to {
 		return fmt.Sprintf("it runs guests by %s, and the guest was started with %s", acceleration(to), acceleration(from))
+	}
+	if g.GetLeaseMs() > 0 && !target.GetLeases() {
+		return noLeases
 	}
 	if unanswered(target) {
 		return "its libvirt has not answered its agent yet"

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
@@ -25,6 +26,9 @@ const (
 	maxVCPUs       = 512
 	minMemoryBytes = 64 << 20
 	maxMemoryBytes = 16 << 40
+	// A lease is renewed each second, so a short one ends when a machine is busy.
+	minLeaseMs = 10_000
+	maxLeaseMs = 24 * 3600_000
 )
 
 // overlayMTU is the MTU of guests where hosts' LANs have the usual 1500; encapsulation between sites takes the
@@ -99,11 +103,18 @@ func checkSpec(spec *v1.ClusterSpec) error {
 		return invalid("an abstract processor has one vCPU, and no other spread than by the hosts' speeds")
 	case v1.Spread_name[int32(spec.Spread)] == "":
 		return invalid("unknown spread %d", spec.Spread)
+	case v1.OnHostLoss_name[int32(spec.OnHostLoss)] == "":
+		return invalid("unknown on-host-loss %d", spec.OnHostLoss)
+	case spec.LeaseMs != 0 && (spec.LeaseMs < minLeaseMs || spec.LeaseMs > maxLeaseMs):
+		return invalid("a lease of %s: it lasts %s to %s", time.Duration(min(spec.LeaseMs, 2*maxLeaseMs))*time.Millisecond, minLeaseMs*time.Millisecond, maxLeaseMs*time.Millisecond)
 	case spec.Cpu != "" && !cpuRule.MatchString(spec.Cpu):
 		return invalid("%q cannot be a CPU: use baseline, host, or a named model such as EPYC-Rome", spec.Cpu)
 	}
 	if spec.Cpu == "baseline" {
 		spec.Cpu = compatibility.Baseline
+	}
+	if spec.OnHostLoss == v1.OnHostLoss_ON_HOST_LOSS_RESTART {
+		spec.OnHostLoss = v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED
 	}
 	slices.Sort(spec.Sites)
 	spec.Sites = slices.Compact(spec.Sites)
@@ -205,7 +216,7 @@ func (a *Admission) newCluster(name, uid string, spec *v1.ClusterSpec, digest st
 	for i := range guests {
 		guests[i] = &v1.Guest{
 			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Uid: GuestUID(uid, uint32(i)), Owner: owner.Name, OwnerUid: owner.UID}, Cluster: name, Index: uint32(i),
-			Shape: proto.CloneOf(spec.Shape), ImageDigest: digest, Address: guestAddress(prefix, i).String(), NoFork: spec.NoFork,
+			Shape: proto.CloneOf(spec.Shape), ImageDigest: digest, Address: guestAddress(prefix, i).String(), NoFork: spec.NoFork, LeaseMs: spec.LeaseMs,
 		}
 	}
 	return cluster, guests, nil
@@ -253,6 +264,8 @@ func specDifferences(have, want *v1.ClusterSpec) string {
 	add(have.GetSpread() != want.GetSpread(), "its spread is %s, not %s", spreadName(have.GetSpread()), spreadName(want.GetSpread()))
 	add(have.GetAbstract() != want.GetAbstract(), "its guests are placed %s, not %s", placedName(have.GetAbstract()), placedName(want.GetAbstract()))
 	add(have.GetNoFork() != want.GetNoFork(), "its guests are started %s, not %s", startName(have.GetNoFork()), startName(want.GetNoFork()))
+	add(have.GetLeaseMs() != want.GetLeaseMs(), "its lease is %s, not %s", leaseName(have), leaseName(want))
+	add(have.GetOnHostLoss() != want.GetOnHostLoss(), "on the loss of a host it is to %s, not %s", lossName(have.GetOnHostLoss()), lossName(want.GetOnHostLoss()))
 	add(have.GetCpu() != want.GetCpu(), "its guests' CPU is %s, not %s", cmp.Or(have.GetCpu(), "baseline"), cmp.Or(want.GetCpu(), "baseline"))
 	return strings.Join(d, "; ")
 }
@@ -265,6 +278,21 @@ func spreadName(s v1.Spread) string {
 		return "over hosts"
 	}
 	return "as the scores say"
+}
+
+func leaseName(spec *v1.ClusterSpec) string {
+	if spec.GetLeaseMs() == 0 {
+		return "none"
+	}
+	return (time.Duration(spec.LeaseMs) * time.Millisecond).String()
+}
+
+// lossName names what becomes of a cluster that loses a guest, for people.
+func lossName(l v1.OnHostLoss) string {
+	if l == v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED {
+		l = v1.OnHostLoss_ON_HOST_LOSS_RESTART
+	}
+	return strings.ToLower(strings.TrimPrefix(l.String(), "ON_HOST_LOSS_"))
 }
 
 func placedName(abstract bool) string {

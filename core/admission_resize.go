@@ -101,7 +101,7 @@ func (a *Admission) grow(change *Change, c *v1.Cluster, from uint32, uid string)
 	for i := from; i < c.Spec.Guests; i++ {
 		change.write(Create, &v1.Guest{
 			Meta: &v1.Meta{Name: fmt.Sprintf("%s-%d", name, i), Uid: GuestUID(uid, i), Owner: c.Meta.Owner, OwnerUid: c.Meta.OwnerUid}, Cluster: name, Index: i,
-			Shape: proto.CloneOf(c.Spec.Shape), ImageDigest: c.ImageDigest, Address: recoveredAddress(prefix, i, guests[0]).String(), NoFork: c.Spec.NoFork,
+			Shape: proto.CloneOf(c.Spec.Shape), ImageDigest: c.ImageDigest, Address: recoveredAddress(prefix, i, guests[0]).String(), NoFork: c.Spec.NoFork, LeaseMs: c.Spec.LeaseMs,
 		})
 	}
 	return nil

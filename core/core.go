@@ -55,7 +55,8 @@ type World struct {
 	Reports Captured
 	Runs    map[string]RunSeen // by the run's uid
 	Signals Signals
-	Usage   *Usage // nil: nothing is known
+	Usage   *Usage               // nil: nothing is known
+	Leases  map[string]LeaseSeen // of granted copies, by guest uid
 	Now     time.Time
 }
 

@@ -43,6 +43,7 @@ func (p *pass) guest(g *v1.Guest) {
 		asked = proto.CloneOf(g)
 		asked.Stopped = true // until all copies have ended
 	}
+	p.awaitLease(g)
 	d := lifecycle.Step(asked, p.lifecycleHost(g), leaves(p.Clusters[g.Cluster], g))
 	switch d.Act {
 	case lifecycle.Remove:
@@ -80,7 +81,7 @@ func (p *pass) lifecycleHost(g *v1.Guest) lifecycle.Host {
 	h := p.Hosts[g.Host]
 	report, _, connected := p.Observed(g.Host)
 	return lifecycle.Host{Exists: h != nil, Connected: connected, Dead: Dead(p.Objects, p, g.Host, g.BootId, g.Meta.Uid),
-		Fenced:  h != nil && h.FencedBootId != "" && h.FencedBootId == g.BootId,
+		Fenced: h != nil && h.FencedBootId != "" && h.FencedBootId == g.BootId, LeaseOver: p.leaseOver(g),
 		Bound:   report.GetTerm() == p.Core.Term,
 		Current: p.current(g.Host), Lived: p.lived(g), Guest: GuestOn(report, g.Meta.Uid)}
 }
@@ -111,6 +112,9 @@ func (p *pass) release(key string, g *v1.Guest, d lifecycle.Decision) {
 	var c Change
 	c.write(Update, update)
 	c.event(severity, "guest", g.Meta.Name, "ended on %s: %s%s", g.Host, d.Message, p.lastLines(g, d))
+	if ran := !d.Avoid; ran && severity != v1.Severity_SEVERITY_INFO {
+		p.lose(&c, update, d.Message)
+	}
 	p.propose(key, c)
 }
 

@@ -151,7 +151,7 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 		return false
 	}
 	o := migration.Observed{
-		Source: p.moveHost(m, m.Source, m.SourceBootId), Target: p.moveHost(m, m.Target, m.TargetBootId),
+		Source: p.moveHost(m, g, m.Source, m.SourceBootId), Target: p.moveHost(m, g, m.Target, m.TargetBootId),
 		InState: p.since(m.Meta.Uid, int32(m.State)), RoutesSet: p.routesSet(g.Cluster), Unwanted: unwanted(p.Objects, g), Turn: turn,
 	}
 	// If there is no grant, or one with another epoch, the copy that this move concerns is gone.
@@ -167,6 +167,9 @@ func (p *pass) move(m *v1.Migration, turn bool) bool {
 	c.write(Update, update)
 	if grant != nil {
 		c.write(Update, grant)
+	}
+	if d.Grant == migration.GrantLost {
+		p.lose(&c, grant, d.Message)
 	}
 	if source := p.Hosts[m.Source]; m.Policy != "" && d.State == v1.MigrationState_MIGRATION_STATE_RESERVING && source != nil {
 		c.write(Expect, source) // its withdrawal is the reason of the move
@@ -251,11 +254,14 @@ func moveEvent(c *Change, m *v1.Migration) {
 }
 
 // moveHost returns one end of a move.
-func (p *pass) moveHost(m *v1.Migration, name, boot string) migration.Host {
+func (p *pass) moveHost(m *v1.Migration, g *v1.Guest, name, boot string) migration.Host {
 	report, since, connected := p.Observed(name)
 	h := p.Hosts[name]
 	end := migration.Host{Connected: connected, Dead: h == nil || Dead(p.Objects, p, name, boot, m.GuestUid),
 		Fenced: h == nil || h.FencedBootId != "" && !connected, Current: p.current(name), Guest: GuestOn(report, m.GuestUid)}
+	if name == g.Host && p.leaseOver(g) {
+		end.Dead, end.Fenced = true, true // it will not say in time how the guest ended there
+	}
 	if !connected {
 		// Agents need time to connect to a manager that has just begun to lead.
 		end.Away = min(p.Now.Sub(since), p.Now.Sub(p.Began))

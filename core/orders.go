@@ -210,7 +210,7 @@ func (p *pass) guestOrder(g *v1.Guest, host string) *v1.GuestWanted {
 	}
 	w := &v1.GuestWanted{Uid: g.Meta.Uid, Name: g.Meta.Name, Cluster: g.Cluster, Role: role, Epoch: epoch,
 		Shape: g.Shape, NoFork: g.NoFork, Image: p.image(g.ImageDigest), Identity: p.Identify(p.Clusters[g.Cluster], g, epoch), Platform: g.Platform,
-		Facts: guestFacts(p.Clusters[g.Cluster], g)}
+		Facts: guestFacts(p.Clusters[g.Cluster], g), LeaseMs: g.LeaseMs}
 	if role == v1.GuestRole_GUEST_ROLE_RUN || role == v1.GuestRole_GUEST_ROLE_OUTGOING {
 		w.Limits = p.limits(host)
 	}

@@ -264,7 +264,7 @@ func (r *recovery) member(made *RecoveredCluster, row *v1.GuestRecovery, at *gue
 		return "hosts run another guest of its name or address"
 	}
 	g := &v1.Guest{Meta: &v1.Meta{Name: row.Guest, Uid: row.Uid, Owner: c.Meta.Owner, OwnerUid: c.Meta.OwnerUid}, Cluster: c.Meta.Name,
-		Index: f.Index, Shape: proto.CloneOf(f.Shape), ImageDigest: c.ImageDigest, Address: f.Address, NoFork: f.NoFork}
+		Index: f.Index, Shape: proto.CloneOf(f.Shape), ImageDigest: c.ImageDigest, Address: f.Address, NoFork: f.NoFork, LeaseMs: c.Spec.GetLeaseMs()}
 	r.adopt(g, at)
 	g.LastEpoch = r.lastEpoch(g)
 	addPlatform(c, g.Platform)
@@ -332,7 +332,7 @@ func (r *recovery) absentMember(made RecoveredCluster, name string, index uint32
 	prefix, _ := netip.ParsePrefix(made.Object.Prefix)
 	address := recoveredAddress(prefix, index, like)
 	g := &v1.Guest{Meta: &v1.Meta{Name: name, Uid: uid, Owner: like.Meta.Owner, OwnerUid: like.Meta.OwnerUid}, Cluster: made.Cluster, Index: index,
-		Shape: proto.CloneOf(made.Object.Spec.GetShape()), ImageDigest: made.Object.ImageDigest, Address: address.String(), NoFork: like.NoFork}
+		Shape: proto.CloneOf(made.Object.Spec.GetShape()), ImageDigest: made.Object.ImageDigest, Address: address.String(), NoFork: like.NoFork, LeaseMs: like.LeaseMs}
 	g.LastEpoch = r.lastEpoch(g)
 	row := &v1.GuestRecovery{Guest: name, Uid: g.Meta.Uid, Cluster: made.Cluster}
 	if len(r.absent) > 0 {

@@ -237,7 +237,7 @@ func (p *pass) restoreOrder(g *v1.Guest) *v1.RestoreOrder {
 
 // restoreRequest returns the request for a host that restores a guest: one that has the platform in which the guest was saved.
 func (p *pass) restoreRequest(g *v1.Guest, cluster *v1.Cluster, m *v1.CheckpointMember) *placement.Request {
-	saved, source := &v1.Guest{Meta: g.Meta, Platform: m.Platform}, p.Hosts[m.Host].GetInfo()
+	saved, source := &v1.Guest{Meta: g.Meta, Platform: m.Platform, LeaseMs: g.LeaseMs}, p.Hosts[m.Host].GetInfo()
 	return &placement.Request{
 		Sites: cluster.GetSpec().GetSites(), Spread: cluster.GetSpec().GetSpread(),
 		Compatible: func(h *v1.HostInfo) string { return compatibility.RefuseMove(saved, source, h) },

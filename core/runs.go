@@ -165,6 +165,8 @@ func (p *pass) begunRun(run *v1.Run) {
 		switch {
 		case run.Cancel:
 			state = v1.RunState_RUN_STATE_CANCELLED
+		case seen.Ended.ExitCode != 0 && lost == "" && p.waitsForCluster(run):
+			return
 		case lost != "" && seen.Ended.ExitCode != 0:
 			state, message = v1.RunState_RUN_STATE_FAILED, lostMessage(lost)
 		case seen.RanOut != "":
@@ -191,6 +193,19 @@ func (p *pass) begunRun(run *v1.Run) {
 		p.say(run, seen.Message)
 		p.follow(run, seen, lost)
 	}
+}
+
+// waitsForCluster reports whether a run that has failed may run again soon, because its cluster is about to go back to a checkpoint.
+func (p *pass) waitsForCluster(run *v1.Run) bool {
+	cluster := p.Clusters[run.Spec.GetCluster()]
+	if cluster == nil || !IsRunOf(run, cluster) {
+		return false
+	}
+	why, waits := p.comesBack(cluster)
+	if waits {
+		p.say(run, why)
+	}
+	return waits
 }
 
 // follow orders to follow a run. If the run is cancelled or has lost a guest, it also orders the next signal: a

@@ -30,7 +30,8 @@ type Host struct {
 	Away time.Duration
 	// Dead: no guest that started on it before the migration runs, because it has rebooted or is fenced.
 	Dead bool
-	// Fenced: a person has vouched that it is off, so it will not say how the guest ended there. It is also dead.
+	// Fenced: it is off, or has ended the guest, and will not say how the guest ended there: a person has vouched for that, or the
+	// guest's lease is over. It is also dead.
 	Fenced bool
 	// Current: it has made its report under the present orders.
 	Current bool
@@ -237,7 +238,7 @@ func transferring(m *v1.Migration, o Observed) Decision {
 	switch {
 	case o.Source.Fenced:
 		// Whether the guest ran on there after the transfer, nobody can say any more.
-		return lost("host %s was removed as lost while the guest's memory was being sent", m.Source)
+		return lost("host %s was lost while the guest's memory was being sent", m.Source)
 	case o.Source.Dead && unread(o.Source):
 		return waitFor(m, "host %s died and cannot read its record of the guest yet", m.Source)
 	case o.Source.Dead && received:

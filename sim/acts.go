@@ -20,6 +20,7 @@ var (
 	errLibvirt   = errors.New("libvirt failed")
 	errInput     = errors.New("input/output error")
 	errCut       = errors.New("interrupted")
+	errLease     = errors.New("its lease has ended")
 	errDuplicate = errors.New("a domain of that name exists")
 )
 
@@ -289,6 +290,10 @@ func (h *host) prepare(a machine.Act, end func(machine.Result)) {
 func (h *host) start(a machine.Act, end func(machine.Result)) {
 	key := fmt.Sprint(h.name, "/", h.powers, "/", a.Guest)
 	h.sim.checkStart(h, a)
+	if !h.allowed(a.Guest) {
+		h.sim.after(0, func() { end(machine.Result{Err: errLease}) })
+		return
+	}
 	h.sim.creates[key]++
 	h.call(100*time.Millisecond, func() error {
 		if h.copies[a.Guest] != nil {
@@ -324,6 +329,10 @@ func (h *host) busy(a machine.Act, end func(machine.Result), until time.Time) {
 }
 
 func (h *host) resume(a machine.Act, end func(machine.Result)) {
+	if !h.allowed(a.Guest) {
+		h.sim.after(0, func() { end(machine.Result{Err: errLease}) })
+		return
+	}
 	h.call(5*time.Millisecond, func() error {
 		c := h.copies[a.Guest]
 		switch {

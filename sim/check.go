@@ -44,12 +44,16 @@ func (s *Sim) runs(h *host, c *copyOf) {
 	if !c.whole {
 		s.violate("guest %s runs on %s, where not all of it is, or not what it was last", c.name, h.name)
 	}
+	if h.late(c) {
+		s.checkLate(h, c)
+		return
+	}
 	if h.vouched {
 		return
 	}
 	for _, name := range s.names {
 		other := s.hosts[name]
-		if o := other.copies[c.uid]; other != h && o != nil && o.state == domain.Running && !other.vouched {
+		if o := other.copies[c.uid]; other != h && o != nil && o.state == domain.Running && !other.vouched && !other.late(o) {
 			s.violate("guest %s runs twice: on %s at epoch %d, and on %s at epoch %d", c.name, name, o.epoch, h.name, c.epoch)
 		}
 	}
@@ -79,6 +83,9 @@ func (s *Sim) destroyed(h *host, c *copyOf) {
 	s.tell(h.name, "guest %s is ended by the agent, epoch %d, %s", c.name, c.epoch, c.state)
 	if !c.whole || c.doubtful || h.vouched || h.evicted || s.tainted[c.uid] || !s.wanted(c.uid) || c.epoch <= s.stopped[c.uid] {
 		return
+	}
+	if h.late(c) {
+		return // it ends with its lease
 	}
 	if c.saved {
 		return // it can be restored again
@@ -131,6 +138,7 @@ func (s *Sim) checkCommit(before, now *core.Objects) {
 		}
 		s.checkMove(now, before.Migrations[name], m)
 	}
+	s.checkLosses(before, now)
 	s.checkTogether(before, now)
 	s.checkRelays(before, now)
 	for name, c := range now.Clusters {

@@ -23,14 +23,17 @@ type host struct {
 	uid  string // of its object, and in its certificate
 	site string
 
-	behind behind
-	up     bool
-	boots  int
-	info   *v1.HostInfo // of a host that exists; nil: it is made up
-	boot   string
-	powers int           // how often it was switched on
-	offset time.Duration // of its clock
-	cut    bool          // it cannot reach managers
+	behind    behind
+	up        bool
+	boots     int
+	info      *v1.HostInfo // of a host that exists; nil: it is made up
+	boot      string
+	powers    int           // how often it was switched on
+	offset    time.Duration // of its clock
+	cut       bool          // it cannot reach managers
+	drift     int           // thousandths by which its clock is too fast
+	poweredAt time.Time
+	watched   map[string]time.Duration // until when its watchdog lets guests run, by uid
 
 	// On disk.
 	term       uint64
@@ -97,7 +100,13 @@ func newHost(s *Sim, name string) *host {
 	return &host{sim: s, name: name, site: name[:1], finishing: map[string]time.Time{}, records: map[string]*machine.Record{}, files: map[fileOf]uint64{}, takings: map[string]*taking{}, copies: map[string]*copyOf{}}
 }
 
-func (h *host) now() time.Time { return h.sim.now.Add(h.offset) }
+// now is the host's time of day. It tells the agent the time since the boot, too, because each call of it needs both.
+func (h *host) now() time.Time {
+	if h.agent != nil {
+		h.agent.Clock(h.clock())
+	}
+	return h.sim.now.Add(h.offset)
+}
 
 // power switches the host on.
 func (h *host) power() {
@@ -105,7 +114,7 @@ func (h *host) power() {
 		return
 	}
 	h.powers++
-	h.up, h.libvirt = true, libvirtUp
+	h.up, h.libvirt, h.poweredAt, h.watched = true, libvirtUp, h.sim.now, nil
 	h.newBoot()
 	h.sim.tell(h.name, "boots, boot id %s", h.boot)
 	h.startAgent()
@@ -139,7 +148,7 @@ func (h *host) startAgent() {
 		return
 	}
 	h.life++
-	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}, Unread: map[string]error{}}
+	loaded := machine.Loaded{Term: h.term, Stamp: h.stamp, Records: map[string]*machine.Record{}, Unread: map[string]error{}, Leases: maps.Clone(h.watched)}
 	if h.termUnreadable() {
 		loaded.Term, loaded.Stamp, loaded.TermUnread = 0, nil, errInput
 	}
@@ -273,7 +282,7 @@ func (h *host) observed() *v1.HostObserved {
 	}
 	machine.SeeProcesses(o, pids, err)
 	o.Protocol = protocol.Version
-	o.Info = &v1.HostInfo{BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share,
+	o.Info = &v1.HostInfo{Leases: true, BootId: h.boot, Site: h.site, Cores: 8, MemoryBytes: 4 << 30, LanAddress: "198.18.0.1", TunnelPort: 7071, Lent: true, CpuShare: share,
 		CoreSpeed: h.speed(), WireguardPublicKey: h.name, RelayPort: relayPort, DialOnly: h.behind.said}
 	if h.behind.plain {
 		o.Info.RelayPort, o.Info.DialOnly = 0, false

@@ -35,6 +35,9 @@ type manager struct {
 	metered bool        // meter has seen a sample since usage was made
 	usage   *core.Usage // nil: nothing is known
 	matrix  locality.Matrix
+	ledAt   time.Time
+	leases  core.Leases
+	heard   map[string]hostTime // of hosts
 }
 
 // lead starts a manager, which leads at once.
@@ -51,10 +54,12 @@ func (s *Sim) lead() {
 		config.Hurry = apportionHurry
 	}
 	m.core = core.New(config)
+	m.ledAt, m.leases, m.heard = s.now, core.Leases{}, map[string]hostTime{}
 	s.manager = m
 	s.tell(m.name, "leads, term %d", m.term)
 	m.poke()
 	m.renew()
+	m.renewLeases()
 }
 
 // identify makes identities without certificates.
@@ -98,7 +103,8 @@ func (m *manager) pass() {
 	if m.held(objects, reports) {
 		return
 	}
-	w := core.World{Objects: objects, Reports: reports, Usage: m.usage, Now: m.now()}
+	m.leases.See(objects, m.clock())
+	w := core.World{Objects: objects, Reports: reports, Usage: m.usage, Leases: m.leases.Seen(m.clock()), Now: m.now()}
 	w.Signals = m.signals.watcher.All(w.Now)
 	d := m.sim.decide(m, w)
 	m.sim.checkGone(m, w)

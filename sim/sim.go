@@ -170,6 +170,7 @@ func (s *Sim) begin(seed uint64, policies string) {
 		name := fmt.Sprintf("%c%d", 'a'+i%2, 1+i/2)
 		s.names = append(s.names, name)
 		h := newHost(s, name)
+		h.drift = int((seed/11+7*uint64(i))%(2*drift+1)) - drift
 		s.hosts[name] = h
 		s.commit(0, create(&v1.Host{Meta: &v1.Meta{Name: name}}))
 		h.uid = s.store.objects.Hosts[name].Meta.Uid

@@ -5,6 +5,7 @@ package test
 import (
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -21,8 +22,11 @@ type savedCluster struct {
 	}
 }
 
+// TestAClusterGoesOnFromACheckpoint restores a cluster twice under one run: because a person asks for it, and because a host is lost. For
+// that, the agent of a guest's host is stopped for good, as if the host were cut off: it can neither hear from the manager nor end the
+// guest. The host's watchdog ends the guest before its lease ends. When the agent goes on, it has old orders to run the guest.
 func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
-	newCluster(t, "saved", 2, "--spread", "site")
+	newCluster(t, "saved", 2, "--spread", "site", "--lease", "12s", "--on-host-loss", "restore")
 	dir := t.TempDir()
 	melt := func(name string, log string, more ...string) []string {
 		return append([]string{"run", "saved", "--name", name, "--stage", "../examples/melt/in.melt", "--collect", "log.lammps:" + log}, append(more,
@@ -56,8 +60,23 @@ func TestAClusterGoesOnFromACheckpoint(t *testing.T) {
 		return true, ""
 	})
 	must(t, "checkpoint", "restore", made.Meta.Name)
+	settled(t, "saved", 2)
+
+	lost := guestNamed(t, "saved-1")
+	signal(lost.Host, "watari-agent --manager", syscall.SIGSTOP)
+	t.Cleanup(func() { signal(lost.Host, "watari-agent --manager", syscall.SIGCONT) })
+	stopped := time.Now()
+	until(t, 20*time.Second, "the lost guest's process ends", func() (bool, string) { return copies(lost.Meta.UID) == 0, "" })
+	ended := time.Since(stopped)
+	until(t, time.Minute, "the lost guest is restored elsewhere", func() (bool, string) {
+		now := guestNamed(t, "saved-1")
+		return now.Host != "" && now.Host != lost.Host && copies(lost.Meta.UID) == 1, now.Message
+	})
+	t.Logf("a host's agent stopped; the watchdog ended the guest after %.1f s, and it was restored elsewhere after %.1f s", ended.Seconds(), time.Since(stopped).Seconds())
+	signal(lost.Host, "watari-agent --manager", syscall.SIGCONT)
+
 	if err := <-done; err != nil {
-		t.Fatalf("the run did not survive the restore: %v", err)
+		t.Fatalf("the run did not survive the restores: %v", err)
 	}
 	if a, b := table(t, alone), table(t, during); a != b {
 		t.Errorf("the answers differ:\n%s\n---\n%s", a, b)

@@ -91,6 +91,10 @@ func (m *Machine) adopt(g *guest, r *Record) {
 	if r != nil {
 		g.name = r.Name // of a guest whose record could not be read at first it is not known before
 	}
+	if until, is := m.inherited[g.uid]; is && r != nil {
+		m.leases[g.uid] = lease{r.Epoch, until}
+	}
+	delete(m.inherited, g.uid)
 	if r == nil || r.Phase == PhaseEnded {
 		return
 	}
@@ -156,6 +160,8 @@ func (m *Machine) observe(g *guest) (Observed, domain.Info) {
 	if g.op != nil {
 		o.Operation = g.op.kind
 	}
+	o.Lapsed = g.record != nil && g.record.LeaseMS > 0 && !m.lasts(g.uid, g.record.Epoch)
+	o.Unleased = g.wanted.GetLeaseMs() > 0 && !m.lasts(g.uid, g.wanted.GetEpoch())
 	if r := g.record; r != nil && (r.Phase == PhaseReserved || r.Phase == PhaseReceiving) {
 		o.Tunnel = g.tunnel != "" && g.tunnel == r.Migration
 	}

@@ -39,6 +39,8 @@ type Loaded struct {
 	// TermUnread is why the term could not be read; nil: it was. It is read again until it can be.
 	TermUnread error
 	Records    map[string]*Record // by uid
+	// Leases has until when guests may run, by uid, as the host's watchdog knows it.
+	Leases map[string]time.Duration
 	// Unread has why a guest's record could not be read, by uid. It is read again until it can be.
 	Unread   map[string]error
 	Problems []string // errors of reading, for people
@@ -51,6 +53,10 @@ type Machine struct {
 	terms   terms
 	domains domains
 	guests  map[string]*guest
+	clock   time.Duration    // the host's, since its boot
+	leases  map[string]lease // by guest uid
+	// inherited are leases that an earlier agent knew, of guests whose records have not been read yet.
+	inherited map[string]time.Duration
 
 	taken    mark // the latest orders in force
 	full     mark // the latest orders for which every guest has taken a step
@@ -76,7 +82,7 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 	if config.SendEndWait == 0 {
 		config.SendEndWait = time.Minute
 	}
-	m := &Machine{config: config, now: now, domains: newDomains(), guests: map[string]*guest{},
+	m := &Machine{config: config, now: now, domains: newDomains(), guests: map[string]*guest{}, leases: map[string]lease{}, inherited: map[string]time.Duration{},
 		terms: terms{term: loaded.Term, stamp: loaded.Stamp}, problems: slices.Clone(loaded.Problems)}
 	if loaded.TermUnread != nil {
 		m.terms.unread, m.terms.readAgain = loaded.TermUnread, now.Add(readAgainEvery)
@@ -89,6 +95,11 @@ func New(now time.Time, config Config, loaded Loaded) *Machine {
 		}
 	}
 	slices.Sort(uids)
+	for uid, until := range loaded.Leases {
+		if _, unread := loaded.Unread[uid]; unread || slices.Contains(uids, uid) {
+			m.inherited[uid] = until
+		}
+	}
 	for _, uid := range uids {
 		g := &guest{uid: uid, name: loaded.Records[uid].Name}
 		m.guests[uid] = g
@@ -184,6 +195,9 @@ func (m *Machine) Wake() time.Time {
 	for _, g := range m.guests {
 		at(g.backoff)
 		at(g.readAgain)
+		if until, leased := m.leaseOf(g); leased && until > m.clock {
+			at(m.now.Add(until - m.clock))
+		}
 		if g.op != nil {
 			at(g.op.next)
 			at(g.op.deadline)

@@ -60,6 +60,7 @@ type Record struct {
 	MemoryBytes uint64  `json:"memory_bytes,omitempty"`
 	Image       string  `json:"image,omitempty"`      // digest
 	ChangedAt   string  `json:"changed_at,omitempty"` // RFC 3339, for people and for the removal of old records
+	LeaseMS     uint64  `json:"lease_ms,omitempty"`   // it runs only while a lease of this length lasts; 0: without one
 	Facts       *Facts  `json:"facts,omitempty"`      // nil: an older manager gave the orders
 }
 
@@ -109,5 +110,5 @@ func sending(r *Record, w *v1.GuestWanted) Action {
 func newRecord(w *v1.GuestWanted, phase Phase) *Record {
 	return &Record{UID: w.Uid, Name: w.Name, Cluster: w.Cluster, Epoch: w.Epoch, Phase: phase,
 		Address: w.Identity.GetAddress(), Prefix: w.Identity.GetPrefix(), MAC: w.Identity.GetMac(),
-		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest(), Facts: factsOf(w)}
+		MTU: w.Identity.GetMtu(), MemoryBytes: w.Shape.GetMemoryBytes(), Image: w.Image.GetDigest(), LeaseMS: w.LeaseMs, Facts: factsOf(w)}
 }

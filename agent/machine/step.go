@@ -46,7 +46,9 @@ type Observed struct {
 	SendDone  bool    // libvirt has confirmed the transfer
 	// EarlierBoot: the record's epoch began in an earlier boot of the host, so its domain no longer runs.
 	EarlierBoot bool
-	Unread      error // why the record, which exists, cannot be read now
+	// Lapsed: the record's epoch runs only with a lease, and its lease does not last. Unleased: the same of the wish's epoch.
+	Lapsed, Unleased bool
+	Unread           error // why the record, which exists, cannot be read now
 }
 
 // occupied reports whether an operation is under way that may create or end the guest's domain.
@@ -116,9 +118,18 @@ func Step(o Observed) Decision {
 	return Decision{}
 }
 
+// lapsed says how a guest ended whose lease had ended.
+const lapsed = "it ended with its lease, which the manager did not renew"
+
 // settle updates the record after events that no action caused: a domain ended, or a transfer completed.
 func settle(o Observed) (Decision, bool) {
 	r := o.Record
+	if r != nil && o.Lapsed && o.Domain != domain.Absent && (r.Phase == PhaseStarted || r.Phase == PhaseSending) {
+		if o.occupied() {
+			return act(Action{Kind: ActionInterrupt}), true
+		}
+		return act(Action{Kind: ActionDestroy}, Action{Kind: ActionConfirm}, end(r, OutcomeGone, lapsed)), true
+	}
 	if r == nil || o.occupied() {
 		return Decision{}, false
 	}
@@ -139,6 +150,9 @@ func settle(o Observed) (Decision, bool) {
 				return confirmEnd(o, OutcomeFailed, o.Failure.Message), true
 			}
 			message := "it ended"
+			if o.Lapsed {
+				message = lapsed
+			}
 			if o.Failure.Epoch == r.Epoch && o.Failure.Message != "" {
 				message = o.Failure.Message
 			}
@@ -193,7 +207,7 @@ func stepRun(o Observed) Decision {
 			return act(end(r, OutcomeFailed, "the grant came before anything was received"))
 		}
 	case PhaseReceived:
-		if o.Domain == domain.Paused {
+		if o.Domain == domain.Paused && !o.Unleased {
 			return act(record(r, PhaseStarted), Action{Kind: ActionResume})
 		}
 	case PhaseStarted:
@@ -234,6 +248,9 @@ func stepStart(o Observed) Decision {
 			return Decision{}
 		}
 		return act(Action{Kind: ActionPrepare})
+	}
+	if o.Unleased {
+		return Decision{}
 	}
 	return act(Action{Kind: ActionRecord, Record: newRecord(w, PhaseStarted)}, Action{Kind: ActionStart})
 }

@@ -319,6 +319,180 @@ func (TemplateState) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
+// RenewLeasesRequest renews leases. They last from heard_ns.
+type RenewLeasesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BootId        string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`     // of the response that had heard_ns; another boot's clock means nothing
+	HeardNs       uint64                 `protobuf:"varint,2,opt,name=heard_ns,json=heardNs,proto3" json:"heard_ns,omitempty"` // now_ns of an earlier response; the manager has made sure since then that it leads
+	Guests        []*LeasedGuest         `protobuf:"bytes,3,rep,name=guests,proto3" json:"guests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewLeasesRequest) Reset() {
+	*x = RenewLeasesRequest{}
+	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewLeasesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewLeasesRequest) ProtoMessage() {}
+
+func (x *RenewLeasesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewLeasesRequest.ProtoReflect.Descriptor instead.
+func (*RenewLeasesRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RenewLeasesRequest) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *RenewLeasesRequest) GetHeardNs() uint64 {
+	if x != nil {
+		return x.HeardNs
+	}
+	return 0
+}
+
+func (x *RenewLeasesRequest) GetGuests() []*LeasedGuest {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+// LeasedGuest is a copy of a guest that may run for some time.
+type LeasedGuest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           string                 `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	LeaseMs       uint64                 `protobuf:"varint,3,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeasedGuest) Reset() {
+	*x = LeasedGuest{}
+	mi := &file_watari_v1_agent_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeasedGuest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeasedGuest) ProtoMessage() {}
+
+func (x *LeasedGuest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeasedGuest.ProtoReflect.Descriptor instead.
+func (*LeasedGuest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LeasedGuest) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *LeasedGuest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LeasedGuest) GetLeaseMs() uint64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+type RenewLeasesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BootId        string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	NowNs         uint64                 `protobuf:"varint,2,opt,name=now_ns,json=nowNs,proto3" json:"now_ns,omitempty"` // since the host's boot, times of sleep included
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewLeasesResponse) Reset() {
+	*x = RenewLeasesResponse{}
+	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewLeasesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewLeasesResponse) ProtoMessage() {}
+
+func (x *RenewLeasesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewLeasesResponse.ProtoReflect.Descriptor instead.
+func (*RenewLeasesResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RenewLeasesResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *RenewLeasesResponse) GetNowNs() uint64 {
+	if x != nil {
+		return x.NowNs
+	}
+	return 0
+}
+
 type SamplesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -327,7 +501,7 @@ type SamplesRequest struct {
 
 func (x *SamplesRequest) Reset() {
 	*x = SamplesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	mi := &file_watari_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -339,7 +513,7 @@ func (x *SamplesRequest) String() string {
 func (*SamplesRequest) ProtoMessage() {}
 
 func (x *SamplesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[0]
+	mi := &file_watari_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -352,7 +526,7 @@ func (x *SamplesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SamplesRequest.ProtoReflect.Descriptor instead.
 func (*SamplesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{0}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // MigrationOrder is the part of a migration that both hosts need.
@@ -372,7 +546,7 @@ type MigrationOrder struct {
 
 func (x *MigrationOrder) Reset() {
 	*x = MigrationOrder{}
-	mi := &file_watari_v1_agent_proto_msgTypes[1]
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -384,7 +558,7 @@ func (x *MigrationOrder) String() string {
 func (*MigrationOrder) ProtoMessage() {}
 
 func (x *MigrationOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[1]
+	mi := &file_watari_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -397,7 +571,7 @@ func (x *MigrationOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationOrder.ProtoReflect.Descriptor instead.
 func (*MigrationOrder) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *MigrationOrder) GetId() string {
@@ -467,7 +641,7 @@ type GuestLimits struct {
 
 func (x *GuestLimits) Reset() {
 	*x = GuestLimits{}
-	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +653,7 @@ func (x *GuestLimits) String() string {
 func (*GuestLimits) ProtoMessage() {}
 
 func (x *GuestLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[2]
+	mi := &file_watari_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +666,7 @@ func (x *GuestLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLimits.ProtoReflect.Descriptor instead.
 func (*GuestLimits) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GuestLimits) GetCpuWeight() uint32 {
@@ -521,18 +695,19 @@ type GuestWanted struct {
 	Image         *Image                 `protobuf:"bytes,7,opt,name=image,proto3" json:"image,omitempty"`
 	NoFork        bool                   `protobuf:"varint,8,opt,name=no_fork,json=noFork,proto3" json:"no_fork,omitempty"`
 	Identity      *Identity              `protobuf:"bytes,9,opt,name=identity,proto3" json:"identity,omitempty"`
-	Migration     *MigrationOrder        `protobuf:"bytes,10,opt,name=migration,proto3" json:"migration,omitempty"` // INCOMING, OUTGOING
-	Platform      *Platform              `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`   // RUN: the platform to start it in; unset: the host chooses
-	Facts         *GuestFacts            `protobuf:"bytes,12,opt,name=facts,proto3" json:"facts,omitempty"`         // the host keeps them in the guest's record; unset: an older manager
-	Limits        *GuestLimits           `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`       // RUN, OUTGOING; unset: none
-	Restore       *RestoreOrder          `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"`     // INCOMING without a migration: the guest comes from a checkpoint
+	Migration     *MigrationOrder        `protobuf:"bytes,10,opt,name=migration,proto3" json:"migration,omitempty"`             // INCOMING, OUTGOING
+	Platform      *Platform              `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`               // RUN: the platform to start it in; unset: the host chooses
+	Facts         *GuestFacts            `protobuf:"bytes,12,opt,name=facts,proto3" json:"facts,omitempty"`                     // the host keeps them in the guest's record; unset: an older manager
+	Limits        *GuestLimits           `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`                   // RUN, OUTGOING; unset: none
+	Restore       *RestoreOrder          `protobuf:"bytes,14,opt,name=restore,proto3" json:"restore,omitempty"`                 // INCOMING without a migration: the guest comes from a checkpoint
+	LeaseMs       uint64                 `protobuf:"varint,15,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // the copy runs only while its lease lasts; 0: without one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GuestWanted) Reset() {
 	*x = GuestWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[3]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +719,7 @@ func (x *GuestWanted) String() string {
 func (*GuestWanted) ProtoMessage() {}
 
 func (x *GuestWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[3]
+	mi := &file_watari_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +732,7 @@ func (x *GuestWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestWanted.ProtoReflect.Descriptor instead.
 func (*GuestWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GuestWanted) GetUid() string {
@@ -658,6 +833,13 @@ func (x *GuestWanted) GetRestore() *RestoreOrder {
 	return nil
 }
 
+func (x *GuestWanted) GetLeaseMs() uint64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
 // RestoreOrder names the file from which a guest is restored. The host fetches it as HostWanted.checkpoints says.
 type RestoreOrder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -671,7 +853,7 @@ type RestoreOrder struct {
 
 func (x *RestoreOrder) Reset() {
 	*x = RestoreOrder{}
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +865,7 @@ func (x *RestoreOrder) String() string {
 func (*RestoreOrder) ProtoMessage() {}
 
 func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[4]
+	mi := &file_watari_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +878,7 @@ func (x *RestoreOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreOrder.ProtoReflect.Descriptor instead.
 func (*RestoreOrder) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RestoreOrder) GetId() string {
@@ -744,7 +926,7 @@ type CheckpointWanted struct {
 
 func (x *CheckpointWanted) Reset() {
 	*x = CheckpointWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -756,7 +938,7 @@ func (x *CheckpointWanted) String() string {
 func (*CheckpointWanted) ProtoMessage() {}
 
 func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[5]
+	mi := &file_watari_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -769,7 +951,7 @@ func (x *CheckpointWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointWanted.ProtoReflect.Descriptor instead.
 func (*CheckpointWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CheckpointWanted) GetCheckpointId() string {
@@ -839,7 +1021,7 @@ type GuestRoute struct {
 
 func (x *GuestRoute) Reset() {
 	*x = GuestRoute{}
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -851,7 +1033,7 @@ func (x *GuestRoute) String() string {
 func (*GuestRoute) ProtoMessage() {}
 
 func (x *GuestRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[6]
+	mi := &file_watari_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -864,7 +1046,7 @@ func (x *GuestRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRoute.ProtoReflect.Descriptor instead.
 func (*GuestRoute) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GuestRoute) GetAddress() string {
@@ -901,7 +1083,7 @@ type PeerHost struct {
 
 func (x *PeerHost) Reset() {
 	*x = PeerHost{}
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1095,7 @@ func (x *PeerHost) String() string {
 func (*PeerHost) ProtoMessage() {}
 
 func (x *PeerHost) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[7]
+	mi := &file_watari_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1108,7 @@ func (x *PeerHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerHost.ProtoReflect.Descriptor instead.
 func (*PeerHost) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PeerHost) GetName() string {
@@ -1011,7 +1193,7 @@ type Relayed struct {
 
 func (x *Relayed) Reset() {
 	*x = Relayed{}
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1023,7 +1205,7 @@ func (x *Relayed) String() string {
 func (*Relayed) ProtoMessage() {}
 
 func (x *Relayed) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[8]
+	mi := &file_watari_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1036,7 +1218,7 @@ func (x *Relayed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Relayed.ProtoReflect.Descriptor instead.
 func (*Relayed) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Relayed) GetPort() uint32 {
@@ -1072,7 +1254,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1266,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[9]
+	mi := &file_watari_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1279,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Probe) GetHost() string {
@@ -1135,7 +1317,7 @@ type PathObserved struct {
 
 func (x *PathObserved) Reset() {
 	*x = PathObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1147,7 +1329,7 @@ func (x *PathObserved) String() string {
 func (*PathObserved) ProtoMessage() {}
 
 func (x *PathObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[10]
+	mi := &file_watari_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1160,7 +1342,7 @@ func (x *PathObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathObserved.ProtoReflect.Descriptor instead.
 func (*PathObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PathObserved) GetHost() string {
@@ -1211,7 +1393,7 @@ type ClusterNetwork struct {
 
 func (x *ClusterNetwork) Reset() {
 	*x = ClusterNetwork{}
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1223,7 +1405,7 @@ func (x *ClusterNetwork) String() string {
 func (*ClusterNetwork) ProtoMessage() {}
 
 func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[11]
+	mi := &file_watari_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,7 +1418,7 @@ func (x *ClusterNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterNetwork.ProtoReflect.Descriptor instead.
 func (*ClusterNetwork) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ClusterNetwork) GetName() string {
@@ -1283,7 +1465,7 @@ type NetworkWanted struct {
 
 func (x *NetworkWanted) Reset() {
 	*x = NetworkWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1477,7 @@ func (x *NetworkWanted) String() string {
 func (*NetworkWanted) ProtoMessage() {}
 
 func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[12]
+	mi := &file_watari_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1490,7 @@ func (x *NetworkWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkWanted.ProtoReflect.Descriptor instead.
 func (*NetworkWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NetworkWanted) GetGeneration() uint64 {
@@ -1372,7 +1554,7 @@ type BlobPeer struct {
 
 func (x *BlobPeer) Reset() {
 	*x = BlobPeer{}
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1566,7 @@ func (x *BlobPeer) String() string {
 func (*BlobPeer) ProtoMessage() {}
 
 func (x *BlobPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[13]
+	mi := &file_watari_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1579,7 @@ func (x *BlobPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobPeer.ProtoReflect.Descriptor instead.
 func (*BlobPeer) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BlobPeer) GetName() string {
@@ -1435,7 +1617,7 @@ type BlobShare struct {
 
 func (x *BlobShare) Reset() {
 	*x = BlobShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1629,7 @@ func (x *BlobShare) String() string {
 func (*BlobShare) ProtoMessage() {}
 
 func (x *BlobShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[14]
+	mi := &file_watari_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1642,7 @@ func (x *BlobShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobShare.ProtoReflect.Descriptor instead.
 func (*BlobShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BlobShare) GetDigest() string {
@@ -1511,7 +1693,7 @@ type TemplateShare struct {
 
 func (x *TemplateShare) Reset() {
 	*x = TemplateShare{}
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1705,7 @@ func (x *TemplateShare) String() string {
 func (*TemplateShare) ProtoMessage() {}
 
 func (x *TemplateShare) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[15]
+	mi := &file_watari_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1718,7 @@ func (x *TemplateShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateShare.ProtoReflect.Descriptor instead.
 func (*TemplateShare) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TemplateShare) GetKey() string {
@@ -1597,7 +1779,7 @@ type HostWanted struct {
 
 func (x *HostWanted) Reset() {
 	*x = HostWanted{}
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1791,7 @@ func (x *HostWanted) String() string {
 func (*HostWanted) ProtoMessage() {}
 
 func (x *HostWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[16]
+	mi := &file_watari_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1804,7 @@ func (x *HostWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostWanted.ProtoReflect.Descriptor instead.
 func (*HostWanted) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HostWanted) GetTerm() uint64 {
@@ -1747,7 +1929,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1941,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[17]
+	mi := &file_watari_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1954,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Dropped) GetGuests() []string {
@@ -1863,7 +2045,7 @@ type GuestObserved struct {
 
 func (x *GuestObserved) Reset() {
 	*x = GuestObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +2057,7 @@ func (x *GuestObserved) String() string {
 func (*GuestObserved) ProtoMessage() {}
 
 func (x *GuestObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[18]
+	mi := &file_watari_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2070,7 @@ func (x *GuestObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestObserved.ProtoReflect.Descriptor instead.
 func (*GuestObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GuestObserved) GetUid() string {
@@ -2035,7 +2217,7 @@ type KnownEpoch struct {
 
 func (x *KnownEpoch) Reset() {
 	*x = KnownEpoch{}
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2229,7 @@ func (x *KnownEpoch) String() string {
 func (*KnownEpoch) ProtoMessage() {}
 
 func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[19]
+	mi := &file_watari_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2242,7 @@ func (x *KnownEpoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEpoch.ProtoReflect.Descriptor instead.
 func (*KnownEpoch) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *KnownEpoch) GetUid() string {
@@ -2090,7 +2272,7 @@ type BlobObserved struct {
 
 func (x *BlobObserved) Reset() {
 	*x = BlobObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2284,7 @@ func (x *BlobObserved) String() string {
 func (*BlobObserved) ProtoMessage() {}
 
 func (x *BlobObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[20]
+	mi := &file_watari_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2297,7 @@ func (x *BlobObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlobObserved.ProtoReflect.Descriptor instead.
 func (*BlobObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *BlobObserved) GetDigest() string {
@@ -2160,7 +2342,7 @@ type TemplateObserved struct {
 
 func (x *TemplateObserved) Reset() {
 	*x = TemplateObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2354,7 @@ func (x *TemplateObserved) String() string {
 func (*TemplateObserved) ProtoMessage() {}
 
 func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[21]
+	mi := &file_watari_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2367,7 @@ func (x *TemplateObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateObserved.ProtoReflect.Descriptor instead.
 func (*TemplateObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TemplateObserved) GetKey() string {
@@ -2253,7 +2435,7 @@ type HostObserved struct {
 
 func (x *HostObserved) Reset() {
 	*x = HostObserved{}
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2447,7 @@ func (x *HostObserved) String() string {
 func (*HostObserved) ProtoMessage() {}
 
 func (x *HostObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[22]
+	mi := &file_watari_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2460,7 @@ func (x *HostObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostObserved.ProtoReflect.Descriptor instead.
 func (*HostObserved) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HostObserved) GetInfo() *HostInfo {
@@ -2419,7 +2601,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2431,7 +2613,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[23]
+	mi := &file_watari_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +2626,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ConsoleRequest) GetGuestUid() string {
@@ -2487,7 +2669,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2681,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[24]
+	mi := &file_watari_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2694,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ConsoleResponse) GetData() []byte {
@@ -2538,7 +2720,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2550,7 +2732,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[25]
+	mi := &file_watari_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2563,7 +2745,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListConsolesRequest) GetGuestUid() string {
@@ -2582,7 +2764,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2776,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_agent_proto_msgTypes[26]
+	mi := &file_watari_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2789,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_watari_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListConsolesResponse) GetConsoles() []*KeptConsole {
@@ -2621,7 +2803,18 @@ var File_watari_v1_agent_proto protoreflect.FileDescriptor
 
 const file_watari_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x15watari/v1/agent.proto\x12\twatari.v1\x1a\x15watari/v1/types.proto\x1a\x15watari/v1/guest.proto\"\x10\n" +
+	"\x15watari/v1/agent.proto\x12\twatari.v1\x1a\x15watari/v1/types.proto\x1a\x15watari/v1/guest.proto\"x\n" +
+	"\x12RenewLeasesRequest\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x19\n" +
+	"\bheard_ns\x18\x02 \x01(\x04R\aheardNs\x12.\n" +
+	"\x06guests\x18\x03 \x03(\v2\x16.watari.v1.LeasedGuestR\x06guests\"P\n" +
+	"\vLeasedGuest\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x19\n" +
+	"\blease_ms\x18\x03 \x01(\x04R\aleaseMs\"E\n" +
+	"\x13RenewLeasesResponse\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x15\n" +
+	"\x06now_ns\x18\x02 \x01(\x04R\x05nowNs\"\x10\n" +
 	"\x0eSamplesRequest\"\x88\x02\n" +
 	"\x0eMigrationOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
@@ -2639,7 +2832,7 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\vGuestLimits\x12\x1d\n" +
 	"\n" +
 	"cpu_weight\x18\x01 \x01(\rR\tcpuWeight\x12!\n" +
-	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xa6\x04\n" +
+	"\fcpu_permille\x18\x02 \x01(\rR\vcpuPermille\"\xc1\x04\n" +
 	"\vGuestWanted\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2655,7 +2848,8 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\bplatform\x18\v \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12+\n" +
 	"\x05facts\x18\f \x01(\v2\x15.watari.v1.GuestFactsR\x05facts\x12.\n" +
 	"\x06limits\x18\r \x01(\v2\x16.watari.v1.GuestLimitsR\x06limits\x121\n" +
-	"\arestore\x18\x0e \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\"\x84\x01\n" +
+	"\arestore\x18\x0e \x01(\v2\x17.watari.v1.RestoreOrderR\arestore\x12\x19\n" +
+	"\blease_ms\x18\x0f \x01(\x04R\aleaseMs\"\x84\x01\n" +
 	"\fRestoreOrder\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\rcheckpoint_id\x18\x02 \x01(\tR\fcheckpointId\x12-\n" +
@@ -2872,12 +3066,13 @@ const file_watari_v1_agent_proto_rawDesc = "" +
 	"\x15TEMPLATE_STATE_WANTED\x10\x01\x12\x19\n" +
 	"\x15TEMPLATE_STATE_MAKING\x10\x02\x12\x17\n" +
 	"\x13TEMPLATE_STATE_HELD\x10\x03\x12\x19\n" +
-	"\x15TEMPLATE_STATE_FAILED\x10\x042\x9e\x02\n" +
+	"\x15TEMPLATE_STATE_FAILED\x10\x042\xec\x02\n" +
 	"\fAgentService\x12:\n" +
 	"\x04Sync\x12\x15.watari.v1.HostWanted\x1a\x17.watari.v1.HostObserved(\x010\x01\x12B\n" +
 	"\aConsole\x12\x19.watari.v1.ConsoleRequest\x1a\x1a.watari.v1.ConsoleResponse0\x01\x12=\n" +
 	"\aSamples\x12\x19.watari.v1.SamplesRequest\x1a\x15.watari.v1.HostSample0\x01\x12O\n" +
-	"\fListConsoles\x12\x1e.watari.v1.ListConsolesRequest\x1a\x1f.watari.v1.ListConsolesResponseB\x1eZ\x1cwatari/api/watariv1;watariv1b\x06proto3"
+	"\fListConsoles\x12\x1e.watari.v1.ListConsolesRequest\x1a\x1f.watari.v1.ListConsolesResponse\x12L\n" +
+	"\vRenewLeases\x12\x1d.watari.v1.RenewLeasesRequest\x1a\x1e.watari.v1.RenewLeasesResponseB\x1eZ\x1cwatari/api/watariv1;watariv1b\x06proto3"
 
 var (
 	file_watari_v1_agent_proto_rawDescOnce sync.Once
@@ -2892,119 +3087,125 @@ func file_watari_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_watari_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_watari_v1_agent_proto_goTypes = []any{
 	(GuestRole)(0),               // 0: watari.v1.GuestRole
 	(PathState)(0),               // 1: watari.v1.PathState
 	(TemplateOrder)(0),           // 2: watari.v1.TemplateOrder
 	(GuestCondition)(0),          // 3: watari.v1.GuestCondition
 	(TemplateState)(0),           // 4: watari.v1.TemplateState
-	(*SamplesRequest)(nil),       // 5: watari.v1.SamplesRequest
-	(*MigrationOrder)(nil),       // 6: watari.v1.MigrationOrder
-	(*GuestLimits)(nil),          // 7: watari.v1.GuestLimits
-	(*GuestWanted)(nil),          // 8: watari.v1.GuestWanted
-	(*RestoreOrder)(nil),         // 9: watari.v1.RestoreOrder
-	(*CheckpointWanted)(nil),     // 10: watari.v1.CheckpointWanted
-	(*GuestRoute)(nil),           // 11: watari.v1.GuestRoute
-	(*PeerHost)(nil),             // 12: watari.v1.PeerHost
-	(*Relayed)(nil),              // 13: watari.v1.Relayed
-	(*Probe)(nil),                // 14: watari.v1.Probe
-	(*PathObserved)(nil),         // 15: watari.v1.PathObserved
-	(*ClusterNetwork)(nil),       // 16: watari.v1.ClusterNetwork
-	(*NetworkWanted)(nil),        // 17: watari.v1.NetworkWanted
-	(*BlobPeer)(nil),             // 18: watari.v1.BlobPeer
-	(*BlobShare)(nil),            // 19: watari.v1.BlobShare
-	(*TemplateShare)(nil),        // 20: watari.v1.TemplateShare
-	(*HostWanted)(nil),           // 21: watari.v1.HostWanted
-	(*Dropped)(nil),              // 22: watari.v1.Dropped
-	(*GuestObserved)(nil),        // 23: watari.v1.GuestObserved
-	(*KnownEpoch)(nil),           // 24: watari.v1.KnownEpoch
-	(*BlobObserved)(nil),         // 25: watari.v1.BlobObserved
-	(*TemplateObserved)(nil),     // 26: watari.v1.TemplateObserved
-	(*HostObserved)(nil),         // 27: watari.v1.HostObserved
-	(*ConsoleRequest)(nil),       // 28: watari.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),      // 29: watari.v1.ConsoleResponse
-	(*ListConsolesRequest)(nil),  // 30: watari.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil), // 31: watari.v1.ListConsolesResponse
-	(*GuestShape)(nil),           // 32: watari.v1.GuestShape
-	(*Image)(nil),                // 33: watari.v1.Image
-	(*Identity)(nil),             // 34: watari.v1.Identity
-	(*Platform)(nil),             // 35: watari.v1.Platform
-	(*GuestFacts)(nil),           // 36: watari.v1.GuestFacts
-	(*CheckpointFile)(nil),       // 37: watari.v1.CheckpointFile
-	(CheckpointOrder)(0),         // 38: watari.v1.CheckpointOrder
-	(*Peer)(nil),                 // 39: watari.v1.Peer
-	(*Blob)(nil),                 // 40: watari.v1.Blob
-	(*Stamp)(nil),                // 41: watari.v1.Stamp
-	(*MigrationProgress)(nil),    // 42: watari.v1.MigrationProgress
-	(*OutOfMemory)(nil),          // 43: watari.v1.OutOfMemory
-	(*HostInfo)(nil),             // 44: watari.v1.HostInfo
-	(*HostLoad)(nil),             // 45: watari.v1.HostLoad
-	(*CheckpointObserved)(nil),   // 46: watari.v1.CheckpointObserved
-	(*KeptConsole)(nil),          // 47: watari.v1.KeptConsole
-	(*HostSample)(nil),           // 48: watari.v1.HostSample
+	(*RenewLeasesRequest)(nil),   // 5: watari.v1.RenewLeasesRequest
+	(*LeasedGuest)(nil),          // 6: watari.v1.LeasedGuest
+	(*RenewLeasesResponse)(nil),  // 7: watari.v1.RenewLeasesResponse
+	(*SamplesRequest)(nil),       // 8: watari.v1.SamplesRequest
+	(*MigrationOrder)(nil),       // 9: watari.v1.MigrationOrder
+	(*GuestLimits)(nil),          // 10: watari.v1.GuestLimits
+	(*GuestWanted)(nil),          // 11: watari.v1.GuestWanted
+	(*RestoreOrder)(nil),         // 12: watari.v1.RestoreOrder
+	(*CheckpointWanted)(nil),     // 13: watari.v1.CheckpointWanted
+	(*GuestRoute)(nil),           // 14: watari.v1.GuestRoute
+	(*PeerHost)(nil),             // 15: watari.v1.PeerHost
+	(*Relayed)(nil),              // 16: watari.v1.Relayed
+	(*Probe)(nil),                // 17: watari.v1.Probe
+	(*PathObserved)(nil),         // 18: watari.v1.PathObserved
+	(*ClusterNetwork)(nil),       // 19: watari.v1.ClusterNetwork
+	(*NetworkWanted)(nil),        // 20: watari.v1.NetworkWanted
+	(*BlobPeer)(nil),             // 21: watari.v1.BlobPeer
+	(*BlobShare)(nil),            // 22: watari.v1.BlobShare
+	(*TemplateShare)(nil),        // 23: watari.v1.TemplateShare
+	(*HostWanted)(nil),           // 24: watari.v1.HostWanted
+	(*Dropped)(nil),              // 25: watari.v1.Dropped
+	(*GuestObserved)(nil),        // 26: watari.v1.GuestObserved
+	(*KnownEpoch)(nil),           // 27: watari.v1.KnownEpoch
+	(*BlobObserved)(nil),         // 28: watari.v1.BlobObserved
+	(*TemplateObserved)(nil),     // 29: watari.v1.TemplateObserved
+	(*HostObserved)(nil),         // 30: watari.v1.HostObserved
+	(*ConsoleRequest)(nil),       // 31: watari.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),      // 32: watari.v1.ConsoleResponse
+	(*ListConsolesRequest)(nil),  // 33: watari.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil), // 34: watari.v1.ListConsolesResponse
+	(*GuestShape)(nil),           // 35: watari.v1.GuestShape
+	(*Image)(nil),                // 36: watari.v1.Image
+	(*Identity)(nil),             // 37: watari.v1.Identity
+	(*Platform)(nil),             // 38: watari.v1.Platform
+	(*GuestFacts)(nil),           // 39: watari.v1.GuestFacts
+	(*CheckpointFile)(nil),       // 40: watari.v1.CheckpointFile
+	(CheckpointOrder)(0),         // 41: watari.v1.CheckpointOrder
+	(*Peer)(nil),                 // 42: watari.v1.Peer
+	(*Blob)(nil),                 // 43: watari.v1.Blob
+	(*Stamp)(nil),                // 44: watari.v1.Stamp
+	(*MigrationProgress)(nil),    // 45: watari.v1.MigrationProgress
+	(*OutOfMemory)(nil),          // 46: watari.v1.OutOfMemory
+	(*HostInfo)(nil),             // 47: watari.v1.HostInfo
+	(*HostLoad)(nil),             // 48: watari.v1.HostLoad
+	(*CheckpointObserved)(nil),   // 49: watari.v1.CheckpointObserved
+	(*KeptConsole)(nil),          // 50: watari.v1.KeptConsole
+	(*HostSample)(nil),           // 51: watari.v1.HostSample
 }
 var file_watari_v1_agent_proto_depIdxs = []int32{
-	0,  // 0: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
-	32, // 1: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
-	33, // 2: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
-	34, // 3: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
-	6,  // 4: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
-	35, // 5: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
-	36, // 6: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
-	7,  // 7: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
-	9,  // 8: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
-	37, // 9: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
-	38, // 10: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
-	37, // 11: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
-	1,  // 12: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
-	39, // 13: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
-	11, // 14: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
-	12, // 15: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
-	16, // 16: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
-	13, // 17: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
-	14, // 18: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
-	18, // 19: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
-	18, // 20: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
-	2,  // 21: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
-	40, // 22: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
-	8,  // 23: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
-	17, // 24: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
-	33, // 25: watari.v1.HostWanted.images:type_name -> watari.v1.Image
-	19, // 26: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
-	20, // 27: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
-	41, // 28: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
-	22, // 29: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
-	10, // 30: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
-	3,  // 31: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
-	42, // 32: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
-	43, // 33: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
-	36, // 34: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
-	4,  // 35: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
-	40, // 36: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
-	44, // 37: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
-	45, // 38: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
-	23, // 39: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
-	25, // 40: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
-	26, // 41: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
-	41, // 42: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
-	24, // 43: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
-	46, // 44: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
-	15, // 45: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
-	47, // 46: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	21, // 47: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
-	28, // 48: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
-	5,  // 49: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
-	30, // 50: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
-	27, // 51: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
-	29, // 52: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
-	48, // 53: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
-	31, // 54: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
-	51, // [51:55] is the sub-list for method output_type
-	47, // [47:51] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	6,  // 0: watari.v1.RenewLeasesRequest.guests:type_name -> watari.v1.LeasedGuest
+	0,  // 1: watari.v1.GuestWanted.role:type_name -> watari.v1.GuestRole
+	35, // 2: watari.v1.GuestWanted.shape:type_name -> watari.v1.GuestShape
+	36, // 3: watari.v1.GuestWanted.image:type_name -> watari.v1.Image
+	37, // 4: watari.v1.GuestWanted.identity:type_name -> watari.v1.Identity
+	9,  // 5: watari.v1.GuestWanted.migration:type_name -> watari.v1.MigrationOrder
+	38, // 6: watari.v1.GuestWanted.platform:type_name -> watari.v1.Platform
+	39, // 7: watari.v1.GuestWanted.facts:type_name -> watari.v1.GuestFacts
+	10, // 8: watari.v1.GuestWanted.limits:type_name -> watari.v1.GuestLimits
+	12, // 9: watari.v1.GuestWanted.restore:type_name -> watari.v1.RestoreOrder
+	40, // 10: watari.v1.RestoreOrder.file:type_name -> watari.v1.CheckpointFile
+	41, // 11: watari.v1.CheckpointWanted.order:type_name -> watari.v1.CheckpointOrder
+	40, // 12: watari.v1.CheckpointWanted.file:type_name -> watari.v1.CheckpointFile
+	1,  // 13: watari.v1.PathObserved.state:type_name -> watari.v1.PathState
+	42, // 14: watari.v1.ClusterNetwork.peers:type_name -> watari.v1.Peer
+	14, // 15: watari.v1.NetworkWanted.routes:type_name -> watari.v1.GuestRoute
+	15, // 16: watari.v1.NetworkWanted.peers:type_name -> watari.v1.PeerHost
+	19, // 17: watari.v1.NetworkWanted.clusters:type_name -> watari.v1.ClusterNetwork
+	16, // 18: watari.v1.NetworkWanted.relayed:type_name -> watari.v1.Relayed
+	17, // 19: watari.v1.NetworkWanted.probes:type_name -> watari.v1.Probe
+	21, // 20: watari.v1.BlobShare.sources:type_name -> watari.v1.BlobPeer
+	21, // 21: watari.v1.BlobShare.readers:type_name -> watari.v1.BlobPeer
+	2,  // 22: watari.v1.TemplateShare.order:type_name -> watari.v1.TemplateOrder
+	43, // 23: watari.v1.TemplateShare.blob:type_name -> watari.v1.Blob
+	11, // 24: watari.v1.HostWanted.guests:type_name -> watari.v1.GuestWanted
+	20, // 25: watari.v1.HostWanted.network:type_name -> watari.v1.NetworkWanted
+	36, // 26: watari.v1.HostWanted.images:type_name -> watari.v1.Image
+	22, // 27: watari.v1.HostWanted.blobs:type_name -> watari.v1.BlobShare
+	23, // 28: watari.v1.HostWanted.templates:type_name -> watari.v1.TemplateShare
+	44, // 29: watari.v1.HostWanted.stamp:type_name -> watari.v1.Stamp
+	25, // 30: watari.v1.HostWanted.dropped:type_name -> watari.v1.Dropped
+	13, // 31: watari.v1.HostWanted.checkpoints:type_name -> watari.v1.CheckpointWanted
+	3,  // 32: watari.v1.GuestObserved.condition:type_name -> watari.v1.GuestCondition
+	45, // 33: watari.v1.GuestObserved.progress:type_name -> watari.v1.MigrationProgress
+	46, // 34: watari.v1.GuestObserved.out_of_memory:type_name -> watari.v1.OutOfMemory
+	39, // 35: watari.v1.GuestObserved.facts:type_name -> watari.v1.GuestFacts
+	4,  // 36: watari.v1.TemplateObserved.state:type_name -> watari.v1.TemplateState
+	43, // 37: watari.v1.TemplateObserved.blob:type_name -> watari.v1.Blob
+	47, // 38: watari.v1.HostObserved.info:type_name -> watari.v1.HostInfo
+	48, // 39: watari.v1.HostObserved.load:type_name -> watari.v1.HostLoad
+	26, // 40: watari.v1.HostObserved.guests:type_name -> watari.v1.GuestObserved
+	28, // 41: watari.v1.HostObserved.blobs:type_name -> watari.v1.BlobObserved
+	29, // 42: watari.v1.HostObserved.templates:type_name -> watari.v1.TemplateObserved
+	44, // 43: watari.v1.HostObserved.stamp:type_name -> watari.v1.Stamp
+	27, // 44: watari.v1.HostObserved.epochs:type_name -> watari.v1.KnownEpoch
+	49, // 45: watari.v1.HostObserved.checkpoints:type_name -> watari.v1.CheckpointObserved
+	18, // 46: watari.v1.HostObserved.paths:type_name -> watari.v1.PathObserved
+	50, // 47: watari.v1.ListConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	24, // 48: watari.v1.AgentService.Sync:input_type -> watari.v1.HostWanted
+	31, // 49: watari.v1.AgentService.Console:input_type -> watari.v1.ConsoleRequest
+	8,  // 50: watari.v1.AgentService.Samples:input_type -> watari.v1.SamplesRequest
+	33, // 51: watari.v1.AgentService.ListConsoles:input_type -> watari.v1.ListConsolesRequest
+	5,  // 52: watari.v1.AgentService.RenewLeases:input_type -> watari.v1.RenewLeasesRequest
+	30, // 53: watari.v1.AgentService.Sync:output_type -> watari.v1.HostObserved
+	32, // 54: watari.v1.AgentService.Console:output_type -> watari.v1.ConsoleResponse
+	51, // 55: watari.v1.AgentService.Samples:output_type -> watari.v1.HostSample
+	34, // 56: watari.v1.AgentService.ListConsoles:output_type -> watari.v1.ListConsolesResponse
+	7,  // 57: watari.v1.AgentService.RenewLeases:output_type -> watari.v1.RenewLeasesResponse
+	53, // [53:58] is the sub-list for method output_type
+	48, // [48:53] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_agent_proto_init() }
@@ -3020,7 +3221,7 @@ func file_watari_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_agent_proto_rawDesc), len(file_watari_v1_agent_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   27,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

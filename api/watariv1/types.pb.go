@@ -181,6 +181,59 @@ func (Spread) EnumDescriptor() ([]byte, []int) {
 	return file_watari_v1_types_proto_rawDescGZIP(), []int{2}
 }
 
+// OnHostLoss is what becomes of a cluster when a guest ends that is wanted, because its host was lost or because of itself.
+type OnHostLoss int32
+
+const (
+	OnHostLoss_ON_HOST_LOSS_UNSPECIFIED OnHostLoss = 0 // as RESTART
+	OnHostLoss_ON_HOST_LOSS_RESTART     OnHostLoss = 1 // the guest is started anew, by itself
+	OnHostLoss_ON_HOST_LOSS_RESTORE     OnHostLoss = 2 // all guests go back to the latest checkpoint
+	OnHostLoss_ON_HOST_LOSS_STOP        OnHostLoss = 3 // all guests are stopped
+)
+
+// Enum value maps for OnHostLoss.
+var (
+	OnHostLoss_name = map[int32]string{
+		0: "ON_HOST_LOSS_UNSPECIFIED",
+		1: "ON_HOST_LOSS_RESTART",
+		2: "ON_HOST_LOSS_RESTORE",
+		3: "ON_HOST_LOSS_STOP",
+	}
+	OnHostLoss_value = map[string]int32{
+		"ON_HOST_LOSS_UNSPECIFIED": 0,
+		"ON_HOST_LOSS_RESTART":     1,
+		"ON_HOST_LOSS_RESTORE":     2,
+		"ON_HOST_LOSS_STOP":        3,
+	}
+)
+
+func (x OnHostLoss) Enum() *OnHostLoss {
+	p := new(OnHostLoss)
+	*p = x
+	return p
+}
+
+func (x OnHostLoss) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OnHostLoss) Descriptor() protoreflect.EnumDescriptor {
+	return file_watari_v1_types_proto_enumTypes[3].Descriptor()
+}
+
+func (OnHostLoss) Type() protoreflect.EnumType {
+	return &file_watari_v1_types_proto_enumTypes[3]
+}
+
+func (x OnHostLoss) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OnHostLoss.Descriptor instead.
+func (OnHostLoss) EnumDescriptor() ([]byte, []int) {
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{3}
+}
+
 type ClusterState int32
 
 const (
@@ -223,11 +276,11 @@ func (x ClusterState) String() string {
 }
 
 func (ClusterState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[3].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[4].Descriptor()
 }
 
 func (ClusterState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[3]
+	return &file_watari_v1_types_proto_enumTypes[4]
 }
 
 func (x ClusterState) Number() protoreflect.EnumNumber {
@@ -236,7 +289,7 @@ func (x ClusterState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ClusterState.Descriptor instead.
 func (ClusterState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{3}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
 type GuestState int32
@@ -287,11 +340,11 @@ func (x GuestState) String() string {
 }
 
 func (GuestState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[4].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[5].Descriptor()
 }
 
 func (GuestState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[4]
+	return &file_watari_v1_types_proto_enumTypes[5]
 }
 
 func (x GuestState) Number() protoreflect.EnumNumber {
@@ -300,7 +353,7 @@ func (x GuestState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GuestState.Descriptor instead.
 func (GuestState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 type MigrationState int32
@@ -357,11 +410,11 @@ func (x MigrationState) String() string {
 }
 
 func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[5].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[6].Descriptor()
 }
 
 func (MigrationState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[5]
+	return &file_watari_v1_types_proto_enumTypes[6]
 }
 
 func (x MigrationState) Number() protoreflect.EnumNumber {
@@ -370,7 +423,7 @@ func (x MigrationState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationState.Descriptor instead.
 func (MigrationState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 type CheckpointState int32
@@ -427,11 +480,11 @@ func (x CheckpointState) String() string {
 }
 
 func (CheckpointState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[6].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[7].Descriptor()
 }
 
 func (CheckpointState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[6]
+	return &file_watari_v1_types_proto_enumTypes[7]
 }
 
 func (x CheckpointState) Number() protoreflect.EnumNumber {
@@ -440,7 +493,7 @@ func (x CheckpointState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CheckpointState.Descriptor instead.
 func (CheckpointState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 // CheckpointOrder is what a host is to do about a guest of a checkpoint.
@@ -486,11 +539,11 @@ func (x CheckpointOrder) String() string {
 }
 
 func (CheckpointOrder) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[7].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[8].Descriptor()
 }
 
 func (CheckpointOrder) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[7]
+	return &file_watari_v1_types_proto_enumTypes[8]
 }
 
 func (x CheckpointOrder) Number() protoreflect.EnumNumber {
@@ -499,7 +552,7 @@ func (x CheckpointOrder) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CheckpointOrder.Descriptor instead.
 func (CheckpointOrder) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 // CheckpointPhase is how far a host is with a guest of a checkpoint. It only grows.
@@ -545,11 +598,11 @@ func (x CheckpointPhase) String() string {
 }
 
 func (CheckpointPhase) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[8].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
 }
 
 func (CheckpointPhase) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[8]
+	return &file_watari_v1_types_proto_enumTypes[9]
 }
 
 func (x CheckpointPhase) Number() protoreflect.EnumNumber {
@@ -558,7 +611,7 @@ func (x CheckpointPhase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CheckpointPhase.Descriptor instead.
 func (CheckpointPhase) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 type RestoreState int32
@@ -600,11 +653,11 @@ func (x RestoreState) String() string {
 }
 
 func (RestoreState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[9].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
 }
 
 func (RestoreState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[9]
+	return &file_watari_v1_types_proto_enumTypes[10]
 }
 
 func (x RestoreState) Number() protoreflect.EnumNumber {
@@ -613,7 +666,7 @@ func (x RestoreState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RestoreState.Descriptor instead.
 func (RestoreState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 type RunState int32
@@ -661,11 +714,11 @@ func (x RunState) String() string {
 }
 
 func (RunState) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[10].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
 }
 
 func (RunState) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[10]
+	return &file_watari_v1_types_proto_enumTypes[11]
 }
 
 func (x RunState) Number() protoreflect.EnumNumber {
@@ -674,7 +727,7 @@ func (x RunState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunState.Descriptor instead.
 func (RunState) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 // Transport carries the messages of a run's ranks.
@@ -711,11 +764,11 @@ func (x Transport) String() string {
 }
 
 func (Transport) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[11].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
 }
 
 func (Transport) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[11]
+	return &file_watari_v1_types_proto_enumTypes[12]
 }
 
 func (x Transport) Number() protoreflect.EnumNumber {
@@ -724,7 +777,7 @@ func (x Transport) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Transport.Descriptor instead.
 func (Transport) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 type Role int32
@@ -760,11 +813,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[12].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[12]
+	return &file_watari_v1_types_proto_enumTypes[13]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -773,7 +826,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 type Severity int32
@@ -812,11 +865,11 @@ func (x Severity) String() string {
 }
 
 func (Severity) Descriptor() protoreflect.EnumDescriptor {
-	return file_watari_v1_types_proto_enumTypes[13].Descriptor()
+	return file_watari_v1_types_proto_enumTypes[14].Descriptor()
 }
 
 func (Severity) Type() protoreflect.EnumType {
-	return &file_watari_v1_types_proto_enumTypes[13]
+	return &file_watari_v1_types_proto_enumTypes[14]
 }
 
 func (x Severity) Number() protoreflect.EnumNumber {
@@ -825,7 +878,7 @@ func (x Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Severity.Descriptor instead.
 func (Severity) EnumDescriptor() ([]byte, []int) {
-	return file_watari_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_watari_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 // Meta is common to all stored objects.
@@ -1352,6 +1405,7 @@ type HostInfo struct {
 	// relay_port is the UDP port at which the host answers probes; those above it are for pairs of hosts between which it relays.
 	// 0: its agent cannot.
 	RelayPort     uint32 `protobuf:"varint,23,opt,name=relay_port,json=relayPort,proto3" json:"relay_port,omitempty"`
+	Leases        bool   `protobuf:"varint,24,opt,name=leases,proto3" json:"leases,omitempty"` // the host ends guests whose leases end, whatever happens to its agent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1545,6 +1599,13 @@ func (x *HostInfo) GetRelayPort() uint32 {
 		return x.RelayPort
 	}
 	return 0
+}
+
+func (x *HostInfo) GetLeases() bool {
+	if x != nil {
+		return x.Leases
+	}
+	return false
 }
 
 // Confinement says what keeps a guest's QEMU from the host.
@@ -2681,7 +2742,11 @@ type ClusterSpec struct {
 	Cpu string `protobuf:"bytes,7,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	// abstract: the guests are abstract processors. Each has one vCPU, and each host gets a number of them in proportion to its
 	// speed.
-	Abstract      bool `protobuf:"varint,8,opt,name=abstract,proto3" json:"abstract,omitempty"`
+	Abstract bool `protobuf:"varint,8,opt,name=abstract,proto3" json:"abstract,omitempty"`
+	// lease_ms: hosts end the cluster's guests when the manager has not renewed their leases for this long, so that the manager
+	// may let them run elsewhere then. 0: no leases.
+	LeaseMs       uint64     `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	OnHostLoss    OnHostLoss `protobuf:"varint,21,opt,name=on_host_loss,json=onHostLoss,proto3,enum=watari.v1.OnHostLoss" json:"on_host_loss,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2770,6 +2835,20 @@ func (x *ClusterSpec) GetAbstract() bool {
 		return x.Abstract
 	}
 	return false
+}
+
+func (x *ClusterSpec) GetLeaseMs() uint64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *ClusterSpec) GetOnHostLoss() OnHostLoss {
+	if x != nil {
+		return x.OnHostLoss
+	}
+	return OnHostLoss_ON_HOST_LOSS_UNSPECIFIED
 }
 
 // Cluster is a virtual cluster: guests that look like one MPI cluster.
@@ -2962,6 +3041,7 @@ type Guest struct {
 	StartedEpoch uint64                 `protobuf:"varint,15,opt,name=started_epoch,json=startedEpoch,proto3" json:"started_epoch,omitempty"` // under which its present copy was started; moves leave it as it is
 	Started      *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=started,proto3" json:"started,omitempty"`                                // when its present copy was given its first grant
 	Platform     *Platform              `protobuf:"bytes,17,opt,name=platform,proto3" json:"platform,omitempty"`                              // of its present copy; moves leave it as it is; unset: started by an older manager
+	LeaseMs      uint64                 `protobuf:"varint,18,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                // the cluster's; 0: none
 	// observed
 	State         GuestState `protobuf:"varint,20,opt,name=state,proto3,enum=watari.v1.GuestState" json:"state,omitempty"`
 	Message       string     `protobuf:"bytes,21,opt,name=message,proto3" json:"message,omitempty"`
@@ -3117,6 +3197,13 @@ func (x *Guest) GetPlatform() *Platform {
 		return x.Platform
 	}
 	return nil
+}
+
+func (x *Guest) GetLeaseMs() uint64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
 }
 
 func (x *Guest) GetState() GuestState {
@@ -3891,6 +3978,7 @@ type Restore struct {
 	Message       string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"` // why it failed
 	Asked         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=asked,proto3" json:"asked,omitempty"`
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ended,proto3" json:"ended,omitempty"`
+	Losses        uint32                 `protobuf:"varint,9,opt,name=losses,proto3" json:"losses,omitempty"` // guests were lost this often, one soon after the other, and the cluster went back to this checkpoint; 0: it was asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3979,6 +4067,13 @@ func (x *Restore) GetEnded() *timestamppb.Timestamp {
 		return x.Ended
 	}
 	return nil
+}
+
+func (x *Restore) GetLosses() uint32 {
+	if x != nil {
+		return x.Losses
+	}
+	return 0
 }
 
 // CheckpointObserved is a host's report of a guest of a checkpoint.
@@ -5428,7 +5523,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12 \n" +
 	"\x03cpu\x18\x03 \x01(\v2\x0e.watari.v1.CPUR\x03cpu\x12!\n" +
 	"\fqemu_version\x18\x04 \x01(\tR\vqemuVersion\x12 \n" +
-	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xc7\x06\n" +
+	"\vexplanation\x18\x05 \x01(\tR\vexplanation\"\xdf\x06\n" +
 	"\bHostInfo\x12#\n" +
 	"\ragent_version\x18\x01 \x01(\tR\fagentVersion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x12\n" +
@@ -5458,7 +5553,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"core_speed\x18\x15 \x01(\x01R\tcoreSpeed\x12\x1b\n" +
 	"\tdial_only\x18\x16 \x01(\bR\bdialOnly\x12\x1d\n" +
 	"\n" +
-	"relay_port\x18\x17 \x01(\rR\trelayPort\"w\n" +
+	"relay_port\x18\x17 \x01(\rR\trelayPort\x12\x16\n" +
+	"\x06leases\x18\x18 \x01(\bR\x06leases\"w\n" +
 	"\vConfinement\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12%\n" +
 	"\x0esecurity_model\x18\x02 \x01(\tR\rsecurityModel\x12-\n" +
@@ -5560,7 +5656,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"GuestShape\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\rR\x05vcpus\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xf0\x01\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x04R\vmemoryBytes\"\xc4\x02\n" +
 	"\vClusterSpec\x12\x16\n" +
 	"\x06guests\x18\x01 \x01(\rR\x06guests\x12+\n" +
 	"\x05shape\x18\x02 \x01(\v2\x15.watari.v1.GuestShapeR\x05shape\x12\x14\n" +
@@ -5569,7 +5665,10 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06spread\x18\x05 \x01(\x0e2\x11.watari.v1.SpreadR\x06spread\x12\x17\n" +
 	"\ano_fork\x18\x06 \x01(\bR\x06noFork\x12\x10\n" +
 	"\x03cpu\x18\a \x01(\tR\x03cpu\x12\x1a\n" +
-	"\babstract\x18\b \x01(\bR\babstract\"\xe3\x04\n" +
+	"\babstract\x18\b \x01(\bR\babstract\x12\x19\n" +
+	"\blease_ms\x18\x14 \x01(\x04R\aleaseMs\x127\n" +
+	"\fon_host_loss\x18\x15 \x01(\x0e2\x15.watari.v1.OnHostLossR\n" +
+	"onHostLoss\"\xe3\x04\n" +
 	"\aCluster\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12*\n" +
 	"\x04spec\x18\x02 \x01(\v2\x16.watari.v1.ClusterSpecR\x04spec\x12!\n" +
@@ -5587,7 +5686,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x0echeckpoint_key\x18\r \x01(\tR\rcheckpointKey\x121\n" +
 	"\x14checkpoint_recipient\x18\x10 \x01(\tR\x13checkpointRecipient\x12;\n" +
 	"\vcheckpoints\x18\x0e \x01(\v2\x19.watari.v1.CheckpointPlanR\vcheckpoints\x12,\n" +
-	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\"\xfa\x04\n" +
+	"\arestore\x18\x0f \x01(\v2\x12.watari.v1.RestoreR\arestore\"\x95\x05\n" +
 	"\x05Guest\x12#\n" +
 	"\x04meta\x18\x01 \x01(\v2\x0f.watari.v1.MetaR\x04meta\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
@@ -5607,7 +5706,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"last_epoch\x18\x0e \x01(\x04R\tlastEpoch\x12#\n" +
 	"\rstarted_epoch\x18\x0f \x01(\x04R\fstartedEpoch\x124\n" +
 	"\astarted\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12/\n" +
-	"\bplatform\x18\x11 \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12+\n" +
+	"\bplatform\x18\x11 \x01(\v2\x13.watari.v1.PlatformR\bplatform\x12\x19\n" +
+	"\blease_ms\x18\x12 \x01(\x04R\aleaseMs\x12+\n" +
 	"\x05state\x18\x14 \x01(\x0e2\x15.watari.v1.GuestStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x15 \x01(\tR\amessage\x12\x14\n" +
 	"\x05ready\x18\x16 \x01(\bR\x05ready\"\x91\x02\n" +
@@ -5687,7 +5787,7 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\bstood_ms\x18\x0f \x01(\rR\astoodMs\"I\n" +
 	"\x0eCheckpointPlan\x12#\n" +
 	"\revery_seconds\x18\x01 \x01(\rR\feverySeconds\x12\x12\n" +
-	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xa5\x02\n" +
+	"\x04keep\x18\x02 \x01(\rR\x04keep\"\xbd\x02\n" +
 	"\aRestore\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
@@ -5698,7 +5798,8 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x120\n" +
 	"\x05asked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05asked\x120\n" +
-	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x96\x02\n" +
+	"\x05ended\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x16\n" +
+	"\x06losses\x18\t \x01(\rR\x06losses\"\x96\x02\n" +
 	"\x12CheckpointObserved\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tguest_uid\x18\x02 \x01(\tR\bguestUid\x12\x14\n" +
@@ -5844,7 +5945,13 @@ const file_watari_v1_types_proto_rawDesc = "" +
 	"\x06Spread\x12\x16\n" +
 	"\x12SPREAD_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSPREAD_SITE\x10\x01\x12\x0f\n" +
-	"\vSPREAD_HOST\x10\x02*\xb5\x01\n" +
+	"\vSPREAD_HOST\x10\x02*u\n" +
+	"\n" +
+	"OnHostLoss\x12\x1c\n" +
+	"\x18ON_HOST_LOSS_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14ON_HOST_LOSS_RESTART\x10\x01\x12\x18\n" +
+	"\x14ON_HOST_LOSS_RESTORE\x10\x02\x12\x15\n" +
+	"\x11ON_HOST_LOSS_STOP\x10\x03*\xb5\x01\n" +
 	"\fClusterState\x12\x1d\n" +
 	"\x19CLUSTER_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16CLUSTER_STATE_STARTING\x10\x01\x12\x17\n" +
@@ -5939,177 +6046,179 @@ func file_watari_v1_types_proto_rawDescGZIP() []byte {
 	return file_watari_v1_types_proto_rawDescData
 }
 
-var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 14)
+var file_watari_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 15)
 var file_watari_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_watari_v1_types_proto_goTypes = []any{
 	(HostState)(0),                // 0: watari.v1.HostState
 	(AccelerationKind)(0),         // 1: watari.v1.AccelerationKind
 	(Spread)(0),                   // 2: watari.v1.Spread
-	(ClusterState)(0),             // 3: watari.v1.ClusterState
-	(GuestState)(0),               // 4: watari.v1.GuestState
-	(MigrationState)(0),           // 5: watari.v1.MigrationState
-	(CheckpointState)(0),          // 6: watari.v1.CheckpointState
-	(CheckpointOrder)(0),          // 7: watari.v1.CheckpointOrder
-	(CheckpointPhase)(0),          // 8: watari.v1.CheckpointPhase
-	(RestoreState)(0),             // 9: watari.v1.RestoreState
-	(RunState)(0),                 // 10: watari.v1.RunState
-	(Transport)(0),                // 11: watari.v1.Transport
-	(Role)(0),                     // 12: watari.v1.Role
-	(Severity)(0),                 // 13: watari.v1.Severity
-	(*Meta)(nil),                  // 14: watari.v1.Meta
-	(*NUMANode)(nil),              // 15: watari.v1.NUMANode
-	(*Acceleration)(nil),          // 16: watari.v1.Acceleration
-	(*CPU)(nil),                   // 17: watari.v1.CPU
-	(*CPUModel)(nil),              // 18: watari.v1.CPUModel
-	(*GuestSupport)(nil),          // 19: watari.v1.GuestSupport
-	(*Platform)(nil),              // 20: watari.v1.Platform
-	(*HostInfo)(nil),              // 21: watari.v1.HostInfo
-	(*Confinement)(nil),           // 22: watari.v1.Confinement
-	(*HostLoad)(nil),              // 23: watari.v1.HostLoad
-	(*HostSample)(nil),            // 24: watari.v1.HostSample
-	(*Pressure)(nil),              // 25: watari.v1.Pressure
-	(*GuestSample)(nil),           // 26: watari.v1.GuestSample
-	(*GuestTraffic)(nil),          // 27: watari.v1.GuestTraffic
-	(*OwnerActivity)(nil),         // 28: watari.v1.OwnerActivity
-	(*Host)(nil),                  // 29: watari.v1.Host
-	(*RelayedPeer)(nil),           // 30: watari.v1.RelayedPeer
-	(*Withdrawal)(nil),            // 31: watari.v1.Withdrawal
-	(*RemovedHost)(nil),           // 32: watari.v1.RemovedHost
-	(*Blob)(nil),                  // 33: watari.v1.Blob
-	(*Image)(nil),                 // 34: watari.v1.Image
-	(*GuestShape)(nil),            // 35: watari.v1.GuestShape
-	(*ClusterSpec)(nil),           // 36: watari.v1.ClusterSpec
-	(*Cluster)(nil),               // 37: watari.v1.Cluster
-	(*Guest)(nil),                 // 38: watari.v1.Guest
-	(*MigrationProgress)(nil),     // 39: watari.v1.MigrationProgress
-	(*Migration)(nil),             // 40: watari.v1.Migration
-	(*CheckpointFile)(nil),        // 41: watari.v1.CheckpointFile
-	(*CheckpointMember)(nil),      // 42: watari.v1.CheckpointMember
-	(*CheckpointRun)(nil),         // 43: watari.v1.CheckpointRun
-	(*Checkpoint)(nil),            // 44: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),        // 45: watari.v1.CheckpointPlan
-	(*Restore)(nil),               // 46: watari.v1.Restore
-	(*CheckpointObserved)(nil),    // 47: watari.v1.CheckpointObserved
-	(*Policy)(nil),                // 48: watari.v1.Policy
-	(*RunSpec)(nil),               // 49: watari.v1.RunSpec
-	(*Run)(nil),                   // 50: watari.v1.Run
-	(*Quota)(nil),                 // 51: watari.v1.Quota
-	(*User)(nil),                  // 52: watari.v1.User
-	(*Token)(nil),                 // 53: watari.v1.Token
-	(*Event)(nil),                 // 54: watari.v1.Event
-	(*KeptConsole)(nil),           // 55: watari.v1.KeptConsole
-	(*Term)(nil),                  // 56: watari.v1.Term
-	(*Stamp)(nil),                 // 57: watari.v1.Stamp
-	(*ShownStamp)(nil),            // 58: watari.v1.ShownStamp
-	(*Hold)(nil),                  // 59: watari.v1.Hold
-	(*VouchedHost)(nil),           // 60: watari.v1.VouchedHost
-	(*ClusterFacts)(nil),          // 61: watari.v1.ClusterFacts
-	(*GuestFacts)(nil),            // 62: watari.v1.GuestFacts
-	nil,                           // 63: watari.v1.RunSpec.EnvEntry
-	nil,                           // 64: watari.v1.Run.StartedEpochsEntry
-	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
+	(OnHostLoss)(0),               // 3: watari.v1.OnHostLoss
+	(ClusterState)(0),             // 4: watari.v1.ClusterState
+	(GuestState)(0),               // 5: watari.v1.GuestState
+	(MigrationState)(0),           // 6: watari.v1.MigrationState
+	(CheckpointState)(0),          // 7: watari.v1.CheckpointState
+	(CheckpointOrder)(0),          // 8: watari.v1.CheckpointOrder
+	(CheckpointPhase)(0),          // 9: watari.v1.CheckpointPhase
+	(RestoreState)(0),             // 10: watari.v1.RestoreState
+	(RunState)(0),                 // 11: watari.v1.RunState
+	(Transport)(0),                // 12: watari.v1.Transport
+	(Role)(0),                     // 13: watari.v1.Role
+	(Severity)(0),                 // 14: watari.v1.Severity
+	(*Meta)(nil),                  // 15: watari.v1.Meta
+	(*NUMANode)(nil),              // 16: watari.v1.NUMANode
+	(*Acceleration)(nil),          // 17: watari.v1.Acceleration
+	(*CPU)(nil),                   // 18: watari.v1.CPU
+	(*CPUModel)(nil),              // 19: watari.v1.CPUModel
+	(*GuestSupport)(nil),          // 20: watari.v1.GuestSupport
+	(*Platform)(nil),              // 21: watari.v1.Platform
+	(*HostInfo)(nil),              // 22: watari.v1.HostInfo
+	(*Confinement)(nil),           // 23: watari.v1.Confinement
+	(*HostLoad)(nil),              // 24: watari.v1.HostLoad
+	(*HostSample)(nil),            // 25: watari.v1.HostSample
+	(*Pressure)(nil),              // 26: watari.v1.Pressure
+	(*GuestSample)(nil),           // 27: watari.v1.GuestSample
+	(*GuestTraffic)(nil),          // 28: watari.v1.GuestTraffic
+	(*OwnerActivity)(nil),         // 29: watari.v1.OwnerActivity
+	(*Host)(nil),                  // 30: watari.v1.Host
+	(*RelayedPeer)(nil),           // 31: watari.v1.RelayedPeer
+	(*Withdrawal)(nil),            // 32: watari.v1.Withdrawal
+	(*RemovedHost)(nil),           // 33: watari.v1.RemovedHost
+	(*Blob)(nil),                  // 34: watari.v1.Blob
+	(*Image)(nil),                 // 35: watari.v1.Image
+	(*GuestShape)(nil),            // 36: watari.v1.GuestShape
+	(*ClusterSpec)(nil),           // 37: watari.v1.ClusterSpec
+	(*Cluster)(nil),               // 38: watari.v1.Cluster
+	(*Guest)(nil),                 // 39: watari.v1.Guest
+	(*MigrationProgress)(nil),     // 40: watari.v1.MigrationProgress
+	(*Migration)(nil),             // 41: watari.v1.Migration
+	(*CheckpointFile)(nil),        // 42: watari.v1.CheckpointFile
+	(*CheckpointMember)(nil),      // 43: watari.v1.CheckpointMember
+	(*CheckpointRun)(nil),         // 44: watari.v1.CheckpointRun
+	(*Checkpoint)(nil),            // 45: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),        // 46: watari.v1.CheckpointPlan
+	(*Restore)(nil),               // 47: watari.v1.Restore
+	(*CheckpointObserved)(nil),    // 48: watari.v1.CheckpointObserved
+	(*Policy)(nil),                // 49: watari.v1.Policy
+	(*RunSpec)(nil),               // 50: watari.v1.RunSpec
+	(*Run)(nil),                   // 51: watari.v1.Run
+	(*Quota)(nil),                 // 52: watari.v1.Quota
+	(*User)(nil),                  // 53: watari.v1.User
+	(*Token)(nil),                 // 54: watari.v1.Token
+	(*Event)(nil),                 // 55: watari.v1.Event
+	(*KeptConsole)(nil),           // 56: watari.v1.KeptConsole
+	(*Term)(nil),                  // 57: watari.v1.Term
+	(*Stamp)(nil),                 // 58: watari.v1.Stamp
+	(*ShownStamp)(nil),            // 59: watari.v1.ShownStamp
+	(*Hold)(nil),                  // 60: watari.v1.Hold
+	(*VouchedHost)(nil),           // 61: watari.v1.VouchedHost
+	(*ClusterFacts)(nil),          // 62: watari.v1.ClusterFacts
+	(*GuestFacts)(nil),            // 63: watari.v1.GuestFacts
+	nil,                           // 64: watari.v1.RunSpec.EnvEntry
+	nil,                           // 65: watari.v1.Run.StartedEpochsEntry
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
 }
 var file_watari_v1_types_proto_depIdxs = []int32{
-	65, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
-	65, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
+	66, // 0: watari.v1.Meta.created:type_name -> google.protobuf.Timestamp
+	66, // 1: watari.v1.Meta.deleting:type_name -> google.protobuf.Timestamp
 	1,  // 2: watari.v1.Acceleration.kind:type_name -> watari.v1.AccelerationKind
-	17, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
-	18, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
+	18, // 3: watari.v1.GuestSupport.cpu:type_name -> watari.v1.CPU
+	19, // 4: watari.v1.GuestSupport.models:type_name -> watari.v1.CPUModel
 	1,  // 5: watari.v1.Platform.acceleration:type_name -> watari.v1.AccelerationKind
-	17, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
-	15, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
-	16, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
-	22, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
-	19, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
-	65, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
-	65, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
-	25, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
-	25, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
-	25, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
-	26, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
-	28, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
-	27, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
-	14, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
-	21, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
-	31, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
-	30, // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
+	18, // 6: watari.v1.Platform.cpu:type_name -> watari.v1.CPU
+	16, // 7: watari.v1.HostInfo.numa_nodes:type_name -> watari.v1.NUMANode
+	17, // 8: watari.v1.HostInfo.acceleration:type_name -> watari.v1.Acceleration
+	23, // 9: watari.v1.HostInfo.confinement:type_name -> watari.v1.Confinement
+	20, // 10: watari.v1.HostInfo.guest_support:type_name -> watari.v1.GuestSupport
+	66, // 11: watari.v1.HostLoad.at:type_name -> google.protobuf.Timestamp
+	66, // 12: watari.v1.HostSample.at:type_name -> google.protobuf.Timestamp
+	26, // 13: watari.v1.HostSample.cpu_pressure:type_name -> watari.v1.Pressure
+	26, // 14: watari.v1.HostSample.memory_pressure:type_name -> watari.v1.Pressure
+	26, // 15: watari.v1.HostSample.io_pressure:type_name -> watari.v1.Pressure
+	27, // 16: watari.v1.HostSample.guests:type_name -> watari.v1.GuestSample
+	29, // 17: watari.v1.HostSample.owner:type_name -> watari.v1.OwnerActivity
+	28, // 18: watari.v1.GuestSample.peers:type_name -> watari.v1.GuestTraffic
+	15, // 19: watari.v1.Host.meta:type_name -> watari.v1.Meta
+	22, // 20: watari.v1.Host.info:type_name -> watari.v1.HostInfo
+	32, // 21: watari.v1.Host.withdrawn:type_name -> watari.v1.Withdrawal
+	31, // 22: watari.v1.Host.relayed:type_name -> watari.v1.RelayedPeer
 	0,  // 23: watari.v1.Host.state:type_name -> watari.v1.HostState
-	23, // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
-	65, // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
-	24, // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
-	65, // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
-	65, // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
-	14, // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
-	14, // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
-	33, // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
-	33, // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
-	33, // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
-	35, // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
+	24, // 24: watari.v1.Host.load:type_name -> watari.v1.HostLoad
+	66, // 25: watari.v1.Host.last_seen:type_name -> google.protobuf.Timestamp
+	25, // 26: watari.v1.Host.sample:type_name -> watari.v1.HostSample
+	66, // 27: watari.v1.RelayedPeer.since:type_name -> google.protobuf.Timestamp
+	66, // 28: watari.v1.Withdrawal.since:type_name -> google.protobuf.Timestamp
+	15, // 29: watari.v1.RemovedHost.meta:type_name -> watari.v1.Meta
+	15, // 30: watari.v1.Image.meta:type_name -> watari.v1.Meta
+	34, // 31: watari.v1.Image.kernel:type_name -> watari.v1.Blob
+	34, // 32: watari.v1.Image.initrd:type_name -> watari.v1.Blob
+	34, // 33: watari.v1.Image.root:type_name -> watari.v1.Blob
+	36, // 34: watari.v1.ClusterSpec.shape:type_name -> watari.v1.GuestShape
 	2,  // 35: watari.v1.ClusterSpec.spread:type_name -> watari.v1.Spread
-	14, // 36: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
-	36, // 37: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
-	20, // 38: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
-	3,  // 39: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
-	45, // 40: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
-	46, // 41: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
-	14, // 42: watari.v1.Guest.meta:type_name -> watari.v1.Meta
-	35, // 43: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
-	65, // 44: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
-	20, // 45: watari.v1.Guest.platform:type_name -> watari.v1.Platform
-	4,  // 46: watari.v1.Guest.state:type_name -> watari.v1.GuestState
-	14, // 47: watari.v1.Migration.meta:type_name -> watari.v1.Meta
-	5,  // 48: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
-	39, // 49: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
-	65, // 50: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
-	65, // 51: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
-	65, // 52: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
-	33, // 53: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
-	41, // 54: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
-	20, // 55: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
-	14, // 56: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
-	6,  // 57: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
-	42, // 58: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
-	65, // 59: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
-	65, // 60: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
-	65, // 61: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
-	43, // 62: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
-	9,  // 63: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
-	65, // 64: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
-	65, // 65: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
-	8,  // 66: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
-	41, // 67: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
-	14, // 68: watari.v1.Policy.meta:type_name -> watari.v1.Meta
-	63, // 69: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
-	11, // 70: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
-	14, // 71: watari.v1.Run.meta:type_name -> watari.v1.Meta
-	49, // 72: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
-	10, // 73: watari.v1.Run.state:type_name -> watari.v1.RunState
-	65, // 74: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
-	65, // 75: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
-	64, // 76: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
-	14, // 77: watari.v1.User.meta:type_name -> watari.v1.Meta
-	12, // 78: watari.v1.User.role:type_name -> watari.v1.Role
-	51, // 79: watari.v1.User.quota:type_name -> watari.v1.Quota
-	14, // 80: watari.v1.Token.meta:type_name -> watari.v1.Meta
-	65, // 81: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	65, // 82: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
-	13, // 83: watari.v1.Event.severity:type_name -> watari.v1.Severity
-	65, // 84: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
-	65, // 85: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
-	57, // 86: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
-	14, // 87: watari.v1.Hold.meta:type_name -> watari.v1.Meta
-	58, // 88: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
-	58, // 89: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
-	60, // 90: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
-	36, // 91: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
-	61, // 92: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
-	35, // 93: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
-	20, // 94: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
-	95, // [95:95] is the sub-list for method output_type
-	95, // [95:95] is the sub-list for method input_type
-	95, // [95:95] is the sub-list for extension type_name
-	95, // [95:95] is the sub-list for extension extendee
-	0,  // [0:95] is the sub-list for field type_name
+	3,  // 36: watari.v1.ClusterSpec.on_host_loss:type_name -> watari.v1.OnHostLoss
+	15, // 37: watari.v1.Cluster.meta:type_name -> watari.v1.Meta
+	37, // 38: watari.v1.Cluster.spec:type_name -> watari.v1.ClusterSpec
+	21, // 39: watari.v1.Cluster.platforms:type_name -> watari.v1.Platform
+	4,  // 40: watari.v1.Cluster.state:type_name -> watari.v1.ClusterState
+	46, // 41: watari.v1.Cluster.checkpoints:type_name -> watari.v1.CheckpointPlan
+	47, // 42: watari.v1.Cluster.restore:type_name -> watari.v1.Restore
+	15, // 43: watari.v1.Guest.meta:type_name -> watari.v1.Meta
+	36, // 44: watari.v1.Guest.shape:type_name -> watari.v1.GuestShape
+	66, // 45: watari.v1.Guest.started:type_name -> google.protobuf.Timestamp
+	21, // 46: watari.v1.Guest.platform:type_name -> watari.v1.Platform
+	5,  // 47: watari.v1.Guest.state:type_name -> watari.v1.GuestState
+	15, // 48: watari.v1.Migration.meta:type_name -> watari.v1.Meta
+	6,  // 49: watari.v1.Migration.state:type_name -> watari.v1.MigrationState
+	40, // 50: watari.v1.Migration.progress:type_name -> watari.v1.MigrationProgress
+	66, // 51: watari.v1.Migration.started:type_name -> google.protobuf.Timestamp
+	66, // 52: watari.v1.Migration.switched:type_name -> google.protobuf.Timestamp
+	66, // 53: watari.v1.Migration.ended:type_name -> google.protobuf.Timestamp
+	34, // 54: watari.v1.CheckpointFile.blob:type_name -> watari.v1.Blob
+	42, // 55: watari.v1.CheckpointMember.file:type_name -> watari.v1.CheckpointFile
+	21, // 56: watari.v1.CheckpointMember.platform:type_name -> watari.v1.Platform
+	15, // 57: watari.v1.Checkpoint.meta:type_name -> watari.v1.Meta
+	7,  // 58: watari.v1.Checkpoint.state:type_name -> watari.v1.CheckpointState
+	43, // 59: watari.v1.Checkpoint.members:type_name -> watari.v1.CheckpointMember
+	66, // 60: watari.v1.Checkpoint.started:type_name -> google.protobuf.Timestamp
+	66, // 61: watari.v1.Checkpoint.taken:type_name -> google.protobuf.Timestamp
+	66, // 62: watari.v1.Checkpoint.ended:type_name -> google.protobuf.Timestamp
+	44, // 63: watari.v1.Checkpoint.runs:type_name -> watari.v1.CheckpointRun
+	10, // 64: watari.v1.Restore.state:type_name -> watari.v1.RestoreState
+	66, // 65: watari.v1.Restore.asked:type_name -> google.protobuf.Timestamp
+	66, // 66: watari.v1.Restore.ended:type_name -> google.protobuf.Timestamp
+	9,  // 67: watari.v1.CheckpointObserved.phase:type_name -> watari.v1.CheckpointPhase
+	42, // 68: watari.v1.CheckpointObserved.file:type_name -> watari.v1.CheckpointFile
+	15, // 69: watari.v1.Policy.meta:type_name -> watari.v1.Meta
+	64, // 70: watari.v1.RunSpec.env:type_name -> watari.v1.RunSpec.EnvEntry
+	12, // 71: watari.v1.RunSpec.transport:type_name -> watari.v1.Transport
+	15, // 72: watari.v1.Run.meta:type_name -> watari.v1.Meta
+	50, // 73: watari.v1.Run.spec:type_name -> watari.v1.RunSpec
+	11, // 74: watari.v1.Run.state:type_name -> watari.v1.RunState
+	66, // 75: watari.v1.Run.started:type_name -> google.protobuf.Timestamp
+	66, // 76: watari.v1.Run.ended:type_name -> google.protobuf.Timestamp
+	65, // 77: watari.v1.Run.started_epochs:type_name -> watari.v1.Run.StartedEpochsEntry
+	15, // 78: watari.v1.User.meta:type_name -> watari.v1.Meta
+	13, // 79: watari.v1.User.role:type_name -> watari.v1.Role
+	52, // 80: watari.v1.User.quota:type_name -> watari.v1.Quota
+	15, // 81: watari.v1.Token.meta:type_name -> watari.v1.Meta
+	66, // 82: watari.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	66, // 83: watari.v1.Event.at:type_name -> google.protobuf.Timestamp
+	14, // 84: watari.v1.Event.severity:type_name -> watari.v1.Severity
+	66, // 85: watari.v1.KeptConsole.began:type_name -> google.protobuf.Timestamp
+	66, // 86: watari.v1.KeptConsole.ended:type_name -> google.protobuf.Timestamp
+	58, // 87: watari.v1.ShownStamp.stamp:type_name -> watari.v1.Stamp
+	15, // 88: watari.v1.Hold.meta:type_name -> watari.v1.Meta
+	59, // 89: watari.v1.Hold.evidence:type_name -> watari.v1.ShownStamp
+	59, // 90: watari.v1.Hold.answered:type_name -> watari.v1.ShownStamp
+	61, // 91: watari.v1.Hold.vouched:type_name -> watari.v1.VouchedHost
+	37, // 92: watari.v1.ClusterFacts.spec:type_name -> watari.v1.ClusterSpec
+	62, // 93: watari.v1.GuestFacts.cluster:type_name -> watari.v1.ClusterFacts
+	36, // 94: watari.v1.GuestFacts.shape:type_name -> watari.v1.GuestShape
+	21, // 95: watari.v1.GuestFacts.platform:type_name -> watari.v1.Platform
+	96, // [96:96] is the sub-list for method output_type
+	96, // [96:96] is the sub-list for method input_type
+	96, // [96:96] is the sub-list for extension type_name
+	96, // [96:96] is the sub-list for extension extendee
+	0,  // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_types_proto_init() }
@@ -6123,7 +6232,7 @@ func file_watari_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_types_proto_rawDesc), len(file_watari_v1_types_proto_rawDesc)),
-			NumEnums:      14,
+			NumEnums:      15,
 			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,

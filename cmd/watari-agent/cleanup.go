@@ -62,6 +62,7 @@ func cleanup(args []string) error {
 	if err := removeNetwork(o); err != nil {
 		return err
 	}
+	_, _ = newWatchdog(o, "").Keep(nil) // then it ends
 	os.RemoveAll(filepath.Join(o.run, "guests"))
 	os.RemoveAll(filepath.Join(o.run, "tunnel"))
 	return nil

@@ -34,6 +34,8 @@ func run(args []string) error {
 			return overlay.RunWireGuard(args[1:])
 		case "hold": // started by the agent itself for a checkpoint
 			return runHold(args[1:])
+		case "watchdog": // started by the agent itself for guests with leases
+			return runWatchdog(args[1:])
 		case "cleanup":
 			if err := cleanup(args[1:]); !errors.Is(err, flag.ErrHelp) {
 				return err

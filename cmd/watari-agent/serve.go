@@ -34,7 +34,7 @@ import (
 
 func serve(ctx context.Context, o options) error {
 	log := slog.Default()
-	info := &v1.HostInfo{AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent, DialOnly: o.dialOnly,
+	info := &v1.HostInfo{Leases: true, AgentVersion: version.Version, Site: o.site, LanAddress: o.lanAddress, Lent: o.lent, DialOnly: o.dialOnly,
 		TunnelPort: uint32(o.tunnelPort), WireguardPort: uint32(o.wireguardPort),
 		GuestSupport: &v1.GuestSupport{}} // filled in when libvirt has answered
 	reader := &load.Reader{Root: "/", Disk: o.state, Cgroup: o.cgroup, Memory: o.memory << 20}
@@ -106,7 +106,7 @@ func serve(ctx context.Context, o options) error {
 	a, err = agent.New(ctx, agent.Config{Name: o.name, StateDir: o.state, RunDir: o.run, Log: log, Info: info, Authority: link.PEM().CA,
 		Load: reader.Sample, Samples: usage.Latest, FreeMemory: reader.MemoryAvailable, Processes: new(qemuprocesses.Finder).Find, AllowUnconfined: o.unconfined,
 		Hypervisor: libvirt, Network: network, Images: images{store}, Tunnels: tunnels{peers}, Limiter: throttle.New(), Dial: dialGuest,
-		Saver: saver{libvirt, o.libvirt, self}})
+		Saver: saver{libvirt, o.libvirt, self}, Watchdog: newWatchdog(o, self)})
 	if err != nil {
 		return err
 	}

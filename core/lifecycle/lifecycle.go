@@ -34,6 +34,8 @@ type Host struct {
 	Dead bool
 	// Fenced: an administrator has vouched that the host is off. It is also dead.
 	Fenced bool
+	// LeaseOver: the copy's lease has ended, so its host has ended the copy.
+	LeaseOver bool
 	// Current: the host has made its report under the present orders.
 	Current bool
 	// Bound: its agent has taken orders of this manager's term, so it refuses orders of earlier managers.
@@ -105,6 +107,8 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 		return true, fmt.Sprintf("host %s was removed as lost", g.Host)
 	case h.Dead:
 		return true, fmt.Sprintf("host %s has rebooted", g.Host)
+	case h.LeaseOver:
+		return true, fmt.Sprintf("host %s was out of reach until the guest's lease ended", g.Host)
 	}
 	if h.Guest == nil || h.Guest.Epoch != g.Epoch || h.Guest.Process {
 		return false, "" // a report with a process proves no end, even if the host has disconnected since
@@ -142,7 +146,7 @@ func release(g *v1.Guest, h Host, why string, deleting bool) Decision {
 	}
 	restarts := Restarts(g, h.Lived)
 	// The death of a host is not the guest's fault.
-	if h.Exists && !h.Dead && restarts > MaxRestarts {
+	if h.Exists && !h.Dead && !h.LeaseOver && restarts > MaxRestarts {
 		return Decision{Act: Fail, Message: fmt.Sprintf("%s; given up after %d starts; watari guest start %s tries again", why, restarts, g.Meta.GetName())}
 	}
 	return Decision{Act: Release, Message: why, Restarts: restarts, Avoid: failed}

@@ -60,6 +60,7 @@ type Controller struct {
 	identities map[identityKey]*v1.Identity
 	runners    map[string]*runner // by the run's uid
 	rests      map[string]rest    // by the change's key
+	leases     *leases
 	driving    sync.WaitGroup
 	changed    chan struct{} // holds a token when a runner has something to tell
 }
@@ -88,11 +89,13 @@ func Run(ctx context.Context, d Deps) error {
 		d.Log = slog.Default()
 	}
 	c := &Controller{Deps: d, identities: map[identityKey]*v1.Identity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
+	c.leases = newLeases(c.Deps)
 	c.core = core.New(core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify})
 	ctx, stop := context.WithCancel(ctx)
 	// Wait for the runners: if this process leads again, a run with two runners would have its output written twice.
 	defer c.driving.Wait()
 	defer stop()
+	c.driving.Go(func() { c.leases.run(ctx) })
 	changes := d.Store.Subscribe(ctx)
 	timer := time.NewTimer(0)
 	for {
@@ -133,7 +136,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 	if held, err := c.held(ctx, s, reports); held || err != nil {
 		return time.Now().Add(heldPass), err
 	}
-	w := core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Now: time.Now()}
+	w := core.World{Objects: s, Reports: reports, Runs: c.runsSeen(), Leases: c.leases.see(s), Now: time.Now()}
 	if c.Signals != nil {
 		w.Signals = c.Signals(w.Now)
 	}

@@ -21,7 +21,7 @@ func TestAHostThatIsRemovedMeanwhileGetsNoGuest(t *testing.T) {
 	removed := proto.CloneOf(seen.Hosts["a1"])
 	removed.Meta.Deleting = timestamppb.Now()
 	f.txn(store.Update(removed))
-	c := &Controller{Deps: Deps{Store: f.store, Sessions: f.hosts, Log: slog.New(slog.DiscardHandler)}, changed: make(chan struct{}, 1)}
+	c := &Controller{Deps: Deps{Store: f.store, Sessions: f.hosts, Log: slog.New(slog.DiscardHandler)}, leases: newLeases(Deps{}), changed: make(chan struct{}, 1)}
 	c.core = core.New(core.Config{Began: time.Now(), Identify: c.identify})
 	if _, err := c.decide(t.Context(), seen); err != nil {
 		t.Fatal(err)

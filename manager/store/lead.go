@@ -122,6 +122,20 @@ func (s *Store) beginTerm(ctx context.Context, name string, conditions ...client
 	}
 }
 
+// Confirm returns nil if this process leads: no other process has begun to lead before this call. It fails with ErrNotLeader if one
+// has. What etcd answers is agreed upon by most of its members, so a process that is cut off from them learns nothing.
+func (s *Store) Confirm(ctx context.Context) error {
+	led := s.fence()
+	got, err := s.client.Get(ctx, termKey, clientv3.WithKeysOnly())
+	switch {
+	case err != nil:
+		return fmt.Errorf("make sure that this manager leads: %w", err)
+	case led == 0 || len(got.Kvs) == 0 || got.Kvs[0].ModRevision != led:
+		return ErrNotLeader
+	}
+	return nil
+}
+
 // fence returns the revision that the term record must have for this process to write. 0: the process never led, and
 // its writes are not fenced.
 func (s *Store) fence() int64 {

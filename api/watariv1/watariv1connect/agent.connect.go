@@ -46,6 +46,9 @@ const (
 	// AgentServiceListConsolesProcedure is the fully-qualified name of the AgentService's ListConsoles
 	// RPC.
 	AgentServiceListConsolesProcedure = "/watari.v1.AgentService/ListConsoles"
+	// AgentServiceRenewLeasesProcedure is the fully-qualified name of the AgentService's RenewLeases
+	// RPC.
+	AgentServiceRenewLeasesProcedure = "/watari.v1.AgentService/RenewLeases"
 )
 
 // AgentServiceClient is a client for the watari.v1.AgentService service.
@@ -60,6 +63,8 @@ type AgentServiceClient interface {
 	Samples(context.Context, *connect.Request[watariv1.SamplesRequest]) (*connect.ServerStreamForClient[watariv1.HostSample], error)
 	// ListConsoles lists the consoles that the host keeps of a guest's epochs that ended here, oldest first.
 	ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error)
+	// RenewLeases renews leases of guests on the host, and returns the host's time, from which the next renewal counts.
+	RenewLeases(context.Context, *connect.Request[watariv1.RenewLeasesRequest]) (*connect.Response[watariv1.RenewLeasesResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the watari.v1.AgentService service. By default, it
@@ -97,6 +102,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("ListConsoles")),
 			connect.WithClientOptions(opts...),
 		),
+		renewLeases: connect.NewClient[watariv1.RenewLeasesRequest, watariv1.RenewLeasesResponse](
+			httpClient,
+			baseURL+AgentServiceRenewLeasesProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RenewLeases")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -106,6 +117,7 @@ type agentServiceClient struct {
 	console      *connect.Client[watariv1.ConsoleRequest, watariv1.ConsoleResponse]
 	samples      *connect.Client[watariv1.SamplesRequest, watariv1.HostSample]
 	listConsoles *connect.Client[watariv1.ListConsolesRequest, watariv1.ListConsolesResponse]
+	renewLeases  *connect.Client[watariv1.RenewLeasesRequest, watariv1.RenewLeasesResponse]
 }
 
 // Sync calls watari.v1.AgentService.Sync.
@@ -128,6 +140,11 @@ func (c *agentServiceClient) ListConsoles(ctx context.Context, req *connect.Requ
 	return c.listConsoles.CallUnary(ctx, req)
 }
 
+// RenewLeases calls watari.v1.AgentService.RenewLeases.
+func (c *agentServiceClient) RenewLeases(ctx context.Context, req *connect.Request[watariv1.RenewLeasesRequest]) (*connect.Response[watariv1.RenewLeasesResponse], error) {
+	return c.renewLeases.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the watari.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Sync: the manager sends the host's complete orders at first, and what has changed after each change. The agent sends its
@@ -140,6 +157,8 @@ type AgentServiceHandler interface {
 	Samples(context.Context, *connect.Request[watariv1.SamplesRequest], *connect.ServerStream[watariv1.HostSample]) error
 	// ListConsoles lists the consoles that the host keeps of a guest's epochs that ended here, oldest first.
 	ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error)
+	// RenewLeases renews leases of guests on the host, and returns the host's time, from which the next renewal counts.
+	RenewLeases(context.Context, *connect.Request[watariv1.RenewLeasesRequest]) (*connect.Response[watariv1.RenewLeasesResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -173,6 +192,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("ListConsoles")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceRenewLeasesHandler := connect.NewUnaryHandler(
+		AgentServiceRenewLeasesProcedure,
+		svc.RenewLeases,
+		connect.WithSchema(agentServiceMethods.ByName("RenewLeases")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/watari.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceSyncProcedure:
@@ -183,6 +208,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceSamplesHandler.ServeHTTP(w, r)
 		case AgentServiceListConsolesProcedure:
 			agentServiceListConsolesHandler.ServeHTTP(w, r)
+		case AgentServiceRenewLeasesProcedure:
+			agentServiceRenewLeasesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -206,4 +233,8 @@ func (UnimplementedAgentServiceHandler) Samples(context.Context, *connect.Reques
 
 func (UnimplementedAgentServiceHandler) ListConsoles(context.Context, *connect.Request[watariv1.ListConsolesRequest]) (*connect.Response[watariv1.ListConsolesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.AgentService.ListConsoles is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RenewLeases(context.Context, *connect.Request[watariv1.RenewLeasesRequest]) (*connect.Response[watariv1.RenewLeasesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.AgentService.RenewLeases is not implemented"))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -21,6 +22,8 @@ type createFlags struct {
 	memory, image, spread string
 	cpu                   string
 	sites                 []string
+	lease                 time.Duration
+	onHostLoss            string
 	noFork, wait          bool
 }
 
@@ -36,6 +39,13 @@ func newCreate(env *cli.Env) *cobra.Command {
 			"With --abstract, the guests are abstract processors: each has one virtual CPU, and each host gets a number of them in " +
 			"proportion to its speed, as measured, so that equal parts of a program end at the same time. Guests move when the hosts, or " +
 			"what is free of them, have changed for a while.\n\n" +
+			"With --lease, a guest runs only while its host hears from the manager: when the manager has not renewed the lease for that long, the " +
+			"host ends the guest, even if the host's agent is dead. So the manager knows when a host is lost that its guests there no longer " +
+			"run, and does what --on-host-loss says without waiting for a person. Without a lease, guests on a host that is out of reach run on, " +
+			"and nothing is started in their place. The manager must not be away for longer than the lease, either.\n\n" +
+			"--on-host-loss says what becomes of the cluster when a guest ends that should run. restart: that guest is started anew, and the " +
+			"programs that ran in it have failed. restore: all guests go back to the latest checkpoint (`watari checkpoint create --every`), " +
+			"and runs go on from there. stop: all guests are stopped.\n\n" +
 			"A guest keeps the CPU that it was started with, and moves only to hosts that provide all features of it. With " +
 			"--cpu baseline, the CPU has the features that all hosts with CPUs of the same vendor have in common when the cluster is " +
 			"created (of the hosts at the given sites), so a guest can move to each of them. With --cpu host, it has all " +
@@ -43,7 +53,8 @@ func newCreate(env *cli.Env) *cobra.Command {
 			"hosts that support this model. `watari cluster show` shows what was chosen and what was left out.",
 		Example: "  watari cluster create md --guests 4 --memory 512M --image mpi --wait\n" +
 			"  watari cluster create md --guests 8 --image mpi --site berlin --site kyoto --spread site\n" +
-			"  watari cluster create md --abstract 16 --memory 512M --image mpi",
+			"  watari cluster create md --abstract 16 --memory 512M --image mpi\n" +
+			"  watari cluster create md --guests 4 --image mpi --lease 60s --on-host-loss restore",
 		Args: cli.Args("CLUSTER"),
 	}
 	f := command.Flags()
@@ -67,12 +78,15 @@ func newCreate(env *cli.Env) *cobra.Command {
 	f.StringSliceVar(&flags.sites, "site", nil, "site to use, may be repeated (default: any)")
 	f.StringVar(&flags.spread, "spread", "", "spread the guests evenly over: site, host")
 	f.StringVar(&flags.cpu, "cpu", "baseline", "the guests' CPU: baseline, host, or a named libvirt model such as EPYC-Rome")
+	f.DurationVar(&flags.lease, "lease", 0, "end guests whose host does not hear from the manager for this long, such as 60s; 0: they run on")
+	f.StringVar(&flags.onHostLoss, "on-host-loss", "restart", "what to do when a guest is lost: restart, restore, stop")
 	f.BoolVar(&flags.noFork, "no-fork", false, "boot each guest instead of forking it from a booted template")
 	f.BoolVarP(&flags.wait, "wait", "w", false, "wait until every guest is ready")
 	command.ValidArgsFunction = cobra.NoFileCompletions
 	env.CompleteFlag(command, "image", cli.Images)
 	env.CompleteFlag(command, "site", cli.Sites)
 	env.CompleteFlag(command, "spread", cli.Words("site", "host"))
+	env.CompleteFlag(command, "on-host-loss", cli.Words("restart", "restore", "stop"))
 	env.CompleteFlag(command, "cpu", cli.Words("baseline", "host"))
 	return command
 }
@@ -84,7 +98,13 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 		return nil, cli.Usagef("--memory: %v", err)
 	}
 	spread, ok := map[string]v1.Spread{"": v1.Spread_SPREAD_UNSPECIFIED, "site": v1.Spread_SPREAD_SITE, "host": v1.Spread_SPREAD_HOST}[f.spread]
+	loss, known := map[string]v1.OnHostLoss{"restart": v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED, "restore": v1.OnHostLoss_ON_HOST_LOSS_RESTORE,
+		"stop": v1.OnHostLoss_ON_HOST_LOSS_STOP}[f.onHostLoss]
 	switch {
+	case !known:
+		return nil, cli.Usagef("--on-host-loss %q: use restart, restore or stop", f.onHostLoss)
+	case f.lease < 0 || f.lease%time.Millisecond != 0:
+		return nil, cli.Usagef("--lease %s: give a time such as 60s", f.lease)
 	case !ok:
 		return nil, cli.Usagef("--spread %q: use site or host", f.spread)
 	case f.image == "":
@@ -103,7 +123,7 @@ func (f createFlags) spec() (*v1.ClusterSpec, error) {
 	}
 	return &v1.ClusterSpec{
 		Guests: cmp.Or(f.abstract, f.guests), Abstract: f.abstract > 0, Shape: &v1.GuestShape{Vcpus: f.vcpus, MemoryBytes: memory},
-		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu,
+		Image: f.image, Sites: f.sites, Spread: spread, NoFork: f.noFork, Cpu: cpu, LeaseMs: uint64(f.lease.Milliseconds()), OnHostLoss: loss,
 	}, nil
 }
 

@@ -85,11 +85,32 @@ func describe(w io.Writer, env *cli.Env, c *v1.Cluster) {
 		[2]string{"start", start},
 		[2]string{"CPU", cpu(c)},
 		[2]string{"network", fmt.Sprintf("%s, MTU %d", c.GetPrefix(), c.GetMtu())},
+		[2]string{"lease", lease(spec)},
+		[2]string{"on host loss", onHostLoss(spec)},
 		[2]string{"checkpoints", plan(c.GetCheckpoints())},
 		[2]string{"restored", restored(env, c.GetRestore())},
 		[2]string{"owner", c.GetMeta().GetOwner()},
 		[2]string{"age", output.Age(env.Now(), c.GetMeta().GetCreated())},
 	)
+}
+
+// lease says how long guests run without the manager; empty: for any time.
+func lease(spec *v1.ClusterSpec) string {
+	if spec.GetLeaseMs() == 0 {
+		return ""
+	}
+	return output.Short(time.Duration(spec.GetLeaseMs())*time.Millisecond) + ": guests end when their hosts do not hear from the manager for so long"
+}
+
+// onHostLoss says what becomes of the cluster when a guest is lost; empty: as usual.
+func onHostLoss(spec *v1.ClusterSpec) string {
+	switch spec.GetOnHostLoss() {
+	case v1.OnHostLoss_ON_HOST_LOSS_RESTORE:
+		return "all guests go back to the latest checkpoint"
+	case v1.OnHostLoss_ON_HOST_LOSS_STOP:
+		return "all guests are stopped"
+	}
+	return ""
 }
 
 // plan says when checkpoints are made unasked; empty: never.

@@ -1,0 +1,116 @@
+package agent
+
+// leases.go - guests with leases: the manager's renewals, and the watchdog that ends guests even if this agent cannot.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"watari/agent/machine"
+	v1 "watari/api/watariv1"
+)
+
+// Watchdog ends guests whose leases end; *watchdog.Client is one.
+type Watchdog interface {
+	// Keep tells it all guests with leases, and until when each may run, by the host's clock. After nil it ends each of them then, even
+	// if this process dies. unguarded says which of them would outlive the watchdog's own death, and why.
+	Keep(guests map[string]time.Duration) (unguarded map[string]string, err error)
+	// Kept returns what an earlier agent has told it.
+	Kept() map[string]time.Duration
+}
+
+// leaseKeeper passes leases on to the watchdog.
+type leaseKeeper struct {
+	agent    *Agent
+	watchdog Watchdog             // nil: guests with leases are not taken
+	clock    func() time.Duration // since the host's boot
+
+	telling sync.Mutex // one call of the watchdog after the other, each with newer leases
+	told    bool       // the watchdog knows some guest; under telling
+
+	mu      sync.Mutex
+	problem string // empty: none
+}
+
+// keep tells the watchdog until when guests may run.
+func (k *leaseKeeper) keep() error {
+	if k.watchdog == nil {
+		return nil
+	}
+	k.telling.Lock()
+	defer k.telling.Unlock()
+	k.agent.mu.Lock()
+	leased := k.agent.machine.Leased()
+	k.agent.mu.Unlock()
+	if len(leased) == 0 && !k.told {
+		return nil
+	}
+	unguarded, err := k.watchdog.Keep(leased)
+	k.told = err != nil || len(leased) > 0
+	problem := ""
+	switch {
+	case err != nil:
+		problem = fmt.Sprintf("guests with leases may not be started: %v", err)
+	case len(unguarded) > 0:
+		uids := slices.Sorted(maps.Keys(unguarded))
+		problem = fmt.Sprintf("guests with leases would run on if the watchdog died: %s: %s", strings.Join(uids, ", "), unguarded[uids[0]])
+	}
+	k.mu.Lock()
+	changed := k.problem != problem
+	k.problem = problem
+	k.mu.Unlock()
+	if changed {
+		if problem != "" {
+			k.agent.log.Warn(problem)
+		}
+		k.agent.publish()
+	}
+	return err
+}
+
+// allow returns nil if a guest may be started or resumed now: it has no lease, or one that lasts, and the watchdog knows of it.
+func (k *leaseKeeper) allow(g *guest) error {
+	k.agent.mu.Lock()
+	until, leased := k.agent.machine.Lease(g.uid)
+	k.agent.mu.Unlock()
+	if !leased {
+		return nil
+	}
+	if k.watchdog == nil {
+		return fmt.Errorf("guest %s: this host cannot end guests whose leases end", g.name)
+	}
+	if err := k.keep(); err != nil {
+		return fmt.Errorf("guest %s: %w", g.name, err)
+	}
+	if k.clock() >= until {
+		return fmt.Errorf("guest %s: its lease has ended", g.name)
+	}
+	return nil
+}
+
+// problems returns what is to be told people.
+func (k *leaseKeeper) problems() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.problem == "" {
+		return nil
+	}
+	return []string{k.problem}
+}
+
+// RenewLeases renews leases, and tells the host's time.
+func (s service) RenewLeases(_ context.Context, r *connect.Request[v1.RenewLeasesRequest]) (*connect.Response[v1.RenewLeasesResponse], error) {
+	boot := s.config.Info.GetBootId()
+	if m := r.Msg; m.HeardNs > 0 && m.BootId == boot {
+		s.feed(func(machine *machine.Machine, now time.Time) { machine.Renew(now, time.Duration(m.HeardNs), m.Guests) })
+	}
+	_ = s.leases.keep() // a failure is reported as a problem, and tried again at the next renewal
+	return connect.NewResponse(&v1.RenewLeasesResponse{BootId: boot, NowNs: uint64(s.leases.clock())}), nil
+}

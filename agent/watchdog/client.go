@@ -1,0 +1,117 @@
+package watchdog
+
+// client.go - the agent's end: starts the watchdog if there is none, and tells it of guests.
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Times of the client.
+const (
+	answerTime = 3 * time.Second
+	startTime  = 10 * time.Second
+	startPause = 20 * time.Millisecond
+)
+
+// Client speaks to a host's watchdog. It is safe for concurrent use.
+type Client struct {
+	Path string // of the watchdog's socket
+	// Command returns the command that starts a watchdog, which serves Path.
+	Command func() *exec.Cmd
+
+	mu   sync.Mutex
+	conn net.Conn // nil: none
+	in   *json.Decoder
+}
+
+// Keep tells the watchdog all guests with leases, and until when each may run, by Clock. When it returns nil, the watchdog ends each of
+// them then, unless a later call says otherwise. unguarded says which of them would outlive a death of the watchdog, and why. Keep starts
+// a watchdog if there is none and guests is not empty.
+func (c *Client) Keep(guests map[string]time.Duration) (unguarded map[string]string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if guests == nil {
+		guests = map[string]time.Duration{}
+	}
+	r, err := c.ask(Request{Guests: guests}, len(guests) > 0)
+	return r.Unguarded, err
+}
+
+// Kept returns what the watchdog knows; nothing if there is none.
+func (c *Client) Kept() map[string]time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, err := c.ask(Request{}, false)
+	if err != nil {
+		return nil
+	}
+	return r.Guests
+}
+
+// ask asks the watchdog, twice if the connection is an old one.
+func (c *Client) ask(r Request, start bool) (Response, error) {
+	if c.conn != nil {
+		if answer, err := c.exchange(r); err == nil {
+			return answer, nil
+		}
+	}
+	if err := c.connect(start); err != nil {
+		if !start {
+			return Response{}, nil // there is none, so it knows nothing
+		}
+		return Response{}, fmt.Errorf("reach the watchdog, which ends guests whose leases end: %w", err)
+	}
+	answer, err := c.exchange(r)
+	if err != nil {
+		return answer, fmt.Errorf("ask the watchdog, which ends guests whose leases end: %w", err)
+	}
+	return answer, nil
+}
+
+func (c *Client) exchange(r Request) (answer Response, err error) {
+	if err = c.conn.SetDeadline(time.Now().Add(answerTime)); err == nil {
+		if err = json.NewEncoder(c.conn).Encode(r); err == nil {
+			err = c.in.Decode(&answer)
+		}
+	}
+	if err != nil {
+		c.conn.Close()
+		c.conn = nil
+	}
+	return answer, err
+}
+
+// connect connects to the watchdog, and starts one if there is none.
+func (c *Client) connect(start bool) error {
+	conn, err := net.Dial("unix", c.Path)
+	if err != nil && start {
+		command := c.Command()
+		command.Dir, command.SysProcAttr = "/", &syscall.SysProcAttr{Setsid: true} // what ends the agent must not end it
+		if err := command.Start(); err != nil {
+			return err
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- command.Wait() }()
+		for late := time.Now().Add(startTime); ; time.Sleep(startPause) {
+			if conn, err = net.Dial("unix", c.Path); err == nil || time.Now().After(late) {
+				break
+			}
+			select {
+			case why := <-ended:
+				return fmt.Errorf("it has ended: %v", why)
+			default:
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	c.conn, c.in = conn, json.NewDecoder(conn)
+	return nil
+}

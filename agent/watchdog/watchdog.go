@@ -1,0 +1,256 @@
+// Package watchdog ends guests whose leases end, whatever happens to the agent. It is a process of its own, which outlives the agent;
+// `watari-agent watchdog` is it.
+//
+// The agent tells it all guests with leases, and until when each may run (Client.Keep). At that time it kills the guest's QEMU. It
+// also traces QEMU's main thread (ptrace, with PTRACE_O_EXITKILL), so that the kernel kills QEMU if the watchdog itself dies. So a guest
+// with a lease never runs without something that ends it.
+package watchdog
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Request is what an agent tells a watchdog, one JSON object a line. Guests replaces what the watchdog knew; nil: the agent only asks.
+type Request struct {
+	Guests map[string]time.Duration `json:"guests"` // uid: until when it may run, by Clock
+}
+
+// Response is what the watchdog knows afterwards.
+type Response struct {
+	Guests map[string]time.Duration `json:"guests"`
+	// Unguarded says why the kernel does not kill a guest if the watchdog dies, by uid.
+	Unguarded map[string]string `json:"unguarded,omitempty"`
+}
+
+// Clock returns the time since the host's boot, times of sleep included.
+func Clock() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		panic(fmt.Sprintf("read the clock: %v", err)) // every kernel has it
+	}
+	return time.Duration(t.Nano())
+}
+
+const (
+	// lookEvery is how often processes of guests are looked for that it does not trace yet.
+	lookEvery = 500 * time.Millisecond
+	// endEvery is the same while guests are to end.
+	endEvery = 100 * time.Millisecond
+	// idleTime is how long a watchdog without guests and without an agent stays.
+	idleTime = 10 * time.Second
+	// lateTime is how long a guest is remembered whose lease has ended: an agent that hangs, or a hypervisor, may start it late.
+	lateTime = 15 * time.Minute
+)
+
+// Watchdog ends guests.
+type Watchdog struct {
+	// Processes returns the pids of guests' QEMU processes on this machine, by guest uid.
+	Processes func() (map[string][]int, error)
+	Log       *slog.Logger
+
+	clock func() time.Duration // nil: Clock
+	kill  func(pid int) error  // nil: SIGKILL
+
+	mu       sync.Mutex
+	guests   map[string]time.Duration
+	traced   map[int]bool      // processes that end with this one
+	refused  map[string]string // why a guest's process cannot be traced
+	agents   int               // connections
+	idle     time.Duration     // since when it has neither guests nor agents
+	wake     chan struct{}
+	listener net.Listener
+}
+
+// Serve is the watchdog's work. It returns when it is needed no more. Only one process serves a path; another one gets an error.
+func (w *Watchdog) Serve(path string) error {
+	unlock, err := lock(path + ".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	old := syscall.Umask(0o077)
+	w.listener, err = net.Listen("unix", path)
+	syscall.Umask(old)
+	if err != nil {
+		return err
+	}
+	w.begin()
+	go w.accept()
+	defer w.listener.Close()
+	for {
+		wait, done := w.look()
+		if done {
+			return nil
+		}
+		select {
+		case <-time.After(wait):
+		case <-w.wake:
+		}
+	}
+}
+
+func (w *Watchdog) begin() {
+	if w.clock == nil {
+		w.clock = Clock
+	}
+	if w.kill == nil {
+		w.kill = func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
+	}
+	w.guests, w.traced, w.refused, w.wake = map[string]time.Duration{}, map[int]bool{}, map[string]string{}, make(chan struct{}, 1)
+	w.idle = w.clock()
+}
+
+// lock makes sure that one watchdog serves a path.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another watchdog serves here: %w", err)
+	}
+	return func() { f.Close() }, nil
+}
+
+func (w *Watchdog) accept() {
+	for {
+		conn, err := w.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(endEvery)
+			continue
+		}
+		go w.serve(conn)
+	}
+}
+
+// serve answers an agent.
+func (w *Watchdog) serve(conn net.Conn) {
+	defer conn.Close()
+	w.agent(1)
+	defer w.agent(-1)
+	decoder, encoder := json.NewDecoder(conn), json.NewEncoder(conn)
+	for {
+		var r Request
+		if err := decoder.Decode(&r); err != nil {
+			if !errors.Is(err, io.EOF) {
+				w.Log.Warn("an agent's request cannot be read", "error", err)
+			}
+			return
+		}
+		if err := encoder.Encode(w.take(r)); err != nil {
+			return
+		}
+	}
+}
+
+func (w *Watchdog) agent(change int) {
+	w.mu.Lock()
+	w.agents += change
+	w.idle = w.clock()
+	w.mu.Unlock()
+}
+
+// take takes up what an agent says.
+func (w *Watchdog) take(r Request) Response {
+	w.mu.Lock()
+	if r.Guests != nil {
+		for uid, was := range w.guests {
+			if now, is := r.Guests[uid]; is {
+				r.Guests[uid] = max(now, was)
+			}
+		}
+		w.guests = r.Guests
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+	known := Response{Guests: map[string]time.Duration{}, Unguarded: map[string]string{}}
+	for uid, until := range w.guests {
+		known.Guests[uid] = until
+		if why := w.refused[uid]; why != "" {
+			known.Unguarded[uid] = why
+		}
+	}
+	w.mu.Unlock()
+	return known
+}
+
+// look traces new processes and ends those whose time has come. It returns when to look again; done: the watchdog is needed no more.
+func (w *Watchdog) look() (wait time.Duration, done bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.clock()
+	for uid, until := range w.guests {
+		if now-until > lateTime {
+			delete(w.guests, uid)
+		}
+	}
+	if len(w.guests) == 0 {
+		return lookEvery, w.agents == 0 && len(w.traced) == 0 && now-w.idle > idleTime
+	}
+	w.idle = now
+	processes, err := w.Processes()
+	if err != nil {
+		w.Log.Warn("guests' processes cannot be listed in full", "error", err)
+	}
+	wait = lookEvery
+	w.refused = map[string]string{}
+	for uid, until := range w.guests {
+		left := until - w.clock()
+		for _, pid := range processes[uid] {
+			if left <= 0 {
+				w.Log.Warn("a guest's lease has ended, and the guest with it", "guest", uid, "pid", pid)
+				if err := w.kill(pid); err != nil && !errors.Is(err, syscall.ESRCH) {
+					w.Log.Error("end a guest", "guest", uid, "pid", pid, "error", err)
+				}
+			} else if err := w.trace(pid); err != nil {
+				w.refused[uid] = err.Error()
+			}
+		}
+		switch {
+		case left > 0:
+			wait = min(wait, left)
+		case len(processes[uid]) > 0:
+			wait = min(wait, endEvery)
+		}
+	}
+	return wait, false
+}
+
+// trace makes sure that a process ends with this one. w.mu is held.
+func (w *Watchdog) trace(pid int) error {
+	if w.traced[pid] {
+		return nil
+	}
+	ended, err := bind(pid)
+	if err != nil {
+		return err
+	}
+	w.traced[pid] = true
+	go func() {
+		<-ended
+		w.mu.Lock()
+		delete(w.traced, pid)
+		w.mu.Unlock()
+	}()
+	return nil
+}

@@ -1,0 +1,41 @@
+package main
+
+// watchdog.go - the process that ends guests whose leases end (package watchdog).
+
+import (
+	"flag"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"watari/agent/watchdog"
+	"watari/internal/qemuprocesses"
+)
+
+// newWatchdog returns a client of this host's watchdog. program is the agent's own.
+func newWatchdog(o options, program string) *watchdog.Client {
+	path := filepath.Join(o.run, "watchdog.sock")
+	return &watchdog.Client{Path: path, Command: func() *exec.Cmd {
+		command := exec.Command(program, "watchdog", path)
+		command.Stderr = os.Stderr
+		return command
+	}}
+}
+
+// runWatchdog serves agents at a path, until it is needed no more.
+func runWatchdog(args []string) error {
+	flags := flag.NewFlagSet("watari-agent watchdog", flag.ContinueOnError)
+	if err := flags.Parse(args); err != nil || flags.NArg() != 1 {
+		return flag.ErrHelp
+	}
+	// Whatever ends the agent must not end this process: the guests that it traces would end with it.
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	list := func() (map[string][]int, error) {
+		found, err := qemuprocesses.List()
+		return qemuprocesses.ByGuest(found), err
+	}
+	return (&watchdog.Watchdog{Processes: list, Log: slog.Default()}).Serve(flags.Arg(0))
+}

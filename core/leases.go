@@ -1,0 +1,105 @@
+package core
+
+// leases.go - the manager's side of leases. A copy of a guest with a lease runs only while the manager renews it: its host ends it
+// before the lease's end, whatever happens. So when the manager has not renewed it for the lease's whole length, the copy is known
+// to be gone (docs/design/leases.md).
+
+import (
+	"math"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// LeaseSeen is what is known of the lease of a guest's granted copy.
+type LeaseSeen struct {
+	Host  string
+	Epoch uint64
+	// Unrenewed is the time for which no manager has renewed it, at least, by a clock that nobody sets.
+	Unrenewed time.Duration
+}
+
+// Leases has the leases of the copies that hold grants. Times are those of a clock that nobody sets. It is not safe for concurrent
+// use. A new manager has a new one, which takes all leases for renewed at the time when it first sees them: the manager before may
+// have done that until then, but not later.
+type Leases map[string]*lease // by guest uid
+
+type lease struct {
+	host    string
+	epoch   uint64
+	length  time.Duration
+	renewed time.Duration
+}
+
+// See takes up the grants that the store has now, and reports whether there are new ones.
+func (l Leases) See(o *Objects, now time.Duration) (grown bool) {
+	leased := map[string]bool{}
+	for _, g := range o.Guests {
+		if g.LeaseMs == 0 || g.Host == "" {
+			continue
+		}
+		leased[g.Meta.Uid] = true
+		if known := l[g.Meta.Uid]; known == nil || known.host != g.Host || known.epoch != g.Epoch {
+			l[g.Meta.Uid] = &lease{host: g.Host, epoch: g.Epoch, length: leaseLength(g), renewed: now}
+			grown = true
+		}
+	}
+	for uid := range l {
+		if !leased[uid] {
+			delete(l, uid)
+		}
+	}
+	return grown
+}
+
+// Renew returns the leases on a host that the manager may renew now. They then count from the time at which it had the host's time.
+// A lease that has ended is not renewed again, for the guest may be running elsewhere soon.
+func (l Leases) Renew(host string, heard, now time.Duration) (list []*v1.LeasedGuest) {
+	for _, uid := range sortedKeys(l) {
+		if g := l[uid]; g.host == host && !g.over(now) {
+			g.renewed = max(g.renewed, heard)
+			list = append(list, &v1.LeasedGuest{Uid: uid, Epoch: g.epoch, LeaseMs: uint64(g.length.Milliseconds())})
+		}
+	}
+	return list
+}
+
+// Seen returns what is known of the leases.
+func (l Leases) Seen(now time.Duration) map[string]LeaseSeen {
+	seen := make(map[string]LeaseSeen, len(l))
+	for uid, g := range l {
+		seen[uid] = LeaseSeen{Host: g.host, Epoch: g.epoch, Unrenewed: now - g.renewed}
+	}
+	return seen
+}
+
+func (g *lease) over(now time.Duration) bool { return now-g.renewed > g.length }
+
+// leaseLength returns the length of a guest's lease; 0: it has none.
+func leaseLength(g *v1.Guest) time.Duration { return time.Duration(g.GetLeaseMs()) * time.Millisecond }
+
+// leaseLeft returns for how long the lease of a guest's granted copy lasts, as far as the manager knows; below 0: the copy is known to
+// be gone.
+func (p *pass) leaseLeft(g *v1.Guest) time.Duration {
+	length := leaseLength(g)
+	if length == 0 || g.Host == "" {
+		return math.MaxInt64
+	}
+	if seen, is := p.Leases[g.Meta.Uid]; is && seen.Host == g.Host && seen.Epoch == g.Epoch {
+		return length - seen.Unrenewed
+	}
+	return length // it is granted just now
+}
+
+// leaseOver reports whether the copy under a guest's grant is known to be gone because its lease has ended.
+func (p *pass) leaseOver(g *v1.Guest) bool { return p.leaseLeft(g) < 0 }
+
+// awaitLease has a guest decided about again when its lease ends, as far as it was renewed until now.
+func (p *pass) awaitLease(g *v1.Guest) {
+	if g.LeaseMs == 0 || g.Host == "" {
+		return
+	}
+	at := p.Now.Add(max(p.leaseLeft(g), 0) + time.Nanosecond) // it is over when less than nothing is left
+	p.due[g.Meta.Name] = at
+	p.again = earlier(p.again, at)
+}

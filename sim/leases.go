@@ -1,0 +1,191 @@
+package sim
+
+// leases.go - leases: hosts' watchdogs, clocks of different speeds, and managers that renew. The real core.Leases and machines decide.
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	v1 "watari/api/watariv1"
+	"watari/core"
+)
+
+const (
+	// simLease is the length of the leases of clusters that have them. It is shorter than most faults.
+	simLease = 10 * time.Second
+	// drift is how many thousandths a host's clock is too fast or too slow, at most.
+	drift = 30
+	// watchEvery is how often a watchdog looks at guests, and lateEnd is how long a copy that a hypervisor has begun late, after its
+	// lease's end, may run.
+	watchEvery = 100 * time.Millisecond
+	lateEnd    = time.Second
+)
+
+// hasLeases tells whether clusters that are made with this pick have leases.
+func hasLeases(pick int) bool { return pick/3%3 == 1 }
+
+// clock is the host's time since its boot. Nobody sets it, and it is a little fast or slow.
+func (h *host) clock() time.Duration {
+	return h.sim.now.Sub(h.poweredAt) / 1000 * time.Duration(1000+h.drift)
+}
+
+// keep tells the host's watchdog all leases, as the agent does.
+func (h *host) keep() {
+	leased := h.agent.Leased()
+	for uid, until := range leased {
+		leased[uid] = max(until, h.watched[uid])
+	}
+	if len(leased) > 0 && len(h.watched) == 0 {
+		h.sim.after(watchEvery, h.watch(h.powers))
+	}
+	h.watched = leased
+}
+
+// watch ends the guests whose leases have ended, again and again.
+func (h *host) watch(powers int) func() {
+	return func() {
+		if !h.up || h.powers != powers || len(h.watched) == 0 {
+			return
+		}
+		for _, uid := range slices.Sorted(maps.Keys(h.watched)) {
+			if h.clock() >= h.watched[uid] {
+				h.kill(uid, "its lease has ended")
+			}
+		}
+		h.sim.after(watchEvery, h.watch(powers))
+	}
+}
+
+// kill ends a guest's process.
+func (h *host) kill(uid, why string) {
+	c := h.copies[uid]
+	if c == nil {
+		return
+	}
+	h.sim.endTransferOf(h, uid, why)
+	h.sim.died(h, c, why)
+	delete(h.copies, uid)
+	h.event(uid)
+}
+
+// killWatchdog ends the watchdog, and all processes that it traces with it. The agent starts another one.
+func (h *host) killWatchdog() {
+	if !h.up {
+		return
+	}
+	h.sim.tell(h.name, "its watchdog is killed")
+	for _, uid := range slices.Sorted(maps.Keys(h.watched)) {
+		h.kill(uid, "its watchdog was killed")
+	}
+	h.watched = nil
+}
+
+// allowed tells whether the agent may start or resume a guest now.
+func (h *host) allowed(uid string) bool {
+	until, leased := h.agent.Lease(uid)
+	if leased {
+		h.keep()
+	}
+	return !leased || h.clock() < until
+}
+
+// late tells whether a copy's lease has ended on its host. A hypervisor that hung may begin such a copy all the same; the watchdog ends
+// it at once. Nobody hears it, because its address is routed to the host that has the grant, or to none.
+func (h *host) late(c *copyOf) bool {
+	r := h.records[c.uid]
+	return r != nil && r.LeaseMS > 0 && h.clock() >= h.watched[c.uid]
+}
+
+// checkLate looks whether a copy that was begun late is soon ended.
+func (s *Sim) checkLate(h *host, c *copyOf) {
+	s.after(lateEnd, func() {
+		if h.copies[c.uid] == c && h.late(c) {
+			s.violate("guest %s runs on %s at epoch %d, long after its lease has ended", c.name, h.name, c.epoch)
+		}
+	})
+}
+
+// clock is the manager's time since it began to lead. Nobody sets it.
+func (m *manager) clock() time.Duration { return m.sim.now.Sub(m.ledAt) }
+
+// hostTime is a host's time, and when the manager learnt it.
+type hostTime struct {
+	boot  string
+	clock time.Duration
+	at    time.Duration
+}
+
+// renewLeases renews leases again and again, as manager/controller does: what a host is told counts from a time that it had told before
+// the manager made sure that it leads.
+func (m *manager) renewLeases() {
+	if m.dead {
+		return
+	}
+	m.sim.after(time.Second, m.renewLeases)
+	m.leases.See(m.objects(), m.clock())
+	if len(m.leases) == 0 {
+		return
+	}
+	heard := maps.Clone(m.heard)
+	m.sim.after(m.sim.latency(2*time.Millisecond), func() {
+		if m.dead || m.stale != nil || m.sim.manager != m { // the store says who leads
+			return
+		}
+		m.sim.after(m.sim.latency(2*time.Millisecond), func() {
+			for _, name := range m.sim.names {
+				m.renewHost(name, heard[name])
+			}
+		})
+	})
+}
+
+// renewHost renews a host's leases, and learns its time.
+func (m *manager) renewHost(name string, told hostTime) {
+	c := m.hosts[name]
+	if m.dead || c == nil || !c.heard {
+		return
+	}
+	var guests []*v1.LeasedGuest
+	if told.boot != "" {
+		guests = m.leases.Renew(name, told.at, m.clock())
+	}
+	m.sim.at(c.arrival(&c.toHost), func() {
+		h := c.host
+		if c.broken && m.sim.chance(50) || h.agent == nil || h.life != c.life {
+			return
+		}
+		if told.boot == h.boot {
+			now := h.now()
+			h.agent.Renew(now, told.clock, guests)
+		}
+		h.keep()
+		h.pump()
+		answer := hostTime{boot: h.boot, clock: h.clock()}
+		m.sim.at(c.arrival(&c.toManager), func() {
+			if !c.broken && !m.dead {
+				answer.at = m.clock()
+				m.heard[name] = answer
+			}
+		})
+	})
+}
+
+// checkLosses notes what a change has done to guests' lives because others were lost: users want them to go back, or to stop.
+func (s *Sim) checkLosses(before, now *core.Objects) {
+	for name, c := range now.Clusters {
+		was := before.Clusters[name]
+		if was == nil {
+			continue
+		}
+		back := c.Restore.GetId() != was.Restore.GetId() && c.Restore.GetLosses() > 0
+		for _, g := range core.GuestsOf(now, name) {
+			old := before.Guests[g.Meta.Name]
+			stops := c.Spec.OnHostLoss != v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED && old != nil && g.Stopped && !old.Stopped
+			if back || stops {
+				s.stopped[g.Meta.Uid] = g.LastEpoch
+				s.intent[g.Meta.Uid] = s.intent[g.Meta.Uid] && !stops
+			}
+		}
+	}
+}
