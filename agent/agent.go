@@ -182,6 +182,7 @@ func (a *Agent) Run() {
 	ctx := a.ctx
 	go a.networks.run(ctx)
 	go a.limits.run(ctx)
+	go a.leases.run(ctx)
 	go a.sample(ctx)
 	go func() {
 		select {

@@ -39,6 +39,23 @@ type leaseKeeper struct {
 	problem string // empty: none
 }
 
+// tellEvery is how often the watchdog is told of leases. It may have been killed, and leases are renewed every second.
+const tellEvery = time.Second
+
+// run keeps the watchdog's leases up to date.
+func (k *leaseKeeper) run(ctx context.Context) {
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	for {
+		_ = k.keep() // a failure is reported as a problem
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // keep tells the watchdog until when guests may run.
 func (k *leaseKeeper) keep() error {
 	if k.watchdog == nil {
@@ -111,6 +128,5 @@ func (s service) RenewLeases(_ context.Context, r *connect.Request[v1.RenewLease
 	if m := r.Msg; m.HeardNs > 0 && m.BootId == boot {
 		s.feed(func(machine *machine.Machine, now time.Time) { machine.Renew(now, time.Duration(m.HeardNs), m.Guests) })
 	}
-	_ = s.leases.keep() // a failure is reported as a problem, and tried again at the next renewal
 	return connect.NewResponse(&v1.RenewLeasesResponse{BootId: boot, NowNs: uint64(s.leases.clock())}), nil
 }

@@ -51,6 +51,7 @@ type outside struct {
 	confinement     *v1.Confinement // nil: a stock host's
 	applied         [][]string      // the local guests of each Apply
 	limiter         Limiter
+	watchdog        Watchdog
 	limits          []*v1.GuestLimits // as they were set, one after the other
 	limitErr        error
 
@@ -85,7 +86,7 @@ func (o *outside) start() (stop func()) {
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Info: &v1.HostInfo{BootId: o.bootID}, Load: load,
 		FreeMemory: func() uint64 { return o.free },
 		Processes:  o.processes,
-		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Limiter: o.limiter, Dial: o.dial})
+		Hypervisor: o, Network: stubNetwork{o}, Images: stubImages{o}, Tunnels: stubTunnels{o}, Limiter: o.limiter, Watchdog: o.watchdog, Dial: o.dial})
 	if err != nil {
 		cancel()
 		o.t.Fatal(err)

@@ -155,6 +155,18 @@ func (x *index) seeGuest(name string, before, now *v1.Guest) {
 	for _, uid := range uids {
 		x.findStranger(uid)
 	}
+	x.markTogether(before.GetCluster())
+	x.markTogether(now.GetCluster())
+}
+
+// markTogether marks all guests of a cluster in which the loss of one concerns the others.
+func (x *index) markTogether(cluster string) {
+	if x.objects.Clusters[cluster].GetSpec().GetOnHostLoss() == v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED {
+		return
+	}
+	for g := range x.ofCluster[cluster] {
+		x.guests[g.Meta.Name] = true
+	}
 }
 
 func (x *index) seeMove(_ string, before, now *v1.Migration) {
@@ -248,6 +260,9 @@ func (x *index) seeCheckpoint(_ string, before, now *v1.Checkpoint) {
 			x.unended[now.Meta.Uid] = true
 		}
 		x.markCheckpoints(now.Cluster)
+		x.markTogether(now.Cluster)
+	} else {
+		x.markTogether(before.GetCluster())
 	}
 	x.markCopiers()
 }

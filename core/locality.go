@@ -229,8 +229,12 @@ func (p *pass) bringTogether() {
 			p.again = earlier(p.again, p.Now.Add(movePass))
 			return
 		}
-		looked[name] = p.Now
 		guests := p.index.guestsOf(name)
+		if slices.ContainsFunc(guests, func(g *v1.Guest) bool { return p.changed(g) }) {
+			p.again = earlier(p.again, p.Now.Add(movePass)) // where they are is another matter then
+			continue
+		}
+		looked[name] = p.Now
 		if len(guests) < 2 || p.Clusters[name].Meta.Deleting != nil {
 			continue
 		}

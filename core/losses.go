@@ -46,6 +46,7 @@ func (p *pass) loseAndRestore(c *Change, cluster *v1.Cluster, lost *v1.Guest, wh
 	update.Restore = newRestore(from, reason, timestamppb.New(p.Now))
 	update.Restore.Losses = losses
 	c.write(Update, update)
+	c.write(Expect, from)
 	c.event(v1.Severity_SEVERITY_WARNING, "cluster", cluster.Meta.Name, "goes back to checkpoint %s: %s", from.Meta.Name, reason)
 }
 

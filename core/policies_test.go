@@ -24,6 +24,8 @@ type household struct {
 	events  []string
 	policy  *policy.Policy
 	usage   *Usage
+	away    map[string]bool // hosts that are out of reach
+	leases  map[string]LeaseSeen
 }
 
 func newHousehold(t *testing.T, text string, guests int) *household {
@@ -55,7 +57,7 @@ func (h *household) pass(after time.Duration) map[string]*v1.HostWanted {
 		h.watcher.See(h.policy, h.objects.Hosts[name], &v1.HostSample{Seconds: 1, Owner: &v1.OwnerActivity{InputIdle: &idle}}, h.now)
 	}
 	for range 10 {
-		d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports(), Signals: h.watcher.All(h.now), Usage: h.usage})
+		d := h.core.Decide(World{Objects: h.objects, Now: h.now, Reports: h.reports(), Signals: h.watcher.All(h.now), Usage: h.usage, Leases: h.leases})
 		for _, change := range d.Changes {
 			for _, op := range change.Ops {
 				if op.Kind == Create {
@@ -94,7 +96,7 @@ func (h *household) reports() Captured {
 				report.Guests = append(report.Guests, seen)
 			}
 		}
-		reports[name] = Seen{Report: report, Since: h.now, Connected: true}
+		reports[name] = Seen{Report: report, Since: h.now, Connected: !h.away[name]}
 	}
 	return reports
 }

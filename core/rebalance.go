@@ -116,6 +116,9 @@ func (l *look) places() *Places {
 		}
 		guest := rebalance.Guest{Name: name, Cluster: g.Cluster, Host: at, Demand: l.demand(g), Request: askedOnce(moveRequest(l.Objects, g))}
 		guest.Stays = l.stays(g, m, beginning[g.Cluster])
+		if apportioned(l.Clusters[g.Cluster]) {
+			p.Hosts[at].Measured = true
+		}
 		if guest.Stays == "" {
 			guest.Seconds = l.seconds(g)
 		}

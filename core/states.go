@@ -55,7 +55,7 @@ func GuestState(r Reports, moves Moves, g *v1.Guest) (state v1.GuestState, messa
 		return v1.GuestState_GUEST_STATE_MIGRATING, moving(m), ready
 	}
 	if !connected {
-		return v1.GuestState_GUEST_STATE_UNKNOWN, unreachable(g.Host, since), false
+		return v1.GuestState_GUEST_STATE_UNKNOWN, unreachable(g.Host, since) + untilLease(g), false
 	}
 	if seen == nil || seen.Epoch != g.Epoch {
 		return v1.GuestState_GUEST_STATE_STARTING, "host " + g.Host + " has the order to start it", false
@@ -83,6 +83,14 @@ func unreachable(host string, since time.Time) string {
 		return fmt.Sprintf("host %s has not been reachable since the manager started", host)
 	}
 	return fmt.Sprintf("host %s has not been reachable since %s", host, since.UTC().Format(time.RFC3339))
+}
+
+// untilLease says how long a guest whose host is out of reach may run on; empty: for any time.
+func untilLease(g *v1.Guest) string {
+	if g.LeaseMs == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; the guest ends there within its lease of %s", leaseLength(g))
 }
 
 func moving(m *v1.Migration) string {

@@ -90,7 +90,7 @@ func (p *Pack) room(s *State, guest int, empty bool) []int {
 	hosts := make([]int, 0, mostRoom+1)
 	for i := range s.Hosts {
 		full := len(hosts) == mostRoom
-		if i == s.At[guest] || s.Hosts[i].Closed != "" || !empty && len(s.On[i]) == 0 || full && compare(i, hosts[mostRoom-1]) > 0 ||
+		if i == s.At[guest] || s.Hosts[i].Closed != "" || s.Hosts[i].Measured || !empty && len(s.On[i]) == 0 || full && compare(i, hosts[mostRoom-1]) > 0 ||
 			load(&s.Hosts[i], s.Demand[i]+s.Guests[guest].Demand) > p.FillTo+1e-9 || !s.fits(guest, i) {
 			continue
 		}

@@ -22,6 +22,7 @@ type Host struct {
 	Speed    float64 // of a processor, against 1; more than 0
 	Turns    int     // how many more moves may begin here now, as source or target
 	Closed   string  // why no move may begin here now, whatever Turns says; empty: it may
+	Measured bool    // something counts on what is free here, and would move its guests if more came: pack fills it with none
 }
 
 // Guest is a guest that has a host.

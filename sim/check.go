@@ -45,7 +45,7 @@ func (s *Sim) runs(h *host, c *copyOf) {
 		s.violate("guest %s runs on %s, where not all of it is, or not what it was last", c.name, h.name)
 	}
 	if h.late(c) {
-		s.checkLate(h, c)
+		s.checkLate(h, c, lateEnd)
 		return
 	}
 	if h.vouched {

@@ -168,6 +168,9 @@ func (h *host) startAgent() {
 	h.dial()
 	h.pump()
 	h.heartbeat(h.life)
+	if h.sim.foresight == nil {
+		h.keepOn(h.life)
+	}
 }
 
 // killAgent ends the agent. Acts that are under way may still come true.

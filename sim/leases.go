@@ -93,14 +93,32 @@ func (h *host) allowed(uid string) bool {
 // late tells whether a copy's lease has ended on its host. A hypervisor that hung may begin such a copy all the same; the watchdog ends
 // it at once. Nobody hears it, because its address is routed to the host that has the grant, or to none.
 func (h *host) late(c *copyOf) bool {
-	r := h.records[c.uid]
-	return r != nil && r.LeaseMS > 0 && h.clock() >= h.watched[c.uid]
+	r, until := h.records[c.uid], h.watched[c.uid]
+	if h.agent != nil {
+		known, _ := h.agent.Lease(c.uid)
+		until = max(until, known)
+	}
+	return r != nil && r.LeaseMS > 0 && h.clock() >= until
+}
+
+// keepOn tells the watchdog all leases every second: it may have been killed.
+func (h *host) keepOn(life int) {
+	h.sim.after(time.Second, func() {
+		if h.life == life && h.agent != nil {
+			h.keep()
+			h.keepOn(life)
+		}
+	})
 }
 
 // checkLate looks whether a copy that was begun late is soon ended.
-func (s *Sim) checkLate(h *host, c *copyOf) {
-	s.after(lateEnd, func() {
-		if h.copies[c.uid] == c && h.late(c) {
+func (s *Sim) checkLate(h *host, c *copyOf, within time.Duration) {
+	s.after(within, func() {
+		switch {
+		case h.copies[c.uid] != c || !h.late(c):
+		case h.watched[c.uid] == 0 && (h.agent == nil || s.unreadable[h.name+"/"+c.uid] || h.libvirt != libvirtUp):
+			s.checkLate(h, c, 5*lateEnd) // its watchdog was killed, too: an agent ends it that can read its record
+		default:
 			s.violate("guest %s runs on %s at epoch %d, long after its lease has ended", c.name, h.name, c.epoch)
 		}
 	})
@@ -159,7 +177,6 @@ func (m *manager) renewHost(name string, told hostTime) {
 			now := h.now()
 			h.agent.Renew(now, told.clock, guests)
 		}
-		h.keep()
 		h.pump()
 		answer := hostTime{boot: h.boot, clock: h.clock()}
 		m.sim.at(c.arrival(&c.toManager), func() {

@@ -142,6 +142,22 @@ var mutants = []mutant{
 		`if p.Now.Sub(since) >= p.hurried(apportionHold) {`, `if p.Now.Sub(since) >= p.hurried(apportionHold) && c == nil {`}}},
 	{"guests of abstract clusters move to and fro", []edit{{"core/apportion.go",
 		`hurried.CoolDown = p.hurried(hurried.CoolDown)`, `hurried.CoolDown = 0`}}},
+	// Leases.
+	{"a lease counts as over before its host has ended the guest", []edit{{"core/leases.go",
+		`return length - seen.Unrenewed`, `return length/2 - seen.Unrenewed`}}},
+	{"a lease that is over is renewed", []edit{
+		{"core/leases.go", `g.host == host && !g.over(now)`, `g.host == host`},
+		{"core/leases.go", `known == nil || known.host != g.Host || known.epoch != g.Epoch`, `known == nil || known.host != g.Host`}}},
+	{"a host uses more of a lease than the manager gives", []edit{{"agent/machine/lease.go",
+		`const leaseShare = 0.9`, `const leaseShare = 1.5`}}},
+	{"a guest is started without its lease", []edit{
+		{"agent/machine/step.go", "	if o.Unleased {\n		return Decision{}\n	}\n", ""},
+		{"agent/machine/step.go", `if o.Domain == domain.Paused && !o.Unleased {`, `if o.Domain == domain.Paused {`},
+		{"agent/machine/lease.go", "		return l.until, true\n	}\n	return 0, true\n", "		return l.until, true\n	}\n	return 0, false\n"}}},
+	{"a guest continues from the target though its source was out of reach until its lease ended", []edit{{"core/moves.go",
+		`end.Dead, end.Fenced = true, true`, `end.Dead = true`}}},
+	{"a guest whose lease ended is decided about only when something else happens", []edit{{"core/leases.go",
+		`	p.due[g.Meta.Name] = at`, `	_ = at`}}},
 	// Relays.
 	{"a relay is chosen that only one of two hosts reaches", []edit{{"core/relay.go",
 		"pathTo(p, pair.a, x).GetAnswers() && pathTo(p, pair.b, x).GetAnswers()", "pathTo(p, pair.a, x).GetAnswers()"}}},

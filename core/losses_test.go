@@ -1,0 +1,169 @@
+package core
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "watari/api/watariv1"
+)
+
+// leased gives the household's cluster leases, and says what becomes of it when a guest is lost. md-1 is on b1.
+func (h *household) leased(loss v1.OnHostLoss) {
+	h.objects.Clusters["md"].Spec.OnHostLoss, h.objects.Clusters["md"].Spec.LeaseMs = loss, 60_000
+	h.leases = map[string]LeaseSeen{}
+	for _, g := range h.objects.Guests {
+		g.LeaseMs = 60_000
+		if g.Meta.Name == "md-1" {
+			g.Host, g.BootId = "b1", "boot-b1"
+		}
+		h.renewed(g, 0)
+	}
+	for _, host := range h.objects.Hosts {
+		host.Info.Leases = true
+	}
+}
+
+func (h *household) renewed(g *v1.Guest, ago time.Duration) {
+	h.leases[g.Meta.Uid] = LeaseSeen{Host: g.Host, Epoch: g.Epoch, Unrenewed: ago}
+}
+
+// lose takes host b1 out of reach, for so long that md-1's lease has this age.
+func (h *household) lose(ago time.Duration) {
+	h.away = map[string]bool{"b1": true}
+	h.renewed(h.objects.Guests["md-1"], ago)
+}
+
+func TestALeaseEndsAGrant(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
+	h.pass(time.Second)
+	h.lose(60 * time.Second)
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-1"]; g.Host != "b1" || g.Epoch != 1 {
+		t.Fatalf("before its lease is over it is %v", g)
+	}
+	if _, message, _ := GuestState(h.reports(), nil, h.objects.Guests["md-1"]); !strings.Contains(message, "within its lease of 1m0s") {
+		t.Errorf("people are told %q", message)
+	}
+	h.renewed(h.objects.Guests["md-1"], 60*time.Second+time.Millisecond)
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-1"]; g.Host == "b1" || g.Host == "" || g.Epoch != 2 {
+		t.Errorf("afterwards it is %v", g)
+	}
+	if g := h.objects.Guests["md-0"]; g.Host != "a1" || g.Epoch != 1 {
+		t.Errorf("the other one is %v", g)
+	}
+}
+
+// A renewal of another epoch, or of another host, says nothing of this copy.
+func TestALeaseIsOfOneCopy(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
+	h.lose(time.Hour)
+	h.leases[h.objects.Guests["md-1"].Meta.Uid] = LeaseSeen{Host: "b1", Epoch: 2, Unrenewed: time.Hour}
+	h.pass(time.Second)
+	h.leases[h.objects.Guests["md-1"].Meta.Uid] = LeaseSeen{Host: "a2", Epoch: 1, Unrenewed: time.Hour}
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-1"]; g.Host != "b1" || g.Epoch != 1 {
+		t.Errorf("it is %v", g)
+	}
+}
+
+func TestALostGuestTakesItsClusterBack(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.saved("md-c1", time.Hour)
+	h.pass(time.Second)
+	h.lose(time.Hour)
+	h.pass(time.Second)
+	restore := h.objects.Clusters["md"].Restore
+	if restore.GetCheckpoint() != "md-c1" || restore.GetLosses() != 1 || !strings.Contains(restore.GetReason(), "guest md-1 was lost: host b1 was out of reach") {
+		t.Fatalf("the restore is %v", restore)
+	}
+	if g := h.objects.Guests["md-1"]; g.Host != "" || g.Restarts != 0 {
+		t.Errorf("md-1 is %v", g)
+	}
+	if g := h.objects.Guests["md-0"]; g.Host != "a1" || !ending(h.objects.Clusters["md"]) {
+		t.Errorf("md-0 is %v while it is to end", g)
+	}
+}
+
+// A cluster that is lost again and again, soon after it went back to the same checkpoint, is stopped.
+func TestAClusterThatIsLostAgainAndAgain(t *testing.T) {
+	for _, c := range []struct {
+		losses uint32
+		since  time.Duration
+		want   string
+	}{{3, time.Minute, "stopped"}, {3, 2 * time.Hour, "restored, 1"}, {2, time.Minute, "restored, 3"}} {
+		h := newHousehold(t, "", 2)
+		h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+		h.saved("md-c1", 3*time.Hour)
+		last := newRestore(h.objects.Checkpoints["md-c1"], "it was lost", h.objects.Checkpoints["md-c1"].Ended)
+		last.State, last.Losses, last.Ended = v1.RestoreState_RESTORE_STATE_DONE, c.losses, h.objects.Checkpoints["md-c1"].Ended
+		last.Ended.Seconds = h.now.Add(-c.since).Unix()
+		h.objects.Clusters["md"].Restore = last
+		h.lose(time.Hour)
+		h.pass(time.Second)
+		got := fmt.Sprintf("restored, %d", h.objects.Clusters["md"].Restore.Losses)
+		if h.objects.Guests["md-0"].Stopped && h.objects.Guests["md-1"].Stopped {
+			got = "stopped"
+		}
+		if got != c.want {
+			t.Errorf("after %d losses, the last %v ago, it is %s, want %s", c.losses, c.since, got, c.want)
+		}
+	}
+}
+
+func TestALossWithoutACheckpoint(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_RESTORE)
+	h.lose(time.Hour)
+	h.pass(time.Second)
+	if g := h.objects.Guests["md-1"]; g.Host == "" || g.Epoch != 2 || h.objects.Clusters["md"].Restore != nil {
+		t.Errorf("it is not started anew: %v", g)
+	}
+	if !strings.Contains(strings.Join(h.events, "\n"), "which is started anew: the cluster has no checkpoint") {
+		t.Errorf("events: %q", h.events)
+	}
+}
+
+func TestALostGuestStopsItsCluster(t *testing.T) {
+	h := newHousehold(t, "", 3)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_STOP)
+	h.lose(time.Hour)
+	h.pass(time.Second)
+	for name, g := range h.objects.Guests {
+		if !g.Stopped {
+			t.Errorf("guest %s is not stopped", name)
+		}
+	}
+}
+
+// Leases are renewed from the time that a host told, once the manager is sure that it leads, and never again once they were over.
+func TestLeasesAreRenewed(t *testing.T) {
+	h := newHousehold(t, "", 2)
+	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
+	l := Leases{}
+	if !l.See(h.objects, 10*time.Second) || l.See(h.objects, 20*time.Second) {
+		t.Error("grants are new once")
+	}
+	uid := h.objects.Guests["md-1"].Meta.Uid
+	if list := l.Renew("b1", 69*time.Second, 70*time.Second); len(list) != 1 || list[0].Uid != uid || list[0].Epoch != 1 || list[0].LeaseMs != 60_000 {
+		t.Errorf("renewed are %v", list)
+	}
+	if list := l.Renew("b1", 5*time.Second, 71*time.Second); len(list) != 1 { // an old answer
+		t.Errorf("renewed are %v", list)
+	}
+	if seen := l.Seen(100 * time.Second); seen[uid].Unrenewed != 31*time.Second || seen[h.objects.Guests["md-0"].Meta.Uid].Unrenewed != 90*time.Second {
+		t.Errorf("seen are %v", seen)
+	}
+	if list := l.Renew("a1", 75*time.Second, 75*time.Second); len(list) != 0 {
+		t.Errorf("a lease that is over is renewed: %v", list)
+	}
+	h.objects.Guests["md-1"].Epoch, h.objects.Guests["md-0"].Host = 2, ""
+	if !l.See(h.objects, 80*time.Second) || len(l) != 1 || l.Seen(80 * time.Second)[uid].Epoch != 2 {
+		t.Errorf("after a move and an end they are %v", l.Seen(80*time.Second))
+	}
+}
