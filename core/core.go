@@ -76,6 +76,8 @@ type Config struct {
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
 	Identify  Identify
+	// FenceAfter is how long a host with guests may be out of reach before it is switched off; 0: nothing can do that.
+	FenceAfter time.Duration
 	// Hurry divides the times that abstract clusters wait before guests move; 0 and 1: as they are. A simulation is short.
 	Hurry int
 }
@@ -89,6 +91,8 @@ type Decision struct {
 	Changes []Change
 	// Runs are the orders for runs that have begun and not ended.
 	Runs []RunOrder
+	// Fences are the hosts to switch off. They are named again until Fenced was written of them.
+	Fences []Fence
 	// Notes are for the log.
 	Notes []string
 	// Again is when to decide again even if nothing changes.
@@ -213,7 +217,8 @@ func (c *Core) Decide(w World) Decision {
 	for _, at := range c.dueHost {
 		p.again = earlier(p.again, at)
 	}
-	return Decision{Orders: p.orders, Changes: p.changes, Runs: p.runOrders, Notes: p.notes, Again: p.again}
+	fences := p.fences() // it may bring Again forward
+	return Decision{Orders: p.orders, Changes: p.changes, Runs: p.runOrders, Fences: fences, Notes: p.notes, Again: p.again}
 }
 
 func earlier(a, b time.Time) time.Time {

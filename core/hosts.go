@@ -61,6 +61,9 @@ func (p *pass) hosts() {
 		}
 		update := proto.CloneOf(h)
 		update.Info = info
+		if h.Meta.GetDeleting() == nil && info.BootId != h.FencedBootId {
+			update.FencedBootId = "" // it was switched off, and has booted
+		}
 		var c Change
 		c.write(Update, update)
 		switch {

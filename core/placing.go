@@ -3,6 +3,7 @@ package core
 // placing.go - describes hosts to package placement, and makes grants and moves from its choices.
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func newRoom(s *Objects, r Reports, moves Moves) *room {
 		_, _, connected := r.Observed(name)
 		room.at[name] = len(room.hosts)
 		room.hosts = append(room.hosts, placement.Host{
-			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining, Withdrawn: policy.Why(h),
+			Name: name, Site: h.GetInfo().GetSite(), Connected: connected && h.Info != nil, Draining: h.Draining, Withdrawn: cmp.Or(whyFenced(h), policy.Why(h)),
 			Cores: h.GetInfo().GetCores(), MemoryBytes: h.GetInfo().GetMemoryBytes(),
 			Acceleration: h.GetInfo().GetAcceleration().GetKind(), Confinement: h.GetInfo().GetConfinement(), Info: h.GetInfo(),
 		})

@@ -65,7 +65,7 @@ func (m *Manager) leadOnce(ctx context.Context) error {
 	}()
 	err = m.RunController(ctx, controller.Deps{
 		Store: m.store, Sessions: m.sessions, SessionChanges: m.sessions.Subscribe(ctx), Signals: m.watch.signals, SignalChanges: m.watch.changed, Usage: m.watch.usage.Load,
-		RunsDir: m.runsDir(), NoSharing: m.NoSharing,
+		RunsDir: m.runsDir(), NoSharing: m.NoSharing, FenceCommand: m.FenceCommand, FenceAfter: m.FenceAfter,
 		Term: term, TermID: m.store.Led().GetId(), Stamps: m.stamps, Authority: m.authority, Log: m.Log,
 	})
 	if again := (*controller.LeadAgainError)(nil); errors.As(err, &again) {

@@ -64,7 +64,10 @@ type Config struct {
 	Prefix netip.Prefix
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
-	Log       *slog.Logger
+	// FenceCommand is the path of a program that switches a host off which has not answered for FenceAfter; empty: none.
+	FenceCommand string
+	FenceAfter   time.Duration
+	Log          *slog.Logger
 
 	// RunController replaces controller.Run in tests; nil: controller.Run.
 	RunController func(context.Context, controller.Deps) error

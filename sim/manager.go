@@ -38,6 +38,7 @@ type manager struct {
 	ledAt   time.Time
 	leases  core.Leases
 	heard   map[string]hostTime // of hosts
+	fencing map[string]bool     // hosts that are being switched off
 }
 
 // lead starts a manager, which leads at once.
@@ -53,8 +54,12 @@ func (s *Sim) lead() {
 	if m.sim.foresight == nil {
 		config.Hurry = apportionHurry
 	}
+	if s.fencing {
+		config.FenceAfter = fenceAfter
+	}
 	m.core = core.New(config)
 	m.ledAt, m.leases, m.heard = s.now, core.Leases{}, map[string]hostTime{}
+	m.fencing = map[string]bool{}
 	s.manager = m
 	s.tell(m.name, "leads, term %d", m.term)
 	m.poke()
@@ -124,6 +129,7 @@ func (m *manager) pass() {
 		m.wake = wake
 		m.sim.at(wake, m.poke)
 	}
+	m.fence(d.Fences)
 	m.write(d.Changes)
 }
 

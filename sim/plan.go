@@ -426,11 +426,16 @@ func (s *Sim) removeLost(h *host) {
 	}
 	if s.admit(func(a *core.Admission) (core.Change, error) { return a.RemoveHost(h.name, true) }) {
 		delete(s.manager.seen, h.name)
-		for _, name := range s.names {
-			for uid, c := range s.hosts[name].copies {
-				if r := s.hosts[name].records[uid]; c.state == domain.Paused && r != nil && r.Source == h.name {
-					c.doubtful = true
-				}
+		s.doubt(h)
+	}
+}
+
+// doubt notes that nobody will learn how guests ended on a host that is off: whether others have received what they were last.
+func (s *Sim) doubt(h *host) {
+	for _, name := range s.names {
+		for uid, c := range s.hosts[name].copies {
+			if r := s.hosts[name].records[uid]; c.state == domain.Paused && r != nil && r.Source == h.name {
+				c.doubtful = true
 			}
 		}
 	}

@@ -51,6 +51,7 @@ type Sim struct {
 	names    []string // of hosts, in order
 
 	faulty     bool // calls fail now and then
+	fencing    bool // managers can switch hosts off
 	oracle     bool // each decision is compared with a full one
 	unreadable map[string]bool
 	partitions map[string]bool     // "a b": these hosts cannot reach each other
@@ -114,6 +115,7 @@ func run(seed uint64, plan []Step, log func(string, ...any)) Result {
 		policies = simPolicy + rebalancing(seed)
 	}
 	s.oracle, s.pattern, s.talking = seed%4 == 0, pattern(seed/7)%patterns, int(seed%7)
+	s.fencing = hasFencing(seed)
 	s.begin(seed, policies)
 	for _, step := range plan {
 		s.at(start.Add(step.At), func() {

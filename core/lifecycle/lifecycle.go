@@ -32,7 +32,7 @@ type Host struct {
 	Connected bool
 	// Dead: a copy that started in the grant's boot cannot run, because the host has rebooted or is fenced.
 	Dead bool
-	// Fenced: an administrator has vouched that the host is off. It is also dead.
+	// Fenced: an administrator has vouched that the host is off, or the fencing command has switched it off. It is also dead.
 	Fenced bool
 	// LeaseOver: the copy's lease has ended, so its host has ended the copy.
 	LeaseOver bool
@@ -104,7 +104,7 @@ func copyGone(g *v1.Guest, h Host) (bool, string) {
 	}
 	switch {
 	case h.Dead && h.Fenced:
-		return true, fmt.Sprintf("host %s was removed as lost", g.Host)
+		return true, fmt.Sprintf("host %s is known to be off", g.Host)
 	case h.Dead:
 		return true, fmt.Sprintf("host %s has rebooted", g.Host)
 	case h.LeaseOver:

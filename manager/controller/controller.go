@@ -46,11 +46,14 @@ type Deps struct {
 	RunsDir string
 	// NoSharing makes each host fetch images from the manager, and make templates itself.
 	NoSharing bool
-	Term      uint64
-	TermID    string // may be empty in tests, like the next two
-	Stamps    *view.Stamps
-	Authority *ca.Authority // signs the stamps of orders
-	Log       *slog.Logger
+	// FenceCommand switches a host off that has been out of reach for FenceAfter and has guests; empty: nothing can do that.
+	FenceCommand string
+	FenceAfter   time.Duration
+	Term         uint64
+	TermID       string // may be empty in tests, like the next two
+	Stamps       *view.Stamps
+	Authority    *ca.Authority // signs the stamps of orders
+	Log          *slog.Logger
 }
 
 // Controller holds what the loop remembers between passes; all of it can be lost.
@@ -61,6 +64,7 @@ type Controller struct {
 	runners    map[string]*runner // by the run's uid
 	rests      map[string]rest    // by the change's key
 	leases     *leases
+	fencing    sync.Map // hosts that are being switched off, by name
 	driving    sync.WaitGroup
 	changed    chan struct{} // holds a token when a runner has something to tell
 }
@@ -90,7 +94,11 @@ func Run(ctx context.Context, d Deps) error {
 	}
 	c := &Controller{Deps: d, identities: map[identityKey]*v1.Identity{}, runners: map[string]*runner{}, rests: map[string]rest{}, changed: make(chan struct{}, 1)}
 	c.leases = newLeases(c.Deps)
-	c.core = core.New(core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify})
+	config := core.Config{Term: d.Term, Began: time.Now(), NoSharing: d.NoSharing, Identify: c.identify}
+	if d.FenceCommand != "" {
+		config.FenceAfter = d.FenceAfter
+	}
+	c.core = core.New(config)
 	ctx, stop := context.WithCancel(ctx)
 	// Wait for the runners: if this process leads again, a run with two runners would have its output written twice.
 	defer c.driving.Wait()
@@ -151,6 +159,7 @@ func (c *Controller) decide(ctx context.Context, s *store.Snapshot) (again time.
 		return time.Time{}, err
 	}
 	c.drive(ctx, s, d.Runs)
+	c.fence(ctx, d.Fences)
 	if len(d.Changes) == 0 {
 		return d.Again, nil
 	}

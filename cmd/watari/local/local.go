@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"watari/cmd/internal/daemon"
 	"watari/cmd/internal/output"
@@ -48,12 +49,15 @@ type options struct {
 	NoAgent   bool   `json:"no_agent,omitempty"`
 	NoSharing bool   `json:"no_sharing,omitempty"`
 	Metrics   bool   `json:"metrics,omitempty"`
-	Outside   store  `json:"store"`
+	// Fence is the path of a program that switches off a host that has not answered for FenceAfter; empty: none.
+	Fence      string        `json:"fence,omitempty"`
+	FenceAfter time.Duration `json:"fence_after,omitempty"`
+	Outside    store         `json:"store"`
 }
 
 // ofManager returns the manager's options.
 func (o options) ofManager() options {
-	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Outside: o.Outside}
+	return options{Listen: o.Listen, NoSharing: o.NoSharing, Metrics: o.Metrics, Fence: o.Fence, FenceAfter: o.FenceAfter, Outside: o.Outside}
 }
 
 // ofAgent returns the agent's options.

@@ -33,6 +33,9 @@ func (u *up) startManager(ctx context.Context) error {
 	if u.NoSharing {
 		spec.Command = append(spec.Command, "--no-sharing")
 	}
+	if u.Fence != "" {
+		spec.Command = append(spec.Command, "--fence", u.Fence, "--fence-after", u.FenceAfter.String())
+	}
 	if u.Metrics {
 		spec.Command = append(spec.Command, "--metrics", managerMetrics)
 	}

@@ -81,6 +81,8 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.BoolVar(&asked.NoAgent, "no-agent", false, "start only the manager: this machine runs no guests")
 	flags.BoolVar(&asked.NoSharing, "no-sharing", false, "do not share images and templates between hosts: each host fetches images from the manager and makes its own templates")
 	flags.BoolVar(&asked.Metrics, "metrics", false, "serve metrics for Prometheus on this machine: the manager's at http://"+managerMetrics+"/metrics, the agent's at http://"+agentMetrics+"/metrics")
+	flags.StringVar(&asked.Fence, "fence", "", "path of a program that the manager runs, with a host's name, to switch off a host with guests that does not answer; \"\": none")
+	flags.DurationVar(&asked.FenceAfter, "fence-after", time.Minute, "how long such a host may not answer before it is switched off")
 	flags.StringVar(&asked.Outside.Advertise, "advertise", "", "URL at which hosts and users reach this manager (default: from --listen)")
 	flags.StringSliceVar(&asked.Outside.Endpoints, "etcd-endpoints", nil, "URLs of an etcd cluster that stores the state (default: an embedded etcd)")
 	flags.StringVar(&asked.Outside.CA, "etcd-ca", "", "file with the certificate of etcd's CA")
@@ -89,7 +91,7 @@ func NewUp(env *cli.Env) *cobra.Command {
 	flags.StringVar(&asked.Outside.Blobs, "blobs", "", "directory with the content of images, shared by all managers if there are several")
 	flags.StringVar(&u.state, "state", defaultState, "directory of all of Watari's state")
 	cli.CompleteFolders(command, "state", "blobs")
-	cli.CompleteFiles(command, "etcd-ca", "etcd-cert", "etcd-key")
+	cli.CompleteFiles(command, "fence", "etcd-ca", "etcd-cert", "etcd-key")
 	command.RunE = env.Run(func(ctx context.Context, _ []string) error {
 		if err := needRoot("watari up"); err != nil {
 			return err
@@ -122,6 +124,8 @@ func (u *up) settle(asked options, given func(string) bool) error {
 		"dial-only":        func() { u.DialOnly = asked.DialOnly },
 		"allow-unconfined": func() { u.AllowUnconfined = asked.AllowUnconfined },
 		"metrics":          func() { u.Metrics = asked.Metrics },
+		"fence":            func() { u.Fence, u.FenceAfter = asked.Fence, asked.FenceAfter },
+		"fence-after":      func() { u.FenceAfter = asked.FenceAfter },
 		"no-agent":         func() { u.NoAgent = asked.NoAgent },
 		"advertise":        func() { u.Outside.Advertise = asked.Outside.Advertise }, "blobs": func() { u.Outside.Blobs = asked.Outside.Blobs },
 		"etcd-endpoints": func() { u.Outside.Endpoints = asked.Outside.Endpoints }, "etcd-ca": func() { u.Outside.CA = asked.Outside.CA },

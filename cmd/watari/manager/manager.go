@@ -12,7 +12,9 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -56,6 +58,8 @@ func Command() *cobra.Command {
 	set.StringVar(&f.etcdCert, "etcd-cert", "", "file with the client certificate for etcd, PEM")
 	set.StringVar(&f.etcdKey, "etcd-key", "", "file with the key of --etcd-cert, PEM")
 	set.StringVar(&f.config.Metrics, "metrics", "", "address where Prometheus may ask for metrics, such as 127.0.0.1:7073 (default: none)")
+	set.StringVar(&f.config.FenceCommand, "fence", "", "path of a program that switches off a host with guests that does not answer; it gets the host's name (default: none)")
+	set.DurationVar(&f.config.FenceAfter, "fence-after", time.Minute, "how long such a host may not answer before it is switched off")
 	set.BoolVar(&f.debug, "debug", false, "log more")
 	command.AddCommand(f.setAside(command))
 	return command
@@ -114,7 +118,29 @@ func (f *flags) run(ctx context.Context) error {
 	if f.config.EtcdTLS, err = f.etcdTLS(); err != nil {
 		return err
 	}
+	if f.config.FenceCommand != "" {
+		if err := checkFence(f.config.FenceCommand, f.config.FenceAfter); err != nil {
+			return err
+		}
+	}
 	return daemon.Run(ctx, f.config)
+}
+
+// leastFenceAfter leaves an agent time to start again.
+const leastFenceAfter = 10 * time.Second
+
+// checkFence refuses a fencing command that cannot be run.
+func checkFence(command string, after time.Duration) error {
+	info, err := os.Stat(command)
+	switch {
+	case err != nil:
+		return fmt.Errorf("--fence: %w", err)
+	case !filepath.IsAbs(command) || info.IsDir() || info.Mode()&0o111 == 0:
+		return fmt.Errorf("--fence %s: give the absolute path of a program that may be run", command)
+	case after < leastFenceAfter:
+		return fmt.Errorf("--fence-after %s is too short: at least %s, so that an agent can be restarted", after, leastFenceAfter)
+	}
+	return nil
 }
 
 // etcdTLS returns the TLS configuration for etcd; nil if no certificates are named.
