@@ -42,6 +42,7 @@ func divided(t *testing.T, cluster string) string {
 
 // Abstract processors are placed by the hosts' speeds, and are divided anew when a host goes and comes back, under a program.
 func TestAbstractProcessors(t *testing.T) {
+	full(t)
 	limitCPUs(t, "a1=0.8,a2=0.4,b1=0.4,b2=0.4")
 	must(t, "host", "drain", "b2")
 	t.Cleanup(func() { must(t, "host", "drain", "--undo", "b2") })

@@ -4509,6 +4509,102 @@ func (x *EventsResponse) GetEvent() *Event {
 	return nil
 }
 
+type CreateConsoleLinkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateConsoleLinkRequest) Reset() {
+	*x = CreateConsoleLinkRequest{}
+	mi := &file_watari_v1_control_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateConsoleLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateConsoleLinkRequest) ProtoMessage() {}
+
+func (x *CreateConsoleLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateConsoleLinkRequest.ProtoReflect.Descriptor instead.
+func (*CreateConsoleLinkRequest) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+}
+
+type CreateConsoleLinkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"` // what is behind # is the key
+	Expires       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires,proto3" json:"expires,omitempty"`
+	Fingerprint   string                 `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // SHA-256 of the certificate that the manager shows; the command line fills it in, as it has seen it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateConsoleLinkResponse) Reset() {
+	*x = CreateConsoleLinkResponse{}
+	mi := &file_watari_v1_control_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateConsoleLinkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateConsoleLinkResponse) ProtoMessage() {}
+
+func (x *CreateConsoleLinkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_watari_v1_control_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateConsoleLinkResponse.ProtoReflect.Descriptor instead.
+func (*CreateConsoleLinkResponse) Descriptor() ([]byte, []int) {
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *CreateConsoleLinkResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *CreateConsoleLinkResponse) GetExpires() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Expires
+	}
+	return nil
+}
+
+func (x *CreateConsoleLinkResponse) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "cluster", "guest", "host", "migration", "run"
@@ -4519,7 +4615,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4531,7 +4627,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[88]
+	mi := &file_watari_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4544,7 +4640,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *WatchRequest) GetKind() string {
@@ -4577,7 +4673,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4589,7 +4685,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[89]
+	mi := &file_watari_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4602,7 +4698,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *WatchResponse) GetCluster() *Cluster {
@@ -4674,7 +4770,7 @@ type ApplyPolicyRequest struct {
 
 func (x *ApplyPolicyRequest) Reset() {
 	*x = ApplyPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4686,7 +4782,7 @@ func (x *ApplyPolicyRequest) String() string {
 func (*ApplyPolicyRequest) ProtoMessage() {}
 
 func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[90]
+	mi := &file_watari_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4699,7 +4795,7 @@ func (x *ApplyPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{90}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ApplyPolicyRequest) GetText() string {
@@ -4747,7 +4843,7 @@ type ApplyPolicyResponse struct {
 
 func (x *ApplyPolicyResponse) Reset() {
 	*x = ApplyPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4855,7 @@ func (x *ApplyPolicyResponse) String() string {
 func (*ApplyPolicyResponse) ProtoMessage() {}
 
 func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[91]
+	mi := &file_watari_v1_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4868,7 @@ func (x *ApplyPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{91}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ApplyPolicyResponse) GetPolicy() *Policy {
@@ -4799,7 +4895,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4811,7 +4907,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[92]
+	mi := &file_watari_v1_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4824,7 +4920,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{92}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListPoliciesRequest) GetVersion() uint64 {
@@ -4850,7 +4946,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4862,7 +4958,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[93]
+	mi := &file_watari_v1_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4875,7 +4971,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{93}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4896,7 +4992,7 @@ type TestPolicyRequest struct {
 
 func (x *TestPolicyRequest) Reset() {
 	*x = TestPolicyRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4908,7 +5004,7 @@ func (x *TestPolicyRequest) String() string {
 func (*TestPolicyRequest) ProtoMessage() {}
 
 func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[94]
+	mi := &file_watari_v1_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4921,7 +5017,7 @@ func (x *TestPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyRequest.ProtoReflect.Descriptor instead.
 func (*TestPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{94}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *TestPolicyRequest) GetText() string {
@@ -4955,7 +5051,7 @@ type TestPolicyResponse struct {
 
 func (x *TestPolicyResponse) Reset() {
 	*x = TestPolicyResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4967,7 +5063,7 @@ func (x *TestPolicyResponse) String() string {
 func (*TestPolicyResponse) ProtoMessage() {}
 
 func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[95]
+	mi := &file_watari_v1_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4980,7 +5076,7 @@ func (x *TestPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TestPolicyResponse.ProtoReflect.Descriptor instead.
 func (*TestPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{95}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *TestPolicyResponse) GetSteps() []*PolicyStep {
@@ -5012,7 +5108,7 @@ type PolicyStep struct {
 
 func (x *PolicyStep) Reset() {
 	*x = PolicyStep{}
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5024,7 +5120,7 @@ func (x *PolicyStep) String() string {
 func (*PolicyStep) ProtoMessage() {}
 
 func (x *PolicyStep) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[96]
+	mi := &file_watari_v1_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5037,7 +5133,7 @@ func (x *PolicyStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStep.ProtoReflect.Descriptor instead.
 func (*PolicyStep) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{96}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PolicyStep) GetAt() *timestamppb.Timestamp {
@@ -5092,7 +5188,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5104,7 +5200,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[97]
+	mi := &file_watari_v1_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5117,7 +5213,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{97}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExplainRequest) GetKind() string {
@@ -5144,7 +5240,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5252,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[98]
+	mi := &file_watari_v1_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5265,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{98}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ExplainResponse) GetLines() []string {
@@ -5201,7 +5297,7 @@ type PolicyCondition struct {
 
 func (x *PolicyCondition) Reset() {
 	*x = PolicyCondition{}
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5309,7 @@ func (x *PolicyCondition) String() string {
 func (*PolicyCondition) ProtoMessage() {}
 
 func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[99]
+	mi := &file_watari_v1_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5322,7 @@ func (x *PolicyCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyCondition.ProtoReflect.Descriptor instead.
 func (*PolicyCondition) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{99}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *PolicyCondition) GetExpression() string {
@@ -5282,7 +5378,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5390,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[100]
+	mi := &file_watari_v1_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5403,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{100}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *JoinRequest) GetToken() string {
@@ -5343,7 +5439,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5355,7 +5451,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[101]
+	mi := &file_watari_v1_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5368,7 +5464,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{101}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *JoinResponse) GetCertificate() []byte {
@@ -5410,7 +5506,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5422,7 +5518,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[102]
+	mi := &file_watari_v1_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5435,7 +5531,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{102}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RecoverRequest) GetApply() bool {
@@ -5475,7 +5571,7 @@ type GuestRecovery struct {
 
 func (x *GuestRecovery) Reset() {
 	*x = GuestRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5487,7 +5583,7 @@ func (x *GuestRecovery) String() string {
 func (*GuestRecovery) ProtoMessage() {}
 
 func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[103]
+	mi := &file_watari_v1_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5500,7 +5596,7 @@ func (x *GuestRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestRecovery.ProtoReflect.Descriptor instead.
 func (*GuestRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{103}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *GuestRecovery) GetGuest() string {
@@ -5566,7 +5662,7 @@ type ClusterRecovery struct {
 
 func (x *ClusterRecovery) Reset() {
 	*x = ClusterRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5578,7 +5674,7 @@ func (x *ClusterRecovery) String() string {
 func (*ClusterRecovery) ProtoMessage() {}
 
 func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[104]
+	mi := &file_watari_v1_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5591,7 +5687,7 @@ func (x *ClusterRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRecovery.ProtoReflect.Descriptor instead.
 func (*ClusterRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{104}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ClusterRecovery) GetCluster() string {
@@ -5641,7 +5737,7 @@ type HostRecovery struct {
 
 func (x *HostRecovery) Reset() {
 	*x = HostRecovery{}
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +5749,7 @@ func (x *HostRecovery) String() string {
 func (*HostRecovery) ProtoMessage() {}
 
 func (x *HostRecovery) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[105]
+	mi := &file_watari_v1_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +5762,7 @@ func (x *HostRecovery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostRecovery.ProtoReflect.Descriptor instead.
 func (*HostRecovery) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{105}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *HostRecovery) GetHost() string {
@@ -5705,7 +5801,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5717,7 +5813,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_watari_v1_control_proto_msgTypes[106]
+	mi := &file_watari_v1_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5730,7 +5826,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_watari_v1_control_proto_rawDescGZIP(), []int{106}
+	return file_watari_v1_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RecoverResponse) GetHeld() bool {
@@ -6041,7 +6137,12 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
 	"\x04last\x18\x03 \x01(\rR\x04last\"8\n" +
 	"\x0eEventsResponse\x12&\n" +
-	"\x05event\x18\x01 \x01(\v2\x10.watari.v1.EventR\x05event\"6\n" +
+	"\x05event\x18\x01 \x01(\v2\x10.watari.v1.EventR\x05event\"\x1a\n" +
+	"\x18CreateConsoleLinkRequest\"\x85\x01\n" +
+	"\x19CreateConsoleLinkResponse\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x124\n" +
+	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\"6\n" +
 	"\fWatchRequest\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\xd5\x02\n" +
@@ -6155,7 +6256,7 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"\x15RECOVERY_ACT_CONFLICT\x10\x05\x12\x15\n" +
 	"\x11RECOVERY_ACT_WAIT\x10\x06\x12\x16\n" +
 	"\x12RECOVERY_ACT_LEAVE\x10\a\x12\x14\n" +
-	"\x10RECOVERY_ACT_END\x10\b2\xd9\x1d\n" +
+	"\x10RECOVERY_ACT_END\x10\b2\xb9\x1e\n" +
 	"\x0eControlService\x12F\n" +
 	"\tGetStatus\x12\x1b.watari.v1.GetStatusRequest\x1a\x1c.watari.v1.GetStatusResponse\x12=\n" +
 	"\x06WhoAmI\x12\x18.watari.v1.WhoAmIRequest\x1a\x19.watari.v1.WhoAmIResponse\x12F\n" +
@@ -6211,7 +6312,8 @@ const file_watari_v1_control_proto_rawDesc = "" +
 	"TestPolicy\x12\x1c.watari.v1.TestPolicyRequest\x1a\x1d.watari.v1.TestPolicyResponse\x12@\n" +
 	"\aExplain\x12\x19.watari.v1.ExplainRequest\x1a\x1a.watari.v1.ExplainResponse\x12?\n" +
 	"\x06Events\x12\x18.watari.v1.EventsRequest\x1a\x19.watari.v1.EventsResponse0\x01\x12<\n" +
-	"\x05Watch\x12\x17.watari.v1.WatchRequest\x1a\x18.watari.v1.WatchResponse0\x012F\n" +
+	"\x05Watch\x12\x17.watari.v1.WatchRequest\x1a\x18.watari.v1.WatchResponse0\x01\x12^\n" +
+	"\x11CreateConsoleLink\x12#.watari.v1.CreateConsoleLinkRequest\x1a$.watari.v1.CreateConsoleLinkResponse2F\n" +
 	"\vJoinService\x127\n" +
 	"\x04Join\x12\x16.watari.v1.JoinRequest\x1a\x17.watari.v1.JoinResponseB\x1eZ\x1cwatari/api/watariv1;watariv1b\x06proto3"
 
@@ -6228,7 +6330,7 @@ func file_watari_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_watari_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_watari_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_watari_v1_control_proto_goTypes = []any{
 	(RecoveryAct)(0),                  // 0: watari.v1.RecoveryAct
 	(*GetStatusRequest)(nil),          // 1: watari.v1.GetStatusRequest
@@ -6319,231 +6421,236 @@ var file_watari_v1_control_proto_goTypes = []any{
 	(*GuestPair)(nil),                 // 86: watari.v1.GuestPair
 	(*EventsRequest)(nil),             // 87: watari.v1.EventsRequest
 	(*EventsResponse)(nil),            // 88: watari.v1.EventsResponse
-	(*WatchRequest)(nil),              // 89: watari.v1.WatchRequest
-	(*WatchResponse)(nil),             // 90: watari.v1.WatchResponse
-	(*ApplyPolicyRequest)(nil),        // 91: watari.v1.ApplyPolicyRequest
-	(*ApplyPolicyResponse)(nil),       // 92: watari.v1.ApplyPolicyResponse
-	(*ListPoliciesRequest)(nil),       // 93: watari.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 94: watari.v1.ListPoliciesResponse
-	(*TestPolicyRequest)(nil),         // 95: watari.v1.TestPolicyRequest
-	(*TestPolicyResponse)(nil),        // 96: watari.v1.TestPolicyResponse
-	(*PolicyStep)(nil),                // 97: watari.v1.PolicyStep
-	(*ExplainRequest)(nil),            // 98: watari.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 99: watari.v1.ExplainResponse
-	(*PolicyCondition)(nil),           // 100: watari.v1.PolicyCondition
-	(*JoinRequest)(nil),               // 101: watari.v1.JoinRequest
-	(*JoinResponse)(nil),              // 102: watari.v1.JoinResponse
-	(*RecoverRequest)(nil),            // 103: watari.v1.RecoverRequest
-	(*GuestRecovery)(nil),             // 104: watari.v1.GuestRecovery
-	(*ClusterRecovery)(nil),           // 105: watari.v1.ClusterRecovery
-	(*HostRecovery)(nil),              // 106: watari.v1.HostRecovery
-	(*RecoverResponse)(nil),           // 107: watari.v1.RecoverResponse
-	nil,                               // 108: watari.v1.RecoverRequest.KeepEntry
-	(*User)(nil),                      // 109: watari.v1.User
-	(*Host)(nil),                      // 110: watari.v1.Host
-	(*Image)(nil),                     // 111: watari.v1.Image
-	(*Blob)(nil),                      // 112: watari.v1.Blob
-	(*ClusterSpec)(nil),               // 113: watari.v1.ClusterSpec
-	(*Cluster)(nil),                   // 114: watari.v1.Cluster
-	(*Checkpoint)(nil),                // 115: watari.v1.Checkpoint
-	(*CheckpointPlan)(nil),            // 116: watari.v1.CheckpointPlan
-	(*Guest)(nil),                     // 117: watari.v1.Guest
-	(*KeptConsole)(nil),               // 118: watari.v1.KeptConsole
-	(*StartProcessRequest)(nil),       // 119: watari.v1.StartProcessRequest
-	(*AttachRequest)(nil),             // 120: watari.v1.AttachRequest
-	(*AttachResponse)(nil),            // 121: watari.v1.AttachResponse
-	(*PutFileRequest)(nil),            // 122: watari.v1.PutFileRequest
-	(*GetFileResponse)(nil),           // 123: watari.v1.GetFileResponse
-	(*Migration)(nil),                 // 124: watari.v1.Migration
-	(*RunSpec)(nil),                   // 125: watari.v1.RunSpec
-	(*Run)(nil),                       // 126: watari.v1.Run
-	(*durationpb.Duration)(nil),       // 127: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 128: google.protobuf.Timestamp
-	(Role)(0),                         // 129: watari.v1.Role
-	(*Quota)(nil),                     // 130: watari.v1.Quota
-	(*HostSample)(nil),                // 131: watari.v1.HostSample
-	(*GuestSample)(nil),               // 132: watari.v1.GuestSample
-	(*Event)(nil),                     // 133: watari.v1.Event
-	(*Policy)(nil),                    // 134: watari.v1.Policy
+	(*CreateConsoleLinkRequest)(nil),  // 89: watari.v1.CreateConsoleLinkRequest
+	(*CreateConsoleLinkResponse)(nil), // 90: watari.v1.CreateConsoleLinkResponse
+	(*WatchRequest)(nil),              // 91: watari.v1.WatchRequest
+	(*WatchResponse)(nil),             // 92: watari.v1.WatchResponse
+	(*ApplyPolicyRequest)(nil),        // 93: watari.v1.ApplyPolicyRequest
+	(*ApplyPolicyResponse)(nil),       // 94: watari.v1.ApplyPolicyResponse
+	(*ListPoliciesRequest)(nil),       // 95: watari.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 96: watari.v1.ListPoliciesResponse
+	(*TestPolicyRequest)(nil),         // 97: watari.v1.TestPolicyRequest
+	(*TestPolicyResponse)(nil),        // 98: watari.v1.TestPolicyResponse
+	(*PolicyStep)(nil),                // 99: watari.v1.PolicyStep
+	(*ExplainRequest)(nil),            // 100: watari.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 101: watari.v1.ExplainResponse
+	(*PolicyCondition)(nil),           // 102: watari.v1.PolicyCondition
+	(*JoinRequest)(nil),               // 103: watari.v1.JoinRequest
+	(*JoinResponse)(nil),              // 104: watari.v1.JoinResponse
+	(*RecoverRequest)(nil),            // 105: watari.v1.RecoverRequest
+	(*GuestRecovery)(nil),             // 106: watari.v1.GuestRecovery
+	(*ClusterRecovery)(nil),           // 107: watari.v1.ClusterRecovery
+	(*HostRecovery)(nil),              // 108: watari.v1.HostRecovery
+	(*RecoverResponse)(nil),           // 109: watari.v1.RecoverResponse
+	nil,                               // 110: watari.v1.RecoverRequest.KeepEntry
+	(*User)(nil),                      // 111: watari.v1.User
+	(*Host)(nil),                      // 112: watari.v1.Host
+	(*Image)(nil),                     // 113: watari.v1.Image
+	(*Blob)(nil),                      // 114: watari.v1.Blob
+	(*ClusterSpec)(nil),               // 115: watari.v1.ClusterSpec
+	(*Cluster)(nil),                   // 116: watari.v1.Cluster
+	(*Checkpoint)(nil),                // 117: watari.v1.Checkpoint
+	(*CheckpointPlan)(nil),            // 118: watari.v1.CheckpointPlan
+	(*Guest)(nil),                     // 119: watari.v1.Guest
+	(*KeptConsole)(nil),               // 120: watari.v1.KeptConsole
+	(*StartProcessRequest)(nil),       // 121: watari.v1.StartProcessRequest
+	(*AttachRequest)(nil),             // 122: watari.v1.AttachRequest
+	(*AttachResponse)(nil),            // 123: watari.v1.AttachResponse
+	(*PutFileRequest)(nil),            // 124: watari.v1.PutFileRequest
+	(*GetFileResponse)(nil),           // 125: watari.v1.GetFileResponse
+	(*Migration)(nil),                 // 126: watari.v1.Migration
+	(*RunSpec)(nil),                   // 127: watari.v1.RunSpec
+	(*Run)(nil),                       // 128: watari.v1.Run
+	(*durationpb.Duration)(nil),       // 129: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 130: google.protobuf.Timestamp
+	(Role)(0),                         // 131: watari.v1.Role
+	(*Quota)(nil),                     // 132: watari.v1.Quota
+	(*HostSample)(nil),                // 133: watari.v1.HostSample
+	(*GuestSample)(nil),               // 134: watari.v1.GuestSample
+	(*Event)(nil),                     // 135: watari.v1.Event
+	(*Policy)(nil),                    // 136: watari.v1.Policy
 }
 var file_watari_v1_control_proto_depIdxs = []int32{
-	109, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
-	110, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
-	110, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
-	110, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
-	111, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
-	111, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
-	112, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
-	111, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
-	113, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
-	114, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
-	114, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
-	114, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
-	115, // 12: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	115, // 13: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
-	115, // 14: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	116, // 15: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
-	114, // 16: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
-	114, // 17: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
-	117, // 18: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
-	117, // 19: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
-	117, // 20: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
-	118, // 21: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
-	119, // 22: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
-	120, // 23: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
-	121, // 24: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
-	122, // 25: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
-	123, // 26: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
-	124, // 27: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
-	124, // 28: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
-	124, // 29: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
-	125, // 30: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
-	126, // 31: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
-	126, // 32: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
-	126, // 33: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
-	126, // 34: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
-	126, // 35: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
-	127, // 36: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
-	128, // 37: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	129, // 38: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
-	130, // 39: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
-	109, // 40: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
-	109, // 41: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
-	130, // 42: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
-	109, // 43: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
-	128, // 44: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
-	131, // 45: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
+	111, // 0: watari.v1.WhoAmIResponse.user:type_name -> watari.v1.User
+	112, // 1: watari.v1.ListHostsResponse.hosts:type_name -> watari.v1.Host
+	112, // 2: watari.v1.DrainHostResponse.host:type_name -> watari.v1.Host
+	112, // 3: watari.v1.TrustHostResponse.host:type_name -> watari.v1.Host
+	113, // 4: watari.v1.CreateImageRequest.image:type_name -> watari.v1.Image
+	113, // 5: watari.v1.CreateImageResponse.image:type_name -> watari.v1.Image
+	114, // 6: watari.v1.CreateImageResponse.missing:type_name -> watari.v1.Blob
+	113, // 7: watari.v1.ListImagesResponse.images:type_name -> watari.v1.Image
+	115, // 8: watari.v1.CreateClusterRequest.spec:type_name -> watari.v1.ClusterSpec
+	116, // 9: watari.v1.CreateClusterResponse.cluster:type_name -> watari.v1.Cluster
+	116, // 10: watari.v1.ListClustersResponse.clusters:type_name -> watari.v1.Cluster
+	116, // 11: watari.v1.ResizeClusterResponse.cluster:type_name -> watari.v1.Cluster
+	117, // 12: watari.v1.CreateCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	117, // 13: watari.v1.ListCheckpointsResponse.checkpoints:type_name -> watari.v1.Checkpoint
+	117, // 14: watari.v1.ChangeCheckpointResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	118, // 15: watari.v1.PlanCheckpointsRequest.plan:type_name -> watari.v1.CheckpointPlan
+	116, // 16: watari.v1.PlanCheckpointsResponse.cluster:type_name -> watari.v1.Cluster
+	116, // 17: watari.v1.RestoreCheckpointResponse.cluster:type_name -> watari.v1.Cluster
+	119, // 18: watari.v1.ListGuestsResponse.guests:type_name -> watari.v1.Guest
+	119, // 19: watari.v1.StartGuestResponse.guest:type_name -> watari.v1.Guest
+	119, // 20: watari.v1.StopGuestResponse.guest:type_name -> watari.v1.Guest
+	120, // 21: watari.v1.ListGuestConsolesResponse.consoles:type_name -> watari.v1.KeptConsole
+	121, // 22: watari.v1.GuestExecRequest.start:type_name -> watari.v1.StartProcessRequest
+	122, // 23: watari.v1.GuestExecRequest.input:type_name -> watari.v1.AttachRequest
+	123, // 24: watari.v1.GuestExecResponse.output:type_name -> watari.v1.AttachResponse
+	124, // 25: watari.v1.ControlPutFileRequest.file:type_name -> watari.v1.PutFileRequest
+	125, // 26: watari.v1.ControlGetFileResponse.file:type_name -> watari.v1.GetFileResponse
+	126, // 27: watari.v1.MigrateResponse.migration:type_name -> watari.v1.Migration
+	126, // 28: watari.v1.CancelMigrationResponse.migration:type_name -> watari.v1.Migration
+	126, // 29: watari.v1.ListMigrationsResponse.migrations:type_name -> watari.v1.Migration
+	127, // 30: watari.v1.CreateRunRequest.spec:type_name -> watari.v1.RunSpec
+	128, // 31: watari.v1.CreateRunResponse.run:type_name -> watari.v1.Run
+	128, // 32: watari.v1.StartRunResponse.run:type_name -> watari.v1.Run
+	128, // 33: watari.v1.ListRunsResponse.runs:type_name -> watari.v1.Run
+	128, // 34: watari.v1.CancelRunResponse.run:type_name -> watari.v1.Run
+	128, // 35: watari.v1.RunOutputResponse.ended:type_name -> watari.v1.Run
+	129, // 36: watari.v1.CreateTokenRequest.valid:type_name -> google.protobuf.Duration
+	130, // 37: watari.v1.CreateTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	131, // 38: watari.v1.AddUserRequest.role:type_name -> watari.v1.Role
+	132, // 39: watari.v1.AddUserRequest.quota:type_name -> watari.v1.Quota
+	111, // 40: watari.v1.AddUserResponse.user:type_name -> watari.v1.User
+	111, // 41: watari.v1.ListUsersResponse.users:type_name -> watari.v1.User
+	132, // 42: watari.v1.SetQuotaRequest.quota:type_name -> watari.v1.Quota
+	111, // 43: watari.v1.SetQuotaResponse.user:type_name -> watari.v1.User
+	130, // 44: watari.v1.UsageRequest.since:type_name -> google.protobuf.Timestamp
+	133, // 45: watari.v1.UsageResponse.host:type_name -> watari.v1.HostSample
 	83,  // 46: watari.v1.UsageResponse.guest:type_name -> watari.v1.GuestStep
-	128, // 47: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
-	132, // 48: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
+	130, // 47: watari.v1.GuestStep.at:type_name -> google.protobuf.Timestamp
+	134, // 48: watari.v1.GuestStep.sample:type_name -> watari.v1.GuestSample
 	86,  // 49: watari.v1.ClusterTrafficResponse.pairs:type_name -> watari.v1.GuestPair
-	133, // 50: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
-	114, // 51: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
-	117, // 52: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
-	110, // 53: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
-	124, // 54: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
-	126, // 55: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
-	117, // 56: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
-	115, // 57: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
-	134, // 58: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
-	134, // 59: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
-	128, // 60: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
-	128, // 61: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
-	97,  // 62: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
-	128, // 63: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
-	100, // 64: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
-	128, // 65: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
-	127, // 66: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
-	108, // 67: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
-	0,   // 68: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
-	104, // 69: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
-	105, // 70: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
-	106, // 71: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
-	1,   // 72: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
-	3,   // 73: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
-	5,   // 74: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
-	7,   // 75: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
-	9,   // 76: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
-	11,  // 77: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
-	13,  // 78: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
-	15,  // 79: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
-	17,  // 80: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
-	19,  // 81: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
-	21,  // 82: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
-	23,  // 83: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
-	25,  // 84: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
-	39,  // 85: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
-	41,  // 86: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
-	43,  // 87: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
-	45,  // 88: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
-	47,  // 89: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
-	49,  // 90: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
-	51,  // 91: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
-	53,  // 92: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
-	55,  // 93: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
-	57,  // 94: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
-	59,  // 95: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
-	27,  // 96: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
-	29,  // 97: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
-	31,  // 98: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
-	33,  // 99: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
-	35,  // 100: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
-	37,  // 101: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
-	61,  // 102: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
-	63,  // 103: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
-	65,  // 104: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
-	67,  // 105: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
-	69,  // 106: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
-	71,  // 107: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
-	73,  // 108: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
-	75,  // 109: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
-	77,  // 110: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
-	79,  // 111: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
-	103, // 112: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
-	81,  // 113: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
-	84,  // 114: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
-	91,  // 115: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
-	93,  // 116: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
-	95,  // 117: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
-	98,  // 118: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
-	87,  // 119: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
-	89,  // 120: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
-	101, // 121: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
-	2,   // 122: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
-	4,   // 123: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
-	6,   // 124: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
-	8,   // 125: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
-	10,  // 126: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
-	12,  // 127: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
-	14,  // 128: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
-	16,  // 129: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
-	18,  // 130: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
-	20,  // 131: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
-	22,  // 132: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
-	24,  // 133: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
-	26,  // 134: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
-	40,  // 135: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
-	42,  // 136: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
-	44,  // 137: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
-	46,  // 138: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
-	48,  // 139: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
-	50,  // 140: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
-	52,  // 141: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
-	54,  // 142: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
-	56,  // 143: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
-	58,  // 144: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
-	60,  // 145: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
-	28,  // 146: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
-	30,  // 147: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
-	32,  // 148: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
-	34,  // 149: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
-	36,  // 150: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
-	38,  // 151: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
-	62,  // 152: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
-	64,  // 153: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
-	66,  // 154: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
-	68,  // 155: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
-	70,  // 156: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
-	72,  // 157: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
-	74,  // 158: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
-	76,  // 159: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
-	78,  // 160: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
-	80,  // 161: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
-	107, // 162: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
-	82,  // 163: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
-	85,  // 164: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
-	92,  // 165: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
-	94,  // 166: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
-	96,  // 167: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
-	99,  // 168: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
-	88,  // 169: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
-	90,  // 170: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
-	102, // 171: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
-	122, // [122:172] is the sub-list for method output_type
-	72,  // [72:122] is the sub-list for method input_type
-	72,  // [72:72] is the sub-list for extension type_name
-	72,  // [72:72] is the sub-list for extension extendee
-	0,   // [0:72] is the sub-list for field type_name
+	135, // 50: watari.v1.EventsResponse.event:type_name -> watari.v1.Event
+	130, // 51: watari.v1.CreateConsoleLinkResponse.expires:type_name -> google.protobuf.Timestamp
+	116, // 52: watari.v1.WatchResponse.cluster:type_name -> watari.v1.Cluster
+	119, // 53: watari.v1.WatchResponse.guest:type_name -> watari.v1.Guest
+	112, // 54: watari.v1.WatchResponse.host:type_name -> watari.v1.Host
+	126, // 55: watari.v1.WatchResponse.migration:type_name -> watari.v1.Migration
+	128, // 56: watari.v1.WatchResponse.run:type_name -> watari.v1.Run
+	119, // 57: watari.v1.WatchResponse.guests:type_name -> watari.v1.Guest
+	117, // 58: watari.v1.WatchResponse.checkpoint:type_name -> watari.v1.Checkpoint
+	136, // 59: watari.v1.ApplyPolicyResponse.policy:type_name -> watari.v1.Policy
+	136, // 60: watari.v1.ListPoliciesResponse.policies:type_name -> watari.v1.Policy
+	130, // 61: watari.v1.TestPolicyRequest.since:type_name -> google.protobuf.Timestamp
+	130, // 62: watari.v1.TestPolicyRequest.until:type_name -> google.protobuf.Timestamp
+	99,  // 63: watari.v1.TestPolicyResponse.steps:type_name -> watari.v1.PolicyStep
+	130, // 64: watari.v1.PolicyStep.at:type_name -> google.protobuf.Timestamp
+	102, // 65: watari.v1.ExplainResponse.conditions:type_name -> watari.v1.PolicyCondition
+	130, // 66: watari.v1.PolicyCondition.since:type_name -> google.protobuf.Timestamp
+	129, // 67: watari.v1.PolicyCondition.wait:type_name -> google.protobuf.Duration
+	110, // 68: watari.v1.RecoverRequest.keep:type_name -> watari.v1.RecoverRequest.KeepEntry
+	0,   // 69: watari.v1.GuestRecovery.act:type_name -> watari.v1.RecoveryAct
+	106, // 70: watari.v1.RecoverResponse.guests:type_name -> watari.v1.GuestRecovery
+	107, // 71: watari.v1.RecoverResponse.clusters:type_name -> watari.v1.ClusterRecovery
+	108, // 72: watari.v1.RecoverResponse.hosts:type_name -> watari.v1.HostRecovery
+	1,   // 73: watari.v1.ControlService.GetStatus:input_type -> watari.v1.GetStatusRequest
+	3,   // 74: watari.v1.ControlService.WhoAmI:input_type -> watari.v1.WhoAmIRequest
+	5,   // 75: watari.v1.ControlService.ListHosts:input_type -> watari.v1.ListHostsRequest
+	7,   // 76: watari.v1.ControlService.DrainHost:input_type -> watari.v1.DrainHostRequest
+	9,   // 77: watari.v1.ControlService.RemoveHost:input_type -> watari.v1.RemoveHostRequest
+	11,  // 78: watari.v1.ControlService.TrustHost:input_type -> watari.v1.TrustHostRequest
+	13,  // 79: watari.v1.ControlService.CreateImage:input_type -> watari.v1.CreateImageRequest
+	15,  // 80: watari.v1.ControlService.ListImages:input_type -> watari.v1.ListImagesRequest
+	17,  // 81: watari.v1.ControlService.RemoveImage:input_type -> watari.v1.RemoveImageRequest
+	19,  // 82: watari.v1.ControlService.CreateCluster:input_type -> watari.v1.CreateClusterRequest
+	21,  // 83: watari.v1.ControlService.ListClusters:input_type -> watari.v1.ListClustersRequest
+	23,  // 84: watari.v1.ControlService.ResizeCluster:input_type -> watari.v1.ResizeClusterRequest
+	25,  // 85: watari.v1.ControlService.DeleteCluster:input_type -> watari.v1.DeleteClusterRequest
+	39,  // 86: watari.v1.ControlService.ListGuests:input_type -> watari.v1.ListGuestsRequest
+	41,  // 87: watari.v1.ControlService.StartGuest:input_type -> watari.v1.StartGuestRequest
+	43,  // 88: watari.v1.ControlService.StopGuest:input_type -> watari.v1.StopGuestRequest
+	45,  // 89: watari.v1.ControlService.GuestConsole:input_type -> watari.v1.GuestConsoleRequest
+	47,  // 90: watari.v1.ControlService.ListGuestConsoles:input_type -> watari.v1.ListGuestConsolesRequest
+	49,  // 91: watari.v1.ControlService.GuestExec:input_type -> watari.v1.GuestExecRequest
+	51,  // 92: watari.v1.ControlService.PutFile:input_type -> watari.v1.ControlPutFileRequest
+	53,  // 93: watari.v1.ControlService.GetFile:input_type -> watari.v1.ControlGetFileRequest
+	55,  // 94: watari.v1.ControlService.Migrate:input_type -> watari.v1.MigrateRequest
+	57,  // 95: watari.v1.ControlService.CancelMigration:input_type -> watari.v1.CancelMigrationRequest
+	59,  // 96: watari.v1.ControlService.ListMigrations:input_type -> watari.v1.ListMigrationsRequest
+	27,  // 97: watari.v1.ControlService.CreateCheckpoint:input_type -> watari.v1.CreateCheckpointRequest
+	29,  // 98: watari.v1.ControlService.ListCheckpoints:input_type -> watari.v1.ListCheckpointsRequest
+	31,  // 99: watari.v1.ControlService.DeleteCheckpoint:input_type -> watari.v1.DeleteCheckpointRequest
+	33,  // 100: watari.v1.ControlService.ChangeCheckpoint:input_type -> watari.v1.ChangeCheckpointRequest
+	35,  // 101: watari.v1.ControlService.PlanCheckpoints:input_type -> watari.v1.PlanCheckpointsRequest
+	37,  // 102: watari.v1.ControlService.RestoreCheckpoint:input_type -> watari.v1.RestoreCheckpointRequest
+	61,  // 103: watari.v1.ControlService.CreateRun:input_type -> watari.v1.CreateRunRequest
+	63,  // 104: watari.v1.ControlService.StartRun:input_type -> watari.v1.StartRunRequest
+	65,  // 105: watari.v1.ControlService.ListRuns:input_type -> watari.v1.ListRunsRequest
+	67,  // 106: watari.v1.ControlService.CancelRun:input_type -> watari.v1.CancelRunRequest
+	69,  // 107: watari.v1.ControlService.RunOutput:input_type -> watari.v1.RunOutputRequest
+	71,  // 108: watari.v1.ControlService.CreateToken:input_type -> watari.v1.CreateTokenRequest
+	73,  // 109: watari.v1.ControlService.AddUser:input_type -> watari.v1.AddUserRequest
+	75,  // 110: watari.v1.ControlService.ListUsers:input_type -> watari.v1.ListUsersRequest
+	77,  // 111: watari.v1.ControlService.RemoveUser:input_type -> watari.v1.RemoveUserRequest
+	79,  // 112: watari.v1.ControlService.SetQuota:input_type -> watari.v1.SetQuotaRequest
+	105, // 113: watari.v1.ControlService.Recover:input_type -> watari.v1.RecoverRequest
+	81,  // 114: watari.v1.ControlService.Usage:input_type -> watari.v1.UsageRequest
+	84,  // 115: watari.v1.ControlService.ClusterTraffic:input_type -> watari.v1.ClusterTrafficRequest
+	93,  // 116: watari.v1.ControlService.ApplyPolicy:input_type -> watari.v1.ApplyPolicyRequest
+	95,  // 117: watari.v1.ControlService.ListPolicies:input_type -> watari.v1.ListPoliciesRequest
+	97,  // 118: watari.v1.ControlService.TestPolicy:input_type -> watari.v1.TestPolicyRequest
+	100, // 119: watari.v1.ControlService.Explain:input_type -> watari.v1.ExplainRequest
+	87,  // 120: watari.v1.ControlService.Events:input_type -> watari.v1.EventsRequest
+	91,  // 121: watari.v1.ControlService.Watch:input_type -> watari.v1.WatchRequest
+	89,  // 122: watari.v1.ControlService.CreateConsoleLink:input_type -> watari.v1.CreateConsoleLinkRequest
+	103, // 123: watari.v1.JoinService.Join:input_type -> watari.v1.JoinRequest
+	2,   // 124: watari.v1.ControlService.GetStatus:output_type -> watari.v1.GetStatusResponse
+	4,   // 125: watari.v1.ControlService.WhoAmI:output_type -> watari.v1.WhoAmIResponse
+	6,   // 126: watari.v1.ControlService.ListHosts:output_type -> watari.v1.ListHostsResponse
+	8,   // 127: watari.v1.ControlService.DrainHost:output_type -> watari.v1.DrainHostResponse
+	10,  // 128: watari.v1.ControlService.RemoveHost:output_type -> watari.v1.RemoveHostResponse
+	12,  // 129: watari.v1.ControlService.TrustHost:output_type -> watari.v1.TrustHostResponse
+	14,  // 130: watari.v1.ControlService.CreateImage:output_type -> watari.v1.CreateImageResponse
+	16,  // 131: watari.v1.ControlService.ListImages:output_type -> watari.v1.ListImagesResponse
+	18,  // 132: watari.v1.ControlService.RemoveImage:output_type -> watari.v1.RemoveImageResponse
+	20,  // 133: watari.v1.ControlService.CreateCluster:output_type -> watari.v1.CreateClusterResponse
+	22,  // 134: watari.v1.ControlService.ListClusters:output_type -> watari.v1.ListClustersResponse
+	24,  // 135: watari.v1.ControlService.ResizeCluster:output_type -> watari.v1.ResizeClusterResponse
+	26,  // 136: watari.v1.ControlService.DeleteCluster:output_type -> watari.v1.DeleteClusterResponse
+	40,  // 137: watari.v1.ControlService.ListGuests:output_type -> watari.v1.ListGuestsResponse
+	42,  // 138: watari.v1.ControlService.StartGuest:output_type -> watari.v1.StartGuestResponse
+	44,  // 139: watari.v1.ControlService.StopGuest:output_type -> watari.v1.StopGuestResponse
+	46,  // 140: watari.v1.ControlService.GuestConsole:output_type -> watari.v1.GuestConsoleResponse
+	48,  // 141: watari.v1.ControlService.ListGuestConsoles:output_type -> watari.v1.ListGuestConsolesResponse
+	50,  // 142: watari.v1.ControlService.GuestExec:output_type -> watari.v1.GuestExecResponse
+	52,  // 143: watari.v1.ControlService.PutFile:output_type -> watari.v1.ControlPutFileResponse
+	54,  // 144: watari.v1.ControlService.GetFile:output_type -> watari.v1.ControlGetFileResponse
+	56,  // 145: watari.v1.ControlService.Migrate:output_type -> watari.v1.MigrateResponse
+	58,  // 146: watari.v1.ControlService.CancelMigration:output_type -> watari.v1.CancelMigrationResponse
+	60,  // 147: watari.v1.ControlService.ListMigrations:output_type -> watari.v1.ListMigrationsResponse
+	28,  // 148: watari.v1.ControlService.CreateCheckpoint:output_type -> watari.v1.CreateCheckpointResponse
+	30,  // 149: watari.v1.ControlService.ListCheckpoints:output_type -> watari.v1.ListCheckpointsResponse
+	32,  // 150: watari.v1.ControlService.DeleteCheckpoint:output_type -> watari.v1.DeleteCheckpointResponse
+	34,  // 151: watari.v1.ControlService.ChangeCheckpoint:output_type -> watari.v1.ChangeCheckpointResponse
+	36,  // 152: watari.v1.ControlService.PlanCheckpoints:output_type -> watari.v1.PlanCheckpointsResponse
+	38,  // 153: watari.v1.ControlService.RestoreCheckpoint:output_type -> watari.v1.RestoreCheckpointResponse
+	62,  // 154: watari.v1.ControlService.CreateRun:output_type -> watari.v1.CreateRunResponse
+	64,  // 155: watari.v1.ControlService.StartRun:output_type -> watari.v1.StartRunResponse
+	66,  // 156: watari.v1.ControlService.ListRuns:output_type -> watari.v1.ListRunsResponse
+	68,  // 157: watari.v1.ControlService.CancelRun:output_type -> watari.v1.CancelRunResponse
+	70,  // 158: watari.v1.ControlService.RunOutput:output_type -> watari.v1.RunOutputResponse
+	72,  // 159: watari.v1.ControlService.CreateToken:output_type -> watari.v1.CreateTokenResponse
+	74,  // 160: watari.v1.ControlService.AddUser:output_type -> watari.v1.AddUserResponse
+	76,  // 161: watari.v1.ControlService.ListUsers:output_type -> watari.v1.ListUsersResponse
+	78,  // 162: watari.v1.ControlService.RemoveUser:output_type -> watari.v1.RemoveUserResponse
+	80,  // 163: watari.v1.ControlService.SetQuota:output_type -> watari.v1.SetQuotaResponse
+	109, // 164: watari.v1.ControlService.Recover:output_type -> watari.v1.RecoverResponse
+	82,  // 165: watari.v1.ControlService.Usage:output_type -> watari.v1.UsageResponse
+	85,  // 166: watari.v1.ControlService.ClusterTraffic:output_type -> watari.v1.ClusterTrafficResponse
+	94,  // 167: watari.v1.ControlService.ApplyPolicy:output_type -> watari.v1.ApplyPolicyResponse
+	96,  // 168: watari.v1.ControlService.ListPolicies:output_type -> watari.v1.ListPoliciesResponse
+	98,  // 169: watari.v1.ControlService.TestPolicy:output_type -> watari.v1.TestPolicyResponse
+	101, // 170: watari.v1.ControlService.Explain:output_type -> watari.v1.ExplainResponse
+	88,  // 171: watari.v1.ControlService.Events:output_type -> watari.v1.EventsResponse
+	92,  // 172: watari.v1.ControlService.Watch:output_type -> watari.v1.WatchResponse
+	90,  // 173: watari.v1.ControlService.CreateConsoleLink:output_type -> watari.v1.CreateConsoleLinkResponse
+	104, // 174: watari.v1.JoinService.Join:output_type -> watari.v1.JoinResponse
+	124, // [124:175] is the sub-list for method output_type
+	73,  // [73:124] is the sub-list for method input_type
+	73,  // [73:73] is the sub-list for extension type_name
+	73,  // [73:73] is the sub-list for extension extendee
+	0,   // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_watari_v1_control_proto_init() }
@@ -6559,7 +6666,7 @@ func file_watari_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_watari_v1_control_proto_rawDesc), len(file_watari_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   108,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

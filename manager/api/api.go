@@ -67,6 +67,7 @@ type Server struct {
 	changing  sync.Mutex // held from a decision to the snapshot that shows it
 	unknown   unknownHosts
 	replaying sync.Mutex // held while a policy is tested
+	logins    logins     // of browsers
 }
 
 // New makes the server.
@@ -86,11 +87,13 @@ func New(o Options) *Server {
 // maxMessage bounds one request message, bytes.
 const maxMessage = 8 << 20
 
-// Handler serves everything: the two services and /blobs/.
+// Handler serves everything: the two services, /blobs/ and the web console.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	limit := connect.WithReadMaxBytes(maxMessage)
-	mux.Handle(watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&guard{s})))
+	path, control := watariv1connect.NewControlServiceHandler(s, limit, connect.WithInterceptors(&guard{s}))
+	mux.Handle(path, control)
+	mux.Handle(consolePath, s.webConsole(control))
 	mux.Handle(watariv1connect.NewJoinServiceHandler(&joiner{s}, limit))
 	mux.Handle("/blobs/{digest}", s.guardBlobs(s.Blobs.Handler(func(r *http.Request) string { return callerOf(r.Context()).uid })))
 	return s.identify(mux)

@@ -172,6 +172,9 @@ const (
 	ControlServiceEventsProcedure = "/watari.v1.ControlService/Events"
 	// ControlServiceWatchProcedure is the fully-qualified name of the ControlService's Watch RPC.
 	ControlServiceWatchProcedure = "/watari.v1.ControlService/Watch"
+	// ControlServiceCreateConsoleLinkProcedure is the fully-qualified name of the ControlService's
+	// CreateConsoleLink RPC.
+	ControlServiceCreateConsoleLinkProcedure = "/watari.v1.ControlService/CreateConsoleLink"
 	// JoinServiceJoinProcedure is the fully-qualified name of the JoinService's Join RPC.
 	JoinServiceJoinProcedure = "/watari.v1.JoinService/Join"
 )
@@ -251,6 +254,8 @@ type ControlServiceClient interface {
 	Events(context.Context, *connect.Request[watariv1.EventsRequest]) (*connect.ServerStreamForClient[watariv1.EventsResponse], error)
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest]) (*connect.ServerStreamForClient[watariv1.WatchResponse], error)
+	// CreateConsoleLink makes a key with which a browser logs in once to the web console, as the caller.
+	CreateConsoleLink(context.Context, *connect.Request[watariv1.CreateConsoleLinkRequest]) (*connect.Response[watariv1.CreateConsoleLinkResponse], error)
 }
 
 // NewControlServiceClient constructs a client for the watari.v1.ControlService service. By default,
@@ -558,6 +563,12 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("Watch")),
 			connect.WithClientOptions(opts...),
 		),
+		createConsoleLink: connect.NewClient[watariv1.CreateConsoleLinkRequest, watariv1.CreateConsoleLinkResponse](
+			httpClient,
+			baseURL+ControlServiceCreateConsoleLinkProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("CreateConsoleLink")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -612,6 +623,7 @@ type controlServiceClient struct {
 	explain           *connect.Client[watariv1.ExplainRequest, watariv1.ExplainResponse]
 	events            *connect.Client[watariv1.EventsRequest, watariv1.EventsResponse]
 	watch             *connect.Client[watariv1.WatchRequest, watariv1.WatchResponse]
+	createConsoleLink *connect.Client[watariv1.CreateConsoleLinkRequest, watariv1.CreateConsoleLinkResponse]
 }
 
 // GetStatus calls watari.v1.ControlService.GetStatus.
@@ -859,6 +871,11 @@ func (c *controlServiceClient) Watch(ctx context.Context, req *connect.Request[w
 	return c.watch.CallServerStream(ctx, req)
 }
 
+// CreateConsoleLink calls watari.v1.ControlService.CreateConsoleLink.
+func (c *controlServiceClient) CreateConsoleLink(ctx context.Context, req *connect.Request[watariv1.CreateConsoleLinkRequest]) (*connect.Response[watariv1.CreateConsoleLinkResponse], error) {
+	return c.createConsoleLink.CallUnary(ctx, req)
+}
+
 // ControlServiceHandler is an implementation of the watari.v1.ControlService service.
 type ControlServiceHandler interface {
 	GetStatus(context.Context, *connect.Request[watariv1.GetStatusRequest]) (*connect.Response[watariv1.GetStatusResponse], error)
@@ -934,6 +951,8 @@ type ControlServiceHandler interface {
 	Events(context.Context, *connect.Request[watariv1.EventsRequest], *connect.ServerStream[watariv1.EventsResponse]) error
 	// Watch sends an object now and after each change, at most ten times a second.
 	Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error
+	// CreateConsoleLink makes a key with which a browser logs in once to the web console, as the caller.
+	CreateConsoleLink(context.Context, *connect.Request[watariv1.CreateConsoleLinkRequest]) (*connect.Response[watariv1.CreateConsoleLinkResponse], error)
 }
 
 // NewControlServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -1237,6 +1256,12 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("Watch")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceCreateConsoleLinkHandler := connect.NewUnaryHandler(
+		ControlServiceCreateConsoleLinkProcedure,
+		svc.CreateConsoleLink,
+		connect.WithSchema(controlServiceMethods.ByName("CreateConsoleLink")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/watari.v1.ControlService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ControlServiceGetStatusProcedure:
@@ -1337,6 +1362,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWatchProcedure:
 			controlServiceWatchHandler.ServeHTTP(w, r)
+		case ControlServiceCreateConsoleLinkProcedure:
+			controlServiceCreateConsoleLinkHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1540,6 +1567,10 @@ func (UnimplementedControlServiceHandler) Events(context.Context, *connect.Reque
 
 func (UnimplementedControlServiceHandler) Watch(context.Context, *connect.Request[watariv1.WatchRequest], *connect.ServerStream[watariv1.WatchResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.Watch is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) CreateConsoleLink(context.Context, *connect.Request[watariv1.CreateConsoleLinkRequest]) (*connect.Response[watariv1.CreateConsoleLinkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("watari.v1.ControlService.CreateConsoleLink is not implemented"))
 }
 
 // JoinServiceClient is a client for the watari.v1.JoinService service.

@@ -13,6 +13,7 @@ import (
 	"watari/cmd/internal/output"
 	"watari/cmd/watari/checkpoint"
 	"watari/cmd/watari/cluster"
+	"watari/cmd/watari/console"
 	"watari/cmd/watari/doctor"
 	"watari/cmd/watari/explain"
 	"watari/cmd/watari/guest"
@@ -81,7 +82,7 @@ func New(env *cli.Env) *cobra.Command {
 		&cobra.Group{ID: groupHosts, Title: "Machines:"}, &cobra.Group{ID: groupAdmin, Title: "People and insight:"})
 	group(root, groupWork, image.New(env), cluster.New(env), guest.New(env), run.New(env), migrate.New(env), checkpoint.New(env))
 	group(root, groupHosts, local.NewUp(env), local.NewDown(env), doctor.New(env), host.New(env), policy.New(env), token.New(env), lab.New(env))
-	group(root, groupAdmin, newStatus(env), top.New(env), explain.New(env), newRecover(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
+	group(root, groupAdmin, newStatus(env), top.New(env), console.New(env), explain.New(env), newRecover(env), newEvents(env), newLogin(env), user.New(env), quota.New(env), newVersion(env))
 	root.AddCommand(manager.Command()) // started by `watari up`
 	cli.CompleteFiles(root, "config")
 	cli.CompleteNothingElse(root)

@@ -1,0 +1,167 @@
+package api
+
+// webconsole.go - who uses the web console. A browser has no certificate, so it gets a cookie for one: by a key that `watari console`
+// prints, and that is good once. The cookie stands for the user who made the key, and the user may do with it what the user may do.
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"watari/ca"
+	"watari/manager/webconsole"
+
+	v1 "watari/api/watariv1"
+)
+
+const (
+	consolePath = "/console/"
+	// linkTime is how long a link is good, and sessionTime how long a browser is logged in.
+	linkTime    = 5 * time.Minute
+	sessionTime = 12 * time.Hour
+	// mostLogins bounds the links and sessions that are kept; the oldest goes first.
+	mostLogins = 1000
+	cookieName = "__Host-watari"
+)
+
+// logins are links that have not been used, and sessions of browsers. They are in memory, so a new manager knows none.
+type logins struct {
+	mu   sync.Mutex
+	now  func() time.Time // nil: time.Now
+	kept map[[sha256.Size]byte]login
+}
+
+// login is what a secret is good for. Only the secret's hash is kept.
+type login struct {
+	user, uid string
+	link      bool // a link, which is good once
+	ends      time.Time
+}
+
+func (l *logins) time() time.Time {
+	if l.now != nil {
+		return l.now()
+	}
+	return time.Now()
+}
+
+// add makes a secret.
+func (l *logins) add(user, uid string, link bool, lasts time.Duration) (secret string, ends time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.time()
+	var oldest [sha256.Size]byte
+	for hash, k := range l.kept {
+		if !now.Before(k.ends) {
+			delete(l.kept, hash)
+		} else if o, is := l.kept[oldest]; !is || k.ends.Before(o.ends) {
+			oldest = hash
+		}
+	}
+	if len(l.kept) >= mostLogins {
+		delete(l.kept, oldest)
+	}
+	if l.kept == nil {
+		l.kept = map[[sha256.Size]byte]login{}
+	}
+	secret, ends = rand.Text(), now.Add(lasts)
+	l.kept[sha256.Sum256([]byte(secret))] = login{user, uid, link, ends}
+	return secret, ends
+}
+
+// take finds what a secret is good for. A link is used up by that.
+func (l *logins) take(secret string, link bool) (login, bool) {
+	hash := sha256.Sum256([]byte(secret))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k, is := l.kept[hash]
+	if !is || k.link != link || !l.time().Before(k.ends) {
+		return login{}, false
+	}
+	if link {
+		delete(l.kept, hash)
+	}
+	return k, true
+}
+
+func (l *logins) remove(secret string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.kept, sha256.Sum256([]byte(secret)))
+}
+
+// CreateConsoleLink makes a key for one login.
+func (s *Server) CreateConsoleLink(ctx context.Context, _ *connect.Request[v1.CreateConsoleLinkRequest]) (*connect.Response[v1.CreateConsoleLinkResponse], error) {
+	c := callerOf(ctx)
+	secret, ends := s.logins.add(c.name, c.uid, true, linkTime)
+	return connect.NewResponse(&v1.CreateConsoleLinkResponse{Url: s.Store.Snapshot().Leader + consolePath + "#" + secret, Expires: timestamppb.New(ends)}), nil
+}
+
+// webConsole serves the web console, and control to browsers that are logged in. Other sites' pages cannot use a browser's cookie: it is sent
+// with none of their requests (SameSite), and requests that come from them are refused.
+func (s *Server) webConsole(control http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /console/", http.StripPrefix("/console", webconsole.Handler()))
+	mux.HandleFunc("POST /console/session", s.logIn)
+	mux.HandleFunc("DELETE /console/session", s.logOut)
+	mux.Handle("POST /console/api/", http.StripPrefix("/console/api", s.byCookie(control)))
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// logInRequest is the body of a login; without a key, the browser's certificate says who it is.
+type logInRequest struct {
+	Key string `json:"key"`
+}
+
+// logIn gives the browser a cookie.
+func (s *Server) logIn(w http.ResponseWriter, r *http.Request) {
+	var asked logInRequest
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1000)).Decode(&asked); err != nil {
+		http.Error(w, "the request cannot be read", http.StatusBadRequest)
+		return
+	}
+	if !s.Leading() {
+		http.Error(w, s.mustLead().Error(), http.StatusServiceUnavailable)
+		return
+	}
+	user, uid := "", ""
+	if k, good := s.logins.take(asked.Key, true); good {
+		user, uid = k.user, k.uid
+	} else if c := callerOf(r.Context()); asked.Key == "" && c.kind == ca.KindUser {
+		user, uid = c.name, c.uid
+	} else {
+		http.Error(w, "the link has been used already, or is too old; `watari console` makes another one", http.StatusUnauthorized)
+		return
+	}
+	secret, ends := s.logins.add(user, uid, false, sessionTime)
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Value: secret, Path: "/", Expires: ends, Secure: true, HttpOnly: true, SameSite: http.SameSiteStrictMode})
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) logOut(w http.ResponseWriter, r *http.Request) {
+	if cookie, err := r.Cookie(cookieName); err == nil {
+		s.logins.remove(cookie.Value)
+	}
+	http.SetCookie(w, &http.Cookie{Name: cookieName, Path: "/", MaxAge: -1, Secure: true, HttpOnly: true, SameSite: http.SameSiteStrictMode})
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// byCookie puts the user whom the browser's cookie stands for into the request's context. The guard then decides what that user may do.
+func (s *Server) byCookie(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := caller{why: "you are not logged in; `watari console` prints a link"}
+		if cookie, err := r.Cookie(cookieName); err == nil {
+			if k, good := s.logins.take(cookie.Value, false); good {
+				c = who(s.Store.Snapshot(), ca.Identity{Kind: ca.KindUser, Name: k.user, UID: k.uid})
+			}
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
+	})
+}
