@@ -951,6 +951,7 @@ type StartProcessRequest struct {
 	// hold_seconds: a process whose caller is not attached for so long is ended (0: never). Ranks launched
 	// from another guest end with their launcher.
 	HoldSeconds   uint32 `protobuf:"varint,10,opt,name=hold_seconds,json=holdSeconds,proto3" json:"hold_seconds,omitempty"`
+	KeepBytes     uint64 `protobuf:"varint,11,opt,name=keep_bytes,json=keepBytes,proto3" json:"keep_bytes,omitempty"` // of the end of each stream of output; 0, and at most: 64 MiB
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1051,6 +1052,13 @@ func (x *StartProcessRequest) GetColumns() uint32 {
 func (x *StartProcessRequest) GetHoldSeconds() uint32 {
 	if x != nil {
 		return x.HoldSeconds
+	}
+	return 0
+}
+
+func (x *StartProcessRequest) GetKeepBytes() uint64 {
+	if x != nil {
+		return x.KeepBytes
 	}
 	return 0
 }
@@ -1720,7 +1728,7 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x0fGetFileResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
-	"\x04mode\x18\x03 \x01(\rR\x04mode\"\xfc\x01\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"\x9b\x02\n" +
 	"\x13StartProcessRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x12\x10\n" +
@@ -1732,7 +1740,9 @@ const file_watari_v1_guest_proto_rawDesc = "" +
 	"\x04rows\x18\b \x01(\rR\x04rows\x12\x18\n" +
 	"\acolumns\x18\t \x01(\rR\acolumns\x12!\n" +
 	"\fhold_seconds\x18\n" +
-	" \x01(\rR\vholdSeconds\"D\n" +
+	" \x01(\rR\vholdSeconds\x12\x1d\n" +
+	"\n" +
+	"keep_bytes\x18\v \x01(\x04R\tkeepBytes\"D\n" +
 	"\x14StartProcessResponse\x12,\n" +
 	"\aprocess\x18\x01 \x01(\v2\x12.watari.v1.ProcessR\aprocess\"\xb2\x02\n" +
 	"\aProcess\x12\x0e\n" +

@@ -33,12 +33,16 @@ type output struct {
 	changed chan struct{} // closed and replaced when size or closed changes
 }
 
-func newOutput(path string) (*output, error) {
+// newOutput makes a stream of which the last bytes are kept; 0: outputLimit, which is also the most.
+func newOutput(path string, keep uint64) (*output, error) {
+	if keep == 0 || keep > outputLimit {
+		keep = outputLimit
+	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	return &output{file: file, limit: outputLimit, changed: make(chan struct{})}, nil
+	return &output{file: file, limit: keep, changed: make(chan struct{})}, nil
 }
 
 // reopenOutput opens the stream of a process that has ended.

@@ -17,7 +17,7 @@ func TestAFullMemoryDropsOutputAndEndsNoProgram(t *testing.T) {
 		t.Skipf("mounting needs root: %v", err)
 	}
 	t.Cleanup(func() { unix.Unmount(directory, unix.MNT_DETACH) })
-	o, err := newOutput(filepath.Join(directory, "stdout"))
+	o, err := newOutput(filepath.Join(directory, "stdout"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

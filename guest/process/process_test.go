@@ -239,7 +239,7 @@ func TestForgetEndsAndDrops(t *testing.T) {
 }
 
 func TestOldOutputIsDroppedWithANote(t *testing.T) {
-	o, err := newOutput(filepath.Join(t.TempDir(), "out"))
+	o, err := newOutput(filepath.Join(t.TempDir(), "out"), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

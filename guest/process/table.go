@@ -92,10 +92,10 @@ func (t *Table) prepare(request *v1.StartProcessRequest) (*Process, error) {
 		launched: make(chan struct{}), inputLock: make(chan struct{}, 1),
 	}
 	var err error
-	if p.stdout, err = newOutput(filepath.Join(directory, "stdout")); err != nil {
+	if p.stdout, err = newOutput(filepath.Join(directory, "stdout"), request.GetKeepBytes()); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(directory))
 	}
-	if p.stderr, err = newOutput(filepath.Join(directory, "stderr")); err != nil {
+	if p.stderr, err = newOutput(filepath.Join(directory, "stderr"), request.GetKeepBytes()); err != nil {
 		p.stdout.remove()
 		return nil, errors.Join(err, os.RemoveAll(directory))
 	}

@@ -19,7 +19,7 @@ func New(env *cli.Env) *cobra.Command {
 		Short:   "Guests, the virtual machines of clusters: list, inspect, start, stop",
 		Long:    "A guest is one virtual machine of a cluster. Guest 0 of cluster md is named md-0.",
 		Example: "  watari guest list md\n  watari guest exec -it md-0 -- bash\n  watari guest console -f md-0",
-	}, newList(env), newShow(env), newStart(env), newStop(env), newConsole(env), newExec(env), newCopy(env))
+	}, newList(env), newShow(env), newStart(env), newStop(env), newConsole(env), newExec(env), newCopy(env), newForward(env))
 }
 
 // get fetches one guest.

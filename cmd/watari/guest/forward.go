@@ -1,0 +1,266 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v1 "watari/api/watariv1"
+	"watari/cmd/internal/cli"
+	"watari/cmd/internal/client"
+	"watari/guest/forward"
+	"watari/guest/initd"
+)
+
+// lastWords is how long the guest's end may take to end after Ctrl-C.
+const lastWords = 2 * time.Second
+
+type forwardFlags struct {
+	address string
+	stdio   bool
+}
+
+func newForward(env *cli.Env) *cobra.Command {
+	var f forwardFlags
+	command := &cobra.Command{
+		Use:   "forward GUEST PORT|LOCAL:PORT...",
+		Short: "Carry TCP ports of this machine to ports in a guest",
+		Long: "Carry TCP connections to ports of this machine to ports in a guest, until Ctrl-C: for a notebook that runs in a guest, or a debugger. " +
+			"Connections go on while the guest moves to another host. Port 0 as LOCAL takes a free port.\n\n" +
+			"Only programs on this machine can connect, unless --address says otherwise. With --stdio, standard input and output are one connection " +
+			"to one port; ssh and scp use that to reach an SSH server in a guest.",
+		Example: "  watari guest forward md-0 8888                  # then open http://localhost:8888\n" +
+			"  watari guest forward md-0 9000:8888 6006\n" +
+			"  ssh -o ProxyCommand='watari guest forward --stdio %h 22' watari@md-0",
+		Args:              cobra.MinimumNArgs(2),
+		ValidArgsFunction: env.Complete(cli.Guests),
+		RunE: env.Run(func(ctx context.Context, args []string) error {
+			return carry(ctx, env, args[0], args[1:], f)
+		}),
+	}
+	command.Flags().StringVar(&f.address, "address", "127.0.0.1", "address of this machine to listen on")
+	command.Flags().BoolVar(&f.stdio, "stdio", false, "carry standard input and output instead")
+	return command
+}
+
+// ports are a port of this machine and one in the guest.
+type ports struct{ local, guest uint16 }
+
+func parsePorts(text string) (p ports, err error) {
+	local, inGuest, two := strings.Cut(text, ":")
+	if !two {
+		inGuest = local
+	}
+	number := func(text string, least uint64) uint16 {
+		n, failed := strconv.ParseUint(text, 10, 16)
+		if failed != nil || n < least {
+			err = cli.Usagef("%q: give a port, as 8888, or two, as 9000:8888", text)
+		}
+		return uint16(n)
+	}
+	return ports{number(local, 0), number(inGuest, 1)}, err
+}
+
+// carry carries connections until the user ends it.
+func carry(ctx context.Context, env *cli.Env, guest string, args []string, f forwardFlags) error {
+	if err := cli.CheckName("guest", guest); err != nil {
+		return err
+	}
+	var wanted []ports
+	for _, arg := range args {
+		p, err := parsePorts(arg)
+		if err != nil {
+			return err
+		}
+		wanted = append(wanted, p)
+	}
+	if f.stdio && len(wanted) > 1 {
+		return cli.Usagef("--stdio carries one connection, to one port")
+	}
+	w := &way{env: env, guest: guest}
+	if !f.stdio {
+		for _, p := range wanted {
+			listener, err := net.Listen("tcp", net.JoinHostPort(f.address, fmt.Sprint(p.local)))
+			if err != nil {
+				return fmt.Errorf("listen on port %d: %w", p.local, err)
+			}
+			defer listener.Close()
+			w.listeners = append(w.listeners, listening{listener, p.guest})
+		}
+		if ip := net.ParseIP(f.address); ip == nil || !ip.IsLoopback() {
+			env.Notef("whoever reaches %s can connect to the guest", f.address)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := w.open(ctx, cancel); err != nil {
+		return err
+	}
+	defer w.close()
+	if f.stdio {
+		conn, err := w.client.Open(ctx, wanted[0].guest)
+		if err != nil {
+			return w.explain(ctx, fmt.Errorf("connect to port %d of guest %s: %w", wanted[0].guest, guest, err))
+		}
+		forward.Join(conn, standard{env.In, env.Out})
+		return nil
+	}
+	for _, l := range w.listeners {
+		env.Notef("%s -> %s:%d", l.Addr(), guest, l.port)
+		go w.accept(ctx, l)
+	}
+	select {
+	case <-ctx.Done():
+	case <-w.client.Ended():
+	}
+	return w.explain(ctx, fmt.Errorf("the way to guest %s has ended", guest))
+}
+
+// standard is standard input and output as one connection. Its end is the command's end.
+type standard struct {
+	io.Reader
+	io.Writer
+}
+
+func (standard) Close() error { return os.Stdin.Close() }
+
+type listening struct {
+	net.Listener
+	port uint16 // in the guest
+}
+
+// way is the way into a guest: a process there, whose input and output are one stream with many connections.
+type way struct {
+	env       *cli.Env
+	guest     string
+	listeners []listening
+	client    *forward.Client
+	said      lockedBuffer  // by the process, on standard error
+	ended     chan struct{} // closed when the process has ended
+	err       error         // then
+	input     *io.PipeWriter
+}
+
+// stream is the process's output and input.
+type stream struct {
+	io.Reader
+	io.WriteCloser
+}
+
+func (w *way) open(ctx context.Context, cancel context.CancelCauseFunc) (err error) {
+	c, err := w.env.Client()
+	if err != nil {
+		return err
+	}
+	in, input := io.Pipe()
+	output, out := io.Pipe()
+	inside := *w.env
+	inside.Out, inside.Err = out, &w.said
+	s := &session{env: &inside, guest: w.guest, leave: func() {}, input: readInput(ctx, in), start: &v1.StartProcessRequest{
+		Id: "forward-" + rand.Text(), Command: []string{initd.Program, "forward"}, Stdin: true, HoldSeconds: holdSeconds, KeepBytes: forward.Kept}}
+	w.input, w.ended = input, make(chan struct{})
+	// After Ctrl-C, the guest's end is told to end.
+	process, stop := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(w.ended)
+		defer stop()
+		w.err = w.env.Patiently(process, c, "\n", func(alive func()) error { return s.attempt(process, c, alive) })
+		if w.err == nil && s.ended.GetExitCode() != 0 {
+			w.err = fmt.Errorf("%s", strings.TrimSpace(w.said.String()))
+			if s.ended.GetExitCode() == 2 { // it does not know the command
+				w.err = errors.New("its image was built by an earlier version of Watari; build it anew")
+			}
+		}
+		out.CloseWithError(io.EOF)
+		in.CloseWithError(io.ErrClosedPipe)
+		cancel(nil)
+	}()
+	context.AfterFunc(ctx, func() {
+		input.Close()
+		time.AfterFunc(lastWords, stop)
+	})
+	w.client, err = forward.NewClient(stream{output, input})
+	return err
+}
+
+// close ends the process in the guest.
+func (w *way) close() {
+	w.client.Close()
+	w.input.Close()
+	select {
+	case <-w.ended:
+	case <-time.After(lastWords):
+	}
+}
+
+// explain returns why the way has ended: the process's reason, if it has ended first.
+func (w *way) explain(ctx context.Context, err error) error {
+	select {
+	case <-w.ended:
+		if w.err != nil {
+			return fmt.Errorf("reach into guest %s: %w", w.guest, client.Explain(w.err))
+		}
+	default:
+		if ctx.Err() != nil {
+			return nil // Ctrl-C
+		}
+	}
+	return err
+}
+
+// accept carries the connections of a port.
+func (w *way) accept(ctx context.Context, l listening) {
+	places := make(chan struct{}, forward.MostConnections/len(w.listeners))
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case places <- struct{}{}: // others wait until one has ended
+		case <-ctx.Done():
+			return
+		}
+		go func() {
+			defer func() { <-places }()
+			far, err := w.client.Open(ctx, l.port)
+			if err != nil {
+				if ctx.Err() == nil {
+					w.env.Notef("port %d of guest %s: %v", l.port, w.guest, err)
+				}
+				conn.Close()
+				return
+			}
+			forward.Join(far, conn)
+		}()
+	}
+}
+
+// lockedBuffer is a buffer for two goroutines.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
