@@ -20,9 +20,12 @@ type LeaseSeen struct {
 }
 
 // Leases has the leases of the copies that hold grants. Times are those of a clock that nobody sets. It is not safe for concurrent
-// use. A new manager has a new one, which takes all leases for renewed at the time when it first sees them: the manager before may
+// use. A new manager has a new value, which takes all leases for renewed at the time when it first sees them: the manager before may
 // have done that until then, but not later.
-type Leases map[string]*lease // by guest uid
+type Leases struct {
+	of       map[string]*lease // by guest uid
+	revision int64             // of the newest objects seen
+}
 
 type lease struct {
 	host    string
@@ -31,22 +34,30 @@ type lease struct {
 	renewed time.Duration
 }
 
-// See takes up the grants that the store has now, and reports whether there are new ones.
-func (l Leases) See(o *Objects, now time.Duration) (grown bool) {
+// See takes up the grants in the store, and reports whether there are new ones. It ignores objects that are older than others it has
+// seen: a lease that was over must not come back as a new one.
+func (l *Leases) See(o *Objects, now time.Duration) (grown bool) {
+	if o.Revision < l.revision {
+		return false
+	}
+	l.revision = o.Revision
+	if l.of == nil {
+		l.of = map[string]*lease{}
+	}
 	leased := map[string]bool{}
 	for _, g := range o.Guests {
 		if g.LeaseMs == 0 || g.Host == "" {
 			continue
 		}
 		leased[g.Meta.Uid] = true
-		if known := l[g.Meta.Uid]; known == nil || known.host != g.Host || known.epoch != g.Epoch {
-			l[g.Meta.Uid] = &lease{host: g.Host, epoch: g.Epoch, length: leaseLength(g), renewed: now}
+		if known := l.of[g.Meta.Uid]; known == nil || known.host != g.Host || known.epoch != g.Epoch {
+			l.of[g.Meta.Uid] = &lease{host: g.Host, epoch: g.Epoch, length: leaseLength(g), renewed: now}
 			grown = true
 		}
 	}
-	for uid := range l {
+	for uid := range l.of {
 		if !leased[uid] {
-			delete(l, uid)
+			delete(l.of, uid)
 		}
 	}
 	return grown
@@ -54,9 +65,9 @@ func (l Leases) See(o *Objects, now time.Duration) (grown bool) {
 
 // Renew returns the leases on a host that the manager may renew now. They then count from the time at which it had the host's time.
 // A lease that has ended is not renewed again, for the guest may be running elsewhere soon.
-func (l Leases) Renew(host string, heard, now time.Duration) (list []*v1.LeasedGuest) {
-	for _, uid := range sortedKeys(l) {
-		if g := l[uid]; g.host == host && !g.over(now) {
+func (l *Leases) Renew(host string, heard, now time.Duration) (list []*v1.LeasedGuest) {
+	for _, uid := range sortedKeys(l.of) {
+		if g := l.of[uid]; g.host == host && !g.over(now) {
 			g.renewed = max(g.renewed, heard)
 			list = append(list, &v1.LeasedGuest{Uid: uid, Epoch: g.epoch, LeaseMs: uint64(g.length.Milliseconds())})
 		}
@@ -65,9 +76,9 @@ func (l Leases) Renew(host string, heard, now time.Duration) (list []*v1.LeasedG
 }
 
 // Seen returns what is known of the leases.
-func (l Leases) Seen(now time.Duration) map[string]LeaseSeen {
-	seen := make(map[string]LeaseSeen, len(l))
-	for uid, g := range l {
+func (l *Leases) Seen(now time.Duration) map[string]LeaseSeen {
+	seen := make(map[string]LeaseSeen, len(l.of))
+	for uid, g := range l.of {
 		seen[uid] = LeaseSeen{Host: g.host, Epoch: g.epoch, Unrenewed: now - g.renewed}
 	}
 	return seen

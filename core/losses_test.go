@@ -145,7 +145,7 @@ func TestALostGuestStopsItsCluster(t *testing.T) {
 func TestLeasesAreRenewed(t *testing.T) {
 	h := newHousehold(t, "", 2)
 	h.leased(v1.OnHostLoss_ON_HOST_LOSS_UNSPECIFIED)
-	l := Leases{}
+	l := &Leases{}
 	if !l.See(h.objects, 10*time.Second) || l.See(h.objects, 20*time.Second) {
 		t.Error("grants are new once")
 	}
@@ -163,7 +163,14 @@ func TestLeasesAreRenewed(t *testing.T) {
 		t.Errorf("a lease that is over is renewed: %v", list)
 	}
 	h.objects.Guests["md-1"].Epoch, h.objects.Guests["md-0"].Host = 2, ""
-	if !l.See(h.objects, 80*time.Second) || len(l) != 1 || l.Seen(80 * time.Second)[uid].Epoch != 2 {
+	h.objects.Revision = 7
+	if !l.See(h.objects, 80*time.Second) || len(l.of) != 1 || l.Seen(80 * time.Second)[uid].Epoch != 2 {
 		t.Errorf("after a move and an end they are %v", l.Seen(80*time.Second))
+	}
+	older := *h.objects
+	older.Revision = 6
+	h.objects.Guests["md-0"].Host = "a1"
+	if l.See(&older, 81*time.Second) || len(l.of) != 1 {
+		t.Error("older objects count")
 	}
 }

@@ -142,7 +142,7 @@ func (m *manager) renewLeases() {
 	}
 	m.sim.after(time.Second, m.renewLeases)
 	m.leases.See(m.objects(), m.clock())
-	if len(m.leases) == 0 {
+	if len(m.leases.Seen(m.clock())) == 0 {
 		return
 	}
 	heard := maps.Clone(m.heard)

@@ -46,7 +46,7 @@ type heardTime struct {
 }
 
 func newLeases(d Deps) *leases {
-	return &leases{deps: d, began: time.Now(), wake: make(chan struct{}, 1), known: core.Leases{}, heard: map[string]heardTime{}, asking: map[string]bool{}}
+	return &leases{deps: d, began: time.Now(), wake: make(chan struct{}, 1), heard: map[string]heardTime{}, asking: map[string]bool{}}
 }
 
 // now is the time since this manager began to lead. Nobody sets that clock.
