@@ -102,6 +102,11 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 	if r.Msg.Since == nil || !since.Before(until) || until.After(now.Add(time.Minute)) {
 		return nil, fail(connect.CodeInvalidArgument, "what is tested is a time in the past: from %s to %s is none", since.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339))
 	}
+	// The history of many hosts is large, so that one test at a time may hold a copy.
+	if !s.replaying.TryLock() {
+		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
+	}
+	defer s.replaying.Unlock()
 	samples := map[string][]*v1.HostSample{}
 	for name := range snap.Hosts {
 		for _, sample := range s.History.Host(name, since) {
@@ -120,10 +125,6 @@ func (s *Server) TestPolicy(ctx context.Context, r *connect.Request[v1.TestPolic
 			}
 		}
 	}
-	if !s.replaying.TryLock() {
-		return nil, fail(connect.CodeResourceExhausted, "another policy is being tested; try again in a moment")
-	}
-	defer s.replaying.Unlock()
 	past := sim.Past{Objects: snap, Policy: parsed, Samples: samples, Guests: guests, Since: since, Until: until}
 	if s.Traffic != nil {
 		past.Traffic = s.Traffic(now)
