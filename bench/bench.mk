@@ -56,3 +56,9 @@ bench-grid: setup ## the policies' decisions over 250 to 2,000 hosts with ten gu
 bench-checkpoint: ## what a checkpoint of one guest costs, against virsh save (root)
 	@scripts/setup.sh build demo
 	@$(GO) build -o $(BIN)/bench-checkpoint ./bench/checkpoint && $(BIN)/bench-checkpoint $(CHECKPOINT)
+
+PAPER ?= grid
+.PHONY: experiment
+experiment: build ## the experiments of a paper again (PAPER=grid), with its figures beside; EXPERIMENT="-only network -runs 1" (root; an hour)
+	@scripts/setup.sh build demo experiments
+	@$(GO) run ./experiments -paper $(PAPER) $(EXPERIMENT)

@@ -1,0 +1,321 @@
+package main
+
+// grid.go - "MPI environment on the grid with virtual machines": MPI programs on virtual machines that are joined over sites by a
+// virtual network, and moved.
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"watari/bench/report"
+	"watari/bench/system"
+)
+
+// wan is the way between the lab's two sites.
+const wan = "10ms,200mbit"
+
+var grid = Paper{
+	Name: "grid", Title: "MPI on virtual machines on the grid",
+	Hardware: "PCs of 2006 with Xen 3, one processor each, joined by gigabit Ethernet, and by OpenVPN between sites",
+	Experiments: []Experiment{
+		{Name: "network", Figure: "Latency and bandwidth (NetPIPE)", What: "Latency and bandwidth between two hosts, and between two guests, at one site and between sites", Run: network},
+		{Name: "programs", Figure: "Programs on one and on two sites", What: "Speed of programs by the number of guests, against one guest: one that does not communicate, and one that does (LAMMPS)", Run: programs},
+		{Name: "migration", Figure: "What a migration costs", What: "By how much a live migration lengthens a run of two guests, by the guest's memory", Run: migrations},
+		{Name: "balance", Figure: "Load balancing of three jobs", What: "Times of three MPI jobs of 4, 2 and 2 ranks that begin on two of four hosts, with and without the balancer", Run: balance},
+		{Name: "npb", Figure: "NAS parallel benchmarks", What: "EP, LU and CG on 4 guests", Run: nil, Missing: func() string {
+			return "the NAS benchmarks are not free to pass on, and building them from a user's source is not part of this program yet"
+		}},
+	},
+}
+
+// up brings a lab of two sites up.
+func up(image, packages string) (*system.System, error) {
+	s, err := system.Up("experiments", wan)
+	if err == nil && image != s.Image {
+		_, err = s.Watari("image", "build", image, "--packages", packages)
+	}
+	return s, err
+}
+
+// pipe is a measurement by NetPIPE.
+type pipe struct {
+	points           [][2]float64 // bytes, Mbit/s
+	latency, highest float64      // µs, Mbit/s
+}
+
+// mostBytes is the longest message of NetPIPE. Longer ones take long under emulation, and the curves are flat there.
+const mostBytes = 1 << 20
+
+// parsePipe reads NetPIPE's output file: bytes, Mbit/s and seconds in each line.
+func parsePipe(text string) (p pipe, err error) {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 3 {
+			continue
+		}
+		var v [3]float64
+		for i := range v {
+			if v[i], err = strconv.ParseFloat(fields[i], 64); err != nil {
+				return p, fmt.Errorf("NetPIPE's line %q: %w", line, err)
+			}
+		}
+		p.points = append(p.points, [2]float64{v[0], v[1]})
+		p.highest = max(p.highest, v[1])
+		if v[0] <= 8 && (p.latency == 0 || v[2]*1e6 < p.latency) {
+			p.latency = v[2] * 1e6
+		}
+	}
+	if len(p.points) == 0 {
+		return p, fmt.Errorf("NetPIPE has measured nothing: %q", text)
+	}
+	return p, nil
+}
+
+// network compares hosts and guests, at one site and between sites.
+func network(runs int) (*Result, error) {
+	s, err := up("net", "netpipe-tcp")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return nil, err
+	}
+	hosts := func(at, from string) func() (string, error) {
+		return func() (string, error) {
+			address, err := s.OnHost(at, "ip -4 -o addr show dev lan0 2>/dev/null || ip -4 -o addr show scope global")
+			if err != nil {
+				return "", err
+			}
+			_, rest, _ := strings.Cut(address, "inet ")
+			address, _, _ = strings.Cut(rest, "/")
+			return between(s, []string{"lab", "exec", "--name", "experiments", at, "--"}, []string{"lab", "exec", "--name", "experiments", from, "--"}, address)
+		}
+	}
+	guests := func(cluster string) func() (string, error) {
+		return func() (string, error) {
+			return between(s, []string{"guest", "exec", cluster + "-1", "--"}, []string{"guest", "exec", cluster + "-0", "--"}, cluster+"-1")
+		}
+	}
+	for cluster, where := range map[string][]string{"lan": {"--site", "a", "--spread", "host"}, "far": {"--spread", "site"}} {
+		if _, err := s.Watari(append([]string{"cluster", "create", cluster, "--guests", "2", "--memory", "192M", "--image", "net", "--wait"}, where...)...); err != nil {
+			return nil, err
+		}
+	}
+	variants := []struct {
+		name    string
+		measure func() (string, error)
+	}{
+		{"hosts, one site", hosts("a2", "a1")}, {"guests, one site", guests("lan")},
+		{"hosts, two sites", hosts("b1", "a1")}, {"guests, two sites (WireGuard)", guests("far")},
+	}
+	latencies, rates := map[string][]float64{}, map[string][]float64{}
+	r := &Result{Axis: Axis{X: "message, bytes", Y: "Mbit/s", LogY: true},
+		Note: "The paper has guests of Xen with a paravirtual network, at twice the latency of the bare machine. Here everything shares two processors, and guests are emulated where the machine has no usable KVM: their latency is the emulator's. Between sites the WAN of the lab (" + wan + ", each way) outweighs that."}
+	for run := range runs {
+		for _, v := range variants {
+			text, err := v.measure()
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", v.name, err)
+			}
+			p, err := parsePipe(text)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", v.name, err)
+			}
+			fmt.Printf("%s: %.0f us, %.0f Mbit/s\n", v.name, p.latency, p.highest)
+			latencies[v.name], rates[v.name] = append(latencies[v.name], p.latency), append(rates[v.name], p.highest)
+			if run == 0 {
+				r.Curves = append(r.Curves, Curve{v.name, p.points})
+			}
+		}
+	}
+	for _, v := range variants {
+		r.Rows = append(r.Rows, Row{Name: "latency, " + v.name, Here: report.Summarize("µs", latencies[v.name]...)}, Row{Name: "bandwidth, " + v.name, Here: report.Summarize("Mbit/s", rates[v.name]...)})
+	}
+	r.Rows = append(r.Rows,
+		Row{Name: "latency of guests / of hosts, one site", Published: "about 2", Here: report.Ratios(latencies[variants[1].name], latencies[variants[0].name])},
+		Row{Name: "latency of guests / of hosts, two sites", Here: report.Ratios(latencies[variants[3].name], latencies[variants[2].name])})
+	return r, nil
+}
+
+// between runs NetPIPE between two places, and returns its output file.
+func between(s *system.System, receiver, sender []string, address string) (string, error) {
+	far := s.Command(context.Background(), append(receiver, "NPtcp", "-u", strconv.Itoa(mostBytes))...)
+	if err := far.Start(); err != nil {
+		return "", err
+	}
+	defer func() {
+		_ = far.Process.Kill()
+		_ = far.Wait()
+	}()
+	script := fmt.Sprintf("cd /tmp; for i in 1 2 3 4 5 6 7 8 9 10; do NPtcp -h %s -u %d -n 8 -o np.out >np.log 2>&1 && exec cat np.out; sleep 0.5; done; cat np.log >&2; exit 1", address, mostBytes)
+	return s.Watari(append(sender, "sh", "-c", script)...)
+}
+
+// programs compares numbers of guests, on one and on two sites.
+func programs(runs int) (*Result, error) {
+	s, err := up("mpi", "")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return nil, err
+	}
+	kinds := []struct {
+		name, published string
+		command         func(ranks int) []string
+	}{
+		{"no communication", "EP: in proportion to the nodes", func(ranks int) []string {
+			return []string{"sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); done", 1_200_000/ranks)}
+		}},
+		{"LAMMPS", "LU, CG: less, and CG falls from some number on", func(int) []string {
+			return []string{"lmp", "-in", "in.melt", "-log", "none", "-var", "steps", "60"}
+		}},
+	}
+	places := []struct {
+		name  string
+		flags []string
+		sizes []int
+	}{{"one site", []string{"--site", "a"}, []int{1, 2, 4}}, {"two sites", []string{"--spread", "site"}, []int{2, 4}}}
+	alone := map[string][]float64{}
+	r := &Result{Note: "All guests share the two processors of one machine, so more than two of them cannot be faster than two. What the paper shows is visible all the same: a program that communicates loses by the way between sites, and one that does not loses nothing."}
+	for _, place := range places {
+		for _, n := range place.sizes {
+			if _, err := s.Watari(append([]string{"cluster", "create", "prog", "--guests", strconv.Itoa(n), "--memory", "192M", "--image", s.Image, "--wait"}, place.flags...)...); err != nil {
+				return nil, err
+			}
+			for _, kind := range kinds {
+				var times []float64
+				for range runs {
+					begun := time.Now()
+					if _, err := s.Watari(append([]string{"run", "prog", "--stage", "examples/melt/in.melt", "--"}, kind.command(n)...)...); err != nil {
+						return nil, err
+					}
+					times = append(times, time.Since(begun).Seconds())
+				}
+				if n == 1 {
+					alone[kind.name] = times
+				}
+				name := fmt.Sprintf("%s, %d guests, %s: speed against one guest", kind.name, n, place.name)
+				row := Row{Name: name, Here: report.Ratios(alone[kind.name], times)}
+				if n > 1 && place.name == "one site" {
+					row.Published = kind.published
+				}
+				fmt.Printf("%s: %s\n", name, row.Here)
+				r.Rows = append(r.Rows, row)
+			}
+			if _, err := s.Watari("cluster", "delete", "prog", "--wait"); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return r, nil
+}
+
+// moved is what is read of a migration.
+type moved struct {
+	State      string
+	TotalMs    float64
+	DowntimeMs float64
+}
+
+// migrations compares runs with and without live migrations, by the guest's memory.
+func migrations(runs int) (*Result, error) {
+	s, err := up("mpi", "")
+	if s != nil {
+		defer s.Down()
+	}
+	if err != nil {
+		return nil, err
+	}
+	const moves, steps = 4, "500"
+	r := &Result{Axis: Axis{X: "memory of the guest, MiB", Y: "s"}, Note: "The paper's cost is what a run is longer for each migration. Here it contains the processor time of the move itself, which the two processors have to give beside the program: it grows with what has to be sent, as in the paper."}
+	curves := map[string]*Curve{}
+	published := map[string]string{"one site 128": "0.5 s", "one site 256": "1 s"}
+	for _, place := range []struct{ name, to string }{{"one site", "a2"}, {"two sites", "b1"}} {
+		curves[place.name] = &Curve{Name: place.name}
+		for _, memory := range []int{128, 256, 512} {
+			if _, err := s.Watari("cluster", "create", "mig", "--guests", "2", "--memory", fmt.Sprintf("%dM", memory), "--site", "a", "--image", s.Image, "--wait"); err != nil {
+				return nil, err
+			}
+			var costs, totals, stops []float64
+			for range runs {
+				var took [2]float64
+				for with := range 2 {
+					begun, done := time.Now(), make(chan error, 1)
+					go func() {
+						_, err := s.Watari("run", "mig", "--stage", "examples/melt/in.melt", "--", "lmp", "-in", "in.melt", "-log", "none", "-var", "steps", steps)
+						done <- err
+					}()
+					for i := range moves * with {
+						to := place.to
+						if i%2 == 1 {
+							to = "a1"
+						}
+						var m moved
+						if err := s.JSON(&m, "migrate", "mig-1", "--to", to); err != nil && !strings.Contains(err.Error(), "already") {
+							return nil, err
+						} else if err == nil {
+							totals, stops = append(totals, m.TotalMs/1000), append(stops, m.DowntimeMs/1000)
+						}
+					}
+					if err := <-done; err != nil {
+						return nil, err
+					}
+					took[with] = time.Since(begun).Seconds()
+				}
+				costs = append(costs, (took[1]-took[0])/moves)
+			}
+			cost := report.Summarize("s", costs...)
+			name := fmt.Sprintf("%s, %d MiB", place.name, memory)
+			fmt.Printf("%s: a migration costs %s\n", name, cost)
+			r.Rows = append(r.Rows, Row{Name: "cost of a migration, " + name, Published: published[fmt.Sprintf("%s %d", place.name, memory)], Here: cost},
+				Row{Name: "its length, " + name, Here: report.Summarize("s", totals...)}, Row{Name: "the guest stands, " + name, Here: report.Summarize("s", stops...)})
+			curves[place.name].Points = append(curves[place.name].Points, [2]float64{float64(memory), cost.Median})
+			if _, err := s.Watari("cluster", "delete", "mig", "--wait"); err != nil {
+				return nil, err
+			}
+		}
+		r.Curves = append(r.Curves, *curves[place.name])
+	}
+	return r, nil
+}
+
+// balance runs the benchmark of the balancer, which repeats this experiment, and takes its figures.
+func balance(runs int) (*Result, error) {
+	bench := exec.Command("go", "run", "./bench/balance", "-runs", strconv.Itoa(runs))
+	bench.Stdout, bench.Stderr = os.Stdout, os.Stderr
+	if err := bench.Run(); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile("build/reports/bench-balance.json")
+	if err != nil {
+		return nil, err
+	}
+	var measured struct {
+		Jobs []struct {
+			Ranks   int         `json:"ranks"`
+			Without report.Stat `json:"without_s"`
+			With    report.Stat `json:"with_s"`
+		} `json:"jobs"`
+		Ratio report.Stat `json:"with_by_without"`
+		Moves report.Stat `json:"moves"`
+	}
+	if err := json.Unmarshal(text, &measured); err != nil {
+		return nil, err
+	}
+	r := &Result{Note: "The paper compares guests under the balancer with the same jobs straight on the machines, without guests, where they stay on two of four hosts. Here both are guests. Each host of the lab is limited to a part of a processor, so that four of them fit on two."}
+	published := []string{"99.89 s", "188.07 s", "199.16 s"}
+	left := []string{"137.34 s", "163.29 s", "233.68 s"}
+	for i, j := range measured.Jobs {
+		r.Rows = append(r.Rows, Row{Name: fmt.Sprintf("job %d, %d ranks, not balanced", i+1, j.Ranks), Published: left[i], Here: j.Without},
+			Row{Name: fmt.Sprintf("job %d, %d ranks, balanced", i+1, j.Ranks), Published: published[i], Here: j.With})
+	}
+	r.Rows = append(r.Rows, Row{Name: "sum of the times, balanced / not balanced", Published: "0.912", Here: measured.Ratio}, Row{Name: "moves of the balancer", Here: measured.Moves})
+	return r, nil
+}

@@ -1,0 +1,146 @@
+// Experiments repeats the experiments of a paper in a lab: real guests, real programs, and the paper's figures beside those of this
+// machine. It writes a report with plots. An experiment whose result is there already is not repeated, so that an interrupted series
+// goes on where it was.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"watari/bench/report"
+)
+
+// Paper is a paper with its experiments.
+type Paper struct {
+	Name, Title string
+	Hardware    string // that the paper's figures were taken on
+	Experiments []Experiment
+}
+
+// Experiment repeats a table or a figure of a paper.
+type Experiment struct {
+	Name   string
+	Figure string // of the paper, for people
+	What   string // it measures
+	Run    func(runs int) (*Result, error)
+	// Missing says why it cannot be run here; empty: it can. nil: it always can.
+	Missing func() string
+}
+
+// Result is the result of an experiment.
+type Result struct {
+	report.Header
+	Rows []Row `json:"rows"`
+	// Curves are drawn over a logarithmic axis.
+	Curves []Curve `json:"curves,omitempty"`
+	Axis   Axis    `json:"axis,omitzero"`
+	Note   string  `json:"note"` // what differs from the paper's setting, for people
+}
+
+// Row is a figure beside the published one.
+type Row struct {
+	Name      string      `json:"name"`
+	Published string      `json:"published,omitempty"` // with its unit; empty: the paper has no such figure
+	Here      report.Stat `json:"here"`
+}
+
+// Curve is a line of a plot.
+type Curve struct {
+	Name   string       `json:"name"`
+	Points [][2]float64 `json:"points"`
+}
+
+// Axis names the axes of the curves.
+type Axis struct {
+	X, Y string
+	LogY bool
+}
+
+var papers = []Paper{grid}
+
+func main() {
+	name := flag.String("paper", "grid", "`paper` whose experiments are repeated: "+names(papers))
+	only := flag.String("only", "", "run only these `experiments`, with commas")
+	out := flag.String("out", "", "`folder` of the report (default: build/reports/PAPER)")
+	runs := flag.Int("runs", 3, "repetitions of each measurement")
+	again := flag.Bool("again", false, "repeat experiments whose results are there")
+	flag.Parse()
+	i := slices.IndexFunc(papers, func(p Paper) bool { return p.Name == *name })
+	if i < 0 {
+		fmt.Fprintf(os.Stderr, "experiments: there is no paper %q; there are: %s\n", *name, names(papers))
+		os.Exit(2)
+	}
+	if *out == "" {
+		*out = filepath.Join("build/reports", *name)
+	}
+	if err := repeat(papers[i], *only, *out, *runs, *again); err != nil {
+		fmt.Fprintln(os.Stderr, "experiments:", err)
+		os.Exit(1)
+	}
+}
+
+func names(papers []Paper) string {
+	var list []string
+	for _, p := range papers {
+		list = append(list, p.Name)
+	}
+	return strings.Join(list, ", ")
+}
+
+// repeat runs the experiments that are to be run, and writes the report of all whose results are there.
+func repeat(p Paper, only, out string, runs int, again bool) error {
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	wanted := strings.FieldsFunc(only, func(r rune) bool { return r == ',' })
+	for _, name := range wanted {
+		if !slices.ContainsFunc(p.Experiments, func(e Experiment) bool { return e.Name == name }) {
+			return fmt.Errorf("paper %s has no experiment %q", p.Name, name)
+		}
+	}
+	var failed error
+	for _, e := range p.Experiments {
+		path := filepath.Join(out, e.Name+".json")
+		_, err := os.Stat(path)
+		switch {
+		case len(wanted) > 0 && !slices.Contains(wanted, e.Name):
+			continue
+		case err == nil && !again:
+			fmt.Printf("== %s: its result is there (%s); -again repeats it\n", e.Name, path)
+			continue
+		case e.Missing != nil && e.Missing() != "":
+			fmt.Printf("== %s: skipped: %s\n", e.Name, e.Missing())
+			continue
+		}
+		fmt.Printf("== %s: %s\n", e.Name, e.What)
+		result, err := e.Run(runs)
+		if err == nil {
+			result.Header = report.NewHeader(p.Name+"/"+e.Name, fmt.Sprintf("make experiment PAPER=%s", p.Name))
+			err = report.Write(path, result)
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", e.Name, err))
+		}
+	}
+	return errors.Join(failed, render(p, out))
+}
+
+// load reads an experiment's result; nil: it was not run.
+func load(out string, e Experiment) (*Result, error) {
+	text, err := os.ReadFile(filepath.Join(out, e.Name+".json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{}
+	return r, json.Unmarshal(text, r)
+}
